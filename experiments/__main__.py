@@ -1,0 +1,231 @@
+"""The command ``lm``. Each command is one function: its signature is its options, its docstring its help."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from experiments.exit_codes import EXIT_CODES
+from lm.config import SettingError, nearest
+
+RUNS = Path("runs")
+
+
+def list_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS) -> None:
+    """List the rows of the study, what each changes, and how many seeds of it have finished.
+
+    Args:
+        pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
+        scale: size of the study: nano, mini or base.
+        runs: folder that holds the runs.
+    """
+    from experiments.commands import show_rows
+
+    show_rows(pattern, scale, runs)
+
+
+def show(name: str, /, scale: str = "nano") -> None:
+    """Show every setting of a row, with its meaning and unit.
+
+    Args:
+        name: row of the registry, such as t5/6-corruption-rate/15.
+        scale: size of the study: nano, mini or base.
+    """
+    from experiments.commands import show_settings
+
+    show_settings(name, scale)
+
+
+def diff(name: str, other: str = "t5/1-baseline/baseline", /, scale: str = "nano") -> None:
+    """Show the settings in which a row differs from another, by default from the paper's baseline.
+
+    Args:
+        name: row of the registry.
+        other: row to compare with.
+        scale: size of the study: nano, mini or base.
+    """
+    from experiments.commands import show_diff
+
+    show_diff(name, other, scale)
+
+
+def sweep(pattern: str, /, scale: str = "nano", seeds: int = 1, runs: Path = RUNS) -> None:
+    """Train and evaluate every row that matches and has not finished, then write the report.
+
+    Killed or interrupted, it goes on where it stopped when started again.
+
+    Args:
+        pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
+        scale: size of the study: nano, mini or base.
+        seeds: runs of each row, with seeds 0, 1, ...
+        runs: folder that holds the runs.
+    """
+    from experiments.sweep import sweep as train
+
+    train(pattern, scale, seeds, runs)
+
+
+def report(pattern: str = "t5/*", /, scale: str = "nano", runs: Path = RUNS) -> None:
+    """Write the tables of all finished runs beside the paper's, as Markdown with plots.
+
+    Args:
+        pattern: shell-style pattern over rows and tables.
+        scale: size of the study: nano, mini or base.
+        runs: folder that holds the runs.
+    """
+    from experiments.commands import show_report
+
+    show_report(pattern, scale, runs)
+
+
+def generate(run: Path, /, prompt: tuple[str, ...], mixture: str = "", max_length: int = 64) -> None:
+    """Decode a finished run's answers to prompts, greedily.
+
+    Args:
+        run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.
+        prompt: one or more texts to answer.
+        mixture: which fine-tuned model answers; the only one by default, 'pretraining' for the pre-trained model.
+        max_length: longest answer [tokens].
+    """
+    from experiments.inspection import answer
+
+    answer(run, prompt, mixture, max_length)
+
+
+def examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
+    """Print pre-training and fine-tuning examples of a row, decoded: inputs and targets as the model sees them.
+
+    Args:
+        name: row of the registry.
+        scale: size of the study: nano, mini or base.
+        count: examples of each kind.
+        runs: folder that holds the prepared data and vocabulary.
+    """
+    from experiments.inspection import show_examples
+
+    show_examples(name, scale, count, runs)
+
+
+def doctor(runs: Path = RUNS) -> None:
+    """Show devices, versions, data found and free disk space.
+
+    Args:
+        runs: folder that holds the runs.
+    """
+    from experiments.doctor import examine
+
+    examine(runs)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Train, fine-tune and evaluate one row; any of its settings can be changed on the command line."""
+    from typing import Annotated
+
+    import tyro
+
+    from experiments.experiment import Experiment
+    from experiments.registry import build
+    from experiments.sweep import run_row
+
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else "t5/1-baseline/baseline"
+    default = build(named, _option(arguments, "--scale", "nano"))
+
+    def run(
+        name: str,
+        /,
+        experiment: Annotated[Experiment, tyro.conf.arg(name="")] = default,
+        scale: str = "nano",
+        runs: Path = RUNS,
+        check: bool = False,
+    ) -> None:
+        """Train, fine-tune and evaluate one row; any of its settings can be changed.
+
+        Started again, a run goes on where it stopped. Settings given here become part of the run's folder name.
+
+        Args:
+            name: row of the registry, such as t5/6-corruption-rate/15.
+            scale: size of the study: nano, mini or base.
+            runs: folder that holds the runs.
+            check: only check settings, data, vocabulary and folder; train nothing.
+        """
+        run_row(name, scale, experiment, runs, check)
+
+    tyro.cli(run, prog="lm run", args=arguments)
+
+
+def _option(arguments: Sequence[str], flag: str, default: str) -> str:
+    """The value of ``flag`` in ``arguments``, whichever way it is written."""
+    for place, argument in enumerate(arguments):
+        if argument == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if argument.startswith(f"{flag}="):
+            return argument.partition("=")[2]
+    return default
+
+
+COMMANDS: dict[str, Callable] = {
+    "list": list_rows,
+    "show": show,
+    "diff": diff,
+    "run": run,
+    "sweep": sweep,
+    "report": report,
+    "generate": generate,
+    "examples": examples,
+    "doctor": doctor,
+}
+
+_HELP = """lm: train Transformer language models and compare their objectives and architectures.
+
+usage: lm COMMAND [OPTIONS]        lm COMMAND --help tells more
+
+{commands}
+
+A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (under a minute a row on two
+CPU cores), mini (about ten minutes), base (the paper's setup). Start with:
+
+  lm list 't5/*'                              what there is
+  lm diff t5/6-corruption-rate/50             what a row changes
+  lm sweep t5/6-corruption-rate               train a table and print it beside the paper's
+  lm run t5/1-baseline/baseline --model.d_ff 512 --pretraining.steps 200
+
+Exit codes: {codes}."""
+
+
+def _help() -> str:
+    lines = [f"  {name:<10} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()]
+    codes = ", ".join(f"{code} {meaning}" for meaning, code in EXIT_CODES.items())
+    return _HELP.format(commands="\n".join(lines), codes=codes)
+
+
+def main() -> None:
+    """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
+    sys.exit(dispatch(sys.argv[1:]))
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code. Errors a user can mend are printed without a traceback."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return EXIT_CODES["done"]
+    name, *rest = arguments
+    try:
+        if name not in COMMANDS:
+            raise SettingError(f"there is no command {name!r}{nearest(name, COMMANDS)}")
+        _call(COMMANDS[name], name, rest)
+    except SettingError as error:
+        print(f"lm: {error}", file=sys.stderr)
+        return EXIT_CODES["bad settings"]
+    return EXIT_CODES["done"]
+
+
+def _call(command: Callable, name: str, arguments: Sequence[str]) -> None:
+    if command is run:
+        run(arguments)
+    else:
+        import tyro  # takes a third of a second, which `lm --help` need not wait for
+
+        tyro.cli(command, prog=f"lm {name}", args=arguments)
+
+
+if __name__ == "__main__":
+    main()

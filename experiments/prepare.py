@@ -1,0 +1,101 @@
+"""Settings -> data: the corpus as tokens, the vocabulary, the tasks; made once, kept in the cache, shared by all runs.
+
+Everything that can be wrong with settings, data and devices is found here, before anything compiles.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from experiments.experiment import Experiment
+from lm.config import SettingError
+from lm.data import pipeline
+from lm.data.mixtures import mixture
+from lm.data.objectives import Lengths
+from lm.data.sources import documents
+from lm.data.tasks.task import Task
+from lm.data.tokens import Tokens, encode_corpus
+from lm.data.vocabulary import Bytes, SentencePiece, Vocabulary, train_sentencepiece
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run reads."""
+
+    vocabulary: Vocabulary
+    train: Tokens
+    validation: Tokens
+
+
+@dataclass(frozen=True)
+class Encoded(Sequence[pipeline.Example]):
+    """The rows of a task as (input ids, target ids), encoded as they are asked for."""
+
+    task: Task
+    rows: Sequence
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> pipeline.Example:
+        inputs, targets = self.task.to_text(self.rows[place])
+        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
+
+
+def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
+    """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
+    for name in experiment.tuning.mixtures:
+        for task in mixture(name):
+            task.rows("validation", cache)  # opens, and reads nothing yet
+    corpus = documents(experiment.data.corpus, "train", cache)
+    vocabulary = find_vocabulary(experiment, corpus, cache, say)
+    if vocabulary.size > experiment.model.vocab_size:
+        raise SettingError(
+            f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
+            f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
+        )
+    train = encode_corpus(corpus, vocabulary, cache / "tokens")
+    validation = encode_corpus(documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens")
+    return Prepared(vocabulary, train, validation)
+
+
+def find_vocabulary(experiment: Experiment, corpus: Sequence[str], cache: Path, say: Say) -> Vocabulary:
+    """The vocabulary that ``data.vocabulary`` names; trained on the corpus first if it must be."""
+    data = experiment.data
+    if data.vocabulary == "bytes":
+        return Bytes(data.sentinels)
+    if data.vocabulary != "unigram":
+        return SentencePiece(Path(data.vocabulary), data.sentinels)
+    key = hashlib.sha256(f"{corpus.fingerprint} {data.vocabulary_size}".encode()).hexdigest()[:16]
+    path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
+    if not path.exists():
+        say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {data.corpus}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        train_sentencepiece(corpus, data.vocabulary_size, path)
+    return SentencePiece(path, data.sentinels)
+
+
+def pretraining_batches(
+    experiment: Experiment, prepared: Prepared, split: Literal["train", "validation"]
+) -> pipeline.Denoised:
+    """The batch function of pre-training; that of the validation split has the same noise in every run."""
+    return pipeline.pretraining_batches(
+        getattr(prepared, split),
+        experiment.objective,
+        prepared.vocabulary,
+        architecture=experiment.model.architecture,
+        inputs_length=experiment.data.inputs_length,
+        batch_size=experiment.pretraining.batch_size,
+        seed=experiment.seed if split == "train" else 0,
+    )
+
+
+def tuning_lengths(experiment: Experiment, name: str) -> Lengths:
+    """Lengths of a mixture's inputs and targets, EOS counted."""
+    inputs = experiment.tuning.inputs_length
+    return Lengths(raw=inputs, inputs=inputs, targets=mixture(name).targets_length)

@@ -1,0 +1,62 @@
+"""What a user sees while rows train: one bar over all of the work with its ETA, one line for each finished piece."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Reporter:
+    """Told of work done, in steps; shows it on a terminal, and as plain lines where there is none."""
+
+    def __init__(self, console: Console, bar: Progress, total: int):
+        self.console, self._bar = console, bar
+        self._task = bar.add_task("starting", total=total, detail="")
+
+    def start(self, phase: str) -> None:
+        """Name what is being done now."""
+        self._bar.update(self._task, description=phase, detail="")
+        if not self.console.is_terminal:
+            self.console.print(phase)
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        """``steps`` more are done; ``detail`` is the newest figure, such as the loss."""
+        self._bar.update(self._task, advance=steps, detail=detail)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(line, highlight=False)
+
+
+@contextmanager
+def reporting(total: int) -> Iterator[Reporter]:
+    """A Reporter over ``total`` steps; its bar is gone when the block ends."""
+    console = Console(stderr=False)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(),
+        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[detail]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
+        yield Reporter(console, bar, total)
+
+
+def duration(seconds: float) -> str:
+    """``"1 h 02 min"``, ``"3 min 20 s"`` or ``"12 s"``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self):
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start

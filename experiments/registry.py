@@ -1,0 +1,45 @@
+"""Every row that can be run, found by name or pattern, and its settings at a scale."""
+
+import fnmatch
+
+from experiments.experiment import BASELINE, Changes, Experiment, Row, Table, apply
+from experiments.scales import SCALES
+from experiments.t5.tables import TABLES
+from lm.config import SettingError, nearest
+
+REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
+
+
+def find(pattern: str) -> list[Row]:
+    """The rows whose name, or whose table's name, matches the shell-style ``pattern``; SettingError if none does."""
+    rows = [row for row in REGISTRY.values() if any(fnmatch.fnmatch(n, pattern) for n in (row.name, row.table))]
+    if not rows:
+        names = REGISTRY if pattern.count("/") > 1 else [table.name for table in TABLES]
+        raise SettingError(f"no row of the registry is called {pattern!r}{nearest(pattern, names)}")
+    return rows
+
+
+def find_one(name: str) -> Row:
+    """The row called exactly ``name``; SettingError with the nearest name if there is none."""
+    if name not in REGISTRY:
+        raise SettingError(f"no row of the registry is called {name!r}{nearest(name, REGISTRY)}")
+    return REGISTRY[name]
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    """The tables that any of ``rows`` belongs to, in the paper's order."""
+    names = {row.table for row in rows}
+    return [table for table in TABLES if table.name in names]
+
+
+def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment:
+    """The settings of row ``name`` at ``scale``: baseline, then scale, then row, then ``overrides``."""
+    if scale not in SCALES:
+        raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")
+    experiment = apply(BASELINE, SCALES[scale])
+    return apply(apply(experiment, find_one(name).changes), overrides or {})
+
+
+def twin(name: str) -> str:
+    """The first row of the registry that makes the same changes: equal experiments share one run."""
+    return next(row.name for row in REGISTRY.values() if row.changes == REGISTRY[name].changes)

@@ -1,0 +1,67 @@
+"""Where the runs of a row lie, and what the finished ones scored."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from experiments.experiment import Row
+from experiments.registry import twin
+from lm.config import SettingError
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one finished run scored and cost."""
+
+    columns: Mapping[str, float]  # the paper's column -> our stand-in's score
+    tasks: Mapping[str, Mapping[str, Any]]  # task -> {"step", "score", "metrics"} of its best checkpoint
+    seconds: float  # of training, compilation and evaluation left out
+    tokens: int  # target tokens learnt from, padding not counted
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and sample standard deviation over seeds; the deviation of one seed is unknown (None)."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Score":
+        values = list(values)
+        return cls(mean(values), stdev(values) if len(values) > 1 else None)
+
+
+def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
+    """The folder of one run; rows that make the same changes share it, settings given by hand are part of it."""
+    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
+    return runs / scale / (twin(name) + suffix.replace("/", "_")) / f"seed-{seed}"
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a finished run, None of an unfinished one; SettingError if its file is damaged."""
+    path = folder / "scores.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        return Result(found["columns"], found["tasks"], found["seconds"], found["tokens"], folder)
+    except (ValueError, KeyError) as error:
+        raise SettingError(f"{path} is damaged ({error!r}): delete it and run the row again") from error
+
+
+def results(row: Row, scale: str, runs: Path) -> list[Result]:
+    """Every finished seed of ``row`` at ``scale``."""
+    folder = run_folder(runs, scale, row.name, 0, {}).parent
+    found = (read_result(seed) for seed in sorted(folder.glob("seed-*")))
+    return [result for result in found if result is not None]
+
+
+def scores(found: list[Result]) -> dict[str, Score]:
+    """Column -> mean and deviation over the seeds."""
+    columns = found[0].columns if found else {}
+    return {column: Score.of(result.columns[column] for result in found) for column in columns}

@@ -1,0 +1,83 @@
+"""Every row of a pattern and every seed, one after another; what is finished is left alone."""
+
+import sys
+from pathlib import Path
+
+from experiments.commands import show_report
+from experiments.exit_codes import EXIT_CODES
+from experiments.experiment import Experiment
+from experiments.progress import Reporter, Stopwatch, duration, reporting
+from experiments.registry import build, find, twin
+from experiments.results import read_result, run_folder
+from lm.config import SettingError, diff
+
+
+def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
+    """Train what is missing of ``seeds`` runs of every row, then write and print the report.
+
+    A row that fails is named and left, the others go on; the exit code is then that of the first failure.
+    """
+    if seeds < 1:
+        raise SettingError(f"--seeds {seeds} should be at least 1")
+    rows = find(pattern)
+    names = list(dict.fromkeys(twin(row.name) for row in rows))
+    wanted = [(name, seed, run_folder(runs, scale, name, seed, {})) for seed in range(seeds) for name in names]
+    missing = [(name, seed, folder) for name, seed, folder in wanted if read_result(folder) is None]
+    experiments = [build(name, scale, {"seed": seed}) for name, seed, _ in missing]
+    failed = 0
+    if missing:
+        with reporting(sum(map(work, experiments))) as reporter:
+            reporter.say(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {len(missing)} to go")
+            for (name, _, folder), experiment in zip(missing, experiments, strict=True):
+                failed = failed or one(name, experiment, folder, runs, reporter)
+    show_report(pattern, scale, runs)
+    if failed:
+        sys.exit(failed)
+
+
+def work(experiment: Experiment) -> int:
+    """Steps of a run, for its progress."""
+    return experiment.pretraining.steps + len(experiment.tuning.mixtures) * experiment.finetuning.steps
+
+
+def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: Reporter) -> int:
+    """One run to its end; its exit code. Being interrupted ends the process, with how to go on."""
+    from experiments.run import run
+    from lm.train.checkpoints import CheckpointError
+    from lm.train.log import NonFiniteLoss
+    from lm.train.loop import Interrupted
+
+    watch = Stopwatch()
+    try:
+        run(experiment, folder, runs / "cache", reporter)
+    except Interrupted as stopped:
+        reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
+        sys.exit(EXIT_CODES["interrupted"])
+    except (CheckpointError, NonFiniteLoss, SettingError) as error:
+        reporter.say(f"[red]{name} failed:[/] {error}\n  folder: {folder}")
+        return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
+    scores = read_result(folder).columns
+    shown = ", ".join(f"{column} {score:.2f}" for column, score in scores.items())
+    reporter.say(f"{name} seed {experiment.seed}: {shown} ({duration(watch.seconds)})")
+    return EXIT_CODES["done"]
+
+
+def run_row(name: str, scale: str, experiment: Experiment, runs: Path, check: bool) -> None:
+    """Bring one run to its end and say where it lies; with ``check`` only see whether it could be started."""
+    from experiments.run import check as check_run
+
+    given = {path: new for path, (_, new) in diff(build(name, scale), experiment).items()}
+    folder = run_folder(runs, scale, name, experiment.seed, given)
+    with reporting(work(experiment)) as reporter:
+        if check:
+            check_run(experiment, folder, runs / "cache", reporter.say)
+            reporter.say(f"ready to train in {folder}")
+            return
+        if read_result(folder) is not None:
+            check_run(experiment, folder, runs / "cache", reporter.say)
+            reporter.say(f"finished before: {folder}")
+            return
+        code = one(name, experiment, folder, runs, reporter)
+        reporter.say(f"run: {folder}")
+    if code:
+        sys.exit(code)

@@ -1,0 +1,132 @@
+"""Settings as values: change, compare, print and store nested frozen dataclasses.
+
+A setting is addressed by its dotted path (``"model.d_ff"``). What a setting means, and its unit in square
+brackets, stands in the comment behind its field, once: ``comments`` reads it for ``lm show`` and tyro for ``--help``.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class SettingError(ValueError):
+    """A setting is unknown or has a value it cannot take; the message names both and the mend."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` for the choice spelt most like ``name``, or all choices when they are few."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; choose from {', '.join(choices)}" if len(choices) <= 20 else ""
+
+
+def change(config: T, path: str, value: Any) -> T:
+    """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if it has no such setting."""
+    head, _, rest = path.partition(".")
+    names = [field.name for field in dataclasses.fields(config)]
+    if head not in names:
+        raise SettingError(f"{type(config).__name__} has no setting {head!r}{nearest(head, names)}")
+    if rest:
+        if not dataclasses.is_dataclass(getattr(config, head)):
+            raise SettingError(f"setting {head!r} is a single value and has no part {rest!r}")
+        value = change(getattr(config, head), rest, value)
+    else:
+        value = _checked(path, value, typing.get_type_hints(type(config))[head])
+    return dataclasses.replace(config, **{head: value})
+
+
+def changes(config: T, new: Mapping[str, Any]) -> T:
+    """``change`` for every path of ``new``, in order."""
+    for path, value in new.items():
+        config = change(config, path, value)
+    return config
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (dotted path, value) of a nested dataclass, in the order of declaration."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", value
+
+
+def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    """``{path: (old value, new value)}`` of all settings in which two configs differ; None where one lacks it."""
+    before, after = dict(leaves(old)), dict(leaves(new))
+    paths = list(before) + [path for path in after if path not in before]
+    return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
+
+
+def comments(cls: type, prefix: str = "") -> dict[str, str]:
+    """``{path: comment}``: the comment behind each field of a nested dataclass, read from its source."""
+    hints, found = typing.get_type_hints(cls), {}
+    source = inspect.getsource(cls)
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]):
+            found |= comments(hints[field.name], f"{prefix}{field.name}.")
+        elif match := re.search(rf"^ +{field.name}:.*?#\s*(.*)$", source, re.MULTILINE):
+            found[prefix + field.name] = match[1]
+    return found
+
+
+def to_json(config: Any) -> str:
+    """The settings as indented JSON; ``from_json`` gives the same value back."""
+    return json.dumps(dataclasses.asdict(config), indent=1)
+
+
+def from_json(cls: type[T], text: str) -> T:
+    """The config that ``to_json`` wrote; SettingError on unknown, missing or ill-typed settings."""
+    return _from_dict(cls, json.loads(text), "")
+
+
+def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
+    names = [field.name for field in dataclasses.fields(cls)]
+    if not isinstance(values, dict):
+        raise SettingError(f"{prefix or cls.__name__} should be a group of settings, not {values!r}")
+    for name in values:
+        if name not in names:
+            raise SettingError(f"{cls.__name__} has no setting {prefix + name!r}{nearest(name, names)}")
+    hints, found = typing.get_type_hints(cls), {}
+    for name in names:
+        path = prefix + name
+        if name not in values:
+            raise SettingError(f"{cls.__name__} lacks the setting {path!r}")
+        kind = hints[name]
+        found[name] = (
+            _from_dict(kind, values[name], f"{path}.")
+            if dataclasses.is_dataclass(kind)
+            else _checked(path, values[name], kind)
+        )
+    return cls(**found)
+
+
+def _checked(path: str, value: Any, kind: Any) -> Any:
+    """``value`` as ``kind`` (an int where a float is due, a list where a tuple is), or a SettingError."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        if value in arguments:
+            return value
+        raise SettingError(f"{path}={value!r} is not a choice{nearest(str(value), map(str, arguments))}")
+    if origin is tuple and isinstance(value, (tuple, list)):
+        return tuple(_checked(f"{path}[{i}]", item, arguments[0]) for i, item in enumerate(value))
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _checked(path, value, next(a for a in arguments if a is not type(None)))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    raise SettingError(f"{path}={value!r} should be of type {getattr(kind, '__name__', kind)}")

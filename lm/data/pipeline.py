@@ -1,0 +1,318 @@
+"""Settings -> batches. A batch is a pure function of (seed, step), and so is each of its rows.
+
+A batch function is ``batches(step, rows)``: rows ``rows`` of the global batch of that step. Host h of H asks for rows
+h*B/H to (h+1)*B/H; who asks, and in which order, changes nothing. The step is the only state there is.
+
+grain is imported where it is used: it brings jax along, which nothing here needs.
+"""
+
+import functools
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm.config import SettingError, nearest
+from lm.data.objectives import Lengths, Objective, Ragged, denoise, lengths, sizes, uniforms
+from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS, features, fill_rows, ragged, row_room
+from lm.data.tokens import Tokens
+from lm.data.vocabulary import Vocabulary
+
+Batch = dict[str, np.ndarray]
+BatchFunction = Callable[[int, slice], Batch]
+Example = tuple[Sequence[int], Sequence[int]]  # ids of inputs and of targets, without EOS
+
+AHEAD = 2  # batches prepared while the device works
+PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repeats itself
+EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
+
+
+class Segments(NamedTuple):
+    """Pieces of text, int64 [segments]: where in the flat array of tokens each begins, and its length."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+
+
+class Plan(NamedTuple):
+    """One epoch: the order of its segments [segments]; each row's first place in it [rows + 1]; draws [segments]."""
+
+    order: np.ndarray
+    rows: np.ndarray | None  # None: one segment a row
+    draws: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """The batch function of pre-training: every segment once an epoch, in an order and with noise of its own.
+
+    Segments of concatenated documents fill a row each. Those of documents kept apart are packed, in the epoch's order,
+    and since their noise decides how many fit, finding a row of epoch e takes the plans of the epochs before it: made
+    once per process, at about half a second per million segments.
+    """
+
+    tokens: Tokens
+    objective: Objective
+    vocabulary: Vocabulary
+    architecture: str
+    limits: Lengths
+    batch_size: int
+    seed: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # plans are made anew elsewhere
+
+    def __call__(self, step: int, rows: slice) -> Batch:
+        begin, end, _ = rows.indices(self.batch_size)
+        parts = list(self._locate(step * self.batch_size + begin, step * self.batch_size + end))
+        segments, numbers, draws = (np.concatenate(part) for part in list(zip(*parts, strict=True))[:3])
+        row_of = np.repeat(np.arange(end - begin), np.concatenate([part[3] for part in parts]))
+        inputs, targets = self.examples(segments, numbers, draws)
+        return features(
+            inputs, targets, row_of, architecture=self.architecture, lengths=self.limits, batch_size=end - begin
+        )
+
+    def examples(self, segments: np.ndarray, numbers: np.ndarray, draws: np.ndarray) -> tuple[Ragged, Ragged]:
+        """Segments [B], denoised with the random numbers of examples ``numbers`` [B], of which ``draws`` are first."""
+        starts, counts = self.segments.starts[segments], self.segments.lengths[segments]
+        tokens = self.tokens.tokens
+        places = np.minimum(starts[:, None] + np.arange(self.limits.raw), len(tokens) - 1)
+        u = uniforms(self.seed, numbers, self.objective.draws, self.limits.raw)
+        if not self.objective.concatenates:
+            u[:, 0, 0] = draws  # which the plan had to know of all examples at once
+        text = Ragged(tokens[places].astype(np.int32), counts.astype(np.int32))
+        return denoise(self.objective, text, u, self.vocabulary, self.limits)
+
+    @functools.cached_property
+    def segments(self) -> Segments:
+        """Documents split into at most ``raw`` tokens each, after being strung together where the objective does so."""
+        offsets, raw = self.tokens.offsets, self.limits.raw
+        if self.objective.concatenates:
+            offsets = offsets[[0, -1]]
+        sizes = np.diff(offsets)
+        pieces = -(-sizes // raw)
+        nth = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = np.repeat(offsets[:-1], pieces) + nth * raw
+        return Segments(starts, np.minimum(np.repeat(offsets[1:], pieces) - starts, raw))
+
+    @functools.cached_property
+    def plan(self) -> Callable[[int], Plan]:
+        return functools.lru_cache(maxsize=2)(self._plan)
+
+    @functools.cached_property
+    def rows_of_epoch(self) -> Callable[[int], int]:
+        return functools.cache(lambda epoch: len(self.plan(epoch).rows) - 1)
+
+    def _plan(self, epoch: int) -> Plan:
+        count = len(self.segments.starts)
+        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, EPOCH + epoch], np.uint64)))
+        order = generator.permutation(count)
+        if self.objective.concatenates:
+            return Plan(order, None, None)
+        draws = generator.random(count, dtype=np.float32)
+        sides = np.stack(sizes(self.objective, self.segments.lengths[order], draws), axis=1)
+        if self.architecture not in ENCODER_DECODERS:
+            sides = sides.sum(axis=1, keepdims=True)
+        return Plan(order, fill_rows(sides, row_room(self.architecture, self.limits)), draws)
+
+    def _locate(self, begin: int, end: int) -> Iterator[tuple[np.ndarray, ...]]:
+        """Rows begin to end of all rows there will ever be -> by epoch: segments, numbers, draws, how many a row."""
+        epoch, count = 0, len(self.segments.starts)
+        if self.objective.concatenates:
+            epoch, begin, end = begin // count, begin % count, begin % count + end - begin
+        while begin < end:
+            rows = count if self.objective.concatenates else self.rows_of_epoch(epoch)
+            if begin < rows:
+                yield self._rows(epoch, begin, min(end, rows))
+            epoch, begin, end = epoch + 1, max(begin - rows, 0), end - rows
+
+    def _rows(self, epoch: int, begin: int, end: int) -> tuple[np.ndarray, ...]:
+        plan = self.plan(epoch)
+        bounds = np.arange(begin, end + 1) if plan.rows is None else plan.rows[begin : end + 1]
+        places = np.arange(bounds[0], bounds[-1])
+        draws = np.zeros(len(places), np.float32) if plan.draws is None else plan.draws[places]
+        return plan.order[places], epoch * len(plan.order) + places, draws, np.diff(bounds)
+
+
+def pretraining_batches(
+    tokens: Tokens,
+    objective: Objective,
+    vocabulary: Vocabulary,
+    *,
+    architecture: str,
+    inputs_length: int,
+    batch_size: int,
+    seed: int,
+) -> Denoised:
+    """The batch function of a corpus under an objective; every setting is checked here."""
+    _check(architecture, batch_size, seed)
+    limits = lengths(objective, inputs_length)
+    if not objective.has_inputs and architecture in ENCODER_DECODERS:
+        raise SettingError(
+            f"objective.noise='everything' with objective.inputs='drop' leaves model.architecture={architecture!r} no "
+            "inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
+        )
+    if vocabulary.num_sentinels < 1 and (
+        objective.inputs not in ("drop", "shuffle") or objective.targets == "sentinels"
+    ):
+        raise SettingError("data.vocabulary.sentinels=0 should be at least 1 for this objective, such as 100")
+    if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
+        limits = limits._replace(raw=max(limits.raw - 1, 1))  # both EOS in one row: two full examples then fill it
+    return Denoised(tokens, objective, vocabulary, architecture, limits, batch_size, seed)
+
+
+@dataclass(frozen=True)
+class Unsupervised:
+    """A corpus as one task of a mixture: each segment many times, each time with other noise.
+
+    grain shuffles fewer than 2^32 examples; a mixture that outlasts PASSES over the corpus repeats their noise.
+    """
+
+    source: Denoised
+
+    def __len__(self) -> int:
+        count = len(self.source.segments.starts)
+        return count * max(min(PASSES, 2**31 // count), 1)
+
+    def __getitem__(self, number: int) -> Example:
+        numbers = np.array([number])
+        draws = uniforms(self.source.seed, numbers, 1, 1)[:, 0, 0]
+        inputs, targets = self.source.examples(numbers % len(self.source.segments.starts), numbers, draws)
+        return inputs.tokens[0, : max(inputs.lengths[0] - 1, 0)], targets.tokens[0, : targets.lengths[0] - 1]
+
+
+def _check(architecture: str, batch_size: int, seed: int = 0) -> None:
+    if architecture not in ARCHITECTURES:
+        raise SettingError(f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}")
+    if batch_size < 1:
+        raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
+    if not 0 <= seed < 2**32:
+        raise SettingError(f"seed={seed} should be between 0 and 2^32 - 1")
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The batch function of tasks: one example a row, tasks in fixed proportions, each reshuffled every epoch."""
+
+    examples_by_task: Mapping[str, Sequence[Example]]
+    rates: Mapping[str, float]
+    architecture: str
+    lengths: Lengths
+    batch_size: int
+    seed: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @functools.cached_property
+    def _dataset(self) -> Any:
+        """All rows there will ever be, by number. Shuffling before repeating is what gives each epoch its own order."""
+        import grain
+
+        tasks = [
+            grain.MapDataset.source(examples).shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode())).repeat()
+            for name, examples in self.examples_by_task.items()
+        ]
+        return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])
+
+    def __call__(self, step: int, rows: slice) -> Batch:
+        places = range(step * self.batch_size, (step + 1) * self.batch_size)[rows]
+        return _unpacked(
+            [self._dataset[place] for place in places], architecture=self.architecture, lengths=self.lengths,
+            batch_size=len(places),
+        )  # fmt: skip
+
+
+def task_batches(
+    examples_by_task: Mapping[str, Sequence[Example]],
+    rates: Mapping[str, float],
+    *,
+    architecture: str,
+    lengths: Lengths,
+    batch_size: int,
+    seed: int,
+) -> Mixed:
+    """The batch function of a mixture. Inputs and targets that are too long lose their end, but keep their EOS."""
+    _check(architecture, batch_size, seed)
+    for name, examples in examples_by_task.items():
+        if not rates.get(name, 0) > 0:
+            raise SettingError(f"the rate of task {name!r} is {rates.get(name)} and should be above 0")
+        if not len(examples):
+            raise SettingError(f"task {name!r} has no examples to train on")
+    if not examples_by_task:
+        raise SettingError("tasks=() names no task to train on")
+    return Mixed(examples_by_task, rates, architecture, lengths, batch_size, seed)
+
+
+def eval_batches(examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int) -> list[Batch]:
+    """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
+    _check(architecture, batch_size)
+    return [
+        _unpacked(
+            [examples[place] for place in range(start, min(start + batch_size, len(examples)))],
+            architecture=architecture, lengths=lengths, batch_size=batch_size,
+        )
+        for start in range(0, len(examples), batch_size)
+    ]  # fmt: skip
+
+
+def _unpacked(examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int) -> Batch:
+    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs)
+    targets = ragged([targets for _, targets in examples], lengths.targets)
+    rows = np.arange(len(examples))
+    return features(inputs, targets, rows, architecture=architecture, lengths=lengths, batch_size=batch_size)
+
+
+@dataclass(frozen=True)
+class _Host:
+    """step -> this host's rows of the step's batch."""
+
+    batches: BatchFunction
+    rows: slice
+
+    def __call__(self, step: int) -> Batch:
+        return self.batches(int(step), self.rows)
+
+
+def stream(
+    batches: BatchFunction,
+    start: int,
+    stop: int,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    workers: int = 0,
+) -> Iterator[Batch]:
+    """This host's part of the batches of steps start to stop - 1, made ahead in a thread or in ``workers`` processes.
+
+    With workers the calling script needs its ``if __name__ == "__main__":``, since they import it.
+    """
+    if batch_size % process_count:
+        raise SettingError(f"batch_size={batch_size} should be a multiple of the number of hosts, {process_count}")
+    if workers < 0:
+        raise SettingError(f"data.workers={workers} should be 0 or more [processes]")
+    share = batch_size // process_count
+    host = _Host(batches, slice(process_index * share, (process_index + 1) * share))
+    return _iterate(host, start, stop, workers)
+
+
+def _iterate(host: _Host, start: int, stop: int, workers: int) -> Iterator[Batch]:
+    import grain
+    from absl import flags
+
+    if start >= stop:
+        return
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()  # grain reads flags of its own, which only absl's app.run would parse
+    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
+    dataset = grain.MapDataset.range(start, stop).map(host).to_iter_dataset(reading)
+    if workers:
+        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=AHEAD))
+    iterator = iter(dataset)
+    try:
+        yield from iterator
+    finally:
+        iterator.close()  # ends the workers of a stream that is not read to its end

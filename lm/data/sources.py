@@ -1,0 +1,286 @@
+"""Corpora as sequences of texts and benchmarks as sequences of rows: random access, decoded when asked for.
+
+A corpus is ``documentation`` (what is installed here; written on first use), ``text:PATH`` (a file, a folder of .txt
+files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as ``tfds:c4/en``).
+"""
+
+import dataclasses
+import functools
+import glob
+import hashlib
+import mmap
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lm.config import SettingError, nearest
+
+Row = dict[str, Any]
+DOCUMENT = 8192  # a longer file is cut, at a blank line if it has one in the right place [bytes]
+HELD_OUT = 0.05  # share of the documents that are validation when nobody has set some apart
+TEXT_SPLITS = {
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "validation": "validation",
+    "test": "test",
+}
+BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+
+
+def documents(spec: str, split: str, cache: Path) -> Sequence[str]:
+    """The texts of a corpus, ``train`` or ``validation``, with a ``fingerprint`` of their content."""
+    if split not in ("train", "validation"):
+        raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
+    kind, _, name = spec.partition(":")
+    if spec == "documentation":
+        return tfds_texts("documentation/corpus", split, cache)
+    if kind == "tfds" and name:
+        return tfds_texts(name, split, cache)
+    if kind == "text" and name:
+        return text_files(name, split)
+    kinds = ("documentation", "text:PATH", "tfds:NAME")
+    raise SettingError(f"corpus={spec!r} should be one of {', '.join(kinds)}{nearest(kind, kinds)}")
+
+
+def examples(name: str, split: str, cache: Path) -> "Rows":
+    """The rows of a prepared TFDS set, text as str; ``split`` may be any of TFDS's expressions (``train[:10%]``)."""
+    folder = find(name, cache)
+    builder = _builder(folder)
+    for part in split.split("+"):
+        if part.partition("[")[0] not in builder.info.splits:
+            raise SettingError(f"{name} at {folder} has no split {part!r}{nearest(part, builder.info.splits)}")
+    return Rows(folder, split)
+
+
+# TFDS
+
+
+def find(name: str, cache: Path) -> Path:
+    """The folder ``name[:version]`` was prepared in (the newest version if none is given)."""
+    if name.startswith("documentation/"):
+        from lm.data import documentation
+
+        documentation.prepare(Path(cache), report=lambda line: print(line, file=sys.stderr))
+    name, _, version = name.partition(":")
+    places = [Path(cache) / "tfds", Path.home() / "tensorflow_datasets"]
+    if os.environ.get("TFDS_DATA_DIR"):
+        places.insert(1, Path(os.environ["TFDS_DATA_DIR"]))
+    for place in places:
+        found = [folder.parent for folder in (place / name).glob(f"{version or '*.*.*'}/dataset_info.json")]
+        if found:
+            return max(found, key=lambda folder: [int(number) for number in re.findall(r"\d+", folder.name)])
+    prepared = {str(path.parent.relative_to(place)) for place in places for path in _infos(place)}
+    hint = nearest(f"{name}/{version}", prepared) if version else nearest(name, {os.path.dirname(p) for p in prepared})
+    wanted = f"{name!r} version {version}" if version else repr(name)
+    looked = ", ".join(map(str, places))
+    raise SettingError(
+        f"data set {wanted} is not prepared in {looked}{hint}; to prepare it: {preparation(name, places[0])}"
+    )
+
+
+def _infos(place: Path) -> list[Path]:
+    return [*place.glob("[!.]*/*.*.*/dataset_info.json"), *place.glob("[!.]*/*/*.*.*/dataset_info.json")]
+
+
+def preparation(name: str, place: Path) -> str:
+    """The command that prepares a TFDS set so that it can be read here."""
+    return f"tfds build {name} --file_format=array_record --data_dir={place} (some sets need TensorFlow for this)"
+
+
+@functools.lru_cache(maxsize=32)
+def _builder(folder: Path) -> Any:
+    import tensorflow_datasets as tfds  # takes seconds, hence not at the top
+
+    builder = tfds.builder_from_directory(folder)
+    formats = {file_format.value for file_format in builder.info.available_file_formats()}
+    if not formats & {"array_record", "parquet"}:
+        name = f"{builder.info.name}/{builder.info.config_name or ''}".rstrip("/")
+        raise SettingError(
+            f"{folder} holds {'/'.join(sorted(formats)) or 'unknown'} files, which have no random access; convert them:"
+            f" tfds convert_format --dataset_version_dir={folder} --out_file_format=array_record,"
+            f" or prepare anew: {preparation(name, folder.parents[name.count('/') + 1])}"
+        )
+    return builder
+
+
+class Rows(Sequence[Row]):
+    """Rows of one split of a TFDS set; opened on first use, in whichever process that is."""
+
+    def __init__(self, folder: Path, split: str):
+        self.folder, self.split = folder, split
+
+    @functools.cached_property
+    def source(self) -> Any:
+        return _builder(self.folder).as_data_source(split=self.split)
+
+    def __getstate__(self) -> Row:
+        return {"folder": self.folder, "split": self.split}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Row:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return {name: plain(value) for name, value in self.source[index % len(self)].items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the stored bytes; of names, sizes and both ends of a file where a file is larger than 64 MiB."""
+        digest = hashlib.sha256(self.split.encode())
+        for path in sorted(
+            path for path in self.folder.iterdir() if "array_record" in path.name or "parquet" in path.name
+        ):
+            with path.open("rb") as file:
+                size, end = os.fstat(file.fileno()).st_size, 1 << 25
+                digest.update(f"{path.name} {size}".encode() + file.read(end))
+                file.seek(max(end, size - end))
+                digest.update(file.read(end))
+        return digest.hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """str, numbers, lists and dicts from what TFDS decodes."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype != object and value.ndim:
+        return value.tolist()
+    if isinstance(value, (np.ndarray, list, tuple)):
+        return [plain(item) for item in value] if np.ndim(value) else plain(value.item())
+    return value.item() if isinstance(value, np.generic) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts(Sequence[str]):
+    """One text feature of ``rows``."""
+
+    rows: Rows
+    feature: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> str:
+        return self.rows[index][self.feature]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.rows.fingerprint
+
+
+def tfds_texts(name: str, split: str, cache: Path) -> Texts:
+    """The texts of a TFDS set; the last of ``train`` are held out if it has no validation split."""
+    folder = find(name, cache)
+    info = _builder(folder).info
+    features = [key for key, feature in info.features.items() if type(feature).__name__ == "Text"]
+    if "text" not in features and len(features) != 1:
+        raise SettingError(f"{name} at {folder} should have a text feature 'text', or only one, not {features}")
+    held_out = next((key for key in ("validation", "valid", "dev") if key in info.splits), None)
+    percent = round(100 * (1 - HELD_OUT))
+    parts = {"train": "train" if held_out else f"train[:{percent}%]", "validation": held_out or f"train[{percent}%:]"}
+    texts = Texts(examples(name, parts[split], cache), "text" if "text" in features else features[0])
+    if not len(texts):
+        raise SettingError(f"{name} at {folder}: split {parts[split]!r} has no rows")
+    return texts
+
+
+# Text files
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFiles(Sequence[str]):
+    """Pieces of UTF-8 files; ``pieces[i]`` is (index of a path, first byte, byte behind the last)."""
+
+    paths: tuple[Path, ...]
+    pieces: np.ndarray
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __getitem__(self, index: int) -> str:
+        path, start, end = self.pieces[index].tolist()
+        with self.paths[path].open("rb") as file:
+            file.seek(start)
+            return file.read(end - start).decode().lstrip("\ufeff").replace("\r\n", "\n").strip()
+
+
+def text_files(pattern: str, split: str) -> TextFiles:
+    """Validation is what is named so (valid, val, dev), else a share chosen by content; test is left out."""
+    paths = matches(pattern)
+    base = Path(os.path.commonpath([path.parent for path in paths]))
+    splits = [next(filter(None, map(_split_of, path.relative_to(base).parts)), "train") for path in paths]
+    own = "validation" in splits
+    chosen = tuple(path for path, name in zip(paths, splits, strict=True) if name == (split if own else "train"))
+    found = [(i, start, end, digest) for i, path in enumerate(chosen) for start, end, digest in pieces(path)]
+    if not own:
+        edge = sorted(digest for *_, digest in found)[: max(1, round(HELD_OUT * len(found)))][-1:]
+        found = [piece for piece in found if ([piece[3]] <= edge) == (split == "validation")]
+    if not found:
+        raise SettingError(f"corpus 'text:{pattern}': no text for {split!r} in {len(paths)} files; add text")
+    fingerprint = hashlib.sha256(b"".join(digest for *_, digest in found)).hexdigest()
+    return TextFiles(chosen, np.array([piece[:3] for piece in found], np.int64), fingerprint)
+
+
+def matches(pattern: str) -> list[Path]:
+    pattern = os.path.expanduser(pattern)
+    inner = f"{glob.escape(pattern)}/**/*.txt" if os.path.isdir(pattern) else pattern
+    found = [Path(pattern)] if os.path.isfile(pattern) else [Path(name) for name in glob.glob(inner, recursive=True)]
+    files = sorted(path for path in found if path.is_file())
+    if not files:
+        raise SettingError(f"corpus 'text:{pattern}': no file matches {os.path.abspath(inner)}")
+    return files
+
+
+def _split_of(part: str) -> str | None:
+    return TEXT_SPLITS.get(re.split(r"[._-]", part.lower())[0])
+
+
+def pieces(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """(start, end, digest) of the documents of a file that hold text; SettingError where it is no UTF-8 text."""
+    size = path.stat().st_size
+    if not size:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = 0
+        while start < size:
+            window = data[start : start + DOCUMENT]
+            piece = window if start + len(window) == size else window[: cut(window)]
+            _check_text(piece, path, start)
+            if piece.strip():
+                yield start, start + len(piece), hashlib.sha256(piece.strip()).digest()
+            start += len(piece)
+
+
+def cut(window: bytes) -> int:
+    """Where the document ends: behind the last blank line, else line, else word of the second half, else character."""
+    half = len(window) // 2
+    if blank := list(BLANK_LINE.finditer(window, half)):
+        return blank[-1].end()
+    for mark in (b"\n", b" "):
+        if (end := window.rfind(mark, half)) >= 0:
+            return end + 1
+    end = len(window)
+    while end > half and window[end - 1] & 0xC0 == 0x80:  # inside a UTF-8 sequence
+        end -= 1
+    return end - 1 if window[end - 1] & 0x80 else end
+
+
+def _check_text(piece: bytes, path: Path, start: int) -> None:
+    try:
+        piece.decode()
+        wrong = piece.find(b"\0")
+    except UnicodeDecodeError as error:
+        wrong = error.start
+    if wrong >= 0:
+        raise SettingError(
+            f"{path}: byte {piece[wrong]:#04x} at offset {start + wrong} is no UTF-8 text; leave this file out"
+        )

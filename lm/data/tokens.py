@@ -1,0 +1,106 @@
+"""A corpus as one flat array of tokens on disk: encoded once, read through the page cache by whoever needs it."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lm.config import SettingError
+from lm.data.vocabulary import Vocabulary
+
+CHUNK = 4_000_000  # text that is encoded at a time [characters]
+ORDER = 0  # seed of the order in which documents are stored
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Encoded documents without EOS, one after the other; a value that is cheap to send to another process."""
+
+    folder: Path
+
+    @functools.cached_property
+    def tokens(self) -> np.ndarray:
+        """uint16 or uint32 [tokens], mapped from disk."""
+        return np.memmap(self.folder / "tokens", dtype=self.about["dtype"], mode="r")
+
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """int64 [documents + 1]: document d is ``tokens[offsets[d]:offsets[d + 1]]``."""
+        return np.load(self.folder / "offsets.npy")
+
+    @functools.cached_property
+    def about(self) -> dict[str, str | int]:
+        return json.loads((self.folder / "about.json").read_text())
+
+    @property
+    def fingerprint(self) -> str:
+        return self.about["fingerprint"]
+
+    def __getstate__(self) -> dict[str, Path]:
+        return {"folder": self.folder}  # a pickled memory map would be a copy of the corpus
+
+
+def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path) -> Tokens:
+    """The encoded corpus, from ``folder`` if it has been encoded there before. Documents are stored shuffled, once."""
+    fingerprint = hashlib.sha256(f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER}".encode()).hexdigest()
+    place = Path(folder) / fingerprint[:16]
+    if not (place / "about.json").exists():
+        draft = place.with_name(f".{place.name}-{os.getpid()}")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            _write(documents, vocabulary, draft, fingerprint)
+            os.rename(draft, place)
+        except OSError:
+            if not (place / "about.json").exists():  # else another process was faster, with the same result
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return Tokens(place)
+
+
+def _fingerprint(documents: Sequence[str]) -> str:
+    """The source's own fingerprint, or that of the text of a plain sequence."""
+    if own := getattr(documents, "fingerprint", None):
+        return own
+    digest = hashlib.sha256()
+    for text in documents:
+        digest.update(f"{len(text)} {text}".encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _write(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, fingerprint: str) -> None:
+    """Appends chunk by chunk, so that memory does not grow with the text."""
+    dtype = np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.uint32)
+    counts = [np.zeros(1, np.int64)]
+    with open(folder / "tokens", "wb") as file:
+        for texts in _chunks(documents):
+            encoded = vocabulary.encode_batch(texts)
+            counts.append(np.array([len(ids) for ids in encoded], np.int64))
+            file.write(np.concatenate(encoded).astype(dtype).tobytes())
+    offsets = np.cumsum(np.concatenate(counts))
+    if not offsets[-1]:
+        raise SettingError("data.source gives no text to train on; name a source with at least one document of text")
+    np.save(folder / "offsets.npy", offsets)
+    about = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents), "tokens": int(offsets[-1])}
+    (folder / "about.json").write_text(json.dumps(about, indent=1))
+
+
+def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:
+    """The documents in their stored order, about CHUNK characters at a time."""
+    order = np.random.Generator(np.random.Philox(key=[ORDER, 0])).permutation(len(documents))
+    texts, size = [], 0
+    for index in order:
+        texts.append(documents[int(index)])
+        size += len(texts[-1])
+        if size >= CHUNK:
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts

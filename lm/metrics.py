@@ -1,0 +1,168 @@
+"""Scores between 0 and 100 of predictions against targets: ``metric(targets, predictions) -> float``.
+
+As T5 computes them; where a class is predicted, -1 stands for a text that is no class, and counts as wrong.
+"""
+
+import collections
+import re
+import string
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lm.config import SettingError
+
+Metric = Callable[[Sequence[Any], Sequence[Any]], float]
+
+
+def check_lengths(targets: Sequence[Any], predictions: Sequence[Any]) -> None:
+    if len(targets) != len(predictions) or not len(targets):
+        raise SettingError(
+            f"{len(targets)} targets and {len(predictions)} predictions; as many are needed, one at least"
+        )
+
+
+def mean(scores: Sequence[float]) -> float:
+    return 100 * float(np.mean(scores))
+
+
+# Classes and numbers
+
+
+def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
+    """Share of equal pairs."""
+    check_lengths(targets, predictions)
+    return mean([target == prediction for target, prediction in zip(targets, predictions, strict=True)])
+
+
+def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> float:
+    """F1 of class 1; a prediction that is neither 0 nor 1 is taken for the wrong class."""
+    check_lengths(targets, predictions)
+    pairs = [(t, p if p in (0, 1) else 1 - t) for t, p in zip(targets, predictions, strict=True)]
+    hits = sum(t == p == 1 for t, p in pairs)
+    ones = sum(t + p for t, p in pairs)
+    return 200 * hits / ones if ones else 0.0
+
+
+def macro_f1(classes: int) -> Metric:
+    """Mean of the classes' F1."""
+
+    def metric(targets: Sequence[int], predictions: Sequence[int]) -> float:
+        check_lengths(targets, predictions)
+        from sklearn.metrics import f1_score
+
+        labels = list(range(classes))
+        return 100 * float(f1_score(targets, predictions, labels=labels, average="macro", zero_division=0))
+
+    return metric
+
+
+def matthews(targets: Sequence[int], predictions: Sequence[int]) -> float:
+    """Matthews correlation; 0 where all predictions are the same."""
+    check_lengths(targets, predictions)
+    from sklearn.metrics import matthews_corrcoef
+
+    return 100 * float(matthews_corrcoef(targets, predictions))
+
+
+def pearson(targets: Sequence[float], predictions: Sequence[float]) -> float:
+    """Linear correlation; 0 where either side is constant."""
+    return _correlation("pearsonr", targets, predictions)
+
+
+def spearman(targets: Sequence[float], predictions: Sequence[float]) -> float:
+    """Rank correlation; 0 where either side is constant."""
+    return _correlation("spearmanr", targets, predictions)
+
+
+def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> float:
+    check_lengths(targets, predictions)
+    import scipy.stats
+
+    if len(set(targets)) < 2 or len(set(predictions)) < 2:
+        return 0.0
+    return 100 * float(getattr(scipy.stats, name)(targets, predictions).statistic)
+
+
+# Answers: every target is the list of right ones, the best of which counts
+
+
+def normalise_answer(text: str) -> str:
+    """SQuAD's: lower case, no punctuation, no articles, single blanks."""
+    text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def word_f1(target: str, prediction: str) -> float:
+    """F1 of the bags of words; 1 when both are empty."""
+    ours, theirs = prediction.split(), target.split()
+    same = sum((collections.Counter(ours) & collections.Counter(theirs)).values())
+    return float(ours == theirs) if not ours or not theirs else 2 * same / (len(ours) + len(theirs))
+
+
+def _best(score: Callable[[str, str], float]) -> Metric:
+    def metric(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
+        check_lengths(targets, predictions)
+        ours = map(normalise_answer, predictions)
+        theirs = [list(map(normalise_answer, answers)) for answers in targets]
+        return mean([max(score(a, p) for a in answers) for answers, p in zip(theirs, ours, strict=True)])
+
+    return metric
+
+
+exact_match: Metric = _best(lambda answer, prediction: float(answer == prediction))
+answer_f1: Metric = _best(word_f1)
+
+
+# Groups: a target is (group, value)
+
+
+def group_exact_match(targets: Sequence[tuple[Hashable, Any]], predictions: Sequence[Any]) -> float:
+    """Share of groups in which every prediction is right (MultiRC: all answers to a question)."""
+    check_lengths(targets, predictions)
+    right: dict[Hashable, bool] = {}
+    for (group, target), prediction in zip(targets, predictions, strict=True):
+        right[group] = right.get(group, True) and target == prediction
+    return mean(list(right.values()))
+
+
+def ungrouped(metric: Metric) -> Metric:
+    """The metric over all values, whatever their group."""
+    return lambda targets, predictions: metric([value for _, value in targets], predictions)
+
+
+# Texts
+
+
+def rouge(kind: str) -> Metric:
+    """Mean ROUGE F1 of kind ``rouge1``, ``rouge2`` or ``rougeLsum`` (which compares line by line, a sentence a line).
+
+    T5 reports the median of bootstrap samples of this mean, which differs from it by chance only.
+    """
+
+    def metric(targets: Sequence[str], predictions: Sequence[str]) -> float:
+        check_lengths(targets, predictions)
+        from rouge_score.rouge_scorer import RougeScorer
+
+        scorer = RougeScorer([kind], use_stemmer=False)
+        lines = [[text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions)]
+        return mean(
+            [scorer.score(target, prediction)[kind].fmeasure for target, prediction in zip(*lines, strict=True)]
+        )
+
+    return metric
+
+
+def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
+    """Corpus BLEU of sacrebleu with T5's choices: international tokens, exponential smoothing.
+
+    With several references per prediction, ``targets`` is a sequence of streams, each as long as ``predictions``.
+    """
+    streams = [targets] if len(targets) and isinstance(targets[0], str) else targets
+    for stream in streams or [[]]:
+        check_lengths(stream, predictions)
+    import sacrebleu
+
+    score = sacrebleu.corpus_bleu(predictions, streams, smooth_method="exp", tokenize="intl", force=True)
+    return float(score.score)

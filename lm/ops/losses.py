@@ -1,0 +1,65 @@
+"""Losses as sums, so that micro-batches and hosts add up; divide by the sum of weights, or by what you like, after."""
+
+from functools import partial
+from math import log
+
+import jax
+import jax.numpy as jnp
+
+
+def cross_entropy(
+    logits: jax.Array, targets: jax.Array, weights: jax.Array, *, z_loss: float, label_smoothing: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(sum of loss, sum of weights, sum of z-loss) from logits [B,T,V], targets int [B,T], weights [B,T].
+
+    ``z_loss`` times the squared log-partition function is added: it keeps logits from drifting (in the first sum, and
+    by itself in the third). ``label_smoothing`` is spread evenly over the V - 1 wrong tokens, and the entropy of the
+    smoothed target is subtracted, so that a perfect prediction costs 0.
+    """
+    weights = weights.astype(jnp.float32)
+    loss, log_z = _token_loss(logits, targets, z_loss, label_smoothing)
+    return (loss * weights).sum(), weights.sum(), z_loss * (jnp.square(log_z) * weights).sum()
+
+
+def accuracy(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(sum of weights where no token is likelier than the target, sum of weights) from logits [B,T,V]."""
+    weights = weights.astype(jnp.float32)
+    target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return ((target >= logits.max(-1)) * weights).sum(), weights.sum()  # the loss needs this maximum too
+
+
+# Written with its gradient: differentiating the formula would keep a second [B,T,V] array and scatter into a third.
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _token_loss(logits, targets, z_loss, label_smoothing):
+    return _token_loss_forward(logits, targets, z_loss, label_smoothing)[0]
+
+
+def _token_loss_forward(logits, targets, z_loss, label_smoothing):
+    vocabulary = logits.shape[-1]
+    log_z = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
+    right, wrong = _smoothed(vocabulary, label_smoothing)
+    target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0].astype(jnp.float32)
+    loss = log_z - (right - wrong) * target + z_loss * jnp.square(log_z)
+    if label_smoothing:
+        entropy = -right * log(right) - (vocabulary - 1) * wrong * log(wrong)
+        loss -= wrong * logits.sum(-1, dtype=jnp.float32) + entropy
+    return (loss, log_z), (logits, targets, log_z)
+
+
+def _token_loss_backward(z_loss, label_smoothing, saved, gradients):
+    logits, targets, log_z = saved
+    gradient = gradients[0]  # the log-partition function is only reported
+    right, wrong = _smoothed(logits.shape[-1], label_smoothing)
+    softmax = jnp.exp(logits.astype(jnp.float32) - log_z[..., None])
+    slope = (gradient * (1 + 2 * z_loss * log_z))[..., None]
+    is_target = jnp.arange(logits.shape[-1])[None, None, :] == targets[..., None]
+    d_logits = slope * softmax - gradient[..., None] * jnp.where(is_target, right, wrong)
+    return d_logits.astype(logits.dtype), None
+
+
+_token_loss.defvjp(_token_loss_forward, _token_loss_backward)
+
+
+def _smoothed(vocabulary, label_smoothing):
+    """The probabilities that a smoothed target gives to the right token and to each wrong one."""
+    return 1 - label_smoothing, label_smoothing / (vocabulary - 1)

@@ -1,0 +1,195 @@
+"""Where every array lives: two tables from the names of axes to the axes of a mesh, and nothing else decides.
+
+A module names the axes of its parameters and activations and knows no mesh. Without a mesh around it (``jax.set_mesh``)
+all of this does nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lm.config import SettingError, nearest
+from lm.mesh import MeshConfig, shown
+from lm.nn.config import ModelConfig
+
+BATCH = ("data", "fsdp")  # the mesh axes over which the rows of a batch are spread
+
+PARAMETER_AXES: dict[str, str | None] = {
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "mlp": "tensor",
+    "layers": None,
+    "norm": None,
+    "buckets": None,
+    "bias_heads": None,
+    "length": None,
+    "kv": None,
+    "adapter": None,
+    "classes": None,
+}
+
+ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
+    "batch": BATCH,
+    "heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "layers": None,
+    "length": None,
+    "embed": None,
+    "kv": None,
+}
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """The mesh of these devices, or of all; the compiler places what nothing here does (``AxisType.Auto``)."""
+    sizes = config.sizes(len(devices) if devices is not None else jax.device_count())
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+
+
+def check(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
+    """SettingError for what cannot be shared out over mesh ``sizes``; cheap, before anything is compiled."""
+    for field, axis in (("vocab_size", "tensor"), ("num_heads", "tensor"), ("d_ff", "tensor"), ("d_model", "fsdp")):
+        _divide(f"model.{field}", getattr(model, field), {axis: sizes[axis]})
+    if microbatches < 1 or batch_size % microbatches:
+        raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
+    what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
+    _divide(what, batch_size // microbatches, {axis: sizes[axis] for axis in BATCH})
+
+
+def constrain(x: jax.Array, *axes: str) -> jax.Array:
+    """``x`` laid out by the names of its axes; ``x`` itself where there is no mesh, or one of a single device."""
+    spec = _spec(axes, ACTIVATION_AXES, "activation")
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    _divide_all(f"activation {axes}", axes, x.shape, spec, mesh)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """``{dotted name: leaf}`` of any pytree; a parameter's name does not end in the box that holds it."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        parts = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path]
+        found[".".join(parts[:-1] if parts[-1:] == ["value"] else parts)] = leaf
+    return found
+
+
+def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
+    """``{parameter name: names of its axes}``, with "layers" in front where it is stacked over layers."""
+    found = {}
+    for name, box in _boxes(model).items():
+        names = box.get_metadata().get("axes")
+        if names is None or len(box.shape) - len(names) not in (0, 1):
+            raise SettingError(f"parameter {name} of shape {box.shape} has the axes {names}: one name for each is due")
+        found[name] = ("layers",) * (len(box.shape) - len(names)) + tuple(names)
+    return found
+
+
+def parameters(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
+    """``{parameter name: where it lives}``; of a model of shapes alone too (``jax.eval_shape``)."""
+    found, leaves = {}, named(model)
+    for name, names in axes(model).items():
+        spec = _spec(names, PARAMETER_AXES, f"parameter {name}")
+        _divide_all(f"parameter {name}", names, leaves[name].shape, spec, mesh)
+        found[name] = NamedSharding(mesh, spec)
+    return found
+
+
+def like_parameters(tree: Any, shapes: Mapping[str, tuple[int, ...]], places: Mapping[str, NamedSharding]) -> Any:
+    """Where an optimiser state lives: with the parameter whose name a leaf's name ends in, if it has its shape.
+
+    Adafactor's row and column have the shape without one of the last two axes and live as the axes that stay do.
+    All else is held by every device.
+    """
+    mesh = next(iter(places.values())).mesh
+    return jax.tree.unflatten(
+        jax.tree.structure(tree),
+        [NamedSharding(mesh, _like(name, leaf.shape, shapes, places)) for name, leaf in named(tree).items()],
+    )
+
+
+def _like(name: str, shape: tuple[int, ...], shapes: Mapping, places: Mapping) -> PartitionSpec:
+    parts = name.split(".")
+    owner = next((end for i in range(len(parts)) if (end := ".".join(parts[i:])) in shapes), None)
+    if owner is None:
+        return PartitionSpec()
+    whole, spec = shapes[owner], tuple(places[owner].spec)
+    if shape == whole:
+        return PartitionSpec(*spec)
+    fits = [d for d in range(max(len(whole) - 2, 0), len(whole)) if whole[:d] + whole[d + 1 :] == shape]
+    if not fits or len(whole) < 2:
+        return PartitionSpec()
+    # Of a square both fit: rows are what stays when the last axis is averaged, columns when the one before is.
+    d = fits[-1] if "v_row" in parts else fits[0]
+    return PartitionSpec(*spec[:d], *spec[d + 1 :])
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batches(mesh: Mesh) -> NamedSharding:
+    """Where a batch lives: its rows spread over the mesh axes ``BATCH``."""
+    return NamedSharding(mesh, PartitionSpec(BATCH))
+
+
+def shard_of_batch(mesh: Mesh, batch_size: int) -> tuple[int, int]:
+    """(index, count): this process feeds the index-th of ``count`` equal parts of a global batch's rows.
+
+    Processes that hold the same rows (a tensor axis over several hosts) get the same index.
+    """
+    held = batches(mesh).addressable_devices_indices_map((batch_size,)).values()
+    spans = sorted({index[0].indices(batch_size)[:2] for index in held})
+    rows = spans[-1][1] - spans[0][0]
+    if sum(stop - start for start, stop in spans) != rows or batch_size % rows or spans[0][0] % rows:
+        raise SettingError(f"the rows {spans} of this process are not one block: put data and fsdp before tensor")
+    return spans[0][0] // rows, batch_size // rows
+
+
+def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """The global batch on the devices, from the rows that this process feeds (``shard_of_batch``)."""
+    place = batches(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(dict(batch), place)
+    return {name: jax.make_array_from_process_local_data(place, rows) for name, rows in batch.items()}
+
+
+def _boxes(model: nnx.Module) -> dict[str, nnx.Variable]:
+    def is_box(node):
+        return isinstance(node, nnx.Variable)
+
+    boxes = jax.tree.leaves(model, is_leaf=is_box)
+    names = list(named(model))
+    if len(boxes) != len(names) or not all(map(is_box, boxes)):
+        raise SettingError("a model should hold its arrays in nnx.Param only")
+    return dict(zip(names, boxes, strict=True))
+
+
+def _spec(names: tuple[str, ...], table: Mapping[str, Any], what: str) -> PartitionSpec:
+    for name in names:
+        if name not in table:
+            raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
+    return PartitionSpec(*(table[name] for name in names))
+
+
+def _divide_all(what: str, names: tuple[str, ...], shape: tuple[int, ...], spec: PartitionSpec, mesh: Any) -> None:
+    for name, size, place in zip(names, shape, spec, strict=True):
+        places = (place,) if isinstance(place, str) else place or ()
+        _divide(f"{what}: axis {name!r}", size, {axis: mesh.shape[axis] for axis in places})
+
+
+def _divide(what: str, size: int, sizes: Mapping[str, int]) -> None:
+    parts = int(np.prod(list(sizes.values())))
+    if size % parts:
+        fitting = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
+        raise SettingError(
+            f"{what} of size {size} cannot be split over {shown(sizes)}: make it a multiple of {parts}, "
+            f"or mesh.{' * mesh.'.join(sizes)} one of {', '.join(map(str, fitting))}"
+        )

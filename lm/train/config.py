@@ -1,0 +1,70 @@
+"""The settings of training; only the standard library, so that listing experiments needs no jax."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lm.config import SettingError
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How parameters change; the defaults are T5's pre-training, fine-tuning is ``schedule="constant"`` at 0.001."""
+
+    name: Literal["adafactor", "adamw"] = "adafactor"  # which optimiser
+    learning_rate: float = 1.0  # multiplies the schedule; of Adafactor, relative to each parameter's own size
+    schedule: Literal["constant", "inverse-sqrt", "linear", "cosine"] = "inverse-sqrt"  # its course after the ramp
+    warmup_steps: int = 0  # ramp from 0 that multiplies the schedule; T5 has none [steps]
+    timescale: int = 10_000  # "inverse-sqrt" is 1 / sqrt(max(step, timescale)) [steps]
+    decay_end: int = 0  # where "linear" and "cosine", which start from the ramp's end, reach 0 [steps]
+    weight_decay: float = 0.0  # share of each matrix taken off in a step, times the learning rate
+    clip_norm: float | None = None  # longest gradient, over all parameters together; None: any
+    clip_rms: float | None = 1.0  # Adafactor: largest root mean square of one parameter's update; None: any
+    decay_exponent: float = 0.8  # Adafactor: the mean of squares forgets with 1 - step ** -decay_exponent
+    factor_from: int = 128  # Adafactor: matrices at least so wide keep row and column means only [features]
+    epsilon_square: float = 1e-30  # Adafactor: added to squared gradients
+    epsilon_scale: float = 1e-3  # Adafactor: smallest size a parameter counts with
+    relative: Literal["parameter", "none"] = "parameter"  # Adafactor: what the learning rate is relative to
+    beta1: float = 0.9  # AdamW: how much of the mean gradient a step keeps
+    beta2: float = 0.95  # AdamW: how much of the mean squared gradient a step keeps
+    epsilon: float = 1e-8  # AdamW: added to the root of the mean squared gradient
+
+    def __post_init__(self):
+        if self.schedule in ("linear", "cosine") and self.decay_end <= self.warmup_steps:
+            raise SettingError(
+                f"optimizer.decay_end={self.decay_end} should be beyond optimizer.warmup_steps="
+                f"{self.warmup_steps} for the schedule {self.schedule!r}"
+            )
+        for name in ("learning_rate", "timescale", "decay_exponent", "factor_from"):
+            if getattr(self, name) <= 0:
+                raise SettingError(f"optimizer.{name}={getattr(self, name)} should be above 0")
+        for name in ("warmup_steps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise SettingError(f"optimizer.{name}={getattr(self, name)} should be at least 0")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """What training makes small, per target token."""
+
+    z_loss: float = 1e-4  # times the squared log-partition function, in training only (T5)
+    label_smoothing: float = 0.0  # probability taken from the target and spread over all other tokens
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state is saved and what is kept."""
+
+    every: int = 5_000  # time between two checkpoints; the last step is always saved [steps]
+    keep: int = 2  # how many of the newest are kept [checkpoints]
+    best: Literal["lowest", "highest"] = "lowest"  # the score whose checkpoint is kept besides
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How long to train, and how often to look."""
+
+    steps: int = 524_288  # where training ends, counted from the first step of the state [steps]
+    log_every: int = 100  # time between two lines of metrics.jsonl [steps]
+    evaluate_every: int = 5_000  # time between two evaluations; the end is always evaluated [steps]
+    score: str = "loss"  # the number of an evaluation by which checkpoints are ranked
+    prefetch: int = 2  # batches sent to the devices ahead of their step [batches]

@@ -1,0 +1,8 @@
+"""Read by JAX when it is imported: eight virtual CPU devices, and no silent broadcast between unequal ranks."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"

@@ -1,0 +1,157 @@
+"""The embedded corpus: what counts as prose, and that nothing is seen twice."""
+
+import ast
+import inspect
+import random
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from lm.config import SettingError
+from lm.data import cleaning, documentation, harvest, sources
+
+SOME = (  # packages of the standard library that are rich in prose and quick to read
+    "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random smtplib"
+    " socket sqlite3 ssl statistics string subprocess tarfile threading tkinter typing unittest urllib xml zipfile"
+)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return list(harvest.harvest(SOME.split()))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    documentation.prepare(folder, packages=SOME.split())
+    return folder
+
+
+def long_sentences(text):
+    found = cleaning.sentences(text.replace("\n", " "))
+    return [sentence.lower() for sentence in found if len(sentence.split()) >= 5]
+
+
+def test_docstrings_are_those_that_python_finds():
+    for name in ("argparse", "asyncio/streams", "email/message", "zipfile"):
+        base = Path(sysconfig.get_path("stdlib"), name)
+        source = next(p for p in (base.with_suffix(".py"), base / "__init__.py") if p.exists()).read_text("utf-8")
+        owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, owners)]
+        expected = {text for node in nodes if (text := ast.get_docstring(node))}
+        found = {inspect.cleandoc(text) for text in harvest.docstrings(source)}
+        assert len(expected ^ found) <= 0.15 * len(expected)  # escapes are not resolved, "..." is not looked for
+
+
+def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
+    docstring = """Return the mean
+    of the values.
+
+    Parameters
+    ----------
+    values : sequence of float, optional
+        The numbers whose mean is
+        wanted by the caller.
+    * first point of a list
+      that goes on here.
+
+    Args:
+      axis (int): The axis along which the
+        mean is taken here.
+    >>> mean([1, 2])
+    1.5
+    """
+    kept = [text for text in map(harvest.prose, harvest.paragraphs(docstring)) if text]
+    assert kept == [
+        "Return the mean of the values.",
+        "The numbers whose mean is wanted by the caller.",
+        "first point of a list that goes on here.",
+        "The axis along which the mean is taken here.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["See https://x.org for more of it.", "x = y + 1.", "A set {a}.", "a | b | c.", "Ünïcödé."]
+)
+def test_code_and_addresses_are_no_prose(text):
+    assert harvest.prose(text) is None
+
+
+def test_the_harvest_is_deterministic_and_every_line_passes_the_rules(documents):
+    assert documents == list(harvest.harvest(SOME.split()))
+    assert len({document.name for document in documents}) == len(documents)
+    assert any(document.name.startswith("help.") for document in documents)
+    for _, text in documents:
+        assert cleaning.clean_page(text, harvest.RULES) == text.replace("\n\n", "\n")
+
+
+def test_no_sentence_is_in_two_documents_or_twice_in_one(documents):
+    found = [sentence for _, text in documents for line in text.split("\n") for sentence in long_sentences(line)]
+    assert len(found) > 1000
+    assert len(found) - len(set(found)) <= 0.001 * len(found)  # a sentence repeated within its own paragraph
+
+
+def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
+    corpus = {
+        split: {row["name"] for row in sources.examples("documentation/corpus", split, cache)}
+        for split in ("train", "validation", "test")
+    }
+    assert not corpus["train"] & (corpus["validation"] | corpus["test"])
+    assert not corpus["validation"] & corpus["test"]
+    for task in documentation.MAKERS:
+        train, validation = (
+            {row["name"] for row in sources.examples(f"documentation/{task}", split, cache)}
+            for split in ("train", "validation")
+        )
+        assert train
+        assert validation
+        assert not train & validation
+        assert train | validation <= corpus["validation"] | corpus["test"]
+
+
+def test_labels_are_balanced_and_answers_stand_in_their_context(cache):
+    for task in ("acceptability", "follows"):
+        labels = [row["label"] for row in sources.examples(f"documentation/{task}", "train", cache)]
+        assert 0.45 < sum(labels) / len(labels) < 0.55
+    for row in sources.examples("documentation/cloze", "train", cache):
+        assert row["answers"][0] in row["context"]
+        assert "_" in row["question"]
+
+
+def test_damage_leaves_first_and_last_word_and_changes_the_order():
+    words = ["The", "quick", "brown", "fox", "jumps", "over", "it."]
+    for seed in range(100):
+        found = documentation.damaged(words, random.Random(seed))
+        assert found != words
+        assert (found[0], found[-1]) == (words[0], words[-1])
+        assert set(found) == set(words)
+
+
+def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
+    documentation.prepare(tmp_path, packages=SOME.split())
+    prints = [sources.documents("documentation", "train", folder).fingerprint for folder in (cache, tmp_path)]
+    assert prints[0] == prints[1]
+    assert prints[0] != sources.documents("documentation", "validation", cache).fingerprint
+
+
+def test_too_little_documentation_is_an_error():
+    with pytest.raises(SettingError, match="too few"):
+        documentation.build(harvest.harvest(["json"]))
+
+
+@pytest.mark.slow
+def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
+    start = time.process_time()
+    documentation.prepare(tmp_path)
+    seconds = time.process_time() - start
+    sizes = [
+        len(text) for split in ("train", "validation") for text in sources.documents("documentation", split, tmp_path)
+    ]
+    assert sum(sizes) > 7.2e6  # and the test split
+    assert seconds < 60  # 20 s on an idle core
+    for task in documentation.MAKERS:
+        assert len(sources.examples(f"documentation/{task}", "train", tmp_path)) >= 1500
+        assert len(sources.examples(f"documentation/{task}", "validation", tmp_path)) >= 200

@@ -1,0 +1,76 @@
+"""The house: imports point down, files stay small, and nothing heavy is imported where it need not be."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted([*ROOT.glob("lm/**/*.py"), *ROOT.glob("experiments/**/*.py")])
+
+# A package may import itself and what is listed; lm.config and the settings dataclasses are open to all.
+ALLOWED = {
+    "lm.config": set(),
+    "lm.mesh": set(),
+    "lm.metrics": set(),
+    "lm.ops": set(),
+    "lm.data": {"lm.metrics"},
+    "lm.sharding": {"lm.mesh", "lm.nn.config"},
+    "lm.nn": {"lm.ops", "lm.sharding"},
+    "lm.train": {"lm.nn", "lm.ops", "lm.sharding", "lm.mesh"},
+    "lm.evaluate": {"lm.nn", "lm.ops", "lm.sharding", "lm.mesh", "lm.data.tasks", "lm.metrics"},
+    "lm.convert": {"lm.nn", "lm.ops", "lm.sharding", "lm.mesh"},
+    "experiments": {"lm"},
+}
+FORBIDDEN = {"lm.data": {"jax", "flax"}, "lm.metrics": {"jax", "flax"}, "lm.ops": {"flax"}, "lm.config": {"numpy"}}
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_imports_point_down(path):
+    packages = [package for package in ALLOWED if inside(module(path), package)]
+    for package in packages:
+        allowed = ALLOWED[package] | {package, "lm.config"}
+        ours = {name for name in imports(path) if name.split(".")[0] in ("lm", "experiments", "launch")}
+        wrong = {name for name in ours if not any(inside(name, up) for up in allowed)}
+        assert not wrong, f"{module(path)} may not import {wrong}"
+        outside = {name.split(".")[0] for name in imports(path)} & FORBIDDEN.get(package, set())
+        assert not outside, f"{module(path)} may not import {outside}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name != "__init__.py"], ids=module)
+def test_files_and_functions_stay_small(path):
+    assert len(path.read_text().splitlines()) <= 320
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 50, f"{node.name} is too long"
+
+
+def test_comparing_rows_needs_no_jax_and_data_needs_neither_jax_nor_tensorflow():
+    code = (
+        "import sys, experiments.registry, experiments.__main__; light = set(sys.modules)\n"
+        "import lm.data.pipeline, lm.data.sources, lm.data.tokens\n"
+        "print([n for n in ('jax', 'flax', 'tyro', 'grain', 'matplotlib') if n in light],"
+        "[n for n in ('jax', 'flax', 'tensorflow', 'torch') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[] []"

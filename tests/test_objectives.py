@@ -1,0 +1,317 @@
+"""Laws of the denoising objectives, and the peers' cases for them."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.config import SettingError
+from lm.data.noise import prefix_lengths, span_counts, within
+from lm.data.objectives import (
+    EOS,
+    INPUTS,
+    OBJECTIVES,
+    TARGETS,
+    Objective,
+    Ragged,
+    denoise,
+    lengths,
+    noise_mask,
+    sizes,
+    uniforms,
+)
+
+CASES = Path(__file__).parents[1].parent / "shared" / "parity" / "peer_cases.json"
+VOCABULARY = SimpleNamespace(size=1000, num_sentinels=100)
+LEFT_OUT = {
+    "t5.preprocessors.noise_span_to_sentinel": "one shared sentinel per run: no objective of the study shows it",
+    "t5.preprocessors.nonnoise_span_to_sentinel": "as above",
+}
+SIDES = {
+    "t5.preprocessors.noise_span_to_unique_sentinel": ("inputs", "sentinels"),
+    "t5.preprocessors.noise_token_to_sentinel": ("inputs", "masks"),
+    "t5.preprocessors.drop_noise_tokens": ("inputs", "drop"),
+    "t5.preprocessors.nonnoise_span_to_unique_sentinel": ("targets", "sentinels"),
+    "t5.preprocessors.drop_nonnoise_tokens": ("targets", "drop"),
+}
+STYLES = {
+    "span corruption / iid replace spans (u_u)": ("sentinels", "sentinels"),
+    "drop tokens (d_d)": ("drop", "drop"),
+    "MASS-style (mask tokens, predict full text; m_f)": ("masks", "everything"),
+}
+
+
+def cases(*functions):
+    if not CASES.exists():
+        return []
+    return [pytest.param(c, id=c["id"]) for c in json.loads(CASES.read_text())["cases"] if c["fn"] in functions]
+
+
+def side(name, choice, args):
+    """One side of an example under a mask that is given."""
+    tokens, noise = np.array([args["tokens"]], np.int32), np.array([args["noise_mask"]], bool)
+    vocabulary = SimpleNamespace(size=args["vocabulary"]["vocab_size"], num_sentinels=100)
+    u = np.zeros(tokens.shape, np.float32)
+    table = {"inputs": lambda: INPUTS[choice](tokens, noise, u, vocabulary)}
+    table["targets"] = lambda: TARGETS[choice](tokens, noise, vocabulary)
+    shown, keep = table[name]()
+    return shown[keep].tolist()
+
+
+def text(rng, counts, width=None):
+    counts = np.asarray(counts, np.int32)
+    tokens = rng.integers(0, 880, (len(counts), width or max(counts.max(), 1))).astype(np.int32)  # no sentinels, some 0
+    return Ragged(tokens * within(counts, tokens.shape[1]), counts)
+
+
+def rows(side):
+    return [row[:count].tolist() for row, count in zip(*side, strict=True)]
+
+
+def restore(inputs, targets, first_sentinel):
+    """The text, from inputs and targets whose sentinels stand for each other's runs."""
+
+    def runs(ids):
+        found = [[]]
+        for token in ids:
+            if token >= first_sentinel:
+                found.append([])
+            else:
+                found[-1].append(token)
+        return found
+
+    shown, said = runs(inputs), runs(targets)
+    turns = [shown[1:], said] if not shown[0] and said[0] else [shown, said[1:]]
+    order = [said, shown[1:]] if not shown[0] and said[0] else turns
+    text = []
+    for i in range(max(map(len, order))):
+        for part in order:
+            text += part[i] if i < len(part) else []
+    return text
+
+
+@pytest.mark.parametrize("case", cases(*SIDES))
+def test_each_side_shows_what_the_peers_show(case):
+    assert side(*SIDES[case["fn"]], case["args"]) == case["expected"]
+
+
+@pytest.mark.parametrize("case", cases("t5.objective"))
+def test_objectives_pair_the_sides_as_the_peers_do(case):
+    args = dict(case["args"])
+    if args["objective"].startswith("prefix LM"):  # theirs marks the prefix as noise, ours the rest
+        args["noise_mask"], args["objective"] = [not noise for noise in args["noise_mask"]], "drop tokens (d_d)"
+    shown, said = STYLES[args["objective"]]
+    assert {"inputs": side("inputs", shown, args), "targets": side("targets", said, args)} == case["expected"]
+
+
+@pytest.mark.parametrize("case", cases("t5.preprocessors.random_spans_noise_mask:counts"))
+def test_span_noise_has_the_peers_counts_for_every_seed(case):
+    args, expected = case["args"], case["expected"]
+    objective = Objective(noise="spans", rate=args["noise_density"], mean_span_length=args["mean_noise_span_length"])
+    counts = np.full(50, args["length"])
+    u = uniforms(3, np.arange(50), 1, args["length"])[:, 0]
+    mask = noise_mask(objective, counts, u, 200, 10_000).astype(int)
+    assert (mask.sum(1) == expected["num_noise_tokens"]).all()
+    assert ((np.diff(mask, axis=1, prepend=0) == 1).sum(1) == expected["num_noise_spans"]).all()
+    assert (mask[:, 0] == expected["starts_with_noise"]).all()
+    assert (mask[:, -1] == expected["ends_with_noise"]).all()
+
+
+@pytest.mark.parametrize("case", cases("t5.preprocessors.random_spans_helper"))
+def test_span_lengths_are_the_peers(case):
+    args = case["args"]
+    objective = Objective(noise="spans", rate=args["noise_density"], mean_span_length=args["mean_noise_span_length"])
+    found = lengths(objective, args["inputs_length"])
+    assert [found.raw, found.targets] == case["expected"]
+
+
+def test_every_peer_function_on_noise_is_passed_or_left_out_for_a_reason():
+    if not CASES.exists():
+        pytest.skip("the peers' cases are not here")
+    names = {c["fn"] for c in json.loads(CASES.read_text())["cases"]}
+    known = {*SIDES, *LEFT_OUT, "t5.objective", "t5.preprocessors.random_spans_helper"}
+    on_noise = {name for name in names if "noise" in name or "random_spans" in name or name == "t5.objective"}
+    assert on_noise - known == {"t5.preprocessors.random_spans_noise_mask:counts"}
+
+
+@pytest.mark.parametrize(("mean", "raw", "targets"), [(2, 552, 126), (3, 568, 114), (5, 581, 105), (10, 591, 99)])
+def test_span_corruption_fills_inputs_and_targets_exactly(mean, raw, targets):
+    objective = Objective(noise="spans", mean_span_length=mean)
+    limits = lengths(objective, 512)
+    assert limits == (raw, 512, targets)
+    given_text = text(np.random.default_rng(0), [raw] * 20)
+    inputs, said = denoise(objective, given_text, uniforms(1, np.arange(20), 1, raw), VOCABULARY, limits)
+    assert (inputs.lengths == 512).all()
+    assert (said.lengths == targets).all()
+
+
+def test_span_lengths_are_uniform_compositions():
+    """Of 4 noise tokens in 2 spans each of (1,3), (2,2), (3,1) has probability 1/3; likewise the 6 that stay."""
+    objective = Objective(noise="spans", rate=0.4, mean_span_length=2.0)
+    mask = noise_mask(objective, np.full(6000, 10), uniforms(5, np.arange(6000), 1, 10)[:, 0], 100, 100)
+    _, counts = np.unique(mask, axis=0, return_counts=True)
+    assert len(counts) == 3 * 5
+    assert abs(counts - 400).max() < 5 * np.sqrt(400)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(OBJECTIVES)),
+    counts=st.lists(st.integers(1, 62), min_size=1, max_size=6),
+    rate=st.sampled_from([0.05, 0.15, 0.5, 0.9]),
+    sentinels=st.sampled_from([1, 2, 5, 100]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(name, counts, rate, sentinels, seed):
+    objective = Objective(**{**vars(OBJECTIVES[name]), "rate": rate})
+    limits = lengths(objective, 64)
+    counts = np.minimum(counts, limits.raw)
+    given_text = text(np.random.default_rng(seed), counts, limits.raw)
+    vocabulary = SimpleNamespace(size=1000, num_sentinels=sentinels)
+    u = uniforms(seed, np.arange(len(counts)), objective.draws, limits.raw)
+    inputs, targets = denoise(objective, given_text, u, vocabulary, limits)
+    assert (inputs.lengths <= limits.inputs).all()
+    assert (targets.lengths <= limits.targets).all()
+    for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
+        assert said.pop() == EOS
+        assert not objective.has_inputs or shown.pop() == EOS
+        assert all(token < 880 or token >= 1000 - sentinels for token in said)
+        if objective.targets == "everything":
+            assert said == original
+        elif objective.inputs == "sentinels":
+            assert restore(shown, said, 1000 - sentinels) == original
+        elif name == "prefix-lm":
+            assert shown + said == original
+        else:
+            assert sorted(shown + said) == sorted(original)
+        if name == "deshuffling":
+            assert sorted(shown) == sorted(original)
+        if objective.inputs == "sentinels":
+            found = [token for token in shown if token >= 1000 - sentinels]
+            assert found == list(range(999, 999 - len(found), -1))
+
+
+def test_with_too_few_sentinels_iid_noise_stays_uniform_over_the_text():
+    objective, counts = Objective(rate=0.5), np.full(4000, 64)
+    mask = noise_mask(objective, counts, uniforms(0, np.arange(4000), 1, 64)[:, 0], 8, 1000)
+    runs = (np.diff(mask.astype(int), axis=1, prepend=0) == 1).sum(1)
+    assert runs.max() == 7  # and at most 8 runs of text
+    halves = mask[:, :32].mean(), mask[:, 32:].mean()
+    assert halves[0] == pytest.approx(halves[1], rel=0.05)
+
+
+def test_with_too_few_sentinels_spans_are_fewer_and_longer():
+    objective, counts = Objective(noise="spans", rate=0.5, mean_span_length=1.0), np.full(10, 60)
+    mask = noise_mask(objective, counts, uniforms(0, np.arange(10), 1, 60)[:, 0], 8, 1000).astype(int)
+    assert (mask.sum(1) == 30).all()
+    assert ((np.diff(mask, axis=1, prepend=0) == 1).sum(1) == 8).all()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.15, 0.25, 0.5])
+def test_iid_noise_has_its_rate_and_its_targets_their_room(rate):
+    objective = Objective(rate=rate)
+    limits = lengths(objective, 512)
+    u = uniforms(0, np.arange(2000), 1, limits.raw)
+    given_text = text(np.random.default_rng(0), [limits.raw] * 2000)
+    plenty = SimpleNamespace(size=1000, num_sentinels=300)
+    mask = noise_mask(objective, given_text.lengths, u[:, 0], 300, limits.targets)
+    assert mask.mean() == pytest.approx(rate, rel=0.01)
+    free = denoise(objective, given_text, u, plenty, limits._replace(targets=10_000))[1].lengths
+    assert (free > limits.targets).sum() <= 1  # a draw in 30,000
+    assert free.mean() + 3 * free.std() < limits.targets < free.mean() + 5 * free.std()
+
+
+def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
+    objective = Objective(rate=0.5)
+    given_text = text(np.random.default_rng(0), [40] * 30)
+    u = uniforms(0, np.arange(30), 1, 40)
+    inputs, targets = denoise(objective, given_text, u, VOCABULARY, lengths(objective, 41)._replace(targets=20))
+    assert targets.lengths.max() <= 20
+    for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
+        assert restore(shown[:-1], said[:-1], 900) == original
+
+
+def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
+    objective, limits = OBJECTIVES["bert-style"], lengths(OBJECTIVES["bert-style"], 512)
+    given_text = Ragged(np.full((400, limits.raw), 5, np.int32), np.full(400, limits.raw, np.int32))
+    shown = denoise(objective, given_text, uniforms(0, np.arange(400), 2, limits.raw), VOCABULARY, limits)[0].tokens
+    replaced = shown[(shown != 5) & (shown != EOS)]
+    assert len(replaced) / shown.size == pytest.approx(0.15, rel=0.03)
+    assert (replaced == 999).mean() == pytest.approx(0.9, rel=0.01)
+    assert replaced.min() == 3
+    assert len(np.unique(replaced)) > 950
+
+
+def test_prefixes_are_uniform_and_leave_at_least_one_token():
+    u = uniforms(0, np.arange(3000), 1, 1)[:, 0, 0]
+    assert np.bincount(prefix_lengths(np.full(3000, 4), u), minlength=4)[1:].min() > 900
+    assert prefix_lengths(np.full(3000, 4), u).max() == 3
+    assert prefix_lengths(np.array([1, 2]), np.array([0.99, 0.99])).tolist() == [1, 1]
+
+
+def test_an_example_depends_on_seed_and_row_alone():
+    alone = uniforms(7, np.array([41]), 2, 30)
+    assert (uniforms(7, np.arange(40, 45), 2, 30)[1] == alone[0]).all()
+    expected = np.random.Generator(np.random.Philox(key=[7, 41])).random((2, 30), dtype=np.float32)
+    assert (alone[0] == expected).all()
+    assert (uniforms(8, np.array([41]), 2, 30) != alone).any()
+
+
+def test_a_single_token_is_never_span_noise_and_two_have_one():
+    objective = OBJECTIVES["span-corruption"]
+    for width in (1, 5):
+        mask = noise_mask(objective, np.array([1, 1]), uniforms(0, np.arange(2), 1, width)[:, 0], 100, 100)
+        assert not mask.any()
+    assert noise_mask(objective, np.array([2]), uniforms(0, np.arange(1), 1, 2)[:, 0], 100, 100).tolist() == [
+        [False, True]
+    ]
+
+
+def test_sizes_are_those_of_the_examples():
+    counts = np.array([1, 2, 3, 20, 60], np.int32)
+    for objective in (*OBJECTIVES.values(), Objective(noise="suffix", inputs="sentinels", targets="sentinels")):
+        if objective.noise == "iid":
+            continue
+        limits = lengths(objective, 64)
+        u = uniforms(2, np.arange(5), objective.draws, limits.raw)
+        made = denoise(objective, text(np.random.default_rng(0), counts, limits.raw), u, VOCABULARY, limits)
+        inputs, targets = sizes(objective, counts, u[:, 0, 0])
+        if objective.noise == "spans":  # a single token has no noise, which only matters where texts are packed
+            inputs, targets, made = inputs[1:], targets[1:], [Ragged(s.tokens[1:], s.lengths[1:]) for s in made]
+        assert inputs.tolist() == made[0].lengths.tolist()
+        assert targets.tolist() == made[1].lengths.tolist()
+
+
+def test_only_prefix_lm_and_deshuffling_keep_documents_apart():
+    assert {name for name, objective in OBJECTIVES.items() if not objective.concatenates} == {
+        "prefix-lm",
+        "deshuffling",
+    }
+
+
+def test_span_counts_of_the_lengths_and_of_the_noise_agree():
+    for inputs_length in range(3, 600):
+        for rate in (0.15, 0.3, 0.5, 0.7):
+            objective = Objective(noise="spans", rate=rate, mean_span_length=1.5)
+            limits = lengths(objective, inputs_length)
+            noise, spans = span_counts(objective, np.array([limits.raw]))
+            assert limits.raw - noise[0] + spans[0] + 1 <= inputs_length
+            assert limits.targets - 1 <= noise[0] + spans[0] + 1 <= limits.targets
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Objective(rate=0.0), "objective.rate"),
+        (lambda: Objective(rate=1.0), "objective.rate"),
+        (lambda: Objective(mean_span_length=0.5), "objective.mean_span_length"),
+        (lambda: lengths(Objective(), 2), "data.inputs_length"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(make, field):
+    with pytest.raises(SettingError, match=field):
+        make()

@@ -1,0 +1,246 @@
+"""Laws of the batches: pure functions of (seed, step), whoever makes them."""
+
+import itertools
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lm.config import SettingError
+from lm.data.objectives import OBJECTIVES, Lengths
+from lm.data.packing import ENCODER_DECODERS
+from lm.data.pipeline import Unsupervised, eval_batches, pretraining_batches, stream, task_batches
+from lm.data.tokens import encode_corpus
+from lm.data.vocabulary import EOS, Bytes
+
+VOCABULARY = Bytes(100)
+PAIRS = [
+    (name, architecture)
+    for name, architecture in itertools.product(sorted(OBJECTIVES), ("encoder-decoder", "prefix-decoder"))
+    if (name, architecture) != ("causal-lm", "encoder-decoder")
+]
+LIMITS = Lengths(0, 8, 5)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """41 documents of 1 to about 200 tokens, no character of which is a sentinel or special."""
+    rng = np.random.default_rng(0)
+    texts = ["".join(map(chr, rng.integers(97, 123, size))) for size in [*rng.integers(2, 200, 40), 1]]
+    return encode_corpus(texts, VOCABULARY, tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def batches(corpus):
+    def make(name="span-corruption", architecture="encoder-decoder", **settings):
+        settings = {"inputs_length": 32, "batch_size": 8, "seed": 5} | settings
+        return pretraining_batches(corpus, OBJECTIVES[name], VOCABULARY, architecture=architecture, **settings)
+
+    return make
+
+
+@pytest.fixture
+def tasks():
+    examples = {"few": [([10 + i], [50 + i]) for i in range(3)], "many": [([100 + i], [150]) for i in range(20)]}
+    return task_batches(
+        examples, {"few": 1.0, "many": 3.0}, architecture="encoder-decoder", lengths=LIMITS, batch_size=8, seed=1
+    )
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.parametrize(("name", "architecture"), PAIRS)
+def test_a_batch_is_the_same_whole_in_parts_and_made_anew(batches, name, architecture):
+    first, second = batches(name, architecture), batches(name, architecture)
+    for step in (40, 2, 7):  # over several epochs, and not in order
+        whole = first(step, slice(None))
+        parts = [second(step, slice(start, start + 2)) for start in (6, 0, 4, 2)]
+        same(whole, {key: np.concatenate([parts[i][key] for i in (1, 3, 2, 0)]) for key in whole})
+    other = batches(name, architecture, seed=6)(7, slice(None))
+    assert any((other[key] != whole[key]).any() for key in whole)
+
+
+@pytest.mark.parametrize(("name", "architecture"), PAIRS)
+def test_rows_have_their_shape_and_every_segment_ends_with_eos(batches, name, architecture):
+    made = batches(name, architecture)
+    batch = made(3, slice(None))
+    inputs, targets = made.limits[1:]
+    length = targets if architecture in ENCODER_DECODERS else inputs + targets
+    assert batch["decoder_target_tokens"].shape == (8, length)
+    assert all(
+        value.dtype == (np.float32 if key == "decoder_loss_weights" else np.int32) for key, value in batch.items()
+    )
+    ids, segments = batch["decoder_target_tokens"], batch["decoder_segment_ids"]
+    ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
+    assert (ids[ends] == EOS).all()
+    if architecture in ENCODER_DECODERS:
+        assert (batch["encoder_segment_ids"].max(1) == segments.max(1)).all()
+        assert batch["encoder_input_tokens"].shape == (8, inputs)
+
+
+@pytest.mark.parametrize("name", ["mass-style", "deshuffling", "prefix-lm", "causal-lm"])
+def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_noise(batches, corpus, name):
+    """Objectives whose rows spell out the text: all of it comes back in each epoch."""
+    made = batches(name, "decoder" if name == "causal-lm" else "encoder-decoder", batch_size=1)
+    first, second = [len(made.segments.starts)] * 2
+    if not made.objective.concatenates:
+        first, second = made.rows_of_epoch(0), made.rows_of_epoch(1)
+    steps = range(first), range(first, first + second)
+    epochs = [[made(step, slice(None)) for step in epoch] for epoch in steps]
+    seen = []
+    for epoch in epochs:
+        sides = ("encoder_input_tokens", "decoder_target_tokens") if name == "prefix-lm" else ("decoder_target_tokens",)
+        ids = np.concatenate([batch[side].ravel() for batch in epoch for side in sides])
+        assert np.sort(ids[ids > EOS]).tolist() == np.sort(corpus.tokens).tolist()
+        key = "decoder_target_tokens" if name == "causal-lm" else "encoder_input_tokens"
+        seen.append(np.concatenate([batch[key].ravel() for batch in epoch]))
+    assert len(seen[0]) != len(seen[1]) or (seen[0] != seen[1]).any()
+    if name == "mass-style":
+        order = [sorted(batch["decoder_target_tokens"][0].tolist() for batch in epoch) for epoch in epochs]
+        noise = [sorted(batch["encoder_input_tokens"][0].tolist() for batch in epoch) for epoch in epochs]
+        assert order[0] == order[1]
+        assert noise[0] != noise[1]
+
+
+@pytest.mark.parametrize("name", ["baseline", "span-corruption", "deshuffling", "prefix-lm"])
+def test_a_corpus_of_one_segment_has_other_noise_every_epoch(tmp_path, name):
+    made = pretraining_batches(
+        encode_corpus(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path), OBJECTIVES[name], VOCABULARY,
+        architecture="encoder-decoder", inputs_length=128, batch_size=6, seed=0,
+    )  # fmt: skip
+    assert len(np.unique(made(0, slice(None))["encoder_input_tokens"], axis=0)) >= 4
+
+
+@pytest.mark.parametrize("name", ["span-corruption", "prefix-lm"])
+def test_documents_are_strung_together_or_kept_apart(batches, corpus, name):
+    segments = batches(name).segments
+    begins = set(corpus.offsets.tolist())
+    assert segments.lengths.sum() == len(corpus.tokens)
+    if name == "prefix-lm":
+        assert begins - {len(corpus.tokens)} <= set(segments.starts.tolist())
+    else:
+        assert (segments.lengths[:-1] == segments.lengths[0]).all()
+
+
+def test_two_full_prefix_lm_examples_fill_a_row_of_a_decoder(tmp_path):
+    corpus = encode_corpus(["x" * 3000], VOCABULARY, tmp_path)
+    made = pretraining_batches(
+        corpus, OBJECTIVES["prefix-lm"], VOCABULARY, architecture="decoder", inputs_length=32, batch_size=8, seed=0
+    )
+    assert made(0, slice(None))["decoder_loss_weights"].all()
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_stream_is_the_same_for_any_number_of_workers(batches, workers):
+    made = batches("prefix-lm")
+    streamed = list(stream(made, 3, 8, batch_size=8, workers=workers))
+    assert len(streamed) == 5
+    for step, batch in zip(range(3, 8), streamed, strict=True):
+        same(batch, made(step, slice(None)))
+
+
+def test_two_hosts_together_have_the_batch_of_one_and_a_resumed_stream_goes_on(batches, tasks):
+    for made in (batches("prefix-lm", "prefix-decoder"), tasks):
+        whole = list(stream(made, 0, 4, batch_size=8))
+        hosts = [list(stream(made, 0, 4, batch_size=8, process_index=h, process_count=2)) for h in (0, 1)]
+        resumed = list(stream(made, 2, 4, batch_size=8))
+        for step in range(4):
+            same(whole[step], {k: np.concatenate([host[step][k] for host in hosts]) for k in whole[step]})
+            if step >= 2:
+                same(whole[step], resumed[step - 2])
+
+
+def test_tasks_are_mixed_by_rate_and_each_epoch_reshuffled(tasks):
+    ids = np.concatenate([tasks(step, slice(None))["encoder_input_tokens"][:, 0] for step in range(30)])
+    few, many = ids[ids < 100], ids[ids >= 100]
+    assert len(few) == 60
+    assert len(many) == 180
+    for found, size in ((few, 3), (many, 20)):
+        epochs = found.reshape(-1, size)
+        assert (np.sort(epochs) == np.sort(epochs[0])).all()
+        assert len(np.unique(epochs, axis=0)) > 1
+
+
+def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
+    for name in ("mass-style", "prefix-lm"):
+        source = batches(name)
+        examples, count = Unsupervised(source), len(source.segments.starts)
+        passes = [[[list(map(int, side)) for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)]
+        text = [[example[1] if name == "mass-style" else sum(example, []) for example in each] for each in passes]
+        assert text[0] == text[1]
+        assert passes[0] != passes[1]
+    mixed = task_batches(
+        {"text": examples, "few": [([5], [6])]}, {"text": 1.0, "few": 1.0},
+        architecture="encoder-decoder", lengths=source.limits, batch_size=8, seed=0,
+    )(0, slice(None))  # fmt: skip
+    assert (mixed["decoder_target_tokens"][:, 0] == 6).sum() == 4
+
+
+def test_an_example_that_is_too_long_keeps_its_eos():
+    long = [(list(range(5, 30)), list(range(5, 30)))]
+    made = task_batches({"t": long}, {"t": 1.0}, architecture="decoder", lengths=LIMITS, batch_size=1, seed=0)
+    expected = [*range(5, 12), EOS, *range(5, 9), EOS]
+    assert made(0, slice(None))["decoder_target_tokens"].tolist() == [expected]
+
+
+def test_evaluation_takes_every_example_once_in_order_and_fills_up_with_padding():
+    examples = [([10 + i], [20 + i]) for i in range(5)]
+    found = eval_batches(examples, architecture="encoder-decoder", lengths=LIMITS, batch_size=4)
+    ids = np.concatenate([batch["decoder_target_tokens"] for batch in found])
+    assert ids[:, 0].tolist() == [20, 21, 22, 23, 24, 0, 0, 0]
+    assert found[1]["decoder_segment_ids"].sum(1).tolist() == [2, 0, 0, 0]
+    assert eval_batches([], architecture="decoder", lengths=LIMITS, batch_size=4) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"architecture": "encoder-decodr"}, "did you mean 'encoder-decoder'"),
+        ({"name": "causal-lm"}, "objective.noise"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"inputs_length": 1}, "data.inputs_length=1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(batches, settings, field):
+    with pytest.raises(SettingError, match=field):
+        batches(**settings)
+
+
+def test_streams_and_mixtures_refuse_by_name(batches, corpus):
+    with pytest.raises(SettingError, match="multiple of the number of hosts, 3"):
+        stream(batches(), 0, 1, batch_size=8, process_count=3)
+    common = {"architecture": "decoder", "lengths": LIMITS, "batch_size": 1, "seed": 0}
+    for examples, rates, words in (({"a": []}, {"a": 1}, "no examples"), ({"a": [([5], [6])]}, {}, "rate of task 'a'")):
+        with pytest.raises(SettingError, match=words):
+            task_batches(examples, rates, **common)
+    with pytest.raises(SettingError, match="data.vocabulary.sentinels=0"):
+        pretraining_batches(
+            corpus, OBJECTIVES["baseline"], Bytes(0), architecture="decoder", inputs_length=32, batch_size=8, seed=0
+        )
+
+
+def test_preparing_data_never_imports_jax():
+    code = "import sys, lm.data.pipeline, lm.data.tokens; sys.exit('jax' in sys.modules or 'grain' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_one_core_makes_five_million_tokens_of_span_corruption_a_second(tmp_path):
+    text = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 2_000_000)))
+    made = pretraining_batches(
+        encode_corpus([text], VOCABULARY, tmp_path), OBJECTIVES["span-corruption"], VOCABULARY,
+        architecture="encoder-decoder", inputs_length=512, batch_size=128, seed=0,
+    )  # fmt: skip
+    made(0, slice(None))
+    times = []
+    for step in range(40):
+        begin = time.thread_time()
+        made(step, slice(None))
+        times.append(time.thread_time() - begin)
+    assert 128 * made.limits.raw / np.median(times) >= 5e6

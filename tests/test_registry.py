@@ -1,0 +1,76 @@
+"""The registry: every row at every scale is buildable, is the diff it claims to be, and carries the paper's scores."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.experiment import BASELINE, Experiment
+from experiments.registry import REGISTRY, build, find, find_one, twin
+from experiments.scales import SCALES
+from experiments.t5.tables import COLUMNS, TABLES
+from lm.config import SettingError, comments, diff, from_json, leaves, to_json
+
+PAPER = Path(__file__).parents[1].parent / "shared" / "t5" / "tables.json"
+
+
+def test_at_scale_base_the_baseline_is_the_papers_setup():
+    e = build("t5/1-baseline/baseline", "base")
+    assert e == BASELINE
+    assert (e.pretraining.steps, e.finetuning.steps) == (2**19, 2**18)
+    assert e.pretraining.batch_size * e.data.inputs_length == 2**16
+    assert (e.objective.noise, e.objective.rate, e.data.vocabulary_size, e.data.sentinels) == ("iid", 0.15, 32_000, 100)
+    assert (e.finetuning.optimizer.learning_rate, len(e.tuning.mixtures)) == (0.001, 7)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_no_two_rows_of_a_table_are_equal_and_one_at_most_is_the_baseline(scale):
+    for table in TABLES:
+        built = [build(row.name, scale) for row in table.rows]
+        assert len(set(built)) == len(built)
+        assert built.count(build("t5/1-baseline/baseline", scale)) <= 1
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_differs_from_the_baseline_in_what_its_line_names_and_in_nothing_else(scale):
+    for row in REGISTRY.values():
+        changed = diff(build("t5/1-baseline/baseline", scale), build(row.name, scale))
+        for path in changed:
+            assert any(path == named or path.startswith(f"{named}.") for named in row.changes), (row.name, path)
+        assert bool(changed) == bool(row.changes)
+
+
+def test_every_row_has_the_papers_seven_scores():
+    for row in REGISTRY.values():
+        assert set(row.paper) == set(COLUMNS)
+        assert all(0 < score < 100 for score in row.paper.values())
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="needs ../shared")
+def test_scores_equal_the_papers_tables():
+    tables = json.loads(PAPER.read_text())["tables"]
+    for table in TABLES:
+        number = table.name.split("/")[1].split("-")[0]
+        theirs = [row["scores"] for row in tables[f"table_{number}"]["rows"] if not row["id"].endswith("_std")]
+        assert [dict(row.paper) for row in table.rows] == theirs
+
+
+def test_settings_survive_json_and_each_has_a_meaning():
+    for row in REGISTRY.values():
+        experiment = build(row.name, "nano")
+        assert from_json(Experiment, to_json(experiment)) == experiment
+    assert {path for path, _ in leaves(BASELINE)} == set(comments(Experiment))
+
+
+def test_equal_rows_of_different_tables_share_one_run():
+    assert twin("t5/6-corruption-rate/15") == twin("t5/5-bert-style/replace-spans") == "t5/1-baseline/baseline"
+    assert twin("t5/6-corruption-rate/10") == "t5/6-corruption-rate/10"
+
+
+def test_an_unknown_row_table_or_scale_is_refused_with_the_nearest():
+    with pytest.raises(SettingError, match="did you mean 't5/6-corruption-rate/15'"):
+        find_one("t5/6-corruption-rate/16")
+    with pytest.raises(SettingError, match="did you mean 't5/6-corruption-rate'"):
+        find("t5/6-coruption-rate")
+    with pytest.raises(SettingError, match="did you mean 'nano'"):
+        build("t5/1-baseline/baseline", "nanno")

@@ -1,0 +1,169 @@
+"""Corpora and benchmarks as random-access sequences, and what is said when they are missing."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.config import SettingError
+from lm.data import documentation, sources
+
+TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
+needs_data = pytest.mark.skipif(not TFDS.exists(), reason="no prepared data")
+
+
+@pytest.fixture(autouse=True)
+def places(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(TFDS))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def write(folder, **texts):
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return f"text:{folder}"
+
+
+def paragraphs(count, word="word"):
+    return "\n\n".join(f"{word} {i} " + "é filler " * 20 for i in range(count))
+
+
+def test_a_large_file_is_cut_at_blank_lines_and_no_text_is_lost(tmp_path):
+    text = paragraphs(400)
+    spec = write(tmp_path, one=text)
+    parts = [sources.documents(spec, split, tmp_path) for split in ("train", "validation")]
+    found = [document for part in parts for document in part]
+    assert sorted(" ".join(found).split()) == sorted(text.split())
+    assert all(document.startswith("word") and len(document.encode()) <= sources.DOCUMENT for document in found)
+    assert 0 < len(parts[1]) < 0.2 * len(parts[0])
+    assert not set(parts[0]) & set(parts[1])
+
+
+@pytest.mark.parametrize("text", ["é" * 20000, "aé" * 9001 + "𝄞" * 5000, "x" * 30000, "line\n" * 9000])
+def test_text_without_blank_lines_is_cut_between_characters(tmp_path, text):
+    spec = write(tmp_path, one=text)
+    found = [d for split in ("train", "validation") for d in sources.documents(spec, split, tmp_path)]
+    assert sum(map(len, found)) == len(text) if "\n" not in text else len(found) > 2
+    assert set("".join(found)) <= set(text)
+
+
+def test_files_named_for_a_split_are_that_split(tmp_path):
+    spec = write(tmp_path, train="all of train", valid="all of valid", test="never")
+    assert list(sources.documents(spec, "train", tmp_path)) == ["all of train"]
+    assert list(sources.documents(spec, "validation", tmp_path)) == ["all of valid"]
+
+
+def test_the_held_out_share_depends_on_content_alone_and_the_fingerprint_follows_it(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    specs = [write(one, a=paragraphs(300)), write(two, b=paragraphs(300))]
+    train, other = (sources.documents(spec, "train", tmp_path) for spec in specs)
+    assert list(train) == list(other)
+    assert train.fingerprint == other.fingerprint
+    (two / "b.txt").write_text(paragraphs(300, "other"))
+    assert sources.documents(specs[1], "train", tmp_path).fingerprint != train.fingerprint
+    assert pickle.loads(pickle.dumps(train))[0] == train[0]
+
+
+def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
+    for wrong in (b"\xff", b"\0"):
+        (tmp_path / "bad.txt").write_bytes(b"good " * 4000 + wrong + b" good")
+        with pytest.raises(SettingError, match=r"bad\.txt.*20000"):
+            sources.documents(f"text:{tmp_path}", "train", tmp_path)
+
+
+def test_a_corpus_without_text_is_an_error(tmp_path):
+    with pytest.raises(SettingError, match="no file matches"):
+        sources.documents(f"text:{tmp_path}/*.txt", "train", tmp_path)
+    spec = write(tmp_path, empty=" \n\n ")
+    with pytest.raises(SettingError, match="no text"):
+        sources.documents(spec, "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("documentaton", "did you mean 'documentation'"),
+        ("tfds:", "should be one of"),
+        ("tfds:c4/en", "tfds build c4/en --file_format=array_record"),
+    ],
+)
+def test_a_corpus_that_is_not_there_is_named_with_the_mend(spec, message, tmp_path):
+    with pytest.raises(SettingError, match=message):
+        sources.documents(spec, "train", tmp_path)
+
+
+@needs_data
+def test_the_nearest_prepared_name_version_or_split_is_offered(tmp_path):
+    with pytest.raises(SettingError, match="did you mean 'english_novels'"):
+        sources.documents("tfds:english_novel", "train", tmp_path)
+    with pytest.raises(SettingError, match="did you mean 'english_novels/1.0.0'"):
+        sources.documents("tfds:english_novels:9.0.0", "train", tmp_path)
+    with pytest.raises(SettingError, match="did you mean 'validation'"):
+        sources.examples("glue/sst2", "validaton", tmp_path)
+    with pytest.raises(SettingError, match="text feature"):
+        sources.documents("tfds:glue/rte", "train", tmp_path)
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["wikitext/wikitext-2-articles", "english_novels", "tiny_shakespeare:1.0.0"])
+def test_prepared_texts_are_read(name, tmp_path):
+    train, validation = (sources.documents(f"tfds:{name}", split, tmp_path) for split in ("train", "validation"))
+    assert isinstance(train[len(train) - 1], str)
+    assert train.fingerprint != validation.fingerprint
+    assert pickle.loads(pickle.dumps(train))[0] == train[0]
+    with pytest.raises(IndexError):
+        train[len(train)]
+
+
+@needs_data
+def test_rows_hold_plain_python_values(tmp_path):
+    row = sources.examples("squad/v1.1", "validation", tmp_path)[0]
+    assert json.loads(json.dumps(row)) == row
+    assert isinstance(row["answers"]["text"][0], str)
+    assert len(sources.examples("glue/sst2", "train[:10]+validation[:5]", tmp_path)) == 15
+
+
+def test_values_become_plain():
+    value = {"a": np.array([b"x", b"y"], object), "b": np.int64(3), "c": np.zeros((1, 2)), "d": np.array(b"z", object)}
+    assert sources.plain(value) == {"a": ["x", "y"], "b": 3, "c": [[0.0, 0.0]], "d": "z"}
+
+
+@needs_data
+def test_a_set_without_random_access_is_an_error_with_the_command_that_converts_it(tmp_path):
+    folder = tmp_path / "tfds" / "novels" / "1.0.0"
+    folder.mkdir(parents=True)
+    for name in ("dataset_info.json", "features.json"):
+        text = (TFDS / "english_novels" / "1.0.0" / name).read_text()
+        (folder / name).write_text(text.replace("array_record", "tfrecord"))
+    with pytest.raises(SettingError, match="tfds convert_format .*--out_file_format=array_record"):
+        sources.documents("tfds:novels", "train", tmp_path)
+
+
+def test_without_a_validation_split_the_last_rows_of_train_are_held_out(tmp_path):
+    documentation.Documentation(
+        rows={"train": [{"name": "", "text": f"text {i}"} for i in range(100)]},
+        config="corpus",
+        data_dir=tmp_path,
+        file_format="array_record",
+    ).download_and_prepare()
+    (tmp_path / "documentation").rename(tmp_path / "tfds")
+    (tmp_path / "tfds" / "corpus").rename(tmp_path / "tfds" / "mine")
+    train, validation = (sources.documents("tfds:mine", split, tmp_path) for split in ("train", "validation"))
+    assert (len(train), len(validation)) == (95, 5)
+    assert not set(train) & set(validation)
+
+
+@needs_data
+def test_reading_imports_neither_tensorflow_nor_jax(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from lm.data import sources\n"
+        f"sources.examples('glue/rte', 'train', Path({str(tmp_path)!r}))[0]\n"
+        "print([name for name in ('tensorflow', 'jax', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

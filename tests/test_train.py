@@ -1,0 +1,175 @@
+"""Steps and the loop: micro-batches, resuming, signals, losses that are not finite, and what a run writes down."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import toy
+
+from lm.nn.config import ModelConfig
+from lm.train.config import LossConfig, OptimizerConfig
+from lm.train.log import NonFiniteLoss, records
+from lm.train.loop import Interrupted
+from lm.train.throughput import step_flops
+
+NO_DROPOUT = replace(toy.MODEL, dropout=0.0)
+
+
+def trained(steps, count=2, seed=0):
+    state, step = steps.init(seed), steps.train_step(seed)
+    for i in range(count):
+        state, metrics = step(state, steps.put(toy.batch(i)))
+    return state, {name: float(value) for name, value in metrics.items()}
+
+
+@pytest.mark.parametrize("sizes, parts", [((), 4), ((2, 2, 2), 2)])
+def test_microbatches_with_ragged_targets_make_the_step_of_one_batch(sizes, parts):
+    whole, numbers = trained(toy.steps(model=NO_DROPOUT))
+    split, others = trained(toy.steps(*sizes, model=NO_DROPOUT, microbatches=parts))
+    assert others == pytest.approx(numbers, rel=1e-5)
+    for name, value in whole.params.items():
+        np.testing.assert_allclose(split.params[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_step_counts_every_target_alike():
+    steps = toy.steps(model=NO_DROPOUT, loss=LossConfig(z_loss=0.0))
+    state, batch = steps.init(0), toy.batch(0)
+    logits = np.asarray(state.model(batch), np.float64)
+    logs, targets = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), batch["decoder_target_tokens"]
+    loss = -np.take_along_axis(logs, targets[..., None], -1)[..., 0]
+    weights = batch["decoder_loss_weights"]
+    due = (loss * weights).sum() / weights.sum()
+    assert steps.evaluate(state, [batch])["loss"] == pytest.approx(due, rel=1e-5)
+    halves = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 4), slice(4, None))]
+    assert steps.evaluate(state, halves)["loss"] == pytest.approx(due, rel=1e-5)
+    _, metrics = steps.train_step(0)(state, steps.put(batch))
+    assert metrics["loss"] == pytest.approx(due, rel=1e-5) and metrics["tokens"] == weights.sum()
+
+
+def test_z_loss_pulls_in_training_and_is_not_in_the_reported_loss():
+    (_, without), (_, strong) = (trained(toy.steps(loss=LossConfig(z_loss=z)), 1) for z in (0.0, 1.0))
+    assert strong["loss"] == pytest.approx(without["loss"], rel=1e-5) and without["z_loss"] == 0 < strong["z_loss"]
+    assert strong["grad_norm"] != pytest.approx(without["grad_norm"], rel=1e-2)
+
+
+def test_dropout_differs_between_steps_and_seeds_and_is_the_same_again():
+    steps = toy.steps(optimization=OptimizerConfig(schedule="constant", learning_rate=1e-9))
+
+    def loss(seed, step):
+        state = replace(steps.init(0), step=jax.numpy.asarray(step, jax.numpy.int32))
+        return float(steps.train_step(seed)(state, steps.put(toy.batch(0)))[1]["loss"])
+
+    assert loss(0, 0) == loss(0, 0) and len({loss(0, 0), loss(0, 1), loss(1, 0)}) == 3
+
+
+def test_runs_of_one_shape_share_their_compilation():
+    steps = toy.steps()
+    trained(steps, seed=0)
+    compiled = steps.train._cache_size()
+    trained(toy.steps(), seed=1)
+    assert toy.steps() is steps and steps.train._cache_size() == compiled
+
+
+def test_a_frozen_parameter_stays():
+    steps = toy.steps(tune=frozen)
+    state, before = trained(steps)[0], steps.init(0)
+    assert (state.params["table"] == before.params["table"]).all()
+    assert (state.params["blocks"] != before.params["blocks"]).any()
+
+
+def frozen(updates, step):
+    return updates | {"table": 0 * updates["table"]}
+
+
+def lines(folder):
+    """What a run logged, without what the clock told."""
+    clock = ("time", "seconds_per_step", "positions_per_second", "waiting_for_data")
+    return [{name: value for name, value in record.items() if name not in clock} for record in records(folder)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return toy.numbers(toy.run(folder, 12)), lines(folder)
+
+
+def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit(tmp_path, uninterrupted):
+    state = toy.run(tmp_path, 8)
+    assert int(state.step) == 8
+    assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]
+    assert lines(tmp_path) == uninterrupted[1]
+    assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]  # nothing is left to do
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_the_step_saves_and_the_next_session_goes_on(tmp_path, uninterrupted, name):
+    def stop(step):
+        if step == 7:  # asked for ahead of its step
+            os.kill(os.getpid(), getattr(signal, name))
+
+    with pytest.raises(Interrupted, match=f"{name}: stopped after step [5-7], which is saved") as caught:
+        toy.run(tmp_path, 12, on_batch=stop)
+    assert (tmp_path / "checkpoints" / str(caught.value.step)).is_dir()
+    assert json.loads((tmp_path / "run.json").read_text())["status"].startswith("Interrupted")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]
+    assert lines(tmp_path) == uninterrupted[1]
+
+
+def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(tmp_path, uninterrupted):
+    def stop(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    with pytest.raises(Interrupted, match="step 4"):
+        toy.run(tmp_path, 12, evaluate=stop)
+    assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]
+    assert lines(tmp_path) == uninterrupted[1]
+
+
+def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninterrupted):
+    command = [sys.executable, toy.__file__, str(tmp_path), "100000"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "checkpoints" / "4").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
+    total = saved + 4
+    (tmp_path / "metrics.jsonl").open("a").write('{"step": 3')  # the line that the kill cut
+    resumed = toy.numbers(toy.run(tmp_path, total))
+    due = tmp_path / "due"
+    assert resumed == (uninterrupted[0] if total == 12 else toy.numbers(toy.run(due, total)))
+    assert [r["step"] for r in lines(tmp_path) if r["kind"] == "train"] == list(range(1, total + 1))
+    assert not list((tmp_path / "checkpoints").glob("unfinished-*"))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_no_state_from_it_is_saved(tmp_path):
+    with pytest.raises(NonFiniteLoss, match="step 7 is not finite"):  # batch 6 makes step 7
+        toy.run(tmp_path, 12, log_every=100, poison=6)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+    assert "NonFiniteLoss: step 7" in json.loads((tmp_path / "run.json").read_text())["status"]
+    assert int(toy.run(tmp_path, 8).step) == 8
+
+
+def test_a_loss_that_is_not_finite_is_noticed_before_a_save(tmp_path):
+    with pytest.raises(NonFiniteLoss, match="step 8"):
+        toy.run(tmp_path, 12, log_every=100, poison=7)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+
+
+def test_step_flops_are_six_for_every_weight_and_position_and_the_scores():
+    config = ModelConfig("decoder", 1000, 1, 2, d_model=64, d_ff=128, d_kv=16, num_heads=4)
+    weights = 1000 * 64 + 2 * (4 * 64 * 64 + 2 * 64 * 128)
+    scores = 2 * 2 * 2 * 32 * 32 * 64  # layers x (scores, sum) x 2 x T x T x N H
+    assert step_flops(config, 8, 0, 32) == 8 * (6 * weights * 32 + 3 * scores)

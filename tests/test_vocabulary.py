@@ -1,0 +1,124 @@
+"""Laws of the vocabularies and of the encoded corpus."""
+
+import json
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.config import SettingError
+from lm.data.tokens import encode_corpus
+from lm.data.vocabulary import EOS, PAD, Bytes, SentencePiece, train_sentencepiece
+
+CASES = Path(__file__).parents[1].parent / "shared" / "parity" / "peer_cases.json"
+LEFT_OUT = {"seqio.ByteVocabulary.decode#c0df24": "sentinels are shown, not dropped"}
+WORDS = re.findall(
+    "[a-z]+", "the quick brown fox jumps over a lazy dog while seven wizards mix potions and quote verse"
+)
+TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 40)) for i in range(60)]
+
+
+def cases(function):
+    if not CASES.exists():
+        return []
+    found = [c for c in json.loads(CASES.read_text())["cases"] if c["fn"] == function and c["id"] not in LEFT_OUT]
+    return [pytest.param(c["args"], c["expected"], id=c["id"]) for c in found]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return train_sentencepiece(TEXTS, 45, tmp_path_factory.mktemp("vocabulary") / "small.model")
+
+
+@pytest.mark.parametrize(("args", "expected"), cases("seqio.ByteVocabulary.encode"))
+def test_bytes_are_encoded_as_the_peers_encode_them(args, expected):
+    assert Bytes(args["extra_ids"]).encode(args["text"]) == expected
+
+
+@pytest.mark.parametrize(("args", "expected"), cases("seqio.ByteVocabulary.decode"))
+def test_bytes_are_decoded_as_the_peers_decode_them(args, expected):
+    assert Bytes(args["extra_ids"]).decode(args["ids"]) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text())
+def test_bytes_give_back_any_text(text):
+    text = text.encode(errors="ignore").decode()
+    vocabulary = Bytes(100)
+    assert vocabulary.decode(vocabulary.encode(text)) == text
+    assert vocabulary.encode_batch([text])[0].tolist() == vocabulary.encode(text)
+
+
+def test_sentencepiece_gives_back_its_texts(model):
+    vocabulary = SentencePiece(model, 100)
+    assert vocabulary.size == 145
+    assert [vocabulary.decode(ids) for ids in vocabulary.encode_batch(TEXTS)] == TEXTS
+    assert EOS not in vocabulary.encode(TEXTS[0])
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_decoding_stops_at_eos_drops_padding_and_names_sentinels(kind, model):
+    vocabulary = Bytes(100) if kind == "bytes" else SentencePiece(model, 100)
+    dog = vocabulary.encode("dog")
+    ids = [PAD, vocabulary.size - 1, *dog, vocabulary.size - 2, EOS, *dog]
+    assert vocabulary.decode(ids).replace(" ", "") == "<extra_id_0>dog<extra_id_1>"
+
+
+def test_the_same_texts_train_the_same_model(model, tmp_path):
+    assert train_sentencepiece(list(TEXTS), 45, tmp_path / "again.model").read_bytes() == model.read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_vocabulary_travels_to_another_process(model):
+    for vocabulary in (Bytes(7), SentencePiece(model, 7)):
+        copy = pickle.loads(pickle.dumps(vocabulary))
+        assert copy.encode("quick fox") == vocabulary.encode("quick fox")
+        assert copy.fingerprint == vocabulary.fingerprint
+    assert SentencePiece(model, 7).fingerprint != SentencePiece(model, 8).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("texts", "size", "mend"), [(TEXTS, 5, "smaller"), (TEXTS, 5000, "value <= "), ([], 45, "there is none")]
+)
+def test_a_size_that_does_not_suit_the_text_is_refused(texts, size, mend, tmp_path):
+    with pytest.raises(SettingError, match=f"data.vocabulary.size={size}.*{mend}"):
+        train_sentencepiece(texts, size, tmp_path / "no.model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_missing_or_no_model_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"data.vocabulary.*cannot be read"):
+        SentencePiece(tmp_path / "none.model", 100)
+    (tmp_path / "junk.model").write_bytes(b"junk")
+    with pytest.raises(SettingError, match=r"data.vocabulary.*not a SentencePiece model"):
+        SentencePiece(tmp_path / "junk.model", 100)
+    with pytest.raises(SettingError, match=r"data.vocabulary.sentinels=-1"):
+        Bytes(-1)
+
+
+def test_a_corpus_is_encoded_whole_once_and_shuffled(tmp_path):
+    documents, vocabulary = [f"{i} {text}" for i, text in enumerate(TEXTS)] + [""], Bytes(100)
+    corpus = encode_corpus(documents, vocabulary, tmp_path)
+    bounds = list(zip(corpus.offsets, corpus.offsets[1:], strict=False))
+    stored = [vocabulary.decode(corpus.tokens[begin:end]) for begin, end in bounds]
+    assert corpus.tokens.dtype == np.uint16
+    assert sorted(stored) == sorted(documents)
+    assert stored != documents
+    before = (corpus.folder / "tokens").stat().st_mtime_ns
+    again = encode_corpus(list(documents), vocabulary, tmp_path)
+    assert again == corpus
+    assert (again.folder / "tokens").stat().st_mtime_ns == before
+    assert encode_corpus(documents, Bytes(7), tmp_path).fingerprint != corpus.fingerprint
+    assert not list(tmp_path.glob(".*"))
+    assert len(pickle.dumps(corpus)) < 1000
+
+
+def test_a_corpus_without_text_is_refused(tmp_path):
+    for documents in ([], [""]):
+        with pytest.raises(SettingError, match="data.source"):
+            encode_corpus(documents, Bytes(100), tmp_path)
+    assert not list(tmp_path.iterdir())

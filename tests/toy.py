@@ -1,0 +1,89 @@
+"""A small language model that compiles fast, its batches, and a run of it that a test may kill."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from lm.mesh import MeshConfig
+from lm.nn.config import ModelConfig
+from lm.nn.layers import param
+from lm.sharding import constrain, make_mesh, named
+from lm.train.checkpoints import Checkpoints
+from lm.train.config import CheckpointConfig, LoopConfig, LossConfig, OptimizerConfig
+from lm.train.log import Log
+from lm.train.loop import train
+from lm.train.step import build
+
+MODEL = ModelConfig(architecture="decoder", vocab_size=32, d_model=16, d_ff=32, d_kv=4, num_heads=4, dropout=0.5)
+OPTIMIZER = OptimizerConfig(factor_from=8)
+ROWS, LENGTH = 16, 6
+
+
+class Toy(nnx.Module):
+    """Two stacked feed-forward blocks between a table and its transpose, with dropout."""
+
+    def __init__(self, config, rngs):
+        keys = jax.random.split(rngs.params(), 3)
+        self.rate = config.dropout
+        self.table = param(jax.random.normal(keys[0], (config.vocab_size, config.d_model)), "vocab", "embed")
+        stack = 0.1 * jax.random.normal(keys[1], (2, config.d_model, config.d_ff))
+        self.blocks = nnx.Param(stack, axes=("embed", "mlp"))
+        self.scale = nnx.Param(jnp.ones((2, config.d_ff)), axes=("norm",))
+
+    def __call__(self, batch, key=None):
+        x = constrain(self.table[...][batch["decoder_input_tokens"]], "batch", "length", "embed")
+        if key is not None and self.rate:
+            x *= jax.random.bernoulli(key, 1 - self.rate, x.shape) / (1 - self.rate)
+        for kernel, scale in zip(self.blocks[...], self.scale[...], strict=True):
+            x += (jnp.tanh(x @ kernel) * scale[None, None]) @ kernel.T
+        return x @ self.table[...].T
+
+
+def batch(step, poison=None):
+    """Batch number ``step``; every row has another number of targets. ``poison``: the step with infinite weights."""
+    rng = np.random.default_rng(step)
+    tokens = rng.integers(3, MODEL.vocab_size, (ROWS, LENGTH), np.int32)
+    weights = (np.arange(LENGTH) < rng.integers(0, LENGTH + 1, (ROWS, 1))).astype(np.float32)
+    if step == poison:
+        weights[0] = np.nan
+    inputs = np.pad(tokens[:, :-1], ((0, 0), (1, 0)))
+    return {"decoder_input_tokens": inputs, "decoder_target_tokens": tokens, "decoder_loss_weights": weights}
+
+
+def steps(*sizes, model=MODEL, **settings):
+    """The compiled steps on a mesh of these sizes; on one device if none are given."""
+    mesh, devices = MeshConfig(*(sizes or (1, 1, 1))), jax.devices()[: 8 if sizes else 1]
+    settings = {"optimization": OPTIMIZER, "loss": LossConfig(), "make": Toy, **settings}
+    return build(model, mesh=make_mesh(mesh, devices), **settings)
+
+
+def run(folder, total, *, every=4, log_every=1, evaluate=None, poison=None, seed=0, on_batch=None):
+    """Train ``total`` steps in ``folder``, going on from what is there."""
+
+    def data(start):
+        for step in range(start, total):
+            if on_batch:
+                on_batch(step)
+            yield batch(step, poison)
+
+    made = steps()
+    config = LoopConfig(steps=total, log_every=log_every, evaluate_every=every)
+    with (
+        Log(folder, {"seed": seed}) as log,
+        Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=every)) as checkpoints,
+    ):
+        evaluate = evaluate or (lambda state: made.evaluate(state, [batch(10_000)]))
+        return train(made, seed, data, checkpoints, log, evaluate, config)
+
+
+def numbers(state):
+    """Every array of a state as bytes, by name."""
+    return {name: np.asarray(leaf).tobytes() for name, leaf in named(state).items()}
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], int(sys.argv[2]))
