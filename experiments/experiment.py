@@ -52,19 +52,14 @@ class PhaseConfig:
             raise SettingError(f"batch_size={self.batch_size} is not divisible by microbatches={self.microbatches}")
 
 
+PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "wmt_enfr", "wmt_enro")
+
+
 @dataclass(frozen=True)
 class TuningConfig:
     """Which mixtures of tasks the pre-trained model is fine-tuned on, each from the same checkpoint."""
 
-    mixtures: tuple[str, ...] = (
-        "glue",
-        "super_glue",
-        "cnn_dailymail",
-        "squad",
-        "wmt_ende",
-        "wmt_enfr",
-        "wmt_enro",
-    )  # each on its own
+    mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.mixtures, each fine-tuned on alone
     inputs_length: int = 512  # longer inputs are cut at their end [tokens]
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
 

@@ -27,7 +27,7 @@ class Reporter:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        self.console.print(line, highlight=False)
+        self.console.print(line, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def reporting(total: int) -> Iterator[Reporter]:
         TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(),
         TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[detail]}"),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield Reporter(console, bar, total)
 
 

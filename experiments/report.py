@@ -81,7 +81,8 @@ def section(table: Table, found: Mapping[str, list[Result]], scale: str, picture
     ]
     for row, ours in rows:
         cells = [
-            f"{_ours(ours.get(c), baseline.get(c), best[c])} │ {row.paper[c]:.2f}{_delta(row.paper[c], baseline_paper[c])}"
+            f"{_ours(ours.get(c), baseline.get(c), best[c])} │ "
+            f"{row.paper[c]:.2f}{_delta(row.paper[c], baseline_paper[c])}"
             for c in columns
         ]
         lines.append(

@@ -6,6 +6,7 @@ A run is a folder: ``settings.json`` says whose it is; ``pretraining/`` and ``fi
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -53,30 +54,30 @@ def check(
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
-    claim(experiment, folder)
+    check_folder(experiment, folder, cache)
     prepared = prepare(experiment, cache, say)
     pretraining_batches(experiment, prepared, "train")  # checks objective and lengths against the architecture
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "settings.json", to_json(experiment) + "\n")
     return prepared, sharding.make_mesh(experiment.mesh)
 
 
-def claim(experiment: Experiment, folder: Path) -> None:
-    """Make ``folder`` this experiment's; SettingError if it cannot be written to or is another's."""
+def check_folder(experiment: Experiment, folder: Path, cache: Path) -> None:
+    """SettingError if ``folder`` is another experiment's, or nothing can be written beside it."""
     path = folder / "settings.json"
     if path.exists():
         changed = diff(from_json(Experiment, path.read_text()), experiment)
+        lines = "".join(f"\n  {name}: {old} there, {new} now" for name, (old, new) in changed.items())
         if changed:
-            lines = "".join(f"\n  {name}: {old} there, {new} now" for name, (old, new) in changed.items())
             raise SettingError(
-                f"{folder} belongs to a run with other settings; choose other --runs or delete it:{lines}"
+                f"{folder} belongs to a run with other settings: choose other --runs or delete it{lines}"
             )
-        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, to_json(experiment) + "\n")
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
     except OSError as error:
-        raise SettingError(
-            f"--runs: {folder} cannot be written to ({error.strerror}); choose another folder"
-        ) from error
+        raise SettingError(f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder") from error
 
 
 def pretrain(

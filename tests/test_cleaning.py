@@ -40,6 +40,12 @@ def test_every_c4_rule_of_the_peers_is_here_or_left_out_by_name():
     assert names == LEFT_OUT | {"c4.clean_page", "c4.remove_duplicate_lines"}
 
 
+def test_an_opening_brace_condemns_the_page():
+    page = "One two three four five.\n" * 3
+    assert cleaning.clean_page(page + "Here it is { but never closed.", RULES) is None
+    assert cleaning.clean_page(page + "It is closed } but never opened.", RULES) is not None
+
+
 def test_thresholds_are_settings():
     page = "One two three.\nFour five six.\nSeven eight nine."
     assert cleaning.clean_page(page, RULES) is None

@@ -46,6 +46,11 @@ def test_docstrings_are_those_that_python_finds():
         assert len(expected ^ found) <= 0.15 * len(expected)  # escapes are not resolved, "..." is not looked for
 
 
+def test_strings_that_open_nothing_are_no_docstrings():
+    source = 'x = [\n    """An entry of a list."""\n]\n\n\ndef f():  # why\n    """What f does."""\n'
+    assert list(harvest.docstrings(source)) == ["What f does."]
+
+
 def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
     docstring = """Return the mean
     of the values.
@@ -63,6 +68,10 @@ def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
         mean is taken here.
     >>> mean([1, 2])
     1.5
+
+    Notes
+    -----
+    A heading is no part of it.
     """
     kept = [text for text in map(harvest.prose, harvest.paragraphs(docstring)) if text]
     assert kept == [
@@ -70,6 +79,7 @@ def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
         "The numbers whose mean is wanted by the caller.",
         "first point of a list that goes on here.",
         "The axis along which the mean is taken here.",
+        "A heading is no part of it.",
     ]
 
 

@@ -219,7 +219,7 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     for examples, rates, words in (({"a": []}, {"a": 1}, "no examples"), ({"a": [([5], [6])]}, {}, "rate of task 'a'")):
         with pytest.raises(SettingError, match=words):
             task_batches(examples, rates, **common)
-    with pytest.raises(SettingError, match="data.vocabulary.sentinels=0"):
+    with pytest.raises(SettingError, match="data.sentinels=0"):
         pretraining_batches(
             corpus, OBJECTIVES["baseline"], Bytes(0), architecture="decoder", inputs_length=32, batch_size=8, seed=0
         )

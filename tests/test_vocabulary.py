@@ -85,7 +85,7 @@ def test_a_vocabulary_travels_to_another_process(model):
     ("texts", "size", "mend"), [(TEXTS, 5, "smaller"), (TEXTS, 5000, "value <= "), ([], 45, "there is none")]
 )
 def test_a_size_that_does_not_suit_the_text_is_refused(texts, size, mend, tmp_path):
-    with pytest.raises(SettingError, match=f"data.vocabulary.size={size}.*{mend}"):
+    with pytest.raises(SettingError, match=f"data.vocabulary_size={size}.*{mend}"):
         train_sentencepiece(texts, size, tmp_path / "no.model")
     assert not list(tmp_path.iterdir())
 
@@ -96,7 +96,7 @@ def test_a_model_that_is_missing_or_no_model_is_refused(tmp_path):
     (tmp_path / "junk.model").write_bytes(b"junk")
     with pytest.raises(SettingError, match=r"data.vocabulary.*not a SentencePiece model"):
         SentencePiece(tmp_path / "junk.model", 100)
-    with pytest.raises(SettingError, match=r"data.vocabulary.sentinels=-1"):
+    with pytest.raises(SettingError, match=r"data.sentinels=-1"):
         Bytes(-1)
 
 
@@ -119,6 +119,6 @@ def test_a_corpus_is_encoded_whole_once_and_shuffled(tmp_path):
 
 def test_a_corpus_without_text_is_refused(tmp_path):
     for documents in ([], [""]):
-        with pytest.raises(SettingError, match="data.source"):
+        with pytest.raises(SettingError, match="data.corpus"):
             encode_corpus(documents, Bytes(100), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -23,7 +23,7 @@ from lm.data.harvest import PACKAGES, STDLIB, Document, harvest, share
 Row = dict[str, Any]
 TRAIN, VALIDATION = 0.8, 0.9  # a document's share below the first: train; below the second: validation; else test
 EVALUATED = 500  # at most so many validation rows per task: the standard error of an accuracy is then 2 % [rows]
-WORDS = 90  # a task's context has at most so many words, to fit the inputs of the small scales [words]
+WORDS = 60  # a task's context has at most so many words, to fit the inputs of the small scales [words]
 
 TEXT = tfds.features.Text()
 FEATURES = {
@@ -107,7 +107,7 @@ def summarise(documents: Iterable[Document], rng: random.Random) -> Iterator[Row
         for docstring in text.split("\n\n"):
             summary, *rest = sentences(docstring.replace("\n", " "))
             body = " ".join(" ".join(rest).split()[:WORDS])
-            if len(body.split()) >= 12 and content(summary) & content(body):
+            if len(body.split()) >= 12 and len(summary.split()) <= WORDS // 2 and content(summary) & content(body):
                 yield {"name": name, "document": body, "summary": summary}
 
 

@@ -157,7 +157,7 @@ def pretraining_batches(
     if vocabulary.num_sentinels < 1 and (
         objective.inputs not in ("drop", "shuffle") or objective.targets == "sentinels"
     ):
-        raise SettingError("data.vocabulary.sentinels=0 should be at least 1 for this objective, such as 100")
+        raise SettingError("data.sentinels=0 should be at least 1 for this objective, such as 100")
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         limits = limits._replace(raw=max(limits.raw - 1, 1))  # both EOS in one row: two full examples then fill it
     return Denoised(tokens, objective, vocabulary, architecture, limits, batch_size, seed)

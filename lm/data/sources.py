@@ -45,7 +45,7 @@ def documents(spec: str, split: str, cache: Path) -> Sequence[str]:
     if kind == "text" and name:
         return text_files(name, split)
     kinds = ("documentation", "text:PATH", "tfds:NAME")
-    raise SettingError(f"corpus={spec!r} should be one of {', '.join(kinds)}{nearest(kind, kinds)}")
+    raise SettingError(f"data.corpus={spec!r} should be one of {', '.join(kinds)}{nearest(kind, kinds)}")
 
 
 def examples(name: str, split: str, cache: Path) -> "Rows":
@@ -68,15 +68,13 @@ def find(name: str, cache: Path) -> Path:
 
         documentation.prepare(Path(cache), report=lambda line: print(line, file=sys.stderr))
     name, _, version = name.partition(":")
-    places = [Path(cache) / "tfds", Path.home() / "tensorflow_datasets"]
-    if os.environ.get("TFDS_DATA_DIR"):
-        places.insert(1, Path(os.environ["TFDS_DATA_DIR"]))
+    places = tfds_folders(cache)
     for place in places:
         found = [folder.parent for folder in (place / name).glob(f"{version or '*.*.*'}/dataset_info.json")]
         if found:
             return max(found, key=lambda folder: [int(number) for number in re.findall(r"\d+", folder.name)])
-    prepared = {str(path.parent.relative_to(place)) for place in places for path in _infos(place)}
-    hint = nearest(f"{name}/{version}", prepared) if version else nearest(name, {os.path.dirname(p) for p in prepared})
+    there = prepared(cache)
+    hint = nearest(f"{name}/{version}", there) if version else nearest(name, {os.path.dirname(p) for p in there})
     wanted = f"{name!r} version {version}" if version else repr(name)
     looked = ", ".join(map(str, places))
     raise SettingError(
@@ -84,8 +82,17 @@ def find(name: str, cache: Path) -> Path:
     )
 
 
-def _infos(place: Path) -> list[Path]:
-    return [*place.glob("[!.]*/*.*.*/dataset_info.json"), *place.glob("[!.]*/*/*.*.*/dataset_info.json")]
+def tfds_folders(cache: Path) -> list[Path]:
+    """Where prepared sets are looked for, in order."""
+    given = os.environ.get("TFDS_DATA_DIR")
+    return [Path(cache) / "tfds", *([Path(given)] if given else []), Path.home() / "tensorflow_datasets"]
+
+
+def prepared(cache: Path) -> list[str]:
+    """``name/version`` or ``name/config/version`` of every prepared set."""
+    patterns = ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json")
+    found = [(path, place) for place in tfds_folders(cache) for pattern in patterns for path in place.glob(pattern)]
+    return sorted({str(path.parent.relative_to(place)) for path, place in found})
 
 
 def preparation(name: str, place: Path) -> str:
@@ -225,7 +232,7 @@ def text_files(pattern: str, split: str) -> TextFiles:
         edge = sorted(digest for *_, digest in found)[: max(1, round(HELD_OUT * len(found)))][-1:]
         found = [piece for piece in found if ([piece[3]] <= edge) == (split == "validation")]
     if not found:
-        raise SettingError(f"corpus 'text:{pattern}': no text for {split!r} in {len(paths)} files; add text")
+        raise SettingError(f"data.corpus=text:{pattern}: no text for {split!r} in {len(paths)} files; add text")
     fingerprint = hashlib.sha256(b"".join(digest for *_, digest in found)).hexdigest()
     return TextFiles(chosen, np.array([piece[:3] for piece in found], np.int64), fingerprint)
 
@@ -236,7 +243,7 @@ def matches(pattern: str) -> list[Path]:
     found = [Path(pattern)] if os.path.isfile(pattern) else [Path(name) for name in glob.glob(inner, recursive=True)]
     files = sorted(path for path in found if path.is_file())
     if not files:
-        raise SettingError(f"corpus 'text:{pattern}': no file matches {os.path.abspath(inner)}")
+        raise SettingError(f"data.corpus=text:{pattern}: no file matches {os.path.abspath(inner)}")
     return files
 
 

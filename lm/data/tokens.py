@@ -86,7 +86,7 @@ def _write(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, finge
             file.write(np.concatenate(encoded).astype(dtype).tobytes())
     offsets = np.cumsum(np.concatenate(counts))
     if not offsets[-1]:
-        raise SettingError("data.source gives no text to train on; name a source with at least one document of text")
+        raise SettingError("data.corpus gives no text to train on; name one with at least one document of text")
     np.save(folder / "offsets.npy", offsets)
     about = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents), "tokens": int(offsets[-1])}
     (folder / "about.json").write_text(json.dumps(about, indent=1))

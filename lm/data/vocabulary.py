@@ -66,7 +66,7 @@ def _parts(ids: Iterable[int], size: int, num_sentinels: int) -> Iterator[list[i
 
 def _check_sentinels(num_sentinels: int) -> None:
     if num_sentinels < 0:
-        raise SettingError(f"data.vocabulary.sentinels={num_sentinels} should be 0 or more, such as 100")
+        raise SettingError(f"data.sentinels={num_sentinels} should be 0 or more, such as 100")
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
             seed_sentencepiece_size=max(size * SEEDS, 10_000),
         )  # fmt: skip
     except RuntimeError as error:
-        raise SettingError(f"data.vocabulary.size={size} does not suit the text: {_reason(error)}") from error
+        raise SettingError(f"data.vocabulary_size={size} does not suit the text: {_reason(error)}") from error
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{os.getpid()}")

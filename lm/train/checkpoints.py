@@ -34,7 +34,7 @@ class Checkpoints:
     """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save."""
 
     def __init__(self, folder: str, config: CheckpointConfig):
-        self.folder, self.config = epath.Path(folder), config
+        self.folder, self.config = epath.Path(folder).absolute(), config
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future | None = None

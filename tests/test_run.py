@@ -1,0 +1,197 @@
+"""From settings to a report, as a user gets there."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from experiments import __main__ as cli
+from experiments import registry
+from experiments.inspection import answer
+from experiments.progress import reporting
+from experiments.registry import REGISTRY, build
+from experiments.results import read_result, run_folder
+from experiments.run import best_of, check, columns, pretrain, steps_of
+from experiments.scales import SCALES
+from experiments.sweep import sweep
+from lm import sharding
+from lm.config import SettingError, change
+from lm.data import documentation
+from lm.data.objectives import lengths
+from lm.nn.transformer import Transformer
+from lm.train.checkpoints import Checkpoints
+from lm.train.config import CheckpointConfig
+
+TINY = SCALES["nano"] | {
+    "data.vocabulary_size": 300,
+    "data.inputs_length": 24,
+    "model.vocab_size": 512,
+    "model.num_encoder_layers": 2,
+    "model.num_decoder_layers": 2,
+    "model.d_model": 16,
+    "model.d_ff": 32,
+    "model.d_kv": 8,
+    "model.num_heads": 2,
+    "pretraining.steps": 4,
+    "pretraining.batch_size": 8,
+    "pretraining.save_every": 2,
+    "pretraining.log_every": 1,
+    "finetuning.steps": 2,
+    "finetuning.batch_size": 8,
+    "finetuning.save_every": 1,
+    "tuning.inputs_length": 24,
+    "tuning.evaluation_examples": 10,
+}
+BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder of runs whose cache holds a small documentation corpus, and a scale ``tiny``."""
+    folder = tmp_path_factory.mktemp("runs")
+    documentation.prepare(folder / "cache", packages=documentation.STDLIB)
+    SCALES["tiny"] = TINY
+    yield folder
+    del SCALES["tiny"]
+
+
+@pytest.fixture(scope="module")
+def swept(runs):
+    sweep("t5/6-corruption-rate/[15]*", "tiny", 1, runs)
+    return runs
+
+
+def folder_of(runs: Path, name: str) -> Path:
+    return run_folder(runs, "tiny", name, 0, {})
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_builds_at_every_scale_without_allocating(scale):
+    shapes = {}
+    for name in REGISTRY:
+        e = build(name, scale)
+        for phase in (e.pretraining, e.finetuning):
+            sharding.check(e.model, {"data": 4, "fsdp": 2, "tensor": 1}, phase.batch_size)
+        limits = lengths(e.objective, e.data.inputs_length)
+        assert 0 < limits.targets <= e.data.inputs_length, name
+        if e.model not in shapes:
+            shapes[e.model] = jax.eval_shape(
+                lambda key, m=e.model: Transformer(m, nnx.Rngs(params=key)), jax.random.key(0)
+            )
+        assert len(jax.tree.leaves(shapes[e.model])) > 10
+
+
+def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
+    for name in (BASELINE, RATE):
+        result = read_result(folder_of(swept, name))
+        assert set(result.columns) == {"GLUE", "CNNDM", "SQuAD", "SGLUE"}
+        assert result.tokens > 0
+    folder = swept / "tiny" / "reports" / "t5-6-corruption-rate"
+    text = (folder / "report.md").read_text()
+    assert "83.28" in text
+    assert "objective.rate=0.5" in text
+    assert (folder / "t5-6-corruption-rate.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
+    sweep("t5/6-corruption-rate/[15]*", "tiny", 1, swept)
+    assert before == {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
+
+
+def test_run_json_and_metrics_tell_what_ran(swept):
+    folder = folder_of(swept, RATE) / "pretraining"
+    run = json.loads((folder / "run.json").read_text())
+    assert run["status"] == "finished"
+    assert run["settings"]["objective"]["rate"] == 0.5
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [2, 4]
+
+
+def test_the_best_checkpoint_of_each_task_counts(tmp_path):
+    lines = [
+        {"step": 1, "kind": "eval", "a/score": 3.0, "a/em": 3.0, "b/score": 1.0, "b/em": 1.0},
+        {"step": 2, "kind": "eval", "a/score": 2.0, "a/em": 2.0, "b/score": 5.0, "b/em": 5.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    class Asked:
+        def __init__(self, name):
+            self.task = type("Task", (), {"name": name, "column": "GLUE", "metrics": {"em": None}, "beside": ()})
+
+    best = {name: best_of(Asked(name), tmp_path) for name in "ab"}
+    assert {name: found["step"] for name, found in best.items()} == {"a": 1, "b": 2}
+    assert columns(best) == {"GLUE": 4.0}
+
+
+def test_a_folder_of_other_settings_is_refused_with_the_difference(swept):
+    other = change(build(RATE, "tiny"), "model.d_ff", 64)
+    with pytest.raises(SettingError, match=r"model\.d_ff: 32 there, 64 now"):
+        check(other, folder_of(swept, RATE), swept / "cache", print)
+    assert read_result(folder_of(swept, RATE)) is not None
+
+
+def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
+    experiment, folder = build(BASELINE, "tiny"), folder_of(swept, BASELINE)
+    with reporting(0) as reporter:
+        prepared, mesh = check(experiment, folder, swept / "cache", reporter.say)
+        first = pretrain(experiment, prepared, mesh, folder / "pretraining", reporter)
+    steps = steps_of(experiment, experiment.finetuning, mesh)
+    with Checkpoints(folder / "pretraining" / "checkpoints", CheckpointConfig()) as checkpoints:
+        saved, start = checkpoints.restore(steps.abstract, 4), first(steps)
+    assert (int(saved.step), int(start.step)) == (4, 0)
+    for name, value in saved.params.items():
+        np.testing.assert_array_equal(value, start.params[name])
+    moved = [name for name, value in steps.init(0).params.items() if not np.array_equal(value, start.params[name])]
+    assert len(moved) == len(saved.params)
+
+
+def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
+    answer(folder_of(swept, RATE), ["cloze question: a context: b", "summarize: a b c."], "", 8)
+    assert capsys.readouterr().out.count("\n") >= 4
+    with pytest.raises(SettingError, match="is no run"):
+        answer(swept / "nowhere", ["a"], "", 8)
+    with pytest.raises(SettingError, match="--mixture 'documentatio' .*did you mean 'documentation'"):
+        answer(folder_of(swept, RATE), ["a"], "documentatio", 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data.corpus": "text:/nowhere/*.txt"}, "no file matches /nowhere"),
+        ({"data.corpus": "tfds:no_such_set"}, "not prepared.*to prepare it: tfds build no_such_set"),
+        ({"data.vocabulary": "/nowhere/a.model"}, "a.model"),
+        ({"data.vocabulary_size": 30}, "data.vocabulary_size=30 does not suit"),
+        ({"data.sentinels": 400}, "model.vocab_size=512 is less than the vocabulary's 700.*set it to 768"),
+        ({"mesh.data": 3}, "mesh.data=3.* devices and there are 8"),
+        ({"mesh.data": 1, "mesh.tensor": 8}, "model.num_heads of size 2.*make it a multiple of 8"),
+        ({"pretraining.batch_size": 12}, "batch_size of size 12.*make it a multiple of 8"),
+        ({"tuning.mixtures": ("gleu",)}, "did you mean 'glue'"),
+        ({"tuning.mixtures": ("glue",)}, "data set 'glue/.*' is not prepared"),
+        ({"data.inputs_length": 1}, "data.inputs_length=1"),
+    ],
+)
+def test_bad_settings_are_refused_by_name_before_anything_compiles_and_leave_nothing(runs, overrides, message):
+    folder = runs / "tiny" / "refused"
+    with pytest.raises(SettingError, match=message):
+        check(registry.apply(build(BASELINE, "tiny"), overrides), folder, runs / "cache", print)
+    assert not folder.exists()
+
+
+def test_an_unwritable_folder_is_refused(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match="cannot be written to"):
+        check(build(BASELINE, "tiny"), tmp_path / "file" / "run", tmp_path / "file" / "cache", print)
+
+
+def test_the_command_line_gives_an_exit_code_and_the_nearest_name(capsys):
+    assert cli.dispatch([]) == 0
+    assert cli.dispatch(["swep"]) == 2
+    assert "did you mean 'sweep'" in capsys.readouterr().err
+    assert cli.dispatch(["diff", "t5/6-corruption-rate/50"]) == 0
+    assert "objective.rate: 0.15 → 0.5" in capsys.readouterr().out
+    assert cli.dispatch(["show", "t5/6-corruption-rate/5"]) == 2
