@@ -17,7 +17,7 @@ def examine(runs: Path) -> None:
     """Print devices, versions, prepared data sets, and the room on the disk that holds ``runs``."""
     import jax
 
-    console = Console()
+    console = Console(soft_wrap=True)
     devices = jax.devices()
     memory = (devices[0].memory_stats() or {}).get("bytes_limit")
     console.print(f"[bold]devices[/]   {len(devices)} × {devices[0].device_kind}, backend {jax.default_backend()}"

@@ -61,6 +61,7 @@ class TuningConfig:
 
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.mixtures, each fine-tuned on alone
     inputs_length: int = 512  # longer inputs are cut at their end [tokens]
+    examples_limit: int | None = None  # tasks are drawn in proportion to their size, up to this; None: any [examples]
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
 
 

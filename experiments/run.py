@@ -127,7 +127,7 @@ def finetune(
     examples = {t.name: Encoded(t, t.rows("train", cache), prepared.vocabulary) for t in mixture(name)}
     batches = pipeline.task_batches(
         examples,
-        proportional({task: len(rows) for task, rows in examples.items()}, limit=2**21),
+        proportional({task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit),
         architecture=experiment.model.architecture,
         lengths=lengths,
         batch_size=phase.batch_size,

@@ -6,7 +6,13 @@ The small scales train on the embedded documentation corpus and its four tasks, 
 
 from experiments.experiment import Changes
 
-_DOCUMENTATION: Changes = {"data.corpus": "documentation", "tuning.mixtures": ("documentation",)}
+_DOCUMENTATION: Changes = {
+    "data.corpus": "documentation",
+    "tuning.mixtures": ("documentation",),
+    "tuning.examples_limit": 2_000,  # the largest of the four tasks would else be more than half of the mixture
+    "pretraining.optimizer.timescale": 2_500,  # short runs learn faster at a rate of 0.02, and have no time to decay
+    "finetuning.optimizer.learning_rate": 0.01,
+}
 
 SCALES: dict[str, Changes] = {
     "base": {},
@@ -41,6 +47,7 @@ SCALES: dict[str, Changes] = {
         "model.d_ff": 256,
         "model.d_kv": 16,
         "model.num_heads": 4,
+        "model.layers": "unroll",  # with two layers as quick to compile, and quicker to run
         "pretraining.steps": 200,
         "pretraining.batch_size": 16,
         "pretraining.save_every": 100,

@@ -41,7 +41,7 @@ def mixture(name: str) -> Mixture:
     raise SettingError(f"tuning.mixtures: there is no mixture {name!r}{nearest(name, MIXTURES)}")
 
 
-def proportional(sizes: Mapping[str, int], limit: int) -> dict[str, float]:
-    """Rates r = min(e, limit) / sum of them, for e examples of each task: "examples-proportional" of section 3.5.2."""
-    capped = {name: min(size, limit) for name, size in sizes.items()}
+def proportional(sizes: Mapping[str, int], limit: int | None) -> dict[str, float]:
+    """Rates r = min(e, limit) / their sum, for e examples of each task: "examples-proportional", section 3.5.2."""
+    capped = {name: size if limit is None else min(size, limit) for name, size in sizes.items()}
     return {name: size / sum(capped.values()) for name, size in capped.items()}
