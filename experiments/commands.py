@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 from experiments import report
 from experiments.experiment import Experiment
 from experiments.registry import build, find, tables
-from experiments.results import results, scores
+from experiments.results import losses, results, scores
 from experiments.t5.tables import COLUMNS
 from lm.config import comments, diff, leaves
 
@@ -69,10 +69,11 @@ def scoreboard(table, scale: str, runs: Path) -> Grid:
     grid = Grid("row", title=f"{table.name}: {table.title} (scale {scale}; ours │ the paper's)", title_justify="left")
     for column in columns:
         grid.add_column(column, justify="right")
+    grid.add_column("held-out loss", justify="right")
     for row in table.rows:
         ours = found[row.name]
-        cells = [f"{_score(ours.get(c)):>12} │ {row.paper[c]:5.2f}" for c in columns]
-        grid.add_row(escape(row.label), *cells)
+        cells = [f"{_score(ours.get(c))} │ {row.paper[c]:5.2f}" for c in columns]
+        grid.add_row(escape(row.label), *cells, _score(losses(results(row, scale, runs))))
     return grid
 
 

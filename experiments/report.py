@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.experiment import Row, Table
 from experiments.registry import REGISTRY, build
-from experiments.results import Result, Score, results, scores
+from experiments.results import Result, Score, losses, results, scores
 from experiments.t5.tables import BASELINE_STD, COLUMNS
 from lm.config import SettingError, diff
 
@@ -40,7 +40,8 @@ _HEADER = """# The T5 study at scale `{scale}`
 {setup}
 
 Each cell: ours, mean ± standard deviation over seeds (difference to the baseline) │ the paper's (difference to its
-baseline). Within a column of ours, **bold** marks the scores within two standard deviations of the best.
+baseline). Within a column of ours, **bold** marks the scores within two standard deviations of the best. The held-out
+loss is that of pre-training, in nats a target token: other objectives predict other targets, so compare like with like.
 
 {note}"""
 
@@ -76,8 +77,8 @@ def section(table: Table, found: Mapping[str, list[Result]], scale: str, picture
     lines = [
         f"## {table.name}: {table.title}",
         "",
-        "| row | changes | " + " | ".join(columns) + " | seeds | cost a run |",
-        "|---" * (len(columns) + 4) + "|",
+        "| row | changes | " + " | ".join(columns) + " | held-out loss | seeds | cost a run |",
+        "|---" * (len(columns) + 5) + "|",
     ]
     for row, ours in rows:
         cells = [
@@ -86,7 +87,8 @@ def section(table: Table, found: Mapping[str, list[Result]], scale: str, picture
             for c in columns
         ]
         lines.append(
-            f"| {row.label} | {_changes(row, scale)} | {' | '.join(cells)} | {len(found[row.name])} | "
+            f"| {row.label} | {_changes(row, scale)} | {' | '.join(cells)} | "
+            f"{_plain(losses(found[row.name]))} | {len(found[row.name])} | "
             f"{_cost(found[row.name])} |"
         )
     yardstick = ", ".join(f"{c} {BASELINE_STD[c]}" for c in columns)
@@ -102,6 +104,8 @@ def _changes(row: Row, scale: str) -> str:
 def _threshold(values: list[Score]) -> float:
     """The least score that is not significantly below the best; with one seed a run, the best itself."""
     top = max(values, key=lambda score: score.mean)
+    if top.mean == min(score.mean for score in values):
+        return float("inf")  # all alike: none stands out
     return top.mean - 2 * (top.std or 0.0)
 
 
@@ -113,8 +117,14 @@ def _ours(score: Score | None, baseline: Score | None, threshold: float) -> str:
     return text + (_delta(score.mean, baseline.mean) if baseline else "")
 
 
+def _plain(score: Score | None) -> str:
+    if score is None:
+        return "–"
+    return f"{score.mean:.3f}" + (f" ± {score.std:.3f}" if score.std is not None else "")
+
+
 def _delta(value: float, baseline: float) -> str:
-    return f" ({value - baseline:+.2f})"
+    return f" ({value - baseline:+.2f})" if value != baseline else ""
 
 
 def _cost(found: list[Result]) -> str:

@@ -18,6 +18,7 @@ class Result:
 
     columns: Mapping[str, float]  # the paper's column -> our stand-in's score
     tasks: Mapping[str, Mapping[str, Any]]  # task -> {"step", "score", "metrics"} of its best checkpoint
+    held_out_loss: float | None  # after pre-training, nats a target token; None without
     seconds: float  # of training, compilation and evaluation left out
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
@@ -49,8 +50,8 @@ def read_result(folder: Path) -> Result | None:
         return None
     try:
         found = json.loads(path.read_text())
-        return Result(found["columns"], found["tasks"], found["seconds"], found["tokens"], folder)
-    except (ValueError, KeyError) as error:
+        return Result(folder=folder, **found)
+    except (ValueError, TypeError) as error:
         raise SettingError(f"{path} is damaged ({error!r}): delete it and run the row again") from error
 
 
@@ -65,3 +66,9 @@ def scores(found: list[Result]) -> dict[str, Score]:
     """Column -> mean and deviation over the seeds."""
     columns = found[0].columns if found else {}
     return {column: Score.of(result.columns[column] for result in found) for column in columns}
+
+
+def losses(found: list[Result]) -> Score | None:
+    """Mean and deviation over the seeds of the held-out loss after pre-training."""
+    values = [result.held_out_loss for result in found if result.held_out_loss is not None]
+    return Score.of(values) if values else None

@@ -43,7 +43,7 @@ def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -
         best |= finetune(experiment, prepared, mesh, pretrained, name, folder / "finetuning" / name, cache, reporter)
     if jax.process_index() == 0:
         phases = [folder / "pretraining", *(folder / "finetuning" / name for name in experiment.tuning.mixtures)]
-        found = {"columns": columns(best), "tasks": best, **cost(phases)}
+        found = {"columns": columns(best), "tasks": best, "held_out_loss": held_out_loss(phases[0]), **cost(phases)}
         replace_file(folder / "scores.json", json.dumps(found, indent=1) + "\n")
 
 
@@ -248,6 +248,11 @@ def columns(best: dict[str, dict]) -> dict[str, float]:
     for task in best.values():
         found.setdefault(task["column"], []).append(task["score"])
     return {column: sum(scores) / len(scores) for column, scores in found.items()}
+
+
+def held_out_loss(pretraining: Path) -> float | None:
+    """Of the last state of pre-training, nats a target token; None without pre-training."""
+    return next((r["loss"] for r in reversed(records(pretraining)) if r["kind"] == "eval"), None)
 
 
 def cost(phases: list[Path]) -> dict[str, float]:
