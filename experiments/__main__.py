@@ -123,10 +123,10 @@ def run(arguments: Sequence[str]) -> None:
     import tyro
 
     from experiments.experiment import Experiment
-    from experiments.registry import build
+    from experiments.registry import BASELINE_ROW, build
     from experiments.sweep import run_row
 
-    named = arguments[0] if arguments and not arguments[0].startswith("-") else "t5/1-baseline/baseline"
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
     default = build(named, _option(arguments, "--scale", "nano"))
 
     def run(
@@ -147,6 +147,8 @@ def run(arguments: Sequence[str]) -> None:
             runs: folder that holds the runs.
             check: only check settings, data, vocabulary and folder; train nothing.
         """
+        if name != named:
+            raise SettingError(f"{name!r} should stand first: lm run {name} [OPTIONS]")
         run_row(name, scale, experiment, runs, check)
 
     tyro.cli(run, prog="lm run", args=arguments)
@@ -215,6 +217,9 @@ def dispatch(arguments: Sequence[str]) -> int:
     except SettingError as error:
         print(f"lm: {error}", file=sys.stderr)
         return EXIT_CODES["bad settings"]
+    except KeyboardInterrupt:
+        print("lm: interrupted; to go on, give the same command again", file=sys.stderr)
+        return EXIT_CODES["interrupted"]
     return EXIT_CODES["done"]
 
 

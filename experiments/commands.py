@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 
 from experiments import report
 from experiments.experiment import Experiment
-from experiments.registry import build, find, tables
+from experiments.registry import BASELINE_ROW, build, find, tables
 from experiments.results import losses, results, scores
 from experiments.t5.tables import COLUMNS
 from lm.config import comments, diff, leaves
@@ -26,7 +26,7 @@ def show_rows(pattern: str, scale: str, runs: Path) -> None:
             "row", "in the paper", "changes", "finished", title=f"{table.name}: {table.title}", title_justify="left"
         )
         for row in (row for row in table.rows if row in rows):
-            changed = diff(build(report.BASELINE_ROW, scale), build(row.name, scale))
+            changed = diff(build(BASELINE_ROW, scale), build(row.name, scale))
             text = ", ".join(f"{path}={new}" for path, (_, new) in changed.items()) or "(the baseline)"
             finished = len(results(row, scale, runs))
             grid.add_row(row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}")

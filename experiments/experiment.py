@@ -64,6 +64,15 @@ class TuningConfig:
     examples_limit: int | None = None  # tasks are drawn in proportion to their size, up to this; None: any [examples]
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
 
+    def __post_init__(self):
+        if self.inputs_length < 2 or self.evaluation_examples < 0:
+            raise SettingError(
+                f"tuning.inputs_length={self.inputs_length} should be at least 2, tuning.evaluation_examples="
+                f"{self.evaluation_examples} at least 0"
+            )
+        if self.examples_limit is not None and self.examples_limit < 1:
+            raise SettingError(f"tuning.examples_limit={self.examples_limit} should be at least 1, or None")
+
 
 @dataclass(frozen=True)
 class Experiment:

@@ -101,14 +101,16 @@ def _answers(
     from experiments.run import steps_of
     from lm import sharding
     from lm.evaluate.score import answers
-    from lm.train.checkpoints import Checkpoints
+    from lm.train.checkpoints import CheckpointError, Checkpoints
     from lm.train.config import CheckpointConfig
 
     kind = experiment.pretraining if phase.name == "pretraining" else experiment.finetuning
     steps = steps_of(experiment, kind, sharding.make_mesh(experiment.mesh))
-    best = "lowest" if phase.name == "pretraining" else "highest"
-    with Checkpoints(phase / "checkpoints", CheckpointConfig(best=best)) as checkpoints:
-        state = checkpoints.restore(steps.abstract, checkpoints.best())
+    with Checkpoints(phase / "checkpoints", CheckpointConfig(best="highest")) as checkpoints:
+        try:
+            state = checkpoints.restore(steps.abstract, None if phase.name == "pretraining" else checkpoints.best())
+        except CheckpointError as error:
+            raise SettingError(str(error)) from error
     if state is None:
         raise SettingError(f"{phase} has no checkpoint yet; train the run first")
     encoded = [(prepared.vocabulary.encode(prompt), ()) for prompt in prompts]

@@ -14,7 +14,7 @@ from lm.config import SettingError
 from lm.data import pipeline
 from lm.data.mixtures import mixture
 from lm.data.objectives import Lengths
-from lm.data.sources import documents
+from lm.data.sources import documents, examples
 from lm.data.tasks.task import Task
 from lm.data.tokens import Tokens, encode_corpus
 from lm.data.vocabulary import Bytes, SentencePiece, Vocabulary, train_sentencepiece
@@ -51,7 +51,8 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
     for name in experiment.tuning.mixtures:
         for task in mixture(name):
-            task.rows("validation", cache)  # opens, and reads nothing yet
+            for split in (task.train, task.validation):
+                examples(task.source, split, cache)  # finds it, and reads nothing yet
     corpus = documents(experiment.data.corpus, "train", cache)
     vocabulary = find_vocabulary(experiment, corpus, cache, say)
     if vocabulary.size > experiment.model.vocab_size:

@@ -27,7 +27,7 @@ class Reporter:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        self.console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from experiments.scales import SCALES
 from experiments.t5.tables import TABLES
 from lm.config import SettingError, nearest
 
+BASELINE_ROW = "t5/1-baseline/baseline"
+
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
 
 

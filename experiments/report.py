@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.experiment import Row, Table
-from experiments.registry import REGISTRY, build
+from experiments.registry import BASELINE_ROW, REGISTRY, build
 from experiments.results import Result, Score, losses, results, scores
 from experiments.t5.tables import BASELINE_STD, COLUMNS
 from lm.config import SettingError, diff
-
-BASELINE_ROW = "t5/1-baseline/baseline"
 
 
 def write_report(tables: list[Table], scale: str, runs: Path) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from experiments.experiment import Row
-from experiments.registry import twin
-from lm.config import SettingError
+from experiments.experiment import Experiment, Row
+from experiments.registry import build, twin
+from lm.config import SettingError, diff, from_json
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,18 @@ def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[
     return runs / scale / (twin(name) + suffix.replace("/", "_")) / f"seed-{seed}"
 
 
+def check_settings(experiment: Experiment, folder: Path) -> None:
+    """SettingError with the difference if ``folder`` holds a run of other settings."""
+    path = folder / "settings.json"
+    if path.exists():
+        changed = diff(from_json(Experiment, path.read_text()), experiment)
+        lines = "".join(f"\n  {name}: {old} there, {new} now" for name, (old, new) in changed.items())
+        if changed:
+            raise SettingError(
+                f"{folder} belongs to a run with other settings: choose other --runs or delete it{lines}"
+            )
+
+
 def read_result(folder: Path) -> Result | None:
     """The result of a finished run, None of an unfinished one; SettingError if its file is damaged."""
     path = folder / "scores.json"
@@ -57,8 +69,10 @@ def read_result(folder: Path) -> Result | None:
 
 def results(row: Row, scale: str, runs: Path) -> list[Result]:
     """Every finished seed of ``row`` at ``scale``."""
-    folder = run_folder(runs, scale, row.name, 0, {}).parent
-    found = (read_result(seed) for seed in sorted(folder.glob("seed-*")))
+    found = []
+    for folder in sorted(run_folder(runs, scale, row.name, 0, {}).parent.glob("seed-*")):
+        check_settings(build(row.name, scale, {"seed": int(folder.name.removeprefix("seed-"))}), folder)
+        found.append(read_result(folder))
     return [result for result in found if result is not None]
 
 

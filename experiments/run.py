@@ -17,8 +17,9 @@ import jax
 from experiments.experiment import Experiment, PhaseConfig
 from experiments.prepare import Encoded, Prepared, prepare, pretraining_batches, tuning_lengths
 from experiments.progress import Reporter
+from experiments.results import check_settings
 from lm import sharding
-from lm.config import SettingError, diff, from_json, to_json
+from lm.config import SettingError, to_json
 from lm.data import pipeline
 from lm.data.mixtures import mixture, proportional
 from lm.data.objectives import Lengths
@@ -38,11 +39,11 @@ def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -
     """Bring the run in ``folder`` to its end from wherever it is; SettingError before anything compiles."""
     prepared, mesh = check(experiment, folder, cache, reporter.say)
     pretrained = pretrain(experiment, prepared, mesh, folder / "pretraining", reporter)
-    best = {}
-    for name in experiment.tuning.mixtures:
+    best, mixtures = {}, experiment.tuning.mixtures if experiment.finetuning.steps else ()
+    for name in mixtures:
         best |= finetune(experiment, prepared, mesh, pretrained, name, folder / "finetuning" / name, cache, reporter)
     if jax.process_index() == 0:
-        phases = [folder / "pretraining", *(folder / "finetuning" / name for name in experiment.tuning.mixtures)]
+        phases = [folder / "pretraining", *(folder / "finetuning" / name for name in mixtures)]
         found = {"columns": columns(best), "tasks": best, "held_out_loss": held_out_loss(phases[0]), **cost(phases)}
         replace_file(folder / "scores.json", json.dumps(found, indent=1) + "\n")
 
@@ -64,14 +65,7 @@ def check(
 
 def check_folder(experiment: Experiment, folder: Path, cache: Path) -> None:
     """SettingError if ``folder`` is another experiment's, or nothing can be written beside it."""
-    path = folder / "settings.json"
-    if path.exists():
-        changed = diff(from_json(Experiment, path.read_text()), experiment)
-        lines = "".join(f"\n  {name}: {old} there, {new} now" for name, (old, new) in changed.items())
-        if changed:
-            raise SettingError(
-                f"{folder} belongs to a run with other settings: choose other --runs or delete it{lines}"
-            )
+    check_settings(experiment, folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):
@@ -88,7 +82,7 @@ def pretrain(
     if not phase.steps:
         return None
     reporter.start("pre-training")
-    steps = steps_of(experiment, phase, mesh)
+    steps = trained = steps_of(experiment, phase, mesh)
     index, count = sharding.shard_of_batch(mesh, phase.batch_size)
     held_out = pretraining_batches(experiment, prepared, "validation")
     held_out = list(
@@ -102,7 +96,10 @@ def pretrain(
 
     def initial(steps: Steps) -> State:
         with Checkpoints(folder / "checkpoints", CheckpointConfig(every=phase.save_every)) as checkpoints:
-            return replace(checkpoints.restore(steps.abstract), step=steps.init(0).step)
+            fresh = steps.init(experiment.seed)
+            if sharding.named(steps.abstract).keys() != sharding.named(trained.abstract).keys():
+                return checkpoints.restore_model(fresh)  # another optimiser, which remembers other things
+            return replace(checkpoints.restore(steps.abstract), step=fresh.step)
 
     return initial
 

@@ -7,8 +7,8 @@ from experiments.commands import show_report
 from experiments.exit_codes import EXIT_CODES
 from experiments.experiment import Experiment
 from experiments.progress import Reporter, Stopwatch, duration, reporting
-from experiments.registry import build, find, twin
-from experiments.results import read_result, run_folder
+from experiments.registry import BASELINE_ROW, build, find, twin
+from experiments.results import check_settings, read_result, run_folder
 from lm.config import SettingError, diff
 
 
@@ -20,8 +20,10 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
     rows = find(pattern)
-    names = list(dict.fromkeys(twin(row.name) for row in rows))
+    names = list(dict.fromkeys([*(twin(row.name) for row in rows), BASELINE_ROW]))  # which all are compared with
     wanted = [(name, seed, run_folder(runs, scale, name, seed, {})) for seed in range(seeds) for name in names]
+    for name, seed, folder in wanted:
+        check_settings(build(name, scale, {"seed": seed}), folder)
     missing = [(name, seed, folder) for name, seed, folder in wanted if read_result(folder) is None]
     experiments = [build(name, scale, {"seed": seed}) for name, seed, _ in missing]
     failed = 0
@@ -29,8 +31,13 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
         with reporting(sum(map(work, experiments))) as reporter:
             reporter.say(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {len(missing)} to go")
             for (name, _, folder), experiment in zip(missing, experiments, strict=True):
-                failed = failed or one(name, experiment, folder, runs, reporter)
-    show_report(pattern, scale, runs)
+                code = one(name, experiment, folder, runs, reporter)
+                failed = failed or code
+    try:
+        show_report(pattern, scale, runs)
+    except SettingError:
+        if not failed:
+            raise
     if failed:
         sys.exit(failed)
 
@@ -54,8 +61,9 @@ def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: R
         reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
         sys.exit(EXIT_CODES["interrupted"])
     except (CheckpointError, NonFiniteLoss, SettingError) as error:
-        reporter.say(f"[red]{name} failed:[/] {error}\n  folder: {folder}")
-        return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
+        reporter.say(f"{name} failed: {error}\n  folder: {folder}")
+        kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
+        return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
     scores = read_result(folder).columns
     shown = ", ".join(f"{column} {score:.2f}" for column, score in scores.items())
     reporter.say(f"{name} seed {experiment.seed}: {shown} ({duration(watch.seconds)})")

@@ -195,3 +195,23 @@ def test_the_command_line_gives_an_exit_code_and_the_nearest_name(capsys):
     assert cli.dispatch(["diff", "t5/6-corruption-rate/50"]) == 0
     assert "objective.rate: 0.15 → 0.5" in capsys.readouterr().out
     assert cli.dispatch(["show", "t5/6-corruption-rate/5"]) == 2
+
+
+def test_a_row_that_fails_is_left_and_the_others_go_on(tmp_path, monkeypatch):
+    tried = []
+    monkeypatch.setattr("experiments.sweep.one", lambda name, *_: tried.append(name) or (3 if len(tried) == 1 else 0))
+    with pytest.raises(SystemExit) as stopped:
+        sweep("t5/4-objective", "nano", 1, tmp_path)
+    assert stopped.value.code == 3
+    assert tried == [*(f"t5/4-objective/{row}" for row in ("prefix-lm", "bert-style", "deshuffling")), BASELINE]
+
+
+def test_a_finished_run_of_other_settings_is_not_counted(swept, monkeypatch):
+    monkeypatch.setitem(SCALES, "tiny", TINY | {"model.d_ff": 64})
+    with pytest.raises(SettingError, match=r"belongs to a run with other settings.*\n  model\.d_ff: 32 there, 64 now"):
+        sweep("t5/6-corruption-rate/50", "tiny", 1, swept)
+
+
+def test_the_row_stands_before_its_options(runs, capsys):
+    assert cli.dispatch(["run", "--scale", "nano", "t5/6-corruption-rate/50", "--check"]) == 2
+    assert "'t5/6-corruption-rate/50' should stand first" in capsys.readouterr().err

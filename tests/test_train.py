@@ -91,7 +91,7 @@ def frozen(updates, step):
 
 def lines(folder):
     """What a run logged, without what the clock told."""
-    clock = ("time", "seconds_per_step", "positions_per_second", "waiting_for_data")
+    clock = ("time", "seconds_per_step", "tokens_per_second", "waiting_for_data")
     return [{name: value for name, value in record.items() if name not in clock} for record in records(folder)]
 
 

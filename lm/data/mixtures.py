@@ -1,7 +1,7 @@
 """Tasks that are fine-tuned together, and how often each is drawn.
 
 The mixtures are the paper's (Raffel et al. 2020, section 2.3): GLUE and SuperGLUE as one each, all else alone. Lengths
-of targets are those of the released code: enough for every target of the mixture.
+of targets are those of the released code.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from lm.data.tasks import TASKS
 
 @dataclass(frozen=True)
 class Mixture:
-    """Names of ``TASKS``, and the length that all their targets fit, EOS counted [tokens]."""
+    """Names of ``TASKS``, and the length beyond which targets are cut, EOS counted [tokens]."""
 
     tasks: tuple[str, ...]
     targets_length: int

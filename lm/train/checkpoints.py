@@ -150,6 +150,9 @@ class Checkpoints:
         if done.exists():
             done.rmtree()
         unfinished.rename(done)
+        for step in self.steps():
+            if step > about["step"]:  # of a course given up: it was damaged, and this run went on from before it
+                (self.folder / str(step)).rmtree()
         for step in self.steps()[: -self.config.keep]:
             if step != self.best():
                 (self.folder / str(step)).rmtree()

@@ -115,10 +115,14 @@ def _now() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the code that runs, marked where files differ from it; None outside of git."""
+    """The commit of the code that runs, marked where files differ from it; None where git does not know this file."""
     try:
+        here = Path(__file__)
+        subprocess.run(
+            ["git", "ls-files", "--error-unmatch", here.name], cwd=here.parent, capture_output=True, check=True
+        )
         call = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         done = subprocess.run(call, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

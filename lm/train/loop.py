@@ -157,7 +157,7 @@ class Meter:
         seconds = elapsed / (last - self.first)
         rates = {
             "seconds_per_step": seconds,
-            "positions_per_second": self.positions / seconds,
+            "tokens_per_second": self.positions / seconds,  # inputs and targets, padding included
             "waiting_for_data": self.waited / elapsed,  # share of time, at most
             "utilisation": self.flops / seconds / self.peak if self.flops and self.peak else None,
         }
