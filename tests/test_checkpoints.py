@@ -83,6 +83,17 @@ def test_a_damaged_step_is_passed_over_and_its_numbers_are_never_used(copied):
     assert toy.numbers(restored(folder)) == numbers[1]
 
 
+def test_a_step_saved_after_going_on_from_before_a_damaged_one_is_the_newest(copied):
+    folder, numbers = copied
+    (folder / "2").rename(folder / "9")
+    (folder / "9" / MANIFEST).unlink()
+    with opened(folder, keep=1) as checkpoints:
+        state = checkpoints.restore(toy.steps().abstract)
+        checkpoints.save(at(state, 5))
+        checkpoints.wait()
+        assert checkpoints.steps() == [5]
+
+
 def test_when_every_checkpoint_is_bad_nothing_starts_from_scratch(copied):
     folder, _ = copied
     for step in "12":
