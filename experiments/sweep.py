@@ -64,8 +64,9 @@ def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: R
         reporter.say(f"{name} failed: {error}\n  folder: {folder}")
         kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
         return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
-    scores = read_result(folder).columns
-    shown = ", ".join(f"{column} {score:.2f}" for column, score in scores.items())
+    result = read_result(folder)
+    shown = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
+    shown = shown or f"held-out loss {result.held_out_loss:.3f}"
     reporter.say(f"{name} seed {experiment.seed}: {shown} ({duration(watch.seconds)})")
     return EXIT_CODES["done"]
 
