@@ -1,6 +1,6 @@
 """The same study at another size: changes to the baseline that are applied before a row's own.
 
-``base`` is the paper's setup. ``mini`` takes about ten minutes a row on two CPU cores, ``nano`` less than a minute.
+``base`` is the paper's setup. ``mini`` takes ten to twenty minutes a row on two CPU cores, ``nano`` about one.
 The small scales train on the embedded documentation corpus and its four tasks, whose metrics stand in for the paper's.
 """
 
