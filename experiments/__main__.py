@@ -183,7 +183,7 @@ usage: lm COMMAND [OPTIONS]        lm COMMAND --help tells more
 {commands}
 
 A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (about a minute a row on two
-CPU cores), mini (ten to twenty minutes), base (the paper's setup). Start with:
+CPU cores), mini (about ten minutes), base (the paper's setup). Start with:
 
   lm list 't5/*'                              what there is
   lm diff t5/6-corruption-rate/50             what a row changes

@@ -1,6 +1,6 @@
 """The same study at another size: changes to the baseline that are applied before a row's own.
 
-``base`` is the paper's setup. ``mini`` takes ten to twenty minutes a row on two CPU cores, ``nano`` about one.
+``base`` is the paper's setup. ``mini`` takes about ten minutes a row on two CPU cores, ``nano`` about one.
 The small scales train on the embedded documentation corpus and its four tasks, whose metrics stand in for the paper's.
 """
 
@@ -27,13 +27,13 @@ SCALES: dict[str, Changes] = {
         "model.d_kv": 32,
         "model.num_heads": 4,
         "model.layers": "unroll",
-        "pretraining.steps": 2_000,
+        "pretraining.steps": 1_400,
         "pretraining.batch_size": 16,
-        "pretraining.save_every": 500,
+        "pretraining.save_every": 350,
         "pretraining.log_every": 50,
-        "finetuning.steps": 1_000,
+        "finetuning.steps": 700,
         "finetuning.batch_size": 16,
-        "finetuning.save_every": 250,
+        "finetuning.save_every": 175,
         "finetuning.log_every": 50,
         "tuning.inputs_length": 128,
         "tuning.evaluation_examples": 200,
