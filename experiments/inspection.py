@@ -12,6 +12,7 @@ from experiments.registry import build
 from lm.config import SettingError, from_json, nearest
 from lm.data import pipeline
 from lm.data.mixtures import mixture
+from lm.data.objectives import EOS
 from lm.data.pipeline import Batch
 from lm.data.vocabulary import Vocabulary
 
@@ -60,7 +61,7 @@ def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:
     """Cut after each EOS: a decoder's row holds inputs, EOS, targets, EOS."""
     start = 0
     for place, token in enumerate(ids, 1):
-        if token == 1 or place == len(ids):
+        if token == EOS or place == len(ids):
             yield list(ids[start:place])
             start = place
 

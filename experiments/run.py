@@ -5,7 +5,6 @@ A run is a folder: ``settings.json`` says whose it is; ``pretraining/`` and ``fi
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
@@ -23,10 +22,11 @@ from lm.config import SettingError, to_json
 from lm.data import pipeline
 from lm.data.mixtures import mixture, proportional
 from lm.data.objectives import Lengths
+from lm.data.packing import row_length
 from lm.evaluate.score import Questions, score
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LoopConfig, LossConfig
-from lm.train.log import Log, records
+from lm.train.log import Log, records, replace_file
 from lm.train.loop import train
 from lm.train.state import State
 from lm.train.step import Steps, build
@@ -171,7 +171,9 @@ def fit(
         return counted(stream, reporter)
 
     config = LoopConfig(phase.steps, phase.log_every, evaluate_every=phase.save_every, score="score")
-    flops = step_flops(experiment.model, phase.batch_size, lengths.inputs, row_targets(experiment, lengths))
+    flops = step_flops(
+        experiment.model, phase.batch_size, lengths.inputs, row_length(experiment.model.architecture, lengths)
+    )
     with ShownLog(folder, asdict(experiment), reporter) as log:
         train(steps, experiment.seed, data, checkpoints, log, evaluate, config, initial, flops)
 
@@ -219,11 +221,6 @@ def questions(
     return Questions(task, rows, batches, lengths.targets)
 
 
-def row_targets(experiment: Experiment, lengths: Lengths) -> int:
-    """Positions of a row that the decoder reads."""
-    return lengths.targets if experiment.model.has_encoder else lengths.inputs + lengths.targets
-
-
 def best_of(asked: Questions, folder: Path) -> dict:
     """The best evaluation of a task, as the paper reports it: every task by its own checkpoint."""
     name = asked.task.name
@@ -263,13 +260,6 @@ def cost(phases: list[Path]) -> dict[str, float]:
                 seconds += record.get("seconds_per_step", 0.0) * done
                 tokens += record["tokens"] * done
     return {"seconds": seconds, "tokens": int(tokens)}
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write ``path`` as a whole or not at all."""
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    draft.write_text(text)
-    os.replace(draft, path)
 
 
 def cache_of(folder: Path) -> Path:

@@ -63,7 +63,7 @@ class Log:
             return
         kept = [record for record in records(self.folder) if record["step"] <= step]
         path = self.folder / "metrics.jsonl"
-        _replace(path, "".join(json.dumps(record) + "\n" for record in kept))
+        replace_file(path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = path.open("a")
         from tensorboardX import SummaryWriter  # takes half a second to import
 
@@ -86,7 +86,7 @@ class Log:
         return jax.process_count() == 1 and wanted not in {(r["step"], r["kind"]) for r in records(self.folder)}
 
     def _write_run(self) -> None:
-        _replace(self.folder / "run.json", json.dumps(self._run, indent=1, default=str) + "\n")
+        replace_file(self.folder / "run.json", json.dumps(self._run, indent=1, default=str) + "\n")
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def records(folder: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write ``path`` as a whole or not at all."""
     new = path.with_name(path.name + ".new")
     with new.open("w") as file:
