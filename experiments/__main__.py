@@ -35,12 +35,12 @@ def show(name: str, /, scale: str = "nano") -> None:
     show_settings(name, scale)
 
 
-def diff(name: str, other: str = "t5/1-baseline/baseline", /, scale: str = "nano") -> None:
-    """Show the settings in which a row differs from another, by default from the paper's baseline.
+def diff(name: str, other: str = "", /, scale: str = "nano") -> None:
+    """Show the settings in which a row differs from another.
 
     Args:
         name: row of the registry.
-        other: row to compare with.
+        other: row to compare with; by default the paper's baseline, or the first row of another table.
         scale: size of the study: nano, mini or base.
     """
     from experiments.commands import show_diff
@@ -77,18 +77,95 @@ def report(pattern: str = "t5/*", /, scale: str = "nano", runs: Path = RUNS) -> 
     show_report(pattern, scale, runs)
 
 
-def generate(run: Path, /, prompt: tuple[str, ...], mixture: str = "", max_length: int = 64) -> None:
-    """Decode a finished run's answers to prompts, greedily.
+def generate(
+    run: Path,
+    /,
+    prompt: tuple[str, ...],
+    mixture: str = "",
+    max_length: int = 64,
+    beams: int = 1,
+    length_penalty: float = 0.6,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> None:
+    """Show what a run's model writes after prompts: the likeliest words, drawn ones, or the best of a beam search.
 
     Args:
         run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.
-        prompt: one or more texts to answer.
-        mixture: which fine-tuned model answers; the only one by default, 'pretraining' for the pre-trained model.
+        prompt: one or more texts to answer or to go on from.
+        mixture: which fine-tuned model answers; the first by default, 'pretraining' for the pre-trained model.
         max_length: longest answer [tokens].
+        beams: answers searched side by side; 1 takes the likeliest token each time.
+        length_penalty: of beam search; 0 compares log-probabilities, more favours long answers.
+        temperature: of drawing; below 1 likely tokens get likelier, 0 draws nothing.
+        top_k: draw from this many of the likeliest tokens; 0 draws from all.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: of drawing.
     """
-    from experiments.inspection import answer
+    from experiments.inspection import Writing, answer
 
-    answer(run, prompt, mixture, max_length)
+    answer(run, prompt, mixture, max_length, Writing(beams, length_penalty, temperature, top_k, top_p, seed))
+
+
+def fill(text: str, /, run: Path | None = None, top: int = 5, iterations: int = 0, runs: Path = RUNS) -> None:
+    """Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
+
+    Args:
+        text: a text with one or more [MASK].
+        run: folder of a run; by default the masked language model that was trained last.
+        top: candidates shown for each mask.
+        iterations: fill the whole text in this many passes, each of which thinks the least sure places over.
+        runs: folder that holds the runs.
+    """
+    from experiments.inspection import fill_in
+
+    fill_in(text, run, runs, top, iterations)
+
+
+def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
+    """Draw where each head of a run's model looks in a text, a row a layer.
+
+    Args:
+        run: folder of a run.
+        text: what the model reads; an encoder-decoder is watched writing its answer.
+        mixture: which fine-tuned model; by default the pre-trained one.
+        out: picture to write, .png, .svg or .pdf.
+    """
+    from experiments.attention_maps import show_attention
+
+    show_attention(run, text, mixture, out)
+
+
+def convert(arguments: Sequence[str]) -> None:
+    """Import a published checkpoint as a run, or export a run's model in the published format."""
+    import tyro
+
+    def take(folder: Path, run: Path, /) -> None:
+        """Make a run of a published checkpoint.
+
+        Args:
+            folder: holds config.json, safetensors and the tokenizer.
+            run: folder of the run to make.
+        """
+        from experiments.conversion import import_checkpoint
+
+        import_checkpoint(folder, run)
+
+    def give(run: Path, folder: Path, /, mixture: str = "pretraining") -> None:
+        """Write a run's model as a checkpoint that other programs read.
+
+        Args:
+            run: folder of a run.
+            folder: where config.json and safetensors go.
+            mixture: which fine-tuned model; by default the pre-trained one.
+        """
+        from experiments.conversion import export_checkpoint
+
+        export_checkpoint(run, folder, mixture)
+
+    tyro.extras.subcommand_cli_from_dict({"import": take, "export": give}, prog="lm convert", args=arguments)
 
 
 def examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
@@ -172,6 +249,9 @@ COMMANDS: dict[str, Callable] = {
     "sweep": sweep,
     "report": report,
     "generate": generate,
+    "fill": fill,
+    "attention": attention,
+    "convert": convert,
     "examples": examples,
     "doctor": doctor,
 }
@@ -224,8 +304,8 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def _call(command: Callable, name: str, arguments: Sequence[str]) -> None:
-    if command is run:
-        run(arguments)
+    if command in (run, convert):  # whose options depend on their first argument
+        command(arguments)
     else:
         import tyro  # takes a third of a second, which `lm --help` need not wait for
 

@@ -9,8 +9,8 @@ from rich.table import Table as Grid
 
 from experiments import report
 from experiments.experiment import Experiment
-from experiments.registry import BASELINE_ROW, build, find, tables
-from experiments.results import losses, results, scores
+from experiments.registry import baseline_of, build, find, find_one, tables
+from experiments.results import lengths, losses, results, scores
 from experiments.t5.tables import COLUMNS
 from lm.config import comments, diff, leaves
 
@@ -26,7 +26,7 @@ def show_rows(pattern: str, scale: str, runs: Path) -> None:
             "row", "in the paper", "changes", "finished", title=f"{table.name}: {table.title}", title_justify="left"
         )
         for row in (row for row in table.rows if row in rows):
-            changed = diff(build(BASELINE_ROW, scale), build(row.name, scale))
+            changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
             text = ", ".join(f"{path}={new}" for path, (_, new) in changed.items()) or "(the baseline)"
             finished = len(results(row, scale, runs))
             grid.add_row(row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}")
@@ -43,7 +43,8 @@ def show_settings(name: str, scale: str) -> None:
 
 
 def show_diff(name: str, other: str, scale: str) -> None:
-    """Print the settings in which row ``name`` differs from row ``other``."""
+    """Print the settings in which row ``name`` differs from row ``other``, or from its baseline."""
+    other = other or baseline_of(find_one(name).name)
     changed = diff(build(other, scale), build(name, scale))
     if not changed:
         CONSOLE.print(f"{name} and {other} are the same experiment at scale {scale}.")
@@ -66,14 +67,21 @@ def scoreboard(table, scale: str, runs: Path) -> Grid:
     """One table for the terminal: each column's score of ours beside the paper's."""
     found = {row.name: scores(results(row, scale, runs)) for row in table.rows}
     columns = [c for c in COLUMNS if any(c in ours for ours in found.values())]
-    grid = Grid("row", title=f"{table.name}: {table.title} (scale {scale}; ours │ the paper's)", title_justify="left")
+    beside = "; ours │ the paper's" if any(row.paper for row in table.rows) else ""
+    grid = Grid("row", title=f"{table.name}: {table.title} (scale {scale}{beside})", title_justify="left")
     for column in columns:
         grid.add_column(column, justify="right")
+    longer = next(filter(None, (list(lengths(results(row, scale, runs))) for row in table.rows)), [])
+    for times in longer:
+        grid.add_column(f"perplexity at {times} ×", justify="right")
     grid.add_column("held-out loss", justify="right")
     for row in table.rows:
         ours = found[row.name]
-        cells = [f"{_score(ours.get(c))} │ {row.paper[c]:5.2f}" for c in columns]
-        grid.add_row(escape(row.label), *cells, _score(losses(results(row, scale, runs))))
+        cells = [_score(ours.get(c)) + (f" │ {row.paper[c]:5.2f}" if row.paper else "") for c in columns]
+        held_out = losses(results(row, scale, runs))
+        perplexity = lengths(results(row, scale, runs))
+        cells += [_score(perplexity.get(times)) for times in longer]
+        grid.add_row(escape(row.label), *cells, _score(held_out))
     return grid
 
 

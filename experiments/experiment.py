@@ -5,7 +5,7 @@ Only the standard library and our settings are imported here, so that listing an
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lm.config import SettingError, change, leaves
 from lm.data.objectives import OBJECTIVES, Objective
@@ -19,10 +19,11 @@ class DataConfig:
     """What is read, and how it becomes tokens."""
 
     corpus: str = "tfds:c4/en"  # pre-training text: documentation, text:PATH-or-glob or tfds:NAME[:VERSION]
-    vocabulary: str = "unigram"  # unigram (trained on the corpus), bytes, or the path of a SentencePiece .model
+    vocabulary: str = "unigram"  # unigram (trained on the corpus), bytes, a .model file, or a tokenizer's folder
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
+    held_out_lengths: tuple[int, ...] = (1,)  # rows on which held-out text is scored in the end [x inputs_length]
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
 
     def __post_init__(self):
@@ -60,6 +61,8 @@ class TuningConfig:
     """Which mixtures of tasks the pre-trained model is fine-tuned on, each from the same checkpoint."""
 
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.mixtures, each fine-tuned on alone
+    heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone and answered by a head instead of in words
+    layers: Literal["last", "mixed-frozen"] = "last"  # what heads read; mixed: all, which then are not trained
     inputs_length: int = 512  # longer inputs are cut at their end [tokens]
     examples_limit: int | None = None  # tasks are drawn in proportion to their size, up to this; None: any [examples]
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
@@ -86,6 +89,7 @@ class Experiment:
         steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)
     )
     tuning: TuningConfig = TuningConfig()
+    generator_share: float = 0.25  # width of ELECTRA's generator over the model's; unused without replaced-token
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # of initial parameters, order of examples, noise and dropout
 
@@ -132,8 +136,10 @@ class Table:
     rows: tuple[Row, ...]
 
 
-def table(name: str, title: str, scores: Mapping[str, Any], rows: Mapping[str, Changes]) -> Table:
+def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping[str, Changes]) -> Table:
     """The table whose row ``key`` differs from BASELINE by ``rows[key]`` and scored ``scores[key]`` in the paper."""
+    if scores is None:
+        return Table(name, title, tuple(Row(f"{name}/{key}", key, new, {}) for key, new in rows.items()))
     if missing := set(rows) ^ set(scores):
         raise SettingError(f"table {name}: rows and scores differ in {sorted(missing)}")
     return Table(

@@ -1,15 +1,16 @@
 """Looking into data and models: examples as the model sees them, and what a trained model answers."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.experiment import Experiment
-from experiments.prepare import Encoded, Prepared, prepare, pretraining_batches, tuning_lengths
+from experiments.prepare import Encoded, prepare, pretraining_batches, tuning_lengths
 from experiments.registry import build
-from lm.config import SettingError, from_json, nearest
+from lm.config import SettingError
 from lm.data import pipeline
 from lm.data.mixtures import mixture
 from lm.data.objectives import EOS
@@ -38,17 +39,19 @@ def show_examples(name: str, scale: str, count: int, runs: Path) -> None:
 
 
 def _print(batch: Batch, vocabulary: Vocabulary) -> None:
-    """Each example of each row: what the encoder reads, and what the decoder is to write."""
-    for row in range(len(batch["decoder_target_tokens"])):
+    """Each example of each row: what the encoder reads, and what the decoder is to write, or an encoder to tell."""
+    for row in range(len(next(iter(batch.values())))):
         for kind, text, length in _parts(batch, row, vocabulary):
             CONSOLE.print(f"  [cyan]{kind:>7}[/] {length:4} tokens │ {escape(text)}", highlight=False)
         CONSOLE.print()
 
 
 def _parts(batch: Batch, row: int, vocabulary: Vocabulary) -> Iterator[tuple[str, str, int]]:
-    for example in range(1, batch["decoder_segment_ids"][row].max() + 1):
+    sides = [side for side in ("encoder", "decoder") if f"{side}_segment_ids" in batch]
+    for example in range(1, batch[f"{sides[-1]}_segment_ids"][row].max() + 1):
         for kind, side, tokens in (
             ("inputs", "encoder", "encoder_input_tokens"),
+            ("targets", "encoder", "encoder_target_tokens"),
             ("targets", "decoder", "decoder_target_tokens"),
         ):
             if tokens in batch:
@@ -66,59 +69,94 @@ def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:
             start = place
 
 
-def answer(folder: Path, prompts: Sequence[str], mixture_name: str, max_length: int) -> None:
-    """Print what the model of a run writes after each prompt."""
-    from experiments.run import cache_of
+@dataclass(frozen=True)
+class Writing:
+    """How answers are written: the likeliest token each time, by drawing, or with beams."""
 
-    experiment = load_settings(folder)
-    prepared = prepare(experiment, cache_of(folder), CONSOLE.print)
-    phase = _phase(folder, experiment, mixture_name)
-    for prompt, text in zip(prompts, _answers(experiment, prepared, phase, prompts, max_length), strict=True):
-        CONSOLE.print(f"[cyan]{escape(prompt)}[/]\n  {escape(text)}", highlight=False)
+    beams: int = 1  # sequences searched side by side; 1: none but the likeliest
+    length_penalty: float = 0.6  # of a search: 0 compares log-probabilities, more favours long answers
+    temperature: float = 0.0  # of drawing: logits are divided by it; 0: nothing is drawn
+    top_k: int = 0  # likeliest tokens to draw from; 0: all [tokens]
+    top_p: float = 1.0  # share of the probability to draw from
+    seed: int = 0  # of drawing
 
-
-def load_settings(folder: Path) -> Experiment:
-    """The settings of the run in ``folder``."""
-    path = folder / "settings.json"
-    if not path.exists():
-        found = sorted(str(p.parent) for p in Path().glob("runs/**/settings.json"))
-        raise SettingError(f"{folder} is no run: it has no settings.json{nearest(str(folder), found)}")
-    return from_json(Experiment, path.read_text())
-
-
-def _phase(folder: Path, experiment: Experiment, name: str) -> Path:
-    """The folder of the training phase that answers."""
-    phases = {m: folder / "finetuning" / m for m in experiment.tuning.mixtures}
-    phases["pretraining"] = folder / "pretraining"
-    name = name or next(iter(phases))
-    if name not in phases:
-        raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, phases)}")
-    return phases[name]
+    def __post_init__(self):
+        if self.beams < 1:
+            raise SettingError(f"--beams {self.beams} should be at least 1")
+        if self.beams > 1 and self.temperature:
+            raise SettingError(f"--beams {self.beams} and --temperature {self.temperature} exclude each other")
+        if (self.top_k or self.top_p != 1) and not self.temperature:
+            raise SettingError("--top-k and --top-p need a --temperature above 0, such as 1.0")
 
 
-def _answers(
-    experiment: Experiment, prepared: Prepared, phase: Path, prompts: Sequence[str], max_length: int
-) -> list[str]:
-    from experiments.run import steps_of
-    from lm import sharding
-    from lm.evaluate.score import answers
-    from lm.train.checkpoints import CheckpointError, Checkpoints
-    from lm.train.config import CheckpointConfig
+GREEDY = Writing()
 
-    kind = experiment.pretraining if phase.name == "pretraining" else experiment.finetuning
-    steps = steps_of(experiment, kind, sharding.make_mesh(experiment.mesh))
-    with Checkpoints(phase / "checkpoints", CheckpointConfig(best="highest")) as checkpoints:
-        try:
-            state = checkpoints.restore(steps.abstract, None if phase.name == "pretraining" else checkpoints.best())
-        except CheckpointError as error:
-            raise SettingError(str(error)) from error
-    if state is None:
-        raise SettingError(f"{phase} has no checkpoint yet; train the run first")
-    encoded = [(prepared.vocabulary.encode(prompt), ()) for prompt in prompts]
-    room = max(len(ids) for ids, _ in encoded) + 1
-    lengths = pipeline.Lengths(raw=room, inputs=room, targets=1)
-    size = -(-len(prompts) // steps.mesh.size) * steps.mesh.size
-    batches = pipeline.eval_batches(
-        encoded, architecture=experiment.model.architecture, lengths=lengths, batch_size=size
+
+def answer(folder: Path, prompts: Sequence[str], mixture_name: str, max_length: int, writing: Writing = GREEDY) -> None:
+    """Print what the model of a run writes after each prompt, and how fast."""
+    from experiments.trained import answering, open_run
+
+    if max_length < 1:
+        raise SettingError(f"--max-length {max_length} should be at least 1")
+    write = _writer(writing, max_length)
+    run = open_run(folder, answering, mixture_name)
+    batch = run.batch([run.encode(prompt) for prompt in prompts], max_length)
+    write(run.model, batch)  # compiles
+    start = time.perf_counter()
+    tokens = write(run.model, batch)[: len(prompts)]
+    seconds, written = time.perf_counter() - start, int((tokens != run.experiment.model.special.pad).sum())
+    for prompt, ids in zip(prompts, tokens, strict=True):
+        CONSOLE.print(f"[cyan]{escape(prompt)}[/]\n  {escape(run.vocabulary.decode(ids))}", highlight=False)
+    CONSOLE.print(f"{written} tokens in {seconds:.3f} s: {written / seconds:.0f} tokens/s", highlight=False)
+
+
+def _writer(writing: Writing, max_length: int) -> Callable:
+    """(model, batch) -> the best answers, int32 [B,max_length]."""
+    import jax
+    import numpy as np
+
+    from lm.evaluate.decode import beam_search, decode
+    from lm.ops.sampling import Sampling
+
+    choose = Sampling(writing.temperature, writing.top_k, writing.top_p)
+    if writing.beams == 1:
+        key = jax.random.key(writing.seed)
+        return lambda model, batch: np.asarray(
+            decode(model, batch, max_length=max_length, choose=choose, key=key).tokens
+        )
+    search = {"beams": writing.beams, "length_penalty": writing.length_penalty, "early_stopping": "never"}
+    return lambda model, batch: np.asarray(
+        beam_search(model, batch, max_length=max_length, rules="t5", **search)[0][:, 0]
     )
-    return answers(state.model, batches, steps.put, prepared.vocabulary.decode, max_length=max_length)[: len(prompts)]
+
+
+def fill_in(text: str, folder: Path | None, runs: Path, top: int, iterations: int) -> None:
+    """Print the likeliest tokens at each mask of ``text``, or the text filled over several passes."""
+    import numpy as np
+
+    from experiments.trained import MASK, masked, newest_masked, open_run
+    from lm.evaluate.fill import fill, mask_predict
+
+    if MASK not in text:
+        raise SettingError(f"the text {text!r} has no {MASK} to fill")
+    for name, value, least in (("--top", top, 1), ("--iterations", iterations, 0)):
+        if value < least:
+            raise SettingError(f"{name} {value} should be at least {least}")
+    folder = newest_masked(runs) if folder is None else folder
+    run = open_run(folder, masked, "")
+    vocabulary = run.vocabulary
+    if vocabulary.mask is None:
+        raise SettingError(f"the vocabulary of {folder} has no mask")
+    ids = run.encode(text)
+    batch = run.batch([ids])
+    CONSOLE.print(f"[dim]{folder}[/]", highlight=False)
+    if iterations:
+        filled = np.asarray(mask_predict(run.model, batch, iterations=iterations, mask=vocabulary.mask))[0, : len(ids)]
+        special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
+        CONSOLE.print(escape(vocabulary.decode([token for token in filled if token not in special])), highlight=False)
+        return
+    for place, (tokens, shares) in enumerate(zip(*fill(run.model, batch, mask=vocabulary.mask, k=top), strict=True), 1):
+        found = "  ".join(
+            f"{escape(vocabulary.decode([t]) or str(t))} {s:.1%}" for t, s in zip(tokens, shares, strict=True)
+        )
+        CONSOLE.print(f"{escape(MASK)} {place}: {found}", highlight=False)

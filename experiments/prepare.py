@@ -15,7 +15,9 @@ from lm.data import pipeline
 from lm.data.mixtures import mixture
 from lm.data.objectives import Lengths
 from lm.data.sources import documents, examples
+from lm.data.tasks.labelled import labelled
 from lm.data.tasks.task import Task
+from lm.data.tokenizers import find_tokenizer
 from lm.data.tokens import Tokens, encode_corpus
 from lm.data.vocabulary import Bytes, SentencePiece, Vocabulary, train_sentencepiece
 
@@ -53,6 +55,8 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
         for task in mixture(name):
             for split in (task.train, task.validation):
                 examples(task.source, split, cache)  # finds it, and reads nothing yet
+    for name in experiment.tuning.heads:
+        labelled(name).rows("validation", cache)
     corpus = documents(experiment.data.corpus, "train", cache)
     vocabulary = find_vocabulary(experiment, corpus, cache, say)
     if vocabulary.size > experiment.model.vocab_size:
@@ -70,6 +74,8 @@ def find_vocabulary(experiment: Experiment, corpus: Sequence[str], cache: Path, 
     data = experiment.data
     if data.vocabulary == "bytes":
         return Bytes(data.sentinels)
+    if Path(data.vocabulary).is_dir():  # a published model's tokenizer
+        return find_tokenizer(Path(data.vocabulary), experiment.model.vocab_size)
     if data.vocabulary != "unigram":
         return SentencePiece(Path(data.vocabulary), data.sentinels)
     key = hashlib.sha256(f"{corpus.fingerprint} {data.vocabulary_size}".encode()).hexdigest()[:16]
@@ -82,16 +88,19 @@ def find_vocabulary(experiment: Experiment, corpus: Sequence[str], cache: Path, 
 
 
 def pretraining_batches(
-    experiment: Experiment, prepared: Prepared, split: Literal["train", "validation"]
-) -> pipeline.Denoised:
-    """The batch function of pre-training; that of the validation split has the same noise in every run."""
+    experiment: Experiment, prepared: Prepared, split: Literal["train", "validation"], times: int = 1
+) -> pipeline.BatchFunction:
+    """The batch function of pre-training; that of the validation split has the same noise in every run.
+
+    Its rows are ``times`` as long as those of the experiment, and a batch has as much fewer of them.
+    """
     return pipeline.pretraining_batches(
         getattr(prepared, split),
         experiment.objective,
         prepared.vocabulary,
         architecture=experiment.model.architecture,
-        inputs_length=experiment.data.inputs_length,
-        batch_size=experiment.pretraining.batch_size,
+        inputs_length=experiment.data.inputs_length * times,
+        batch_size=max(experiment.pretraining.batch_size // times, 1),
         seed=experiment.seed if split == "train" else 0,
     )
 

@@ -2,12 +2,15 @@
 
 import fnmatch
 
+from experiments import classic
 from experiments.experiment import BASELINE, Changes, Experiment, Row, Table, apply
 from experiments.scales import SCALES
-from experiments.t5.tables import TABLES
+from experiments.t5 import tables as t5
 from lm.config import SettingError, nearest
 
 BASELINE_ROW = "t5/1-baseline/baseline"
+
+TABLES = (*t5.TABLES, *classic.TABLES)
 
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
 
@@ -16,7 +19,7 @@ def find(pattern: str) -> list[Row]:
     """The rows whose name, or whose table's name, matches the shell-style ``pattern``; SettingError if none does."""
     rows = [row for row in REGISTRY.values() if any(fnmatch.fnmatch(n, pattern) for n in (row.name, row.table))]
     if not rows:
-        names = REGISTRY if pattern.count("/") > 1 else [table.name for table in TABLES]
+        names = [*REGISTRY, *(table.name for table in TABLES)]
         raise SettingError(f"no row of the registry is called {pattern!r}{nearest(pattern, names)}")
     return rows
 
@@ -32,6 +35,13 @@ def tables(rows: list[Row]) -> list[Table]:
     """The tables that any of ``rows`` belongs to, in the paper's order."""
     names = {row.table for row in rows}
     return [table for table in TABLES if table.name in names]
+
+
+def baseline_of(name: str) -> str:
+    """The row that row ``name`` is compared with: the paper's baseline, or the first of its own table."""
+    if name.startswith("t5/"):
+        return BASELINE_ROW
+    return next(table.rows[0].name for table in TABLES if table.name == REGISTRY[name].table)
 
 
 def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment:

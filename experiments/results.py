@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -22,6 +23,7 @@ class Result:
     seconds: float  # of training, compilation and evaluation left out
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
+    length_losses: Mapping[str, float]  # held-out loss in longer rows, by how many times as long as in training
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,12 @@ def scores(found: list[Result]) -> dict[str, Score]:
     """Column -> mean and deviation over the seeds."""
     columns = found[0].columns if found else {}
     return {column: Score.of(result.columns[column] for result in found) for column in columns}
+
+
+def lengths(found: list[Result]) -> dict[int, Score]:
+    """How many times as long as in training -> perplexity of held-out text in such rows, over the seeds."""
+    times = found[0].length_losses if found else {}
+    return {int(n): Score.of(exp(result.length_losses[n]) for result in found) for n in times}
 
 
 def losses(found: list[Result]) -> Score | None:

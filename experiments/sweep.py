@@ -7,7 +7,7 @@ from experiments.commands import show_report
 from experiments.exit_codes import EXIT_CODES
 from experiments.experiment import Experiment
 from experiments.progress import Reporter, Stopwatch, duration, reporting
-from experiments.registry import BASELINE_ROW, build, find, twin
+from experiments.registry import baseline_of, build, find, twin
 from experiments.results import check_settings, read_result, run_folder
 from lm.config import SettingError, diff
 
@@ -20,7 +20,8 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
     rows = find(pattern)
-    names = list(dict.fromkeys([*(twin(row.name) for row in rows), BASELINE_ROW]))  # which all are compared with
+    compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
+    names = list(dict.fromkeys(map(twin, compared)))
     wanted = [(name, seed, run_folder(runs, scale, name, seed, {})) for seed in range(seeds) for name in names]
     for name, seed, folder in wanted:
         check_settings(build(name, scale, {"seed": seed}), folder)
@@ -44,7 +45,8 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
 
 def work(experiment: Experiment) -> int:
     """Steps of a run, for its progress."""
-    return experiment.pretraining.steps + len(experiment.tuning.mixtures) * experiment.finetuning.steps
+    tuned = len(experiment.tuning.mixtures) + len(experiment.tuning.heads)
+    return experiment.pretraining.steps + tuned * experiment.finetuning.steps
 
 
 def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: Reporter) -> int:

@@ -36,6 +36,13 @@ def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
     return mean([target == prediction for target, prediction in zip(targets, predictions, strict=True)])
 
 
+def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]) -> float:
+    """Share of equal labels among those of all words of all texts."""
+    check_lengths(targets, predictions)
+    pairs = zip(targets, predictions, strict=True)
+    return mean([target == found for labels, ours in pairs for target, found in zip(labels, ours, strict=True)])
+
+
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> float:
     """F1 of class 1; a prediction that is neither 0 nor 1 is taken for the wrong class."""
     check_lengths(targets, predictions)

@@ -1,141 +1,249 @@
-"""Published checkpoints: the numbers of an independent implementation (transformers 5.23, float32), and refusals."""
+"""Published checkpoints: read and written to the byte, and refused where they are not what they should be."""
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from lm.convert import CheckpointError, load, t5
-from lm.evaluate.decode import decode
+from experiments.conversion import export_checkpoint, import_checkpoint
+from experiments.trained import open_run, pretrained
+from lm.config import SettingError, change
+from lm.convert import CheckpointError, load, save, tensor_names
+from lm.convert.config_json import config_json, model_config, parts_in
+from lm.convert.settings import SETTINGS
+from lm.nn.config import ModelConfig
+from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
-from lm.ops.losses import cross_entropy
-from lm.ops.sampling import greedy
-from lm.sharding import named
 
 GOLDEN = Path(__file__).parent / "golden"
-FOLDERS = ["t5_v1_0", "t5_v1_1"]
-run = jax.jit(Transformer.__call__)
+FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/model.safetensors"))
+MODEL = "model.safetensors"
 
 
-@pytest.fixture(scope="module", params=FOLDERS)
-def golden(request):
-    folder = GOLDEN / request.param
-    arrays = {name: np.asarray(value) for name, value in np.load(folder / "golden.npz").items()}
-    return load(folder)[1], arrays, json.loads((folder / "meta.json").read_text())
+def copied(name, folder):
+    """(folder with the checkpoint, its tensors)"""
+    shutil.copytree(GOLDEN / name, folder, ignore=shutil.ignore_patterns("golden.npz"))
+    return folder, load_file(folder / MODEL)
 
 
-def batch_of(arrays, source="in/"):
-    return {
-        "encoder_input_tokens": arrays[f"{source}input_ids"],
-        "encoder_segment_ids": arrays[f"{source}attention_mask"],
-        "decoder_input_tokens": arrays["in/decoder_input_ids"],
-        "decoder_segment_ids": arrays["in/decoder_attention_mask"],
-    }
+def listed(folder):
+    with pytest.raises(CheckpointError) as error:
+        load(folder)
+    return [line.split()[:2] for line in str(error.value).splitlines()[1:]]
 
 
-@pytest.mark.parametrize("source", ["in/", "left_pad/"])
-def test_logits_are_those_of_the_reference(golden, source):
-    model, arrays, _ = golden
-    logits = run(model, batch_of(arrays, source))
-    valid = arrays["in/decoder_attention_mask"] > 0
-    np.testing.assert_allclose(logits[valid], arrays["out/logits"][valid], atol=1e-5)
+def same(model, other):
+    return all(map(np.array_equal, jax.tree.leaves(model), jax.tree.leaves(other)))
 
 
-def test_encodings_are_those_of_the_reference(golden):
-    model, arrays, _ = golden
-    encode = jax.jit(Transformer.encode)
-    valid = arrays["in/attention_mask"] > 0
-    np.testing.assert_allclose(encode(model, batch_of(arrays))[valid], arrays["hidden/enc_final"][valid], atol=2e-5)
-    if "long/input_ids" in arrays:
-        encoded = encode(model, {"encoder_input_tokens": arrays["long/input_ids"]})
-        np.testing.assert_allclose(encoded, arrays["long/enc_final"], atol=1e-5)
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_loaded_is_saved_to_the_byte(name, tmp_path):
+    config, model = load(GOLDEN / name)
+    save(model, tmp_path / "out")
+    assert (tmp_path / "out" / MODEL).read_bytes() == (GOLDEN / name / MODEL).read_bytes()
+    assert load(tmp_path / "out")[0] == config
+    assert len(tensor_names(config)) == len(load_file(GOLDEN / name / MODEL))
 
 
-def test_packed_pairs_have_the_logits_that_the_reference_gives_each_alone(golden):
-    model, arrays, _ = golden
-    batch = {}
-    for ours, theirs in (("encoder", "input_ids"), ("decoder", "decoder_input_ids")):
-        parts = [arrays[f"pack/{theirs}_{k}"] for k in range(3)]
-        batch[f"{ours}_input_tokens"] = np.concatenate(parts, axis=1)
-        batch[f"{ours}_segment_ids"] = np.concatenate([np.full_like(p, k + 1) for k, p in enumerate(parts)], axis=1)
-    expected = np.concatenate([arrays[f"pack/logits_{k}"] for k in range(3)], axis=1)
-    np.testing.assert_allclose(run(model, batch), expected, atol=1e-5)
+FAMILIES = {  # beginning of a size's name: its family; the longest counts
+    "spanbert": "bert", "gpt": "openai-gpt", "gpt3": "gpt2", "santacoder": "gpt_bigcode", "starcoder": "gpt_bigcode",
+    "gpt-neox": "gpt_neox", "pythia": "gpt_neox",
+}  # fmt: skip
+UNPUBLISHED = {"transformer-base": "sinusoid=", "transformer-big": "sinusoid=", "gpt3-13b": "40 heads should divide"}
 
 
-def test_loss_and_gradient_norms_are_those_of_the_reference(golden):
-    model, arrays, meta = golden
-    labels = arrays["in/labels"]
-
-    @jax.jit
-    @jax.value_and_grad
-    def loss(model):
-        weights = labels != -100
-        total, count, _ = cross_entropy(
-            model(batch_of(arrays)), np.maximum(labels, 0), weights, z_loss=0.0, label_smoothing=0.0
-        )
-        return total / count
-
-    value, gradients = loss(model)
-    np.testing.assert_allclose(value, arrays["out/loss"], atol=1e-5)
-    seen = 0
-    for path, gradient in named(gradients).items():
-        theirs = t5.name(path, model.config)
-        for layer, part in enumerate(gradient) if "#" in theirs else [(0, gradient)]:
-            expected = meta["grad_norms"][theirs.replace("#", str(layer))]
-            np.testing.assert_allclose(jnp.linalg.norm(part), expected, rtol=1e-5, err_msg=theirs)
-            seen += 1
-    assert seen == len(meta["grad_norms"])
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_every_published_size_is_a_model_of_its_family(name):
+    if name in UNPUBLISHED:
+        with pytest.raises(SettingError, match=UNPUBLISHED[name]):
+            config_json(SIZES[name])
+    else:
+        begins = max(filter(name.startswith, [*SETTINGS, *FAMILIES]), key=len)
+        assert config_json(SIZES[name])["model_type"] == FAMILIES.get(begins, begins)
 
 
-@pytest.mark.parametrize("name", ["greedy_no_eos", "greedy"])
-def test_greedy_tokens_are_those_of_the_reference(golden, name):
-    model, arrays, meta = golden
-    eos = meta["gen"]["eos_token_id"] if name == "greedy" else -1
-    expected = arrays[f"gen/{name}/sequences"][:, 1:]
-    tokens = decode(model, batch_of(arrays), max_length=expected.shape[1], choose=greedy, eos=eos, key=None)
-    np.testing.assert_array_equal(tokens, expected)
+def test_shards_hold_what_one_file_would(tmp_path):
+    _, model = load(GOLDEN / "llama_gqa")
+    save(model, tmp_path / "out", shard_bytes=30_000)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [
+        "config.json",
+        *(f"model-0000{k}-of-00005.safetensors" for k in range(1, 6)),
+        f"{MODEL}.index.json",
+    ]
+    assert same(load(tmp_path / "out")[1], model)
 
 
-def test_bfloat16_stays_near_the_reference(golden):
-    model, arrays, _ = golden
-    low = jax.eval_shape(lambda: Transformer(replace(model.config, dtype="bfloat16"), nnx.Rngs(params=0)))
-    low = jax.tree.unflatten(jax.tree.structure(low), jax.tree.leaves(model))
-    logits = run(low, batch_of(arrays))
-    valid = arrays["in/decoder_attention_mask"] > 0
-    assert logits.dtype == jnp.float32
-    assert 1e-4 < np.abs(logits[valid] - arrays["out/logits"][valid]).max() < 0.2
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_becomes_float32(dtype, tmp_path):
+    folder, tensors = copied("gpt2", tmp_path / "in")
+    save_file({name: tensor.astype(dtype) for name, tensor in tensors.items()}, folder / MODEL)
+    low = load(folder)[1]
+    for ours, expected in zip(jax.tree.leaves(low), jax.tree.leaves(load(GOLDEN / "gpt2")[1]), strict=True):
+        assert ours.dtype == np.float32
+        np.testing.assert_array_equal(ours, np.asarray(expected).astype(dtype).astype(np.float32))
+
+
+def older(name, tensors):
+    """(the parameters as older programs wrote them: without prefix, norms called otherwise; copies and buffers)"""
+    if name == "bert":
+        spelt = {"Norm.weight": "Norm.gamma", "Norm.bias": "Norm.beta"}
+        new = {next((key.replace(o, n) for o, n in spelt.items() if o in key), key): t for key, t in tensors.items()}
+        table, bias = tensors["bert.embeddings.word_embeddings.weight"], tensors["cls.predictions.bias"]
+        copies = {"cls.predictions.decoder.weight": table, "cls.predictions.decoder.bias": bias}
+        return new, copies | {"bert.embeddings.position_ids": np.arange(64)[None]}
+    if name == "gpt2":
+        new = {key.removeprefix("transformer."): tensor for key, tensor in tensors.items()}
+        masks = {"h.0.attn.bias": np.tri(64, dtype=np.uint8)[None, None], "h.1.attn.masked_bias": np.array(-1e4)}
+        return new, masks | {"lm_head.weight": new["wte.weight"]}
+    if name == "llama_gqa":
+        return tensors, {"model.layers.0.self_attn.rotary_emb.inv_freq": 10_000.0 ** -(np.arange(4) / 4)}
+    table = np.arange(64)[:, None] / 10_000 ** (np.arange(16) / 16)
+    return tensors, {"model.encoder.embed_positions.weight": np.concatenate([np.sin(table), np.cos(table)], 1)}
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama_gqa", "marian_sinusoidal"])
+def test_files_of_older_programs_are_read_and_their_copies_and_constants_checked(name, tmp_path):
+    folder, tensors = copied(name, tmp_path / "in")
+    new, extra = older(name, tensors)
+    save_file(new | extra, folder / MODEL)
+    assert same(load(folder)[1], load(GOLDEN / name)[1])
+    for spoilt in extra:
+        save_file(new | extra | {spoilt: np.asarray(extra[spoilt] + 1)}, folder / MODEL)
+        ((kind, found),) = listed(folder)
+        assert kind == "unknown:" and found.endswith(spoilt)
 
 
 def test_every_misfit_of_a_checkpoint_is_listed_at_once(tmp_path):
-    shutil.copy(GOLDEN / "t5_v1_0" / "config.json", tmp_path)
-    tensors = load_file(GOLDEN / "t5_v1_0" / "model.safetensors")
+    folder, tensors = copied("t5_v1_0", tmp_path / "in")
     del tensors["encoder.block.1.layer.0.SelfAttention.k.weight"]
     tensors["decoder.final_layer_norm.weight"] = np.ones(31, np.float32)
-    tensors["surprise.weight"] = np.ones(3, np.float32)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError) as error:
-        load(tmp_path)
-    listed = [line.split()[:2] for line in str(error.value).splitlines()[1:]]
-    assert listed == [
+    tensors["encoder.final_layer_norm.weight"] = np.ones(32, np.int8)
+    save_file(tensors, folder / MODEL)
+    assert listed(folder) == [
         ["misshapen:", "decoder.final_layer_norm.weight"],
         ["missing:", "encoder.block.1.layer.0.SelfAttention.k.weight"],
-        ["unknown:", "surprise.weight"],
+        ["not", "a"],
     ]
 
 
-def test_copies_of_the_embedding_are_accepted_and_impostors_are_not(tmp_path):
-    shutil.copy(GOLDEN / "t5_v1_0" / "config.json", tmp_path)
-    tensors = load_file(GOLDEN / "t5_v1_0" / "model.safetensors")
-    tensors |= dict.fromkeys(t5.COPIES, tensors["shared.weight"])
-    save_file(tensors, tmp_path / "model.safetensors")
-    load(tmp_path)
-    save_file(tensors | {"lm_head.weight": tensors["shared.weight"] + 1}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="unknown: lm_head.weight"):
-        load(tmp_path)
+def truncated(folder):
+    (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:-100])
+
+
+def sharded(weight_map):
+    def spoil(folder):
+        (folder / MODEL).unlink()
+        (folder / f"{MODEL}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return spoil
+
+
+def configured(**new):
+    def spoil(folder):
+        theirs = json.loads((folder / "config.json").read_text()) | new
+        (folder / "config.json").write_text(
+            json.dumps({key: value for key, value in theirs.items() if value != "gone"})
+        )
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "name, spoil, message",
+    [
+        ("gpt2", truncated, f"{MODEL}: "),
+        ("gpt2", lambda folder: (folder / MODEL).write_bytes(b"pickled"), f"{MODEL}: "),
+        ("gpt2", lambda folder: (folder / MODEL).unlink(), "neither model.safetensors nor"),
+        ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
+        ("gpt2", sharded({"wte.weight": "model-1.safetensors"}), "model-1.safetensors: "),
+        ("gpt2", sharded({"wte.weight": "../gpt2/model.safetensors"}), "outside of the folder"),
+        ("gpt2", configured(model_type="gpt3"), "model_type='gpt3' is not supported; did you mean 'gpt2'"),
+        ("gpt2", configured(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", configured(activation_function="gelu_nwe"), "activation_function='gelu_nwe'.*'gelu_new'"),
+        ("gpt2", configured(n_embd="gone"), "n_embd is missing"),
+        ("gpt2", configured(n_embd="32"), "n_embd='32' should be a number"),
+        ("gpt2", configured(quantization_config={"bits": 4}), "quantization_config="),
+        ("bloom_alibi", configured(apply_residual_connection_post_layernorm=True), "apply_residual_connection"),
+        ("llama_gqa", configured(attention_bias=True), "mlp_bias=False should be True"),
+        ("llama_gqa", configured(rope_parameters={"rope_type": "dynamic"}), "rope_type='dynamic'"),
+        ("albert", configured(num_hidden_groups=2), "num_hidden_groups=2"),
+        ("bert", configured(position_embedding_type="relative_key"), "position_embedding_type='relative_key'"),
+        ("longformer", configured(attention_window=[8, 16]), r"attention_window=\[8, 16\]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(name, spoil, message, tmp_path):
+    folder, _ = copied(name, tmp_path / "in")
+    spoil(folder)
+    with pytest.raises(SettingError, match=message):
+        load(folder)
+
+
+STRETCHED = {
+    "linear": {"factor": 2.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16},
+}
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_both_spellings_of_rotary_settings_mean_the_same(kind):
+    theirs = json.loads((GOLDEN / "llama_mha_v4cfg" / "config.json").read_text())
+    stretch = STRETCHED[kind] | {"rope_type": kind}
+    old = model_config(theirs | {"rope_scaling": stretch}, ())
+    del theirs["rope_theta"], theirs["rope_scaling"]
+    assert old == model_config(theirs | {"rope_parameters": stretch | {"rope_theta": 500.0}}, ())
+    assert (old.rotary.scaling, old.rotary.factor, old.rotary.base) == (kind, stretch["factor"], 500.0)
+    assert model_config(config_json(old), ()) == old
+
+
+def test_settings_are_read_by_the_names_they_had_before():
+    theirs = json.loads((GOLDEN / "bloom_alibi" / "config.json").read_text())
+    older = theirs | {"n_embed": theirs.pop("hidden_size"), "num_attention_heads": theirs.pop("n_head")}
+    assert model_config(older, ()) == load(GOLDEN / "bloom_alibi")[0]
+
+
+def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
+    theirs = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    assert parts_in(theirs, ["cls.seq_relationship.weight"]) == {"logits", "next-sentence"}
+
+
+@pytest.mark.parametrize(
+    "path, value", [("scores", "bilinear"), ("architecture", "prefix-decoder"), ("sparsity.dilation", 2)]
+)
+def test_a_model_of_no_family_is_refused_by_the_setting(path, value, tmp_path):
+    config = change(SIZES["gpt2"], path, value)
+    with pytest.raises(SettingError, match=f"model.{path}="):
+        config_json(config)
+
+
+def test_a_folder_that_is_there_is_not_written_to(tmp_path):
+    config = ModelConfig(
+        vocab_size=16, d_model=8, d_ff=8, d_kv=4, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
+    )
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").touch()
+    with pytest.raises(SettingError, match="is there already"):
+        save(Transformer(config, nnx.Rngs(params=0)), tmp_path / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "precious"]
+
+
+def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
+    source, tensors = copied("bert", tmp_path / "in")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
+    (source / "vocab.txt").write_text("\n".join(words) + "\n")
+    import_checkpoint(source, tmp_path / "run")
+    assert open_run(tmp_path / "run", pretrained, "").encode("the [MASK]") == [2, 5, 4, 3]
+    export_checkpoint(tmp_path / "run", tmp_path / "out", "pretraining")
+    for name in (MODEL, "vocab.txt"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    (source / "vocab.txt").write_text("\n".join(words + [f"word{k}" for k in range(122)]))
+    with pytest.raises(SettingError, match="ids up to 128, the model's embedding 128 rows"):
+        import_checkpoint(source, tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "run"]

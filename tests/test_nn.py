@@ -1,4 +1,4 @@
-"""Laws of the Transformer, for all four architectures."""
+"""Laws of the Transformer, for every architecture, family and way to tell positions apart."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,31 +9,67 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lm.nn.config import SIZES, ModelConfig
+from lm.config import SettingError
+from lm.nn.config import HeadConfig, ModelConfig, RotaryConfig, SparsityConfig
+from lm.nn.heads import LayerMixture
 from lm.nn.layers import RelativeBias, count, draw_keep, dropout
+from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
+from lm.nn.tuned import Electra, Tuned
 from lm.ops.losses import cross_entropy
 from lm.sharding import named
 
-ARCHITECTURES = ["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder"]
 TINY = ModelConfig(
     vocab_size=40, num_encoder_layers=2, num_decoder_layers=2, d_model=16, d_ff=24, d_kv=8, num_heads=4, dropout=0.1,
-    relative_buckets=8, relative_max_distance=6,
+    relative_buckets=8, relative_max_distance=6, max_length=16,
 )  # fmt: skip
+SHAPE = {name: getattr(TINY, name) for name in (
+    "vocab_size", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads", "max_length",
+)}  # fmt: skip
 BASE = SIZES["t5-base"]
+ARCHITECTURES = ["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
+POSITIONS = ["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
+WINDOW = {"sparsity": SparsityConfig(window=2, global_tokens=1, projections="separate")}
+BLOCKS = {"sparsity": SparsityConfig(window=0, global_tokens=1, block=2, random_blocks=1)}
+
+
+def tiny(size, **new):
+    """The family of a published size, as small as TINY."""
+    return replace(SIZES[size], **SHAPE | {"d_embed": 8 if SIZES[size].d_embed else None} | new)
+
+
+CONFIGS = {a: replace(TINY, architecture=a) for a in ARCHITECTURES}
+CONFIGS |= {
+    f"{a}, {p}": replace(TINY, architecture=a, positions=p, rotary=RotaryConfig(fraction=0.5))
+    for a in ("encoder-decoder", "decoder", "encoder")
+    for p in POSITIONS
+}
+CONFIGS |= {
+    name: tiny(name)
+    for name in ("umt5-small", "transformer-base", "marian", "bart-base", "bert-base", "roberta-base", "albert-base",
+                 "electra-small", "gpt", "gpt2", "gpt-neox-20b", "bloom", "llama-7b")
+}  # fmt: skip
+CONFIGS |= {
+    "llama-3.1-8b": tiny("llama-3.1-8b", num_key_value_heads=2),
+    "santacoder": tiny("santacoder", num_key_value_heads=1),
+    "longformer-base": tiny("longformer-base", **WINDOW),
+    "sparse decoder": replace(TINY, architecture="decoder", **BLOCKS),
+    "windowed decoder": replace(TINY, architecture="decoder", sparsity=SparsityConfig(window=1, dilation=2)),
+    "bilinear": replace(TINY, scores="bilinear"),
+}
+DECODERS = [name for name, config in CONFIGS.items() if config.has_decoder]
 
 
 @cache
-def made(architecture):
-    config = replace(TINY, architecture=architecture)
+def made(config):
     return jax.jit(lambda: Transformer(config, nnx.Rngs(params=jax.random.key(0))))()
 
 
-def make(architecture, **settings):
+def make(name, **settings):
     """The same parameters for all ``settings``, none of which changes their shapes."""
-    config = replace(TINY, architecture=architecture, **settings)
+    config = replace(CONFIGS[name], **settings)
     structure = jax.tree.structure(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
-    return jax.tree.unflatten(structure, jax.tree.leaves(made(architecture)))
+    return jax.tree.unflatten(structure, jax.tree.leaves(made(CONFIGS[name])))
 
 
 def example(seed, source, target, prefix=0):
@@ -59,59 +95,98 @@ def padded(batch, length):
 
 
 run = jax.jit(lambda model, batch, key=None: model(batch, key))
+features = jax.jit(Transformer.features)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(architecture):
-    model = make(architecture)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
+    model = make(name)
     examples = [example(1, 5, 7, prefix=3), example(2, 6, 4, prefix=2)]
-    packed = run(model, padded(joined(examples), 12))[0]
-    first, second = (run(model, padded(b, 12))[0] for b in examples)
-    np.testing.assert_allclose(packed[:11], np.concatenate([first[:7], second[:4]]), atol=1e-5)
-    without = {name: value for name, value in examples[0].items() if "segment" not in name}
-    np.testing.assert_allclose(run(model, without)[0], first[:7], atol=1e-5)
+    packed = features(model, padded(joined(examples), 12))[0]
+    first, second = (features(model, padded(b, 12))[0] for b in examples)
+    ends = (7, 4) if model.config.has_decoder else (5, 6)
+    np.testing.assert_allclose(packed[: sum(ends)], np.concatenate([first[: ends[0]], second[: ends[1]]]), atol=1e-5)
+    if name in ARCHITECTURES:
+        without = {key: value for key, value in examples[0].items() if "segment" not in key}
+        np.testing.assert_allclose(features(model, without)[0], first[: ends[0]], atol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_position_depends_on_what_it_may_see_and_on_nothing_else(architecture):
-    model, batch, prefix = make(architecture), example(3, 5, 6, prefix=3), 3
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_step_over_the_cache_gives_what_the_whole_row_gives(name):
+    model, batch = make(name), example(3, 5, 9)
+    del batch["decoder_causal_attention"]
+    batch |= {"decoder_causal_attention": np.zeros((1, 9), int)} if "prefix" in name else {}
+    if model.config.logits == "none":
+        pytest.skip("no logits")
+    full = run(model, batch)
+    prompt = {key: value[:, :4] if key.startswith("decoder") else value for key, value in batch.items()}
+    logits, cached = jax.jit(Transformer.prefill, static_argnums=2)(model, prompt, 11)
+    step = jax.jit(Transformer.step)
+    for place in range(4, 9):
+        np.testing.assert_allclose(logits[0], full[0, place - 1], atol=2e-5)
+        logits, cached = step(model, batch["decoder_input_tokens"][:, place], cached)
+    np.testing.assert_allclose(logits[0], full[0, 8], atol=2e-5)
 
-    def influence(embedded):  # which input positions move each position's logits, through the embedding of each
-        class Given(nnx.Module):
-            dtype = "float32"
 
-            def __call__(self, tokens):
-                return embedded
+class Given(nnx.Module):
+    """Embeddings that stand for themselves."""
 
-            def logits(self, x):
-                return x
+    dtype = "float32"
 
+    def __init__(self, embedded):
+        self.embedded = nnx.Param(embedded)
+
+    def __call__(self, tokens):
+        return self.embedded[...]
+
+    def logits(self, x):
+        return x
+
+
+def influence(name, prefix=0):
+    """bool [T,T]: which input positions move each position's output, through the embedding of each."""
+    model, batch = make(name), example(3, 6, 6, prefix=prefix)
+    if model.config.has_decoder and model.config.has_encoder:
+        batch["encoder_segment_ids"] = np.zeros((1, 6), int)  # not under test: nobody sees the encoder's output
+    side = "decoder" if model.config.has_decoder else "encoder"
+
+    def outputs(embedded):
         changed = jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(model))
-        changed.embed, changed.encoder = Given(), None
-        return changed(batch)[0]
+        changed.embed = Given(embedded)
+        return changed.features(batch)[0]
 
-    if model.config.has_encoder:
-        batch["encoder_input_tokens"] = batch["decoder_input_tokens"]
-        batch["encoder_segment_ids"] = np.zeros((1, 6), int)  # the encoder is not under test: nobody sees its output
-    jacobian = jax.jit(jax.jacobian(influence))(model.embed(batch["decoder_input_tokens"]))
-    seen = np.abs(jacobian[:, :, 0]).max((1, 3)) > 0
+    jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch[f"{side}_input_tokens"]))
+    return np.abs(jacobian[:, :, 0]).max((1, 3)) > 0
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES[:4], "gpt-neox-20b", "bloom"])
+def test_a_decoder_depends_on_what_came_before_and_on_all_of_it(name):
     expected = np.tri(6, dtype=bool)
-    if architecture == "prefix-decoder":
-        expected[:prefix, :prefix] = True
-    np.testing.assert_array_equal(seen, expected)
+    if name == "prefix-decoder":
+        expected[:3, :3] = True
+    np.testing.assert_array_equal(influence(name, prefix=3), expected)
+
+
+def test_two_windowed_layers_see_twice_as_far_and_an_encoder_sees_everything():
+    distance = np.arange(6)[:, None] - np.arange(6)[None, :]
+    np.testing.assert_array_equal(influence("windowed decoder"), np.isin(distance, [0, 2, 4]))
+    assert not np.triu(influence("sparse decoder"), 1).any()
+    assert influence("encoder").all()
+    assert influence("longformer-base").all()  # through the global position
 
 
 def loss_and_gradients(model, batch, key):
     def loss(model):
-        logits = model(batch, key)
-        targets = np.roll(batch["decoder_input_tokens"], -1, axis=1)
-        return cross_entropy(logits, targets, batch["decoder_segment_ids"] > 0, z_loss=1e-4, label_smoothing=0.0)[0]
+        side = "decoder" if model.config.has_decoder else "encoder"
+        targets = np.roll(batch[f"{side}_input_tokens"], -1, axis=1)
+        weights = batch[f"{side}_segment_ids"] > 0
+        return cross_entropy(model(batch, key), targets, weights, z_loss=1e-4, label_smoothing=0.0)[0]
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(model)
     return {"loss": value} | named(gradients)
 
 
-@pytest.mark.parametrize("architecture", ["encoder-decoder"])
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "albert-base"])
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients(architecture):
     batch, key = example(4, 5, 6, prefix=2), jax.random.key(7)
     expected = loss_and_gradients(make(architecture), batch, key)
@@ -151,23 +226,53 @@ def test_dropout_keeps_the_mean_and_one_mask_for_the_whole_length():
     np.testing.assert_allclose(x.mean(), 1, atol=0.02)
 
 
+# Counted from the released weights, tied matrices once; of those not released, as printed in their papers.
+PUBLISHED = {
+    "t5-small": 60_506_624, "t5-base": 222_903_552, "t5-large": 737_668_096, "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344, "t5-1.1-base": 247_577_856, "t5-1.1-xxl": 11_135_332_352, "umt5-small": 306_601_984,
+    "bart-base": 139_420_416 + 50_265, "bart-large": 406_291_456 + 50_265,  # a bias of zeros is counted here
+    "bert-base": 110_106_428, "bert-large": 336_226_108, "roberta-base": 124_697_433, "roberta-large": 355_412_057,
+    "distilbert": 66_985_530, "electra-small": 13_549_057, "electra-base": 109_483_009,
+    "gpt": 116_534_784, "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200, "starcoder": 15_517_456_384, "santacoder": 1_124_886_528, "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944, "pythia-410m": 405_334_016, "gpt-neox-20b": 20_554_567_680,
+    "bloom-560m": 559_214_592, "bloom-7b1": 7_069_016_064, "bloom": 176_247_271_424,
+    "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-2-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496, "llama-3.2-1b": 1_235_814_400,
+}  # fmt: skip
+PRINTED = {  # as rounded in the papers [millions]
+    "transformer-base": 65, "transformer-big": 213, "albert-base": 12, "albert-large": 18, "albert-xlarge": 60,
+    "albert-xxlarge": 223, "longformer-base": 149, "longformer-large": 435, "marian": 74, "gpt3-small": 125,
+    "gpt3-medium": 356, "gpt3-large": 760, "gpt3-xl": 1_300, "gpt3-2.7b": 2_700, "gpt3-6.7b": 6_700,
+    "gpt3-13b": 13_000, "gpt3": 175_000, "electra-large": 335, "spanbert-base": 110, "spanbert-large": 340,
+}  # fmt: skip
+
+
+def parameters(config):
+    return count(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_those_of_the_released_weights(name):
+    assert parameters(SIZES[name]) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_parameter_counts_are_about_those_printed(name):
+    np.testing.assert_allclose(parameters(SIZES[name]) / 1e6, PRINTED[name], rtol=0.035)
+
+
 @pytest.mark.parametrize(
-    ("config", "parameters"),
+    ("config", "expected"),
     [
-        (BASE, 222_903_552),
         (replace(BASE, architecture="shared-encoder-decoder"), 137_949_312),
         (replace(BASE, num_encoder_layers=6, num_decoder_layers=6), 123_790_080),
         (replace(BASE, architecture="decoder"), 109_628_544),
         (replace(BASE, architecture="prefix-decoder"), 109_628_544),
-        (SIZES["t5-small"], 60_506_624),
-        (SIZES["t5-large"], 737_668_096),
-        (SIZES["t5-3b"], 2_851_598_336),
-        (SIZES["t5-11b"], 11_307_321_344),
-        (SIZES["t5-1.1-base"], 247_577_856),
     ],
 )
-def test_parameter_counts_are_the_published_ones(config, parameters):
-    assert count(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))) == parameters
+def test_parameter_counts_are_those_of_the_study(config, expected):
+    assert parameters(config) == expected
 
 
 def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
@@ -217,3 +322,102 @@ def test_bfloat16_activations_leave_parameters_and_logits_in_float32():
 def test_a_token_outside_the_vocabulary_is_not_trained_on_silently():
     batch = example(8, 5, 6) | {"decoder_input_tokens": np.full((1, 6), 40)}
     assert np.isnan(run(make("decoder"), batch)).all()
+
+
+@pytest.mark.parametrize("name", ["encoder-decoder", "bert-base", "albert-base", "gpt-neox-20b", "umt5-small"])
+def test_hidden_states_and_weights_are_those_that_the_model_computes_with(name):
+    model, batch = make(name), padded(example(9, 5, 6), 8)
+    hidden, weights = jax.jit(Transformer.hidden)(model, batch), jax.jit(Transformer.attention)(model, batch)
+    side = "decoder" if model.config.has_decoder else "encoder"
+    last = hidden[side][-1]
+    stack = getattr(model, side)
+    np.testing.assert_allclose(last if stack.norm is None else stack.norm(last), features(model, batch), atol=1e-5)
+    for which, rows in weights.items():
+        assert rows.shape[:3] == (2, 1, 4)
+        text = batch[f"{which.replace('cross', 'decoder')}_segment_ids"][0] > 0
+        np.testing.assert_allclose(rows.sum(-1)[..., text], 1, atol=1e-5)
+        assert (rows[..., ~(batch[f"{which.replace('cross', 'encoder')}_segment_ids"][0] > 0)] == 0).all()
+
+
+def tuned(name, **head):
+    config = replace(CONFIGS[name], dropout=0.0)
+    return jax.jit(lambda: Tuned(config, HeadConfig(**head), nnx.Rngs(params=jax.random.key(0))))()
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "shape"),
+    [
+        ("bert-base", {"kind": "classes", "classes": 3}, (1, 3)),
+        ("gpt2", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3)),
+        ("bart-base", {"kind": "regression", "pool": "mean"}, (1,)),
+        ("roberta-base", {"kind": "regression", "pool": "max"}, (1,)),
+        ("bert-base", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
+        ("bert-base", {"kind": "span"}, (1, 2, 8)),
+        ("bert-base", {"kind": "classes", "classes": 2, "layers": "mixed-frozen"}, (1, 2)),
+    ],
+)
+def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):
+    model, batch = tuned(name, **head), padded(example(10, 6, 6), 8)
+    found = jax.jit(Tuned.__call__)(model, batch)
+    assert found.shape == shape
+    text = np.asarray(batch["encoder_segment_ids"]) > 0
+    noisy = batch | {f"{side}_input_tokens": np.where(text, batch[f"{side}_input_tokens"], 9) for side in
+                     ("encoder", "decoder")}  # fmt: skip
+    again = jax.jit(Tuned.__call__)(model, noisy)
+    where = np.broadcast_to(text[:, :, None], shape) if head["kind"] == "tokens" else np.ones(shape, bool)
+    np.testing.assert_allclose(again[where], found[where], atol=1e-6)
+    if head["kind"] == "span":
+        assert (found[0, :, 6:] < -1e30).all()
+
+
+def test_each_choice_is_scored_as_if_it_were_alone():
+    model = tuned("bert-base", kind="choice")
+    candidates = [padded(example(seed, 5, 5), 8) for seed in range(3)]
+    together = {key: np.stack([c[key] for c in candidates], axis=1) for key in candidates[0]}
+    alone = [model({key: value[:, None] for key, value in c.items()})[0, 0] for c in candidates]
+    np.testing.assert_allclose(model(together | {"labels": np.zeros(1, int)})[0], alone, atol=1e-5)
+
+
+def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_is():
+    hidden = jax.random.normal(jax.random.key(0), (3, 1, 4, 16))
+    np.testing.assert_allclose(LayerMixture(2)(hidden), hidden.mean(0), atol=1e-6)
+    model, batch = tuned("bert-base", kind="classes", layers="mixed-frozen"), example(11, 5, 5)
+    gradients = named(jax.jit(jax.grad(lambda m: m(batch).sum()))(model))
+    moved = {name for name, value in gradients.items() if np.abs(value).max() > 0}
+    assert moved == {name for name in gradients if name.startswith(("head.", "mixture.", "body.pooler."))}
+
+
+def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_shared():
+    generator = tiny("electra-small-generator", d_model=8, num_heads=1, d_embed=8, dropout=0.0)
+    model = Electra(tiny("electra-small", dropout=0.0), generator, nnx.Rngs(params=0))
+    assert [name for name in named(model) if name.endswith("embed.table")] == ["discriminator.embed.table"]
+    text = example(12, 9, 1)
+    hidden = (np.arange(9) % 3 == 0)[None]
+    batch = {
+        "encoder_input_tokens": np.where(hidden, 39, text["encoder_input_tokens"]),
+        "encoder_target_tokens": text["encoder_input_tokens"],
+        "encoder_loss_weights": hidden.astype(np.float32),
+    }
+    sampled = jax.jit(lambda key: model(batch, key)[1])
+    drawn = np.concatenate([sampled(jax.random.key(seed)) for seed in range(20)])
+    assert (drawn[:, ~hidden[0]] == batch["encoder_target_tokens"][:, ~hidden[0]]).all()
+    assert len(np.unique(drawn[:, hidden[0]])) > 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "named_setting"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"positions": "rotary", "rotary": RotaryConfig(fraction=1.5)}, "rotary.fraction"),
+        ({"positions": "sinusoidal", "d_model": 15}, "d_model"),
+        ({"logits": "tied", "d_embed": 8}, "logits_transform"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_by_the_name_of_its_setting(settings, named_setting):
+    with pytest.raises(SettingError, match=named_setting):
+        replace(TINY, **settings)
+
+
+def test_a_model_without_an_output_matrix_says_so():
+    with pytest.raises(SettingError, match="logits"):
+        make("electra-small")(example(13, 5, 5))

@@ -1,7 +1,4 @@
-"""Laws of packing, and the peers' cases for it."""
-
-import json
-from pathlib import Path
+"""Laws of packing."""
 
 import numpy as np
 import pytest
@@ -9,33 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import SettingError
-from lm.data.objectives import EOS, Lengths, Ragged
-from lm.data.packing import features, fill_rows, join, ragged, row_room, shift_right
-
-CASES = Path(__file__).parents[1].parent / "shared" / "parity" / "peer_cases.json"
-ARCHITECTURE = {
-    "seqio.EncDecFeatureConverter": "encoder-decoder",
-    "seqio.LMFeatureConverter": "decoder",
-    "seqio.PrefixLMFeatureConverter": "prefix-decoder",
-}
-LEFT_OUT = {
-    "seqio.EncoderFeatureConverter": "no encoder is trained alone",
-    "seqio.PrePackedEncDecFeatureConverter": "examples are packed here, never before",
-    "seqio.PrefixSuffixLMFeatureConverter": "no task has a third part",
-    "seqio.utils.trim_and_pad_dataset": "features of any rank: all of ours are token ids",
-    "seqio.utils.truncate_inputs_left": "inputs are cut at their end",
-    "t5.preprocessors.pack_prefix_lm_decoder_only": "splits a row anywhere; ours are documents with EOS",
-    "t5.preprocessors.pack_prefix_lm_encoder_decoder": "as above",
-    "seqio.LMFeatureConverter#a6e6f5": "begins a sequence with an id of its own, where T5's is padding",
-    "seqio.PrefixLMFeatureConverter#aa0e37": "as above",
-}
-
-
-def cases(*functions):
-    if not CASES.exists():
-        return []
-    found = [c for c in json.loads(CASES.read_text())["cases"] if c["fn"] in functions and c["id"] not in LEFT_OUT]
-    return [pytest.param(c, id=c["id"]) for c in found]
+from lm.data.objectives import Lengths, Ragged
+from lm.data.packing import features, fill_rows, join, row_room
 
 
 def from_lists(lists):
@@ -53,57 +25,6 @@ def packed(inputs, targets, architecture, limits, pack=True):
     starts = fill_rows(sides, row_room(architecture, limits)) if pack else np.arange(len(sides) + 1)
     rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     return features(inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1)
-
-
-@pytest.mark.parametrize("case", cases(*ARCHITECTURE))
-def test_features_are_the_peers(case):
-    args, architecture = case["args"], ARCHITECTURE[case["fn"]]
-    room = args["task_feature_lengths"]
-    limits = Lengths(0, room.get("inputs", 0), room["targets"])
-    inputs = from_lists([example.get("inputs", []) for example in args["examples"]])
-    targets = from_lists([example["targets"] for example in args["examples"]])
-    pack = args["config"]["pack"]
-    found = packed(inputs, targets, architecture, limits, pack)
-    text = found["decoder_segment_ids"] > 0
-    for name in case["expected"][0]:
-        expected = np.array([row[name] for row in case["expected"]])
-        if name == "decoder_loss_weights" and args["config"].get("loss_on_targets_only"):
-            assert (found[name] == text).all()  # ours covers the inputs of a decoder too, as the paper's does
-        elif name == "decoder_input_tokens" and not pack:  # where padding is read, theirs has a last EOS, ours padding
-            assert (found[name] == expected * text).all()
-        elif name in found:
-            assert (found[name] == expected * (text if name == "decoder_causal_attention" else 1)).all(), name
-
-
-@pytest.mark.parametrize("case", cases("seqio.utils.trim_and_pack_dataset"))
-def test_rows_are_filled_as_the_peers_fill_them(case):
-    rows, room = case["args"]["dataset"], case["args"]["feature_lengths"]
-    inputs, targets = (from_lists([row[name][: room[name]] for row in rows]) for name in ("inputs", "targets"))
-    found = packed(inputs, targets, "encoder-decoder", Lengths(0, room["inputs"], room["targets"]))
-    names = {"inputs": "encoder_input_tokens", "targets": "decoder_target_tokens"}
-    for side, prefix in (("inputs", "encoder"), ("targets", "decoder")):
-        names |= {f"{side}_segment_ids": f"{prefix}_segment_ids", f"{side}_positions": f"{prefix}_positions"}
-    for theirs, ours in names.items():
-        assert found[ours].tolist() == [row[theirs] for row in case["expected"]]
-
-
-@pytest.mark.parametrize("case", cases("seqio.utils.make_autoregressive_inputs", "seqio.utils._shift_right_by_one"))
-def test_targets_are_shifted_as_the_peers_shift_them(case):
-    args = case["args"]
-    if args.get("bos_id", 0) != 0:
-        pytest.skip("T5 begins with padding")
-    targets = np.array([args.get("targets", args.get("tensor"))])
-    segments = np.array([args["sequence_id"]]) if args.get("sequence_id") else np.ones(targets.shape, int)
-    assert shift_right(targets, segments).tolist() == [case["expected"]]
-
-
-@pytest.mark.parametrize("case", cases("seqio.preprocessors.append_eos_after_trim"))
-def test_a_cut_example_keeps_its_eos_as_the_peers_does(case):
-    before, after = case["args"]["dataset"][0], case["expected"][0]
-    for name in ("targets", "arrows"):
-        room = case["args"]["sequence_length"][name] or 99
-        assert ragged([before[name]], room).tokens.tolist() == [after[name]]
-    assert ragged([[5, 6, 7, 8]], 3).tokens.tolist() == [[5, 6, EOS]]
 
 
 def test_padding_is_told_by_length_and_not_by_id():

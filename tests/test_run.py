@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,11 +11,13 @@ from flax import nnx
 
 from experiments import __main__ as cli
 from experiments import registry
-from experiments.inspection import answer
+from experiments.finetuning import best_of, head_steps
+from experiments.inspection import Writing, answer
+from experiments.phase import Session
 from experiments.progress import reporting
 from experiments.registry import REGISTRY, build
 from experiments.results import read_result, run_folder
-from experiments.run import best_of, check, columns, pretrain, steps_of
+from experiments.run import check, columns, pretrain, run, steps_of
 from experiments.scales import SCALES
 from experiments.sweep import sweep
 from lm import sharding
@@ -23,7 +26,8 @@ from lm.data import documentation
 from lm.data.objectives import lengths
 from lm.nn.transformer import Transformer
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig
+from lm.train.config import CheckpointConfig, LossConfig
+from lm.train.step import build as build_steps
 
 TINY = SCALES["nano"] | {
     "data.vocabulary_size": 300,
@@ -45,6 +49,7 @@ TINY = SCALES["nano"] | {
     "tuning.inputs_length": 24,
     "tuning.evaluation_examples": 10,
 }
+GREEDY = Writing(beams=1, length_penalty=0.0, temperature=0.0, top_k=0, top_p=1.0, seed=0)
 BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
 
 
@@ -75,8 +80,8 @@ def test_every_row_builds_at_every_scale_without_allocating(scale):
         e = build(name, scale)
         for phase in (e.pretraining, e.finetuning):
             sharding.check(e.model, {"data": 4, "fsdp": 2, "tensor": 1}, phase.batch_size)
-        limits = lengths(e.objective, e.data.inputs_length)
-        assert 0 < limits.targets <= e.data.inputs_length, name
+        if e.model.has_decoder:
+            assert 0 < lengths(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, name
         if e.model not in shapes:
             shapes[e.model] = jax.eval_shape(
                 lambda key, m=e.model: Transformer(m, nnx.Rngs(params=key)), jax.random.key(0)
@@ -119,11 +124,8 @@ def test_the_best_checkpoint_of_each_task_counts(tmp_path):
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    class Asked:
-        def __init__(self, name):
-            self.task = type("Task", (), {"name": name, "column": "GLUE", "metrics": {"em": None}, "beside": ()})
-
-    best = {name: best_of(Asked(name), tmp_path) for name in "ab"}
+    task = {"column": "GLUE", "metrics": {"em": None}, "beside": ()}
+    best = {name: best_of(SimpleNamespace(name=name, **task), tmp_path) for name in "ab"}
     assert {name: found["step"] for name, found in best.items()} == {"a": 1, "b": 2}
     assert columns(best) == {"GLUE": 4.0}
 
@@ -139,8 +141,8 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     experiment, folder = build(BASELINE, "tiny"), folder_of(swept, BASELINE)
     with reporting(0) as reporter:
         prepared, mesh = check(experiment, folder, swept / "cache", reporter.say)
-        first = pretrain(experiment, prepared, mesh, folder / "pretraining", reporter)
-    steps = steps_of(experiment, experiment.finetuning, mesh)
+        first = pretrain(Session(experiment, prepared, mesh, swept / "cache", reporter), folder / "pretraining")
+    steps = build_steps(experiment.model, experiment.finetuning.optimizer, LossConfig(), mesh)
     with Checkpoints(folder / "pretraining" / "checkpoints", CheckpointConfig()) as checkpoints:
         saved, start = checkpoints.restore(steps.abstract, 4), first(steps)
     assert (int(saved.step), int(start.step)) == (4, 0)
@@ -150,13 +152,44 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     assert len(moved) == len(saved.params)
 
 
+@pytest.mark.parametrize(
+    ("name", "new"),
+    [
+        ("electra/base", {"tuning.heads": ("cloze",)}),
+        ("bert/mixed-layers", {"tuning.heads": ("next",)}),
+        ("positions/alibi", {"data.inputs_length": 12}),
+    ],
+)
+def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(name, new, runs, tmp_path):
+    experiment = build(name, "tiny", new)
+    with reporting(0) as reporter:
+        run(experiment, tmp_path / "run", runs / "cache", reporter)
+        result = read_result(tmp_path / "run")
+        assert set(result.tasks) == set(experiment.tuning.heads)
+        assert list(result.length_losses) == [str(n) for n in experiment.data.held_out_lengths if len(
+            experiment.data.held_out_lengths) > 1]  # fmt: skip
+        if not experiment.tuning.heads:
+            return
+        prepared, mesh = check(experiment, tmp_path / "run", runs / "cache", reporter.say)
+        session = Session(experiment, prepared, mesh, runs / "cache", reporter)
+        learnt = pretrain(session, tmp_path / "run" / "pretraining")
+        state = learnt(head_steps(session, experiment.tuning.heads[0]))
+    with Checkpoints(tmp_path / "run" / "pretraining" / "checkpoints", CheckpointConfig()) as checkpoints:
+        saved = checkpoints.restore(steps_of(experiment, mesh).abstract).params
+    came = [path for path in state.params if path.startswith("body.")]
+    for path in came:
+        bare = path.removeprefix("body.")
+        np.testing.assert_array_equal(state.params[path], saved.get(bare, saved.get(f"discriminator.{bare}")))
+    assert len(came) > 10
+
+
 def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
-    answer(folder_of(swept, RATE), ["cloze question: a context: b", "summarize: a b c."], "", 8)
+    answer(folder_of(swept, RATE), ["cloze question: a context: b", "summarize: a b c."], "", 8, GREEDY)
     assert capsys.readouterr().out.count("\n") >= 4
     with pytest.raises(SettingError, match="is no run"):
-        answer(swept / "nowhere", ["a"], "", 8)
+        answer(swept / "nowhere", ["a"], "", 8, GREEDY)
     with pytest.raises(SettingError, match="--mixture 'documentatio' .*did you mean 'documentation'"):
-        answer(folder_of(swept, RATE), ["a"], "documentatio", 8)
+        answer(folder_of(swept, RATE), ["a"], "documentatio", 8, GREEDY)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Laws of the vocabularies and of the encoded corpus."""
 
-import json
 import pickle
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,34 +12,15 @@ from lm.config import SettingError
 from lm.data.tokens import encode_corpus
 from lm.data.vocabulary import EOS, PAD, Bytes, SentencePiece, train_sentencepiece
 
-CASES = Path(__file__).parents[1].parent / "shared" / "parity" / "peer_cases.json"
-LEFT_OUT = {"seqio.ByteVocabulary.decode#c0df24": "sentinels are shown, not dropped"}
 WORDS = re.findall(
     "[a-z]+", "the quick brown fox jumps over a lazy dog while seven wizards mix potions and quote verse"
 )
 TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 40)) for i in range(60)]
 
 
-def cases(function):
-    if not CASES.exists():
-        return []
-    found = [c for c in json.loads(CASES.read_text())["cases"] if c["fn"] == function and c["id"] not in LEFT_OUT]
-    return [pytest.param(c["args"], c["expected"], id=c["id"]) for c in found]
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return train_sentencepiece(TEXTS, 45, tmp_path_factory.mktemp("vocabulary") / "small.model")
-
-
-@pytest.mark.parametrize(("args", "expected"), cases("seqio.ByteVocabulary.encode"))
-def test_bytes_are_encoded_as_the_peers_encode_them(args, expected):
-    assert Bytes(args["extra_ids"]).encode(args["text"]) == expected
-
-
-@pytest.mark.parametrize(("args", "expected"), cases("seqio.ByteVocabulary.decode"))
-def test_bytes_are_decoded_as_the_peers_decode_them(args, expected):
-    assert Bytes(args["extra_ids"]).decode(args["ids"]) == expected
 
 
 @settings(max_examples=50, deadline=None)
@@ -66,6 +45,17 @@ def test_decoding_stops_at_eos_drops_padding_and_names_sentinels(kind, model):
     dog = vocabulary.encode("dog")
     ids = [PAD, vocabulary.size - 1, *dog, vocabulary.size - 2, EOS, *dog]
     assert vocabulary.decode(ids).replace(" ", "") == "<extra_id_0>dog<extra_id_1>"
+
+
+def test_pieces_tell_where_words_begin_and_sentences_end_and_special_tokens_are_no_pieces(model):
+    for vocabulary in (Bytes(2), SentencePiece(model, 2)):
+        ids = np.array(vocabulary.encode(f" {TEXTS[0]}"))
+        assert vocabulary.word_starts[ids].sum() == len(TEXTS[0].split())
+        assert len(vocabulary.word_starts) == len(vocabulary.sentence_ends) == vocabulary.size
+        special = [vocabulary.pad, vocabulary.eos, vocabulary.cls, vocabulary.mask]
+        assert special == [PAD, EOS, vocabulary.size - 2, vocabulary.size - 1]
+    assert Bytes(2).decode(np.flatnonzero(Bytes(2).sentence_ends)) == "!.?"
+    assert (Bytes(1).cls, Bytes(0).mask) == (None, None)
 
 
 def test_the_same_texts_train_the_same_model(model, tmp_path):

@@ -3,8 +3,10 @@
 Everything here is a pure function of its arguments, random numbers included: ``uniforms`` draws those of example
 ``row`` from (seed, row) alone, so an example does not depend on its batch, host or worker.
 
-Sources: Raffel et al. 2020, sections 3.1.4 and 3.3, and the behaviour of the T5 code where the paper is silent.
-Two deviations, both because nothing may be cut and ``inputs`` and ``targets`` must together give back the text:
+Sources: Raffel et al. 2020, sections 3.1.4 and 3.3, and the behaviour of the T5 code where the paper is silent; for
+encoders Devlin et al. 2019, Joshi et al. 2020 (SpanBERT) and Clark et al. 2020 (ELECTRA); for text infilling Lewis et
+al. 2020 (BART). Two deviations from T5, both because nothing may be cut and ``inputs`` and ``targets`` must together
+give back the text:
 
 * *Too few sentinels.* T5 let them run over into word pieces. Here "spans" draws at most as many spans as there are
   sentinels (fewer and longer; the number of noise tokens stays), and of "iid" noise only as many runs are kept,
@@ -14,36 +16,55 @@ Two deviations, both because nothing may be cut and ``inputs`` and ``targets`` m
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from lm.config import SettingError
-from lm.data.noise import NOISE, fit, prefix_lengths, ranks, runs_of, span_counts, tell_apart, within
+from lm.data.noise import NOISE, fit, infill, prefix_lengths, ranks, runs_of, span_counts, tell_apart, within
+from lm.data.sentences import permute
 
 PAD, EOS, UNK = 0, 1, 2  # ids in every vocabulary, as in T5
-RANDOM_SHARE = 0.1  # share of noise tokens that BERT-style noise replaces by any id [Raffel et al. 2020, 3.3.1]
+RANDOM_SHARE = 0.1  # share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
+SAME_SHARE = 0.1  # share of noise tokens that an encoder sees unchanged [Devlin et al. 2019, 3.1]
+IN_PLACE = ("in-place", "replaced")  # targets of encoders
+BY_CHANCE = ("iid", "whole-words", "geometric-spans")  # noise whose amount or runs are random
 DEVIATIONS = 4  # standard deviations of room for targets of random length
 SHORTEST = 3  # inputs: one token that stays, one for noise, EOS [tokens]
 
 
-class Sentinels(Protocol):
+# Poisson spans may be empty: then something is missing where nothing was.
+Noise = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans", "suffix", "everything"]
+# Masks stand one for one, "span-masks" one for each span. Of "masks-or-random" 10 % are any token, and of
+# "masks-random-or-same" 10 % more are what they were.
+Inputs = Literal["sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"]
+# With "replaced" a discriminator tells besides of every token whether it is the text's.
+Targets = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
+
+
+class Symbols(Protocol):
     """What an objective needs of a vocabulary: sentinel k has the id ``size - 1 - k``."""
 
     size: int
     num_sentinels: int
+    eos: int
+    mask: int | None  # None: the vocabulary has none
+    word_starts: np.ndarray  # bool [size]: a piece begins a word
+    sentence_ends: np.ndarray  # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
 
 
 @dataclass(frozen=True)
 class Objective:
     """What is hidden of a text and what has to be said about it."""
 
-    noise: Literal["iid", "spans", "suffix", "everything"] = "iid"  # which tokens are noise
-    inputs: Literal["sentinels", "masks", "masks-or-random", "drop", "shuffle"] = "sentinels"  # what replaces noise
-    targets: Literal["sentinels", "drop", "everything"] = "sentinels"  # what replaces the tokens that are not noise
-    rate: float = 0.15  # share of tokens that are noise; for "iid" and "spans"
-    mean_span_length: float = 3.0  # of "spans" [tokens]
+    noise: Noise = "iid"  # which tokens are noise
+    inputs: Inputs = "sentinels"  # what replaces noise
+    targets: Targets = "sentinels"  # what replaces the tokens that are not noise; in encoders they stay in their places
+    rate: float = 0.15  # share of tokens that are noise; for all noise but "suffix" and "everything"
+    mean_span_length: float = 3.0  # of "spans" and "poisson-spans" [tokens]
+    sentences: Literal["in-order", "permuted"] = "in-order"  # of inputs; targets keep the text's order
+    pairs: Literal["none", "next-sentence", "sentence-order"] = "none"  # what encoders tell of two pieces of text
 
     def __post_init__(self):
         if not 0 < self.rate < 1:
@@ -53,8 +74,8 @@ class Objective:
 
     @property
     def concatenates(self) -> bool:
-        """Whether documents are strung together before they are split; prefix LM and deshuffling keep them apart."""
-        return self.noise in ("iid", "spans") or not self.has_inputs
+        """Whether documents are strung together before they are split; a few objectives keep them apart."""
+        return self.pairs == "none" and (self.noise not in ("suffix", "everything") or not self.has_inputs)
 
     @property
     def has_inputs(self) -> bool:
@@ -63,9 +84,20 @@ class Objective:
 
     @property
     def draws(self) -> int:
-        """Random numbers per token: one says where noise falls, a second what the inputs show there."""
-        return 2 if self.inputs in ("masks-or-random", "shuffle") else 1
+        """Random numbers per token: where noise falls, how far, what the inputs show there, the order of sentences."""
+        return (
+            1
+            + (self.noise in ("geometric-spans", "poisson-spans"))
+            + (self.inputs in ("masks-or-random", "masks-random-or-same", "shuffle"))
+            + (self.sentences == "permuted")
+        )
 
+    @property
+    def reads_words(self) -> bool:
+        return self.noise in ("whole-words", "geometric-spans")
+
+
+_MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place")
 
 OBJECTIVES = {
     "baseline": Objective(),  # "replace spans" of i.i.d. noise: the baseline of all tables
@@ -77,6 +109,11 @@ OBJECTIVES = {
     "deshuffling": Objective(noise="everything", inputs="shuffle", targets="everything"),
     "prefix-lm": Objective(noise="suffix", inputs="drop", targets="drop"),
     "causal-lm": Objective(noise="everything", inputs="drop", targets="everything"),
+    "text-infilling": Objective("poisson-spans", "span-masks", "everything", rate=0.3, sentences="permuted"),
+    "masked-lm": _MASKED_LM,
+    "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
+    "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
+    "electra": Objective(inputs="masks", targets="replaced"),
 }
 
 
@@ -107,14 +144,24 @@ def uniforms(seed: int, rows: np.ndarray, count: int, length: int) -> np.ndarray
     return numbers
 
 
-def noise_mask(objective: Objective, lengths: np.ndarray, u: np.ndarray, num_sentinels: int, room: int) -> np.ndarray:
-    """lengths [B], uniforms [B,L] -> bool [B,L]; at most ``room`` tokens of targets, EOS included."""
-    inside = within(lengths, u.shape[1])
-    mask = NOISE[objective.noise](objective, lengths, u, num_sentinels) & inside
-    if objective.noise == "iid":
+def noise_mask(
+    objective: Objective,
+    lengths: np.ndarray,
+    u: np.ndarray,
+    num_sentinels: int,
+    room: int,
+    starts: np.ndarray | None = None,
+) -> np.ndarray:
+    """lengths [B], uniforms [B,draws,L] -> bool [B,L]; at most ``room`` tokens of targets, EOS included.
+
+    starts: where words begin, bool [B,L]; of objectives that read words.
+    """
+    inside = within(lengths, u.shape[2])
+    mask = NOISE[objective.noise](objective, lengths, u, num_sentinels, starts) & inside
+    if objective.noise in BY_CHANCE:
         if "sentinels" in (objective.inputs, objective.targets):
-            mask = tell_apart(mask, inside, u, num_sentinels)
-        if objective.targets != "everything":
+            mask = tell_apart(mask, inside, u[:, 0], num_sentinels)
+        if objective.targets in ("sentinels", "drop"):
             mask = fit(mask, inside, objective.targets == "sentinels", room)
     return mask
 
@@ -122,7 +169,7 @@ def noise_mask(objective: Objective, lengths: np.ndarray, u: np.ndarray, num_sen
 # --- what is shown: tokens [B,L], bool [B,L] -> new tokens [B,L] and which of them to keep ---------------------------
 
 
-def replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Sentinels) -> tuple[np.ndarray, np.ndarray]:
+def replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Symbols) -> tuple[np.ndarray, np.ndarray]:
     """Each run of the mask becomes one sentinel; they count down from the top of the vocabulary."""
     starts = runs_of(mask)
     counts = np.count_nonzero(starts, axis=1)
@@ -133,12 +180,16 @@ def replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Sentinels) ->
 
 
 def _mask(tokens, mask, u, vocabulary):
-    return np.where(mask, np.int32(vocabulary.size - 1), tokens), np.ones_like(mask)
+    return np.where(mask, np.int32(vocabulary.mask), tokens), np.ones_like(mask)
 
 
 def _mask_or_random(tokens, mask, u, vocabulary):
     anything = UNK + 1 + (u / RANDOM_SHARE * (vocabulary.size - UNK - 1)).astype(np.int32)
-    return np.where(mask, np.where(u < RANDOM_SHARE, anything, vocabulary.size - 1), tokens), np.ones_like(mask)
+    return np.where(mask, np.where(u < RANDOM_SHARE, anything, vocabulary.mask), tokens), np.ones_like(mask)
+
+
+def _mask_random_or_same(tokens, mask, u, vocabulary):
+    return _mask_or_random(tokens, mask & (u < 1 - SAME_SHARE), u, vocabulary)
 
 
 def _shuffle(tokens, mask, u, vocabulary):
@@ -153,6 +204,7 @@ INPUTS = {
     "sentinels": lambda tokens, noise, u, vocabulary: replace_runs(tokens, noise, vocabulary),
     "masks": _mask,
     "masks-or-random": _mask_or_random,
+    "masks-random-or-same": _mask_random_or_same,
     "drop": lambda tokens, noise, u, vocabulary: (tokens, ~noise),
     "shuffle": _shuffle,
 }
@@ -164,53 +216,60 @@ TARGETS = {
 
 
 def denoise(
-    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Sentinels, limits: Lengths
+    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Symbols, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
     """text [B,L], uniforms [B,draws,L] -> inputs and targets, each with its EOS, that fit in ``limits``."""
     tokens, lengths = text
-    inside = within(lengths, tokens.shape[1])
-    noise = noise_mask(objective, lengths, u[:, 0], vocabulary.num_sentinels, limits.targets)
-    shown, keep = INPUTS[objective.inputs](tokens, noise, u[:, -1], vocabulary)
-    inputs = _gather(shown, keep & inside, ends=objective.has_inputs)
+    inside, shown = within(lengths, tokens.shape[1]), tokens
+    if objective.sentences == "permuted":
+        shown, u = permute(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+    if objective.noise == "poisson-spans":
+        shown, keep = infill(objective, shown, lengths, u, vocabulary.mask)
+        return _gather(shown, keep, vocabulary.eos), _gather(tokens, inside, vocabulary.eos)
+    starts = vocabulary.word_starts[shown] if objective.reads_words else None
+    noise = noise_mask(objective, lengths, u, vocabulary.num_sentinels, limits.targets, starts)
+    shown, keep = INPUTS[objective.inputs](shown, noise, u[:, -1], vocabulary)
+    inputs = _gather(shown, keep & inside, vocabulary.eos if objective.has_inputs else None)
     said, keep = TARGETS[objective.targets](tokens, noise, vocabulary)
-    return inputs, _gather(said, keep & inside, ends=True)
+    return inputs, _gather(said, keep & inside, vocabulary.eos)
 
 
-def _gather(tokens: np.ndarray, keep: np.ndarray, *, ends: bool) -> Ragged:
-    """tokens [B,L], bool [B,L] -> the kept tokens from the left and, if the text ends, EOS."""
+def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
+    """tokens [B,L], bool [B,L] -> the kept tokens from the left and, if the text ends, its ``eos``."""
     counts = np.count_nonzero(keep, axis=1).astype(np.int32)
+    ends = eos is not None
     gathered = np.full((len(tokens), int(counts.max(initial=0)) + ends), PAD, np.int32)
     gathered[within(counts, gathered.shape[1])] = tokens.ravel()[np.flatnonzero(keep)]  # 3 x as fast as [keep]
     if ends:
-        gathered[np.arange(len(tokens)), counts] = EOS
+        gathered[np.arange(len(tokens)), counts] = eos
     return Ragged(gathered, counts + np.int32(ends))
 
 
 # --- how long it all gets --------------------------------------------------------------------------------------------
 
-INPUT_SIZES = {  # tokens of inputs without EOS, of (tokens of text, noise tokens, runs of noise)
+INPUT_SIZES = {  # tokens of inputs without EOS, of (tokens of text, noise tokens, runs of noise); else those of text
     "sentinels": lambda text, noise, runs: text - noise + runs,
-    "masks": lambda text, noise, runs: text,
-    "masks-or-random": lambda text, noise, runs: text,
     "drop": lambda text, noise, runs: text - noise,
-    "shuffle": lambda text, noise, runs: text,
 }
-TARGET_SIZES = {  # tokens of targets without EOS, of (tokens of text, noise tokens, runs of text)
+TARGET_SIZES = {  # tokens of targets without EOS, of (tokens of text, noise tokens, runs of text); else those of text
     "sentinels": lambda text, noise, runs: noise + runs,
     "drop": lambda text, noise, runs: noise,
-    "everything": lambda text, noise, runs: text,
 }
+
+
+def _text(text, noise, runs):
+    return text
 
 
 def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """lengths [B], first uniforms [B] -> tokens of inputs and of targets [B], EOS included; not for "iid" noise."""
+    """lengths [B], first uniforms [B] -> tokens of inputs and of targets [B], EOS included; not for noise by chance."""
     runs = np.ones_like(lengths)
     if objective.noise == "spans":
         noise, runs = span_counts(objective, lengths)
     else:
         noise = lengths - prefix_lengths(lengths, u) if objective.noise == "suffix" else lengths
-    inputs = INPUT_SIZES[objective.inputs](lengths, noise, np.where(noise, runs, 0)) + 1
-    targets = TARGET_SIZES[objective.targets](lengths, noise, np.where(noise < lengths, runs, 0)) + 1
+    inputs = INPUT_SIZES.get(objective.inputs, _text)(lengths, noise, np.where(noise, runs, 0)) + 1
+    targets = TARGET_SIZES.get(objective.targets, _text)(lengths, noise, np.where(noise < lengths, runs, 0)) + 1
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
 
 
@@ -222,7 +281,7 @@ def lengths(objective: Objective, inputs_length: int) -> Lengths:
         return _span_lengths(objective, inputs_length)
     raw = inputs_length - 1  # and EOS
     targets = inputs_length
-    if objective.noise == "iid" and objective.targets != "everything":
+    if objective.noise in BY_CHANCE and objective.targets != "everything":
         targets = min(targets, _iid_room(objective, raw))
     return Lengths(raw, inputs_length if objective.has_inputs else 0, targets)
 

@@ -11,7 +11,8 @@ from lm.config import SettingError
 from lm.data.objectives import EOS, PAD, Lengths, Ragged, within
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
-ARCHITECTURES = (*ENCODER_DECODERS, "decoder", "prefix-decoder")  # the latter two read inputs and targets in one row
+DECODERS = ("decoder", "prefix-decoder")  # read inputs and targets in one row
+ARCHITECTURES = (*ENCODER_DECODERS, *DECODERS, "encoder")
 
 
 def ragged(sequences: list[np.ndarray], room: int) -> Ragged:
@@ -58,7 +59,7 @@ def fill_rows(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 def row_length(architecture: str, lengths: Lengths) -> int:
     """Tokens of a row that a decoder reads: the targets, after the inputs where there is no encoder for them."""
-    return lengths.targets if architecture in ENCODER_DECODERS else lengths.inputs + lengths.targets
+    return lengths.inputs + lengths.targets if architecture in DECODERS else lengths.targets
 
 
 def row_room(architecture: str, lengths: Lengths) -> np.ndarray:

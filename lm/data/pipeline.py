@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.config import SettingError, nearest
+from lm.config import SettingError
+from lm.data.checks import check_batches, check_objective
+from lm.data.masked import Masked, masked_lengths
 from lm.data.objectives import Lengths, Objective, Ragged, denoise, lengths, sizes, uniforms
-from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS, features, fill_rows, ragged, row_room
+from lm.data.packing import ENCODER_DECODERS, features, fill_rows, ragged, row_room
+from lm.data.segments import Segments, full, generator
 from lm.data.tokens import Tokens
 from lm.data.vocabulary import Vocabulary
 
@@ -26,14 +29,6 @@ Example = tuple[Sequence[int], Sequence[int]]  # ids of inputs and of targets, w
 
 AHEAD = 2  # batches prepared while the device works
 PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repeats itself
-EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
-
-
-class Segments(NamedTuple):
-    """Pieces of text, int64 [segments]: where in the flat array of tokens each begins, and its length."""
-
-    starts: np.ndarray
-    lengths: np.ndarray
 
 
 class Plan(NamedTuple):
@@ -88,14 +83,8 @@ class Denoised:
     @functools.cached_property
     def segments(self) -> Segments:
         """Documents split into at most ``raw`` tokens each, after being strung together where the objective does so."""
-        offsets, raw = self.tokens.offsets, self.limits.raw
-        if self.objective.concatenates:
-            offsets = offsets[[0, -1]]
-        sizes = np.diff(offsets)
-        pieces = -(-sizes // raw)
-        nth = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        starts = np.repeat(offsets[:-1], pieces) + nth * raw
-        return Segments(starts, np.minimum(np.repeat(offsets[1:], pieces) - starts, raw))
+        offsets = self.tokens.offsets
+        return full(offsets[[0, -1]] if self.objective.concatenates else offsets, self.limits.raw)
 
     @functools.cached_property
     def plan(self) -> Callable[[int], Plan]:
@@ -107,11 +96,11 @@ class Denoised:
 
     def _plan(self, epoch: int) -> Plan:
         count = len(self.segments.starts)
-        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, EPOCH + epoch], np.uint64)))
-        order = generator.permutation(count)
+        numbers = generator(self.seed, epoch)
+        order = numbers.permutation(count)
         if self.objective.concatenates:
             return Plan(order, None, None)
-        draws = generator.random(count, dtype=np.float32)
+        draws = numbers.random(count, dtype=np.float32)
         sides = np.stack(sizes(self.objective, self.segments.lengths[order], draws), axis=1)
         if self.architecture not in ENCODER_DECODERS:
             sides = sides.sum(axis=1, keepdims=True)
@@ -145,19 +134,13 @@ def pretraining_batches(
     inputs_length: int,
     batch_size: int,
     seed: int,
-) -> Denoised:
+) -> Denoised | Masked:
     """The batch function of a corpus under an objective; every setting is checked here."""
-    _check(architecture, batch_size, seed)
+    check_batches(architecture, batch_size, seed)
+    check_objective(objective, architecture, vocabulary)
+    if architecture == "encoder":
+        return Masked(tokens, objective, vocabulary, masked_lengths(objective, inputs_length), batch_size, seed)
     limits = lengths(objective, inputs_length)
-    if not objective.has_inputs and architecture in ENCODER_DECODERS:
-        raise SettingError(
-            f"objective.noise='everything' with objective.inputs='drop' leaves model.architecture={architecture!r} no "
-            "inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
-        )
-    if vocabulary.num_sentinels < 1 and (
-        objective.inputs not in ("drop", "shuffle") or objective.targets == "sentinels"
-    ):
-        raise SettingError("data.sentinels=0 should be at least 1 for this objective, such as 100")
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         limits = limits._replace(raw=max(limits.raw - 1, 1))  # both EOS in one row: two full examples then fill it
     return Denoised(tokens, objective, vocabulary, architecture, limits, batch_size, seed)
@@ -181,15 +164,6 @@ class Unsupervised:
         draws = uniforms(self.source.seed, numbers, 1, 1)[:, 0, 0]
         inputs, targets = self.source.examples(numbers % len(self.source.segments.starts), numbers, draws)
         return inputs.tokens[0, : max(inputs.lengths[0] - 1, 0)], targets.tokens[0, : targets.lengths[0] - 1]
-
-
-def _check(architecture: str, batch_size: int, seed: int = 0) -> None:
-    if architecture not in ARCHITECTURES:
-        raise SettingError(f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}")
-    if batch_size < 1:
-        raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
-    if not 0 <= seed < 2**32:
-        raise SettingError(f"seed={seed} should be between 0 and 2^32 - 1")
 
 
 @dataclass(frozen=True)
@@ -235,7 +209,7 @@ def task_batches(
     seed: int,
 ) -> Mixed:
     """The batch function of a mixture. Inputs and targets that are too long lose their end, but keep their EOS."""
-    _check(architecture, batch_size, seed)
+    check_batches(architecture, batch_size, seed, writes=True)
     for name, examples in examples_by_task.items():
         if not rates.get(name, 0) > 0:
             raise SettingError(f"the rate of task {name!r} is {rates.get(name)} and should be above 0")
@@ -248,7 +222,7 @@ def task_batches(
 
 def eval_batches(examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int) -> list[Batch]:
     """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
-    _check(architecture, batch_size)
+    check_batches(architecture, batch_size, writes=True)
     return [
         _unpacked(
             [examples[place] for place in range(start, min(start + batch_size, len(examples)))],

@@ -1,7 +1,7 @@
 """Text <-> token ids: SentencePiece and bytes, both with T5's special ids and with sentinels at the top.
 
-0 pads, 1 ends a sequence, 2 is unknown; there is no id for a beginning. Sentinel k has the id ``size - 1 - k`` and is
-written ``<extra_id_k>`` when decoded, as in the T5 code.
+0 pads, 1 ends a sequence, 2 is unknown. Sentinel k has the id ``size - 1 - k`` and is written ``<extra_id_k>`` when
+decoded, as in the T5 code; where they are not told apart the first is the mask and the second begins an encoder's row.
 """
 
 import functools
@@ -24,12 +24,21 @@ SEEDS = 5  # pieces to begin with, of which training leaves one; the default, a 
 LINE = 1_000  # longest piece of text given to the trainer, which drops lines of more than 4,192 bytes [characters]
 THREADS = 2  # of encoding; the trainer is faster with one
 BYTES = 256
+STOPS = (".", "?", "!")  # end a sentence
+BLANK = "\u2581"  # how SentencePiece writes it
 
 
 class Vocabulary(Protocol):
     """What the rest of the project needs of a vocabulary."""
 
     num_sentinels: int
+    pad: int | None  # ids of special tokens, None for what there is none of
+    eos: int | None
+    mask: int | None
+    cls: int | None  # begins an encoder's row
+    sep: int | None  # ends each text of an encoder's row
+    word_starts: np.ndarray  # bool [size]: a piece begins a word
+    sentence_ends: np.ndarray  # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
 
     @property
     def size(self) -> int:
@@ -69,8 +78,30 @@ def _check_sentinels(num_sentinels: int) -> None:
         raise SettingError(f"data.sentinels={num_sentinels} should be 0 or more, such as 100")
 
 
+class Special:
+    """The special tokens of our own vocabularies."""
+
+    pad, eos, sep = PAD, EOS, EOS
+    num_sentinels: int
+    size: int
+
+    @property
+    def mask(self) -> int | None:
+        return self.size - 1 if self.num_sentinels > 0 else None
+
+    @property
+    def cls(self) -> int | None:
+        return self.size - 2 if self.num_sentinels > 1 else None
+
+    def _marks(self, tokens: Iterable[int]) -> np.ndarray:
+        """bool [size], True at ``tokens``."""
+        marks = np.zeros(self.size, bool)
+        marks[list(tokens)] = True
+        return marks
+
+
 @dataclass(frozen=True)
-class SentencePiece:
+class SentencePiece(Special):
     """A trained model file, and sentinels above its pieces."""
 
     path: Path
@@ -100,6 +131,18 @@ class SentencePiece:
     def size(self) -> int:
         return self.processor.get_piece_size() + self.num_sentinels
 
+    @property
+    def _pieces(self) -> list[str]:
+        return [self.processor.id_to_piece(token) for token in range(self.processor.get_piece_size())]
+
+    @functools.cached_property
+    def word_starts(self) -> np.ndarray:
+        return self._marks(token for token, piece in enumerate(self._pieces) if piece.startswith(BLANK))
+
+    @functools.cached_property
+    def sentence_ends(self) -> np.ndarray:
+        return self._marks(token for token, piece in enumerate(self._pieces) if piece.endswith(STOPS))
+
     @functools.cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(self.processor.serialized_model_proto() + b"%d" % self.num_sentinels).hexdigest()
@@ -118,7 +161,7 @@ class SentencePiece:
 
 
 @dataclass(frozen=True)
-class Bytes:
+class Bytes(Special):
     """UTF-8: byte b has the id b + 3."""
 
     num_sentinels: int
@@ -129,6 +172,15 @@ class Bytes:
     @property
     def size(self) -> int:
         return UNK + 1 + BYTES + self.num_sentinels
+
+    @functools.cached_property
+    def word_starts(self) -> np.ndarray:
+        """A blank begins the word after it."""
+        return self._marks(self.encode(" \n\t"))
+
+    @functools.cached_property
+    def sentence_ends(self) -> np.ndarray:
+        return self._marks(self.encode("".join(STOPS)))
 
     @property
     def fingerprint(self) -> str:

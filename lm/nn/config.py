@@ -1,14 +1,59 @@
 """The shape of a Transformer, and the shapes that were published.
 
-Source of the T5 sizes: Raffel et al. 2020, sections 3.1.2 and 3.7; of T5 1.1: the released checkpoints' configurations.
+Sources: of T5 Raffel et al. 2020, sections 3.1.2 and 3.7; of the others the paper named beside them and, where that is
+silent, the configuration released with the weights.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from lm.config import SettingError
 
-Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder"]
+Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
+Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
+Head = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """How rotary positions turn queries and keys, and how they are stretched to rows longer than those trained on."""
+
+    base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
+    fraction: float = 1.0  # share of a head's features that are turned, from the first on
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # which wavelengths are stretched
+    factor: float = 1.0  # how many times longer rows get than original_length
+    original_length: int = 2_048  # row length of training; unused without scaling [tokens]
+    low_frequency_factor: float = 1.0  # "llama3": wavelengths above original_length over this are stretched
+    high_frequency_factor: float = 4.0  # "llama3": wavelengths below original_length over this are not
+    beta_fast: float = 32.0  # "yarn": features that turn more often in original_length are not stretched [turns]
+    beta_slow: float = 1.0  # "yarn": features that turn less often are stretched wholly [turns]
+
+
+@dataclass(frozen=True)
+class SparsityConfig:
+    """Which positions self-attention leaves out; distances are counted in blocks of ``block`` positions."""
+
+    window: int | None = None  # how far is seen to each side; None: everything [blocks]
+    dilation: int = 1  # step of the window; 2 leaves out every other block [blocks]
+    global_tokens: int = 0  # first blocks of a row, which see and are seen by all [blocks]
+    block: int = 1  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
+    random_blocks: int = 0  # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
+    projections: Literal["shared", "separate"] = "shared"  # queries, keys and values of global positions (Longformer)
+
+    def __post_init__(self):
+        for name, least in (("window", 0), ("dilation", 1), ("global_tokens", 0), ("block", 1), ("random_blocks", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SettingError(f"model.sparsity.{name}={value} should be at least {least}")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids that decoding knows."""
+
+    pad: int = 0  # written after the end
+    eos: int | None = 1  # ends a text; None: nothing does
+    start: int | None = 0  # what the decoder of an encoder-decoder reads first
 
 
 @dataclass(frozen=True)
@@ -18,27 +63,66 @@ class ModelConfig:
     architecture: Architecture = "encoder-decoder"  # which stacks there are, and what each position sees
     vocab_size: int = 32_128  # rows of the embedding; at least the vocabulary with its sentinels [tokens]
     num_encoder_layers: int = 12  # blocks of the encoder; unused without one [layers]
-    num_decoder_layers: int = 12  # blocks of the decoder [layers]
+    num_decoder_layers: int = 12  # blocks of the decoder; unused without one [layers]
     d_model: int = 768  # width of the residual stream [features]
     d_ff: int = 3_072  # width of the feed-forward layer [features]
     d_kv: int = 64  # width of one attention head [features]
     num_heads: int = 12  # attention heads [heads]
-    mlp: Literal["relu", "gated-gelu"] = "relu"  # feed-forward layer: T5 1.0 or T5 1.1
-    logits: Literal["tied", "separate"] = "tied"  # output matrix: the embedding (T5 1.0) or its own (T5 1.1)
+    num_key_value_heads: int | None = None  # heads of keys and values, which query heads share; None: num_heads [heads]
+    d_embed: int | None = None  # width of the embedding where it is projected to d_model; None: d_model [features]
+    shared_layers: bool = False  # whether all blocks of a stack are one and the same (ALBERT)
+    positions: Positions = "relative"  # how a position is told from another
+    max_length: int = 512  # longest row with learned positions [tokens]
+    position_offset: int = 0  # unused rows in front of the learned positions; 2 in BART and RoBERTa [rows]
+    sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"  # order of sines and cosines
     relative_buckets: int = 32  # rows of the relative-position bias table [buckets]
     relative_max_distance: int = 128  # distance from which on all positions share a bucket [tokens]
-    norm_epsilon: float = 1e-6  # added to the mean square before its root is taken
+    rotary: RotaryConfig = RotaryConfig()
+    sparsity: SparsityConfig = SparsityConfig()
+    scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
+    mlp: Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"] = "relu"  # activation
+    norm: Literal["rms", "layer"] = "rms"  # T5 and Llama leave out the mean and the bias
+    residual: Literal["pre-norm", "post-norm", "parallel"] = "pre-norm"  # where norms stand; parallel: GPT-NeoX
+    norm_epsilon: float = 1e-6  # added to the (mean) square before its root is taken
+    embed_norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
+    embed_scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
+    type_vocab_size: int = 0  # kinds of tokens with an embedding: first and second sentence (BERT) [types]
+    bias: bool = False  # whether linear layers add a bias
+    logits: Literal["tied-scaled", "tied", "separate", "none"] = "tied-scaled"  # output matrix; scaled: T5 1.0
+    logits_transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
+    logits_bias: bool = False  # whether each token has a bias (BERT, BART)
+    heads: tuple[Head, ...] = ()  # what else is trained with the model
+    special: SpecialTokens = SpecialTokens()
     dropout: float = 0.1  # rate at which activations and attention weights are zeroed in training
     dtype: Literal["float32", "bfloat16"] = "float32"  # of activations; parameters and softmax stay float32
     layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled; the numbers are the same
     remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes: nothing, all but matmuls, all
 
     def __post_init__(self):
-        for name in ("vocab_size", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads", "relative_buckets"):
+        for name in (
+            "vocab_size", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads",
+            "relative_buckets", "max_length",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise SettingError(f"model.{name}={getattr(self, name)} should be at least 1")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
+        if self.num_heads % self.key_value_heads:
+            raise SettingError(
+                f"model.num_key_value_heads={self.num_key_value_heads} should divide model.num_heads={self.num_heads}"
+            )
+        if self.positions == "sinusoidal" and self.embed_width % 2:
+            raise SettingError(f"model.d_model={self.embed_width} should be even for sinusoidal positions")
+        if self.positions == "rotary" and (self.rotary_width % 2 or not 0 < self.rotary_width <= self.d_kv):
+            raise SettingError(
+                f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width} of model.d_kv={self.d_kv} "
+                "features: it should be an even number of them"
+            )
+        if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
+            raise SettingError(
+                f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states back to "
+                f"that width, or model.logits='separate' or 'none'"
+            )
         if self.architecture == "shared-encoder-decoder" and self.num_encoder_layers != self.num_decoder_layers:
             raise SettingError(
                 f"model.num_encoder_layers={self.num_encoder_layers} should equal model.num_decoder_layers="
@@ -47,29 +131,31 @@ class ModelConfig:
 
     @property
     def has_encoder(self) -> bool:
-        return self.architecture in ("encoder-decoder", "shared-encoder-decoder")
+        return self.architecture in ("encoder-decoder", "shared-encoder-decoder", "encoder")
+
+    @property
+    def has_decoder(self) -> bool:
+        return self.architecture != "encoder"
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def embed_width(self) -> int:
+        return self.d_embed or self.d_model
+
+    @property
+    def rotary_width(self) -> int:
+        """Features of a head that rotary positions turn."""
+        return int(self.rotary.fraction * self.d_kv)
 
 
-def _t5(d_model: int, d_ff: int, d_kv: int, num_heads: int, num_layers: int) -> ModelConfig:
-    return ModelConfig(
-        d_model=d_model, d_ff=d_ff, d_kv=d_kv, num_heads=num_heads,
-        num_encoder_layers=num_layers, num_decoder_layers=num_layers,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class HeadConfig:
+    """What a model is fine-tuned to predict instead of the next token."""
 
-
-def _t5_1_1(d_model: int, d_ff: int, d_kv: int, num_heads: int, num_layers: int) -> ModelConfig:
-    return replace(_t5(d_model, d_ff, d_kv, num_heads, num_layers), mlp="gated-gelu", logits="separate")
-
-
-SIZES = {
-    "t5-small": _t5(512, 2_048, 64, 8, 6),
-    "t5-base": _t5(768, 3_072, 64, 12, 12),
-    "t5-large": _t5(1_024, 4_096, 64, 16, 24),
-    "t5-3b": _t5(1_024, 16_384, 128, 32, 24),
-    "t5-11b": _t5(1_024, 65_536, 128, 128, 24),
-    "t5-1.1-small": _t5_1_1(512, 1_024, 64, 6, 8),
-    "t5-1.1-base": _t5_1_1(768, 2_048, 64, 12, 12),
-    "t5-1.1-large": _t5_1_1(1_024, 2_816, 64, 16, 24),
-    "t5-1.1-xl": _t5_1_1(2_048, 5_120, 64, 32, 24),
-    "t5-1.1-xxl": _t5_1_1(4_096, 10_240, 64, 64, 24),
-}
+    kind: Literal["classes", "regression", "tokens", "span", "choice"]  # of a text, a text, each token, a text, texts
+    classes: int = 1  # of "classes" and "tokens" [classes]
+    pool: Literal["first", "last", "mean", "max"] = "first"  # which position speaks for a text, or all of them
+    layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which stay as they are

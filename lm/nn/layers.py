@@ -1,5 +1,6 @@
 """The layers of a Transformer; each parameter names its axes where it is made."""
 
+from functools import partial
 from itertools import accumulate
 from math import prod
 
@@ -53,45 +54,65 @@ def split(key: jax.Array | None, count: int) -> list[jax.Array | None]:
 
 
 class Linear(nnx.Module):
-    """x [B,T,in] times a kernel [in,out], without bias, in the dtype of x."""
+    """x [B,T,in] times a kernel [in,out], plus a bias [out] if the model has biases, in the dtype of x."""
 
-    def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], std: float):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], std: float):
         self.kernel = param(normal(rngs, shape, std), *axes)
+        self.bias = param(jnp.zeros(shape[1:], jnp.float32), axes[1]) if config.bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x @ self.kernel[...].astype(x.dtype)
+        x = x @ self.kernel[...].astype(x.dtype)
+        return x if self.bias is None else x + along(self.bias[...], x)
+
+
+def along(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """``vector`` [D] in the dtype of x [...,D], with as many axes."""
+    return vector.astype(x.dtype).reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
 class Embed(nnx.Module):
-    """Tokens [B,T] to [B,T,D] by ``table`` [V,D]."""
+    """Ids [B,T] to [B,T,D] by ``table`` [rows,D]."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, rows: int, axis: str):
         self.dtype = config.dtype
-        self.table = param(normal(rngs, (config.vocab_size, config.d_model), 1.0), "vocab", "embed")
+        # Rows of length 1 make logits of size 1; T5's are sqrt(D) long, and so its tied logits are scaled down.
+        std = config.embed_width**-0.5 if config.logits == "tied" else 1.0
+        self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        # A token that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen.
-        return self.table[...].at[tokens].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen.
+        return self.table[...].at[ids].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """float32 [B,T,V]: how well x [B,T,D] fits each row; scaled down because rows are as long as sqrt(D)."""
-        x = x * x.shape[-1] ** -0.5
+        """float32 [B,T,rows]: how well x [B,T,D] fits each row."""
         return jnp.einsum("btd,vd->btv", x, self.table[...].astype(x.dtype), preferred_element_type=jnp.float32)
 
 
-class RmsNorm(nnx.Module):
-    """x [B,T,D] over its root mean square, times a scale [D]; no mean is subtracted and no bias added."""
+class Norm(nnx.Module):
+    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm takes off the mean first and adds a bias."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, width: int):
         self.epsilon = config.norm_epsilon
-        self.scale = param(jnp.ones((config.d_model,), jnp.float32), "norm")
+        self.scale = param(jnp.ones((width,), jnp.float32), "norm")
+        self.bias = param(jnp.zeros((width,), jnp.float32), "norm") if config.norm == "layer" else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        mean_square = jnp.square(x.astype(jnp.float32)).mean(-1, keepdims=True)
-        return (x * jax.lax.rsqrt(mean_square + self.epsilon) * self.scale[...][None, None, :]).astype(x.dtype)
+        y = x.astype(jnp.float32)
+        if self.bias is not None:
+            y -= y.mean(-1, keepdims=True)
+        y *= jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.epsilon) * along(self.scale[...], y)
+        return (y if self.bias is None else y + along(self.bias[...], y)).astype(x.dtype)
 
 
-ACTIVATIONS = {"relu": jax.nn.relu, "gated-gelu": lambda x: jax.nn.gelu(x, approximate=True)}  # tanh form, as T5 1.1
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),  # of the error function, as BERT
+    "gelu-tanh": jax.nn.gelu,  # as GPT-2
+    "silu": jax.nn.silu,
+    "gated-relu": jax.nn.relu,
+    "gated-gelu": jax.nn.gelu,  # tanh form, as T5 1.1
+    "gated-silu": jax.nn.silu,  # SwiGLU
+}
 
 
 class Mlp(nnx.Module):
@@ -99,10 +120,10 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        inward = (rngs, (config.d_model, config.d_ff), ("embed", "mlp"), config.d_model**-0.5)
+        inward = (config, rngs, (config.d_model, config.d_ff), ("embed", "mlp"), config.d_model**-0.5)
         self.hidden = Linear(*inward)
         self.linear = Linear(*inward) if config.mlp.startswith("gated") else None
-        self.out = Linear(rngs, (config.d_ff, config.d_model), ("mlp", "embed"), config.d_ff**-0.5)
+        self.out = Linear(config, rngs, (config.d_ff, config.d_model), ("mlp", "embed"), config.d_ff**-0.5)
 
     def __call__(self, x: jax.Array, keep: jax.Array | None) -> jax.Array:
         hidden = ACTIVATIONS[self.config.mlp](self.hidden(x))

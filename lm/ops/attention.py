@@ -1,5 +1,6 @@
 """Attention over explicit scores."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -22,28 +23,72 @@ def dot_product_attention(
     A query that sees nothing gives zeros, and zero gradients. ``keep`` [B,N,1,S] multiplies the attention weights
     after the softmax: dropout whose mask all queries share, so that it could as well multiply the values.
     """
-    batch, length, heads, width = query.shape
-    groups = key.shape[2]
-    query = (query * scale if scale != 1.0 else query).reshape(batch, length, groups, heads // groups, width)
+    weights, total = _exponentials(query, key, mask, bias, scale)
+    if keep is not None:
+        weights *= keep
+    weights = weights.reshape(len(query), value.shape[2], -1, value.shape[1]).astype(value.dtype)
+    out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
+    # The weights are divided by their sum after the product with the values: H divisions a query instead of S.
+    out = _by_query(out, query.shape) / total.swapaxes(1, 2)[..., None]
+    return out.astype(value.dtype)
 
-    def grouped(x):  # [B|1,N,T,S] -> [B|1,K,N/K,T,S]
-        return x.reshape(x.shape[0], groups, heads // groups, *x.shape[2:])
 
-    scores = jnp.einsum("btkgh,bskh->bkgts", query, key, preferred_element_type=jnp.float32)
+def attention_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    scale: float = 1.0,
+) -> jax.Array:
+    """float32 [B,N,T,S], what ``dot_product_attention`` multiplies values by; zeros for a query that sees nothing."""
+    weights, total = _exponentials(query, key, mask, bias, scale)
+    return weights / total[..., None]
+
+
+def bilinear(query: jax.Array, weight: jax.Array) -> jax.Array:
+    """[B,T,N,H], whose product with a key is query times weight [N,H,H] times key (Luong et al. 2015, "general")."""
+    return jnp.einsum("btnh,nhg->btng", query, weight)
+
+
+SCALES: dict[str, Callable[[int], float]] = {  # what the scores of heads of width H are multiplied by
+    "dot": lambda width: 1.0,  # T5
+    "scaled-dot": lambda width: width**-0.5,  # Vaswani et al. 2017
+    "bilinear": lambda width: width**-0.5,  # of a weight whose columns have length 1, as at the start
+}
+
+
+def _exponentials(query, key, mask, bias, scale):
+    """exp(score) float32 [B,N,T,S] over a factor common to a query's, and their sums [B,N,T], or 1 where that is 0."""
+    batch, length, heads, _ = query.shape
+    query = _by_key_head(query * scale if scale != 1.0 else query, key.shape[2])
+    scores = jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32)
+    scores = scores.reshape(batch, heads, length, key.shape[1])
     if bias is not None:
-        scores += grouped(bias if bias.shape[0] == batch else _for_rows(bias, batch))
+        scores += bias if bias.shape[0] == batch else _for_rows(bias, batch)
     if mask is not None:
-        scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+        scores = jnp.where(mask[:, None], scores, -jnp.inf)
     highest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0.0))
-    # The weights are divided by their sum after the product with the values: H divisions a query instead of S.
-    total = weights.sum(-1).transpose(0, 3, 1, 2)[..., None]
-    if keep is not None:
-        weights *= grouped(keep)
-    weights = weights.astype(value.dtype)
-    out = jnp.einsum("bkgts,bskh->btkgh", weights, value, preferred_element_type=jnp.float32)
-    out = out / jnp.where(total == 0, 1.0, total)
-    return out.astype(value.dtype).reshape(batch, length, heads, width)
+    total = weights.sum(-1)
+    return weights, jnp.where(total == 0, 1.0, total)
+
+
+def _by_key_head(x, groups):
+    """[B,N/K*T,K,H] of x [B,T,N,H]: query heads that read one key head are like more queries.
+
+    With an axis more, the products are half as fast on CPU.
+    """
+    batch, length, heads, width = x.shape
+    x = x.reshape(batch, length, groups, heads // groups, width)
+    return x.transpose(0, 3, 1, 2, 4).reshape(batch, -1, groups, width)
+
+
+def _by_query(x, shape):
+    """The inverse of ``_by_key_head``: ``shape`` [B,T,N,H] of x [B,N/K*T,K,H]."""
+    batch, length, heads, width = shape
+    groups = x.shape[2]
+    return x.reshape(batch, heads // groups, length, groups, width).transpose(0, 2, 3, 1, 4).reshape(shape)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -6,7 +6,7 @@ A step is written under another name, then its manifest, then it is renamed: wha
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -92,14 +92,18 @@ class Checkpoints:
         found = self._read(step, sharding.named(abstract), partial=False)
         return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in sharding.named(abstract)])
 
-    def restore_model(self, state: State, step: int | None = None) -> State:
-        """``state`` with the parameters alone from here; never without: CheckpointError if there is no checkpoint."""
+    def restore_model(self, state: State, step: int | None = None, source: Callable[[str], str | None] = str) -> State:
+        """``state`` with the parameters alone from here; never without: CheckpointError if there is no checkpoint.
+
+        ``source`` gives the name here of a parameter of ``state``, None for one that stays as it is.
+        """
         step = self._good(step)
         if step is None:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
+        names = {name: found for name in state.params if (found := source(name)) is not None}
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.params)
-        found = self._read(step, {f"params.{name}": leaf for name, leaf in like.items()}, partial=True)
-        return replace(state, params={name: found[f"params.{name}"] for name in like})
+        found = self._read(step, {f"params.{there}": like[name] for name, there in names.items()}, partial=True)
+        return replace(state, params=state.params | {name: found[f"params.{there}"] for name, there in names.items()})
 
     def best(self) -> int | None:
         """The step with the best score."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +14,12 @@ from jax.sharding import Mesh
 from lm import sharding
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
-from lm.ops.losses import accuracy, cross_entropy
 from lm.train import state as states
 from lm.train.config import LossConfig, OptimizerConfig
+from lm.train.losses import Batch, Loss, language_model
 from lm.train.optimizers import learning_rate, optimizer
 from lm.train.state import State
 
-Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
 
@@ -33,7 +31,7 @@ class Steps:
     abstract: State  # shapes, dtypes and places
     create: Callable[[jax.Array], State]  # seed uint32 [] -> the state before the first step, sharded as made
     train: Callable[[State, Batch, jax.Array], tuple[State, Metrics]]  # also takes the seed; the state is consumed
-    eval: Callable[[State, Batch], Metrics]  # sums over target tokens
+    eval: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]  # (sum, sum of weights) by metric
 
     def init(self, seed: int) -> State:
         return self.create(_on(self.mesh, seed))
@@ -47,14 +45,14 @@ class Steps:
         return sharding.put_batch(batch, self.mesh)
 
     def evaluate(self, state: State, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Means over all target tokens of ``batches``, which are this process's parts of global ones."""
+        """Means over ``batches``, this process's parts of global ones, and ``tokens``: how many had a loss."""
         sums = None
         for batch in batches:
             new = self.eval(state, self.put(batch))
             sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
-        found = {name: float(value) for name, value in (sums or {}).items()}
-        tokens = found.get("tokens", 0.0)
-        return {name: value if name == "tokens" else value / max(tokens, 1.0) for name, value in found.items()}
+        found = {name: (float(value), float(weight)) for name, (value, weight) in (sums or {}).items()}
+        means = {name: value / max(weight, 1.0) for name, (value, weight) in found.items()}
+        return means | {"tokens": found["loss"][1] if found else 0.0}
 
 
 def same(updates: dict[str, jax.Array], step: jax.Array) -> dict[str, jax.Array]:
@@ -70,6 +68,7 @@ def build(
     mesh: Mesh,
     microbatches: int = 1,
     make: Callable[[ModelConfig, nnx.Rngs], nnx.Module] = Transformer,
+    objective: Loss = language_model,
     tune: Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]] = same,
 ) -> Steps:
     """The steps of a model on a mesh; the same arguments give the same compiled functions.
@@ -91,7 +90,7 @@ def build(
     def train(state, batch, seed):
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            gradients, metrics = _gradients(state, batch, key, loss, microbatches)
+            gradients, metrics = _gradients(state, batch, key, partial(objective, config=loss), microbatches)
         gradients = jax.lax.with_sharding_constraint(gradients, places.params)
         updates, opt_state = transform.update(gradients, state.opt_state, state.params)
         updates, rate = tune(updates, state.step), learning_rate(optimization, state.step)
@@ -104,36 +103,27 @@ def build(
         abstract,
         jax.jit(create, in_shardings=everywhere, out_shardings=places),
         jax.jit(train, in_shardings=(places, rows, everywhere), out_shardings=(places, everywhere), donate_argnums=0),
-        jax.jit(partial(_evaluate, mesh), in_shardings=(places, rows), out_shardings=everywhere),
+        jax.jit(partial(_evaluate, mesh, objective), in_shardings=(places, rows), out_shardings=everywhere),
     )
 
 
-def _evaluate(mesh: Mesh, state: State, batch: Batch) -> Metrics:
+def _evaluate(mesh: Mesh, objective: Loss, state: State, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        found = _losses(state.model, batch, None, LossConfig(z_loss=0.0))[1]
-    return {"loss": found["loss"], "accuracy": found["accuracy"], "tokens": batch["decoder_loss_weights"].sum()}
-
-
-def _losses(model: Any, batch: Batch, key: jax.Array | None, config: LossConfig) -> tuple[jax.Array, Metrics]:
-    """What is made small, and what is reported: sums over the target tokens of a batch."""
-    logits = model(batch) if key is None else model(batch, key)
-    targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
-    loss, _, z_loss = cross_entropy(
-        logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
-    )
-    right, _ = accuracy(logits, targets, weights)
-    return loss, {"loss": loss - z_loss, "z_loss": z_loss, "accuracy": right}
+        sums = objective(state.model, batch, None, LossConfig(z_loss=0.0))[1]
+    return {name: value for name, value in sums.items() if name != "z_loss"}
 
 
 def _gradients(
-    state: State, batch: Batch, key: jax.Array, loss: LossConfig, microbatches: int
+    state: State, batch: Batch, key: jax.Array, objective: Callable, microbatches: int
 ) -> tuple[dict[str, jax.Array], Metrics]:
-    """Gradients by name and metrics: sums over the micro-batches, each over the weight of the whole batch."""
-    tokens = batch["decoder_loss_weights"].sum(dtype=jnp.float32)
+    """Gradients by name and metrics: sums over the micro-batches, each over the weights of the whole batch."""
+    totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
+    batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
+    tokens = jnp.stack(list(totals.values())).max()  # of pairs there are fewer than of tokens
 
     def mean(params, batch, key):
-        model = State(state.step, params, None, state.structure).model
-        return jax.tree.map(lambda value: value / jnp.maximum(tokens, 1), _losses(model, batch, key, loss))
+        loss, sums = objective(State(state.step, params, None, state.structure).model, batch, key)
+        return loss, {name: value for name, (value, _) in sums.items()}
 
     def add(sums, micro):
         index, rows = micro
@@ -147,7 +137,8 @@ def _gradients(
         return gradients, metrics | {"tokens": tokens}
     # Every microbatches-th row, so that each device cuts up the rows that it holds and none travels.
     cut = {name: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
-    zeros = jax.tree.map(jnp.zeros_like, state.params), dict.fromkeys(("loss", "z_loss", "accuracy"), jnp.zeros(()))
+    first = {name: x[0] for name, x in cut.items()}
+    zeros = jax.tree.map(jnp.zeros_like, (state.params, jax.eval_shape(mean, state.params, first, key)[1]))
     (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(microbatches), cut))
     return gradients, metrics | {"tokens": tokens}
 

@@ -29,16 +29,17 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     A product of [m,k] and [k,n] is 2mkn; the backward pass is two of each, so 6. What rematerialisation repeats is
     not counted, nor is the half of causal scores that a kernel may skip.
     """
-    heads = config.num_heads * config.d_kv
+    heads, groups = config.num_heads * config.d_kv, config.key_value_heads * config.d_kv
     mlp = config.d_model * config.d_ff * (3 if config.mlp.startswith("gated") else 2)
-    project = config.d_model * heads  # one of query, key, value and output, per position
 
-    def attention(queries, keys):
-        return 2 * project * (queries + keys) + 2 * heads * queries * keys
+    def attention(queries, keys):  # query and output are as many, and key and value
+        return 2 * config.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
 
-    products = targets * config.d_model * config.vocab_size
-    products += config.num_decoder_layers * (attention(targets, targets) + targets * mlp)
+    products = (targets if config.has_decoder else inputs) * config.embed_width * config.vocab_size
+    if config.has_decoder:
+        products += config.num_decoder_layers * (attention(targets, targets) + targets * mlp)
     if config.has_encoder:
         products += config.num_encoder_layers * (attention(inputs, inputs) + inputs * mlp)
+    if config.has_encoder and config.has_decoder:
         products += config.num_decoder_layers * attention(targets, inputs)
     return 6.0 * rows * products

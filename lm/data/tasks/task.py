@@ -45,8 +45,15 @@ class Task:
         metrics.check_lengths(rows, predictions)
         targets = [self.target(row) for row in rows]
         values = [self.from_text(text, row) for text, row in zip(predictions, rows, strict=True)]
-        scores = {name: metric(targets, values) for name, metric in self.metrics.items()}
-        return scores | {"score": statistics.mean(scores[name] for name in scores if name not in self.beside)}
+        return scores(self.metrics, self.beside, targets, values)
+
+
+def scores(
+    by_name: Mapping[str, metrics.Metric], beside: Sequence[str], targets: Sequence[Any], values: Sequence[Any]
+) -> dict[str, float]:
+    """All metrics, and ``score``: the mean of those that are not ``beside``."""
+    found = {name: metric(targets, values) for name, metric in by_name.items()}
+    return found | {"score": statistics.mean(found[name] for name in found if name not in beside)}
 
 
 def label(labels: Sequence[str]) -> Callable[[str, Row], int]:

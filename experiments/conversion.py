@@ -1,0 +1,87 @@
+"""``lm convert``: a published checkpoint becomes a run that ``lm generate`` and ``lm fill`` read, and a run one."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.experiment import Experiment
+from lm.config import SettingError, changes, to_json
+from lm.data.tokenizers import FILES, SETTINGS, Tokenizer, find_tokenizer
+from lm.data.vocabulary import SentencePiece, Vocabulary
+from lm.nn.config import ModelConfig
+
+CONSOLE = Console(soft_wrap=True)
+TOKENIZER = "tokenizer"  # the folder in a run that keeps the tokenizer of an imported model
+
+
+def import_checkpoint(folder: Path, run: Path) -> None:
+    """Make ``run`` of a folder with config.json, safetensors and tokenizer: its settings and a checkpoint of step 0."""
+    from lm import convert, sharding
+    from lm.train.checkpoints import Checkpoints
+    from lm.train.config import CheckpointConfig, LossConfig
+    from lm.train.step import build
+
+    if run.exists():
+        raise SettingError(f"{run} is there already; name a new run")
+    config, model = convert.load(folder)
+    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
+    if files:
+        find_tokenizer(folder, config.vocab_size)  # SettingError if it does not belong to the embedding
+    experiment = imported(config, run)
+    mesh = sharding.make_mesh(experiment.mesh)
+    state = build(config, experiment.pretraining.optimizer, LossConfig(), mesh).init(experiment.seed)
+    prefix = "discriminator." if "replaced-token" in config.heads else ""  # as ELECTRA's pre-training has it
+    state = replace(state, params={prefix + name: array for name, array in state.with_model(model).params.items()})
+    draft = run.absolute().with_name(f".{run.name}-{os.getpid()}")
+    try:
+        (draft / TOKENIZER).mkdir(parents=True)
+        for name, contents in files.items():
+            (draft / TOKENIZER / name).write_bytes(contents)
+        with Checkpoints(str(draft / "pretraining" / "checkpoints"), CheckpointConfig()) as checkpoints:
+            checkpoints.save(state)
+        (draft / "settings.json").write_text(to_json(experiment) + "\n")
+        os.replace(draft, run)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    _count(config, folder, run)
+    if not files:
+        CONSOLE.print(f"{folder} has no tokenizer; put its files into {run / TOKENIZER}", highlight=False)
+
+
+def imported(config: ModelConfig, run: Path) -> Experiment:
+    """The settings of a run that holds a model trained elsewhere."""
+    new = {"data.vocabulary": str(run.absolute() / TOKENIZER), "data.corpus": "documentation", "tuning.mixtures": ()}
+    return replace(changes(Experiment(), new), model=config)
+
+
+def export_checkpoint(run: Path, folder: Path, mixture: str) -> None:
+    """Write the model of a run, after pre-training or one fine-tuning, and its tokenizer as a new folder."""
+    from experiments.trained import open_run, pretrained
+    from lm import convert
+
+    found = open_run(run, pretrained, mixture)
+    convert.save(found.model, folder, beside=tokenizer_files(found.vocabulary))
+    _count(found.model.config, run, folder)
+
+
+def tokenizer_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
+    """``{name: contents}`` of the files that make a vocabulary for other programs; none for bytes."""
+    if isinstance(vocabulary, Tokenizer):
+        files = [vocabulary.path.with_name(name) for name in FILES]
+        return {file.name: file.read_bytes() for file in files if file.exists()}
+    if not isinstance(vocabulary, SentencePiece):
+        return {}
+    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": vocabulary.num_sentinels}
+    return {"spiece.model": Path(vocabulary.path).read_bytes(), SETTINGS: json.dumps(settings, indent=1).encode()}
+
+
+def _count(config: ModelConfig, source: Path, target: Path) -> None:
+    from lm import convert
+
+    count = len(convert.tensor_names(config))
+    CONSOLE.print(f"{count} of {count} tensors from {source} to {target}", highlight=False)

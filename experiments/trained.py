@@ -1,0 +1,159 @@
+"""A run that was trained, or imported: its vocabulary, its model, and texts as that model reads them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.experiment import Experiment
+from experiments.prepare import find_vocabulary
+from experiments.run import cache_of
+from lm import sharding
+from lm.config import SettingError, from_json, nearest
+from lm.data.sources import documents
+from lm.data.tokenizers import Fast
+from lm.data.vocabulary import Vocabulary
+from lm.nn.transformer import Batch, Transformer
+from lm.train.checkpoints import CheckpointError, Checkpoints
+from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
+from lm.train.state import State
+from lm.train.step import Steps, build
+
+MASK = "[MASK]"  # in a text, whatever the vocabulary calls it
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of one phase of a run."""
+
+    experiment: Experiment
+    vocabulary: Vocabulary
+    phase: str
+    model: Transformer
+    put: Callable[[dict[str, np.ndarray]], Batch]
+    devices: int  # rows of a batch are a multiple of it
+
+    def encode(self, text: str) -> list[int]:
+        """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks."""
+        vocabulary, config = self.vocabulary, self.experiment.model
+        if isinstance(vocabulary, Fast):  # knows what its model expects around a text
+            spelt = next((token for token, number in vocabulary.ids.items() if number == vocabulary.mask), MASK)
+            return vocabulary.framed(text.replace(MASK, spelt))[0]
+        pieces, ids = text.split(MASK), []
+        for place, piece in enumerate(pieces, 1):  # the space before a word belongs to the word
+            ids += vocabulary.encode(piece if place == len(pieces) else piece.rstrip()) if piece.strip() else []
+            ids += [vocabulary.mask] * (place < len(pieces))
+        asks = self.phase != "pretraining" or self.experiment.objective.has_inputs  # or the text is to go on
+        start = config.special.start
+        begin, end = {
+            "encoder": (vocabulary.cls, vocabulary.sep),
+            "encoder-decoder": (None, vocabulary.eos),
+            "decoder": (vocabulary.cls, None) if start is None else (start, vocabulary.eos if asks else None),
+        }[config.architecture.removeprefix("shared-").removeprefix("prefix-")]
+        return [token for token in (begin, *ids, end) if token is not None]
+
+    def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
+        """Rows of ids, padded to one length, and rows of padding; SettingError without room for ``answer`` tokens."""
+        config = self.experiment.model
+        if not rows or not all(rows):
+            raise SettingError("a text without tokens leaves the model nothing to go on from")
+        shape = (-(-len(rows) // self.devices) * self.devices, max(map(len, rows)))
+        longest = max(shape[1], answer) if config.has_encoder else shape[1] + answer - 1
+        if config.positions == "learned" and longest > config.max_length:
+            raise SettingError(
+                f"{shape[1]} tokens of text and {answer} of answer do not fit in model.max_length={config.max_length}"
+            )
+        tokens, segments = np.full(shape, config.special.pad, np.int32), np.zeros(shape, np.int32)
+        for place, row in enumerate(rows):
+            tokens[place, : len(row)], segments[place, : len(row)] = row, 1
+        side = "encoder" if config.has_encoder else "decoder"
+        batch = {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments}
+        if config.architecture == "prefix-decoder":
+            batch["decoder_causal_attention"] = segments
+        return self.put(batch)
+
+
+def open_run(folder: Path, phases: Callable[[Experiment], Sequence[str]], name: str) -> Trained:
+    """The run in ``folder`` after the phase ``name``, by default the first of those that ``phases`` allows."""
+    experiment = load_settings(folder)
+    allowed = phases(experiment)
+    name = name or allowed[0]
+    if name not in allowed:
+        raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, allowed)}")
+    model = restored(folder, experiment, name).model
+    cache, wanted = cache_of(folder), experiment.data
+    corpus = documents(wanted.corpus, "train", cache) if wanted.vocabulary == "unigram" else ()
+    vocabulary = find_vocabulary(experiment, corpus, cache, print)
+    steps = _steps(experiment)
+    return Trained(experiment, vocabulary, name, model, steps.put, steps.mesh.size)
+
+
+def restored(folder: Path, experiment: Experiment, name: str) -> State:
+    """The parameters after the phase ``name`` of the run in ``folder``, the best ones if it was scored."""
+    phase = folder / "pretraining" if name == "pretraining" else folder / "finetuning" / name
+    with Checkpoints(str(phase / "checkpoints"), CheckpointConfig(best="highest")) as checkpoints:
+        if not checkpoints.steps():
+            raise SettingError(f"{phase} has no checkpoint yet; train the run first")
+        best, prefix = None if name == "pretraining" else checkpoints.best(), _prefix(experiment, name)
+        try:
+            return checkpoints.restore_model(_steps(experiment).abstract, best, source=lambda path: prefix + path)
+        except CheckpointError as error:
+            raise SettingError(str(error)) from error
+
+
+def _steps(experiment: Experiment) -> Steps:
+    return build(experiment.model, OptimizerConfig(), LossConfig(), sharding.make_mesh(experiment.mesh))
+
+
+def answering(experiment: Experiment) -> list[str]:
+    """The phases whose model writes text."""
+    if not experiment.model.has_decoder:
+        raise SettingError("model.architecture='encoder' writes no text; `lm fill` shows what it puts for [MASK]")
+    return [*experiment.tuning.mixtures, "pretraining"]
+
+
+def pretrained(experiment: Experiment) -> list[str]:
+    """Pre-training first, then the phases that change its model."""
+    return ["pretraining", *experiment.tuning.mixtures, *experiment.tuning.heads]
+
+
+def masked(experiment: Experiment) -> list[str]:
+    """Pre-training of a masked language model."""
+    model = experiment.model
+    if model.architecture != "encoder" or model.logits == "none":
+        raise SettingError(
+            f"--run: a model with architecture={model.architecture!r} and logits={model.logits!r} is no masked LM; "
+            "name the run of one, such as bert/base"
+        )
+    return ["pretraining"]
+
+
+def _prefix(experiment: Experiment, name: str) -> str:
+    """What the names of the model's parameters begin with in the checkpoints of a phase."""
+    if name in experiment.tuning.heads:
+        return "body."
+    return "discriminator." if "replaced-token" in experiment.model.heads else ""
+
+
+def newest_masked(runs: Path) -> Path:
+    """The folder below ``runs`` with the masked language model that was finished last."""
+    for path in sorted(runs.glob("**/settings.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            masked(from_json(Experiment, path.read_text()))
+        except SettingError:
+            continue
+        if any((path.parent / "pretraining" / "checkpoints").glob("[0-9]*")):
+            return path.parent
+    raise SettingError(
+        f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one, or name another run"
+    )
+
+
+def load_settings(folder: Path) -> Experiment:
+    """The settings of the run in ``folder``."""
+    path = folder / "settings.json"
+    if not path.exists():
+        found = sorted(str(p.parent) for p in Path().glob("runs/**/settings.json"))
+        raise SettingError(f"{folder} is no run: it has no settings.json{nearest(str(folder), found)}")
+    return from_json(Experiment, path.read_text())

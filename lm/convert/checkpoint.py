@@ -1,0 +1,200 @@
+"""A folder with config.json and safetensors: read tensor by tensor into our arrays, written whole or not at all."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from lm.config import SettingError
+from lm.convert.config_json import config_json, family_of, model_config, parts_in, parts_of
+from lm.convert.names import NAMES, Names, Tensor, is_constant, tensors
+from lm.nn.config import ModelConfig
+from lm.nn.transformer import Transformer
+from lm.sharding import named
+
+SHARD_BYTES = 5 * 10**9  # a model larger than this is written in several files, as is the custom [bytes]
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+FLOATS = ("F32", "F16", "BF16", "F64")
+Read = Callable[[str], np.ndarray]
+
+
+class CheckpointError(SettingError):
+    """A checkpoint does not hold exactly the tensors of the model that its config.json describes."""
+
+
+def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
+    """The float32 model of a folder; CheckpointError lists all that is amiss, before anything is read.
+
+    Besides the parameters there is never more than one tensor in memory.
+    """
+    folder = Path(folder)
+    theirs = _json(folder / CONFIG)
+    names = NAMES[family_of(theirs)]
+    with ExitStack() as stack:
+        files = _open(folder, stack)
+        stored = _renamed(names, files)
+        config = model_config(theirs, parts_in(theirs, stored))
+        abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+        shapes = {path: leaf.shape for path, leaf in named(abstract).items()}
+        due = tensors(names, config, shapes)
+
+        def read(name):
+            return files[stored[name]].get_tensor(stored[name])
+
+        wrong = [*_misfits(due, {name: files[old].get_slice(old) for name, old in stored.items()})]
+        if not wrong:
+            wrong = [f"unknown: {name}" for name in stored.keys() - due if not _known(name, names, config, due, read)]
+        if wrong:
+            raise CheckpointError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
+        arrays = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
+        for name, tensor in due.items():
+            for (path, layer), part in zip(tensor.parts, tensor.split(read(name)), strict=True):
+                arrays[path][... if layer is None else layer] = part
+    leaves = [jax.device_put(arrays.pop(path)) for path in shapes]
+    return config, jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} should hold settings by name, not a {type(found).__name__}")
+    return found
+
+
+def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """``{name of a tensor: the open file that has it}``."""
+    files = [SINGLE]
+    if not (folder / SINGLE).exists():
+        if not (folder / INDEX).exists():
+            raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
+        files = _json(folder / INDEX).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+            raise CheckpointError(f"{folder / INDEX} should have a weight_map from tensors to files")
+        files = sorted(set(files.values()))
+    found, wrong = {}, [f"{file}: lies outside of the folder" for file in files if Path(file).name != file]
+    for file in [] if wrong else files:
+        try:
+            opened = stack.enter_context(safe_open(folder / file, framework="numpy"))
+        except (OSError, SafetensorError) as error:
+            wrong.append(f"{file}: {error}")
+            continue
+        wrong += [f"{file}: {name} is in another file too" for name in opened.keys() if name in found]
+        found |= dict.fromkeys(opened.keys(), opened)
+    if wrong:
+        raise CheckpointError(f"{folder} cannot be read:\n  " + "\n  ".join(wrong))
+    return found
+
+
+def _renamed(names: Names, stored: Iterable[str]) -> dict[str, str]:
+    """``{name as the table has it: name as it is stored}``, of files by older programs or of models without output."""
+    stored = list(stored)
+    prefix = "" if any(name.startswith(names.prefix) for name in stored) else names.prefix
+    above = {*names.top.values(), *names.copies}
+    found = {}
+    for name in stored:
+        new = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
+        new = new.removesuffix(".beta") + ".bias" if new.endswith(".beta") else new
+        new = new if {new, new.rpartition(".")[0]} & above else prefix + new
+        found[name if new in found else new] = name
+    return found
+
+
+def _misfits(due: Mapping[str, Tensor], stored: Mapping[str, Any]) -> Iterator[str]:
+    for name, tensor in due.items():
+        if name not in stored:
+            yield f"missing: {name} {tensor.shape}"
+            continue
+        shape, dtype = tuple(stored[name].get_shape()), stored[name].get_dtype()
+        if shape != tensor.shape:
+            yield f"misshapen: {name} {shape}, should be {tensor.shape}"
+        elif dtype not in FLOATS:
+            yield f"not a float: {name} is of {dtype}"
+
+
+def _known(name: str, names: Names, config: ModelConfig, due: Mapping[str, Tensor], read: Read) -> bool:
+    """Whether a tensor beside the parameters repeats one of them, or is the same in every model."""
+    source = next((n for n, t in due.items() if t.parts == ((names.copies.get(name), None),)), None)
+    if source is not None:
+        return np.array_equal(read(name), read(source))
+    return is_constant(name, read(name), config)
+
+
+def tensor_names(config: ModelConfig) -> list[str]:
+    """The names of the tensors of a published checkpoint of ``config``."""
+    abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+    return list(_tensors(config, {path: leaf.shape for path, leaf in named(abstract).items()}))
+
+
+def _tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    names = NAMES[config_json(config)["model_type"]]
+    bare = config.logits == "none" and parts_of(config) <= {"pooler"}  # as BertModel: nothing stands above
+    found = tensors(names, config, shapes)
+    return {name.removeprefix(names.prefix) if bare else name: tensor for name, tensor in found.items()}
+
+
+def save(
+    model: Transformer, folder: Path | str, *, shard_bytes: int = SHARD_BYTES, beside: Mapping[str, bytes] | None = None
+) -> None:
+    """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all of it or nothing.
+
+    SettingError if no published family computes what this model does.
+    """
+    folder, leaves = Path(folder), named(model)
+    theirs = config_json(model.config)
+    due = _tensors(model.config, {path: leaf.shape for path, leaf in leaves.items()})
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(f"{folder} is there already; name a new folder")
+    draft = folder.absolute().with_name(f".{folder.name}-{os.getpid()}")
+    draft.mkdir(parents=True)
+    try:
+        shards = _shards(due, shard_bytes)
+        for file, names in shards.items():
+            save_file({name: _joined(due[name], leaves) for name in names}, draft / file, metadata={"format": "pt"})
+        if list(shards) != [SINGLE]:
+            index = {"metadata": {"total_size": sum(map(_size, due.values()))}}
+            index["weight_map"] = {name: file for file, names in shards.items() for name in names}
+            (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (draft / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
+        for name, contents in (beside or {}).items():
+            (draft / name).write_bytes(contents)
+        os.replace(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _joined(tensor: Tensor, leaves: Mapping[str, jax.Array]) -> np.ndarray:
+    parts = [np.asarray(leaves[path]) for path, _ in tensor.parts]
+    layers = [layer for _, layer in tensor.parts]
+    parts = [part if layer is None else part[layer] for part, layer in zip(parts, layers, strict=True)]
+    return np.ascontiguousarray(tensor.join(parts), np.float32)
+
+
+def _size(tensor: Tensor) -> int:
+    return 4 * prod(tensor.shape)
+
+
+def _shards(due: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
+    """``{file: names of its tensors}``, no file larger than ``limit`` unless one tensor is."""
+    groups, room = [[]], limit
+    for name in sorted(due):
+        if groups[-1] and _size(due[name]) > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(name)
+        room -= _size(due[name])
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    return {f"model-{k:05}-of-{len(groups):05}.safetensors": group for k, group in enumerate(groups, 1)}

@@ -1,0 +1,190 @@
+"""From a config.json to our settings, and from our settings to a config.json that means the same, if there is one."""
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict
+
+from lm.config import SettingError, from_json, leaves, nearest
+from lm.convert.names import NAMES
+from lm.convert.settings import OPTIONAL, REQUIRED, SETTINGS, Json, Settings
+from lm.nn.config import ModelConfig
+
+PARTS = {  # what a model has or lacks beside its blocks: the module of ours by whose tensor it is known
+    "logits": "logits_bias",
+    "pooler": "pooler",
+    "next-sentence": "next_sentence",
+    "sentence-order": "sentence_order",
+    "replaced-token": "replaced.out",
+}
+_SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_STRETCH = {
+    "factor": "factor", "original_max_position_embeddings": "original_length",
+    "low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor",
+    "beta_fast": "beta_fast", "beta_slow": "beta_slow",
+}  # fmt: skip
+_YARN, _LLAMA3 = ("beta_",), ("low_", "high_")
+_UNSTRETCHED = {  # what a way of stretching does not read
+    "none": ("factor", "original_", *_YARN, *_LLAMA3), "linear": ("original_", *_YARN, *_LLAMA3),
+    "llama3": _YARN, "yarn": _LLAMA3,
+}  # fmt: skip
+
+
+def family_of(theirs: Json) -> str:
+    """The family that a config.json names."""
+    family = theirs.get("model_type")
+    if family not in SETTINGS:
+        raise SettingError(f"config.json: model_type={family!r} is not supported{nearest(str(family), SETTINGS)}")
+    return family
+
+
+def parts_in(theirs: Json, names: Collection[str]) -> set[str]:
+    """The parts that the class in a config.json has, and others of which there are tensors.
+
+    Published files often hold more than their class names: BERT's, which says masked LM, the next-sentence head too.
+    """
+    family = family_of(theirs)
+    modules, classes = NAMES[family].modules, SETTINGS[family].classes
+    due = set().union(*(classes.get(name, ()) for name in theirs.get("architectures") or ()))
+    marks = {part: modules[module] for part, module in PARTS.items() if module in modules}
+    return due | {part for part, mark in marks.items() if {mark, f"{mark}.weight"} & set(names)}
+
+
+def parts_of(config: ModelConfig) -> set[str]:
+    """The parts of one of our models."""
+    return {*config.heads} | ({"logits"} if config.logits_bias else set())
+
+
+def model_config(theirs: Json, parts: Collection[str]) -> ModelConfig:
+    """Our settings from theirs; SettingError for what is missing or not implemented."""
+    family = family_of(theirs)
+    table, modules = SETTINGS[family], NAMES[family].modules
+    theirs = {new: theirs[old] for old, new in table.older.items() if old in theirs} | theirs
+    parts = [part for part, module in PARTS.items() if part in parts and module in modules]
+    for key, value in {"quantization_config": None, **table.only}.items():
+        if theirs.get(key, value) != value:
+            raise SettingError(f"config.json: {key}={theirs[key]!r} is not supported, only {value!r}")
+    ours: Json = {}
+    for row in table.rows:
+        value = theirs.get(row.theirs, row.default)
+        if value is OPTIONAL:
+            continue
+        if row.default is REQUIRED and not isinstance(value, int):
+            shown = "is missing" if value is REQUIRED else f"={value!r} should be a number"
+            raise SettingError(f"config.json: {row.theirs} {shown}".replace(" =", "="))
+        value = row.read(value, theirs)
+        if ours.setdefault(row.ours, value) != value:
+            raise SettingError(
+                f"config.json: {row.theirs}={theirs[row.theirs]!r} should be {ours[row.ours]!r} here too"
+            )
+    if "transform.dense" in modules:
+        output = "logits" in parts
+        ours |= {"logits": "tied" if output else "none", "logits_transform": output}
+    ours |= {"logits_bias": "logits" in parts, "heads": [part for part in parts if part != "logits"]}
+    ours |= _read_rotary(theirs, table)
+    for path, value in table.fixed.items():
+        ours[path] = value(ours) if callable(value) else value
+    if "d_kv" not in ours:
+        if ours["num_heads"] < 1 or ours["d_model"] % ours["num_heads"]:
+            raise SettingError(f"{ours['num_heads']} heads should divide a width of {ours['d_model']}")
+        ours["d_kv"] = ours["d_model"] // ours["num_heads"]
+    return _built(ours)
+
+
+def _built(ours: Json) -> ModelConfig:
+    """The settings at these dotted paths, the others as they are by default; checked."""
+    values = asdict(ModelConfig())
+    for path, value in ours.items():
+        *groups, name = path.split(".")
+        group = values
+        for each in groups:
+            group = group[each]
+        group[name] = value
+    return from_json(ModelConfig, json.dumps(values))
+
+
+def config_json(config: ModelConfig) -> Json:
+    """The config.json of the family that means exactly ``config``; SettingError if none does."""
+    here, unfit = _meaning(config), {}
+    for family in SETTINGS:
+        theirs = _write(family, config)
+        try:
+            back = _meaning(model_config(theirs, parts_of(config)))
+        except SettingError as error:
+            unfit[family] = [str(error)]
+            continue
+        unfit[family] = [
+            f"model.{path}={value!r} should be {back.get(path)!r}"
+            for path, value in here.items()
+            if value != back.get(path)
+        ]
+        if not unfit[family]:
+            return theirs
+    family = min(unfit, key=lambda name: len(unfit[name]))
+    raise SettingError(f"no published family computes this model; to be a {family}, {', '.join(unfit[family])}")
+
+
+def _write(family: str, config: ModelConfig) -> Json:
+    table, values, parts = SETTINGS[family], dict(leaves(config)), parts_of(config)
+    classes = [name for name, due in table.classes.items() if due <= parts]
+    theirs = {"model_type": family, "architectures": classes[:1], "dtype": "float32", "torch_dtype": "float32"}
+    theirs |= table.only
+    theirs |= {row.theirs: row.write(values[row.ours], config) for row in table.rows}
+    return theirs | _write_rotary(config, table)
+
+
+def _read_rotary(theirs: Json, table: Settings) -> Json:
+    """Both spellings: rope_theta and rope_scaling (transformers 4), or rope_parameters with all in one (5)."""
+    if table.rotary is None:
+        return {}
+    base, fraction, usual = table.rotary
+    old = {"rope_theta": theirs.get(base, 10_000.0), "partial_rotary_factor": theirs.get(fraction, usual)}
+    given = old | {key: theirs[key] for key in old if key in theirs}
+    given |= {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
+    kind = given.pop("type", "default")
+    kind = given.pop("rope_type", kind)
+    if kind not in _SCALINGS:
+        raise SettingError(f"config.json: rope_type={kind!r} is not supported{nearest(str(kind), _SCALINGS)}")
+    ours = {
+        "rotary.base": given.pop("rope_theta"),
+        "rotary.fraction": given.pop("partial_rotary_factor"),
+        "rotary.scaling": _SCALINGS[kind],
+    }
+    if kind != "default":
+        ours["rotary.original_length"] = theirs.get("max_position_embeddings", 2_048)
+    for key, value in given.items():
+        if key not in _STRETCH and value is not None and (key, value) != ("truncate", True):
+            raise SettingError(f"config.json: {key}={value!r} of rotary positions is not supported")
+        if key in _STRETCH and value is not None:
+            ours[f"rotary.{_STRETCH[key]}"] = value
+    return ours
+
+
+def _write_rotary(config: ModelConfig, table: Settings) -> Json:
+    """As transformers 4 has it, which 5 reads too."""
+    if table.rotary is None:
+        return {}
+    rotary = config.rotary
+    base, fraction, _ = table.rotary
+    scaling = None
+    if rotary.scaling != "none":
+        unread = _UNSTRETCHED[rotary.scaling]
+        scaling = {"rope_type": rotary.scaling}
+        scaling |= {k: getattr(rotary, ours) for k, ours in _STRETCH.items() if not ours.startswith(unread)}
+    return {base: rotary.base, fraction: rotary.fraction, "rope_scaling": scaling}
+
+
+def _meaning(config: ModelConfig) -> Json:
+    """The settings that decide which function a model computes, of those alone that are read by it."""
+    found = dict(leaves(config)) | {
+        "num_key_value_heads": config.key_value_heads,
+        "heads": tuple(sorted(config.heads)),
+    }
+    unread = ["special.", "dropout", "dtype", "layers", "remat"]
+    unread += [] if config.has_encoder else ["num_encoder_layers"]
+    unread += [] if config.has_decoder else ["num_decoder_layers"]
+    unread += [] if config.positions == "learned" else ["max_length", "position_offset"]
+    unread += [] if config.positions == "sinusoidal" else ["sinusoid"]
+    unread += [] if config.positions.startswith("relative") else ["relative_"]
+    unread += [] if config.positions == "rotary" else ["rotary."]
+    unread += [f"rotary.{name}" for name in _UNSTRETCHED[config.rotary.scaling]]
+    return {path: value for path, value in found.items() if not path.startswith(tuple(unread))}

@@ -1,0 +1,59 @@
+"""Which settings of data go together: refused by name before any work is done."""
+
+from lm.config import SettingError, nearest
+from lm.data.objectives import IN_PLACE, Objective
+from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
+from lm.data.vocabulary import Vocabulary
+
+ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
+NEEDS = {  # a choice of the objective, and what it leaves of another
+    ("noise", "poisson-spans"): ("inputs", ("span-masks",)),
+    ("inputs", "span-masks"): ("noise", ("poisson-spans",)),
+    ("sentences", "permuted"): ("targets", ("everything",)),
+    ("pairs", "next-sentence"): ("targets", IN_PLACE),
+    ("pairs", "sentence-order"): ("targets", IN_PLACE),
+    **{("targets", value): ("inputs", ONE_FOR_ONE) for value in IN_PLACE},
+}
+
+
+def check_batches(architecture: str, batch_size: int, seed: int = 0, writes: bool = False) -> None:
+    """Of any batches; ``writes``: of those whose model answers in words."""
+    if architecture not in ARCHITECTURES:
+        raise SettingError(f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}")
+    if writes and architecture == "encoder":
+        raise SettingError("model.architecture='encoder' writes no text; choose tuning.heads, not tuning.mixtures")
+    if batch_size < 1:
+        raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
+    if not 0 <= seed < 2**32:
+        raise SettingError(f"seed={seed} should be between 0 and 2^32 - 1")
+
+
+def check_objective(objective: Objective, architecture: str, vocabulary: Vocabulary) -> None:
+    """The choices within an objective, and its fit with architecture and vocabulary."""
+    for (field, value), (other, values) in NEEDS.items():
+        found = getattr(objective, other)
+        if getattr(objective, field) == value and found not in values:
+            there = " or ".join(map(repr, values))
+            raise SettingError(f"objective.{other}={found!r} should be {there} with objective.{field}={value!r}")
+    if not objective.has_inputs and architecture in ENCODER_DECODERS:
+        raise SettingError(
+            f"objective.noise='everything' with objective.inputs='drop' leaves model.architecture={architecture!r} no "
+            "inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
+        )
+    if (objective.targets in IN_PLACE) != (architecture == "encoder"):
+        raise SettingError(
+            f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an encoder "
+            f"tells hidden tokens in their places, {' or '.join(map(repr, IN_PLACE))}, and only an encoder does"
+        )
+    if "sentinels" in (objective.inputs, objective.targets) and vocabulary.num_sentinels < 1:
+        raise SettingError("data.sentinels=0 should be at least 1 for this objective, such as 100")
+    check_symbols(vocabulary, ["mask"] if objective.inputs in (*ONE_FOR_ONE, "span-masks") else [], architecture)
+
+
+def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -> None:
+    """Special tokens: ``names``, and those that frame what an encoder reads, or end what others do."""
+    names = [*names, "cls", "sep"] if architecture == "encoder" else [*names, "eos"]
+    if lacking := [name for name in names if getattr(vocabulary, name) is None]:
+        raise SettingError(
+            f"the vocabulary has no token for {', '.join(lacking)}; of our own, data.sentinels should be at least 2"
+        )

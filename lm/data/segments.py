@@ -1,0 +1,57 @@
+"""Pieces of a corpus that fill rows, and the order in which epochs visit them."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
+
+
+class Segments(NamedTuple):
+    """Pieces of text, int64 [segments]: where in the flat array of tokens each begins, its length, its document."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    documents: np.ndarray
+
+
+def full(offsets: np.ndarray, raw: int) -> Segments:
+    """Documents split into ``raw`` tokens each, the last piece having what is left."""
+    sizes = np.diff(offsets)
+    documents, nth = _pieces(-(-sizes // raw))
+    starts = offsets[documents] + nth * raw
+    return Segments(starts, np.minimum(offsets[documents + 1] - starts, raw), documents)
+
+
+def even(offsets: np.ndarray, raw: int) -> Segments:
+    """Documents split into pieces as equal as can be, of at most ``raw`` tokens; single tokens are left out."""
+    sizes = np.diff(offsets)
+    counts = np.where(sizes > 1, -(-sizes // raw), 0)
+    documents, nth = _pieces(counts)
+    begin, end = (sizes[documents] * (nth + i) // counts[documents] for i in (0, 1))
+    return Segments(offsets[documents] + begin, end - begin, documents)
+
+
+def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pieces of each document -> the document of every piece, and which of its pieces it is."""
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.arange(len(counts)), counts), np.arange(counts.sum()) - before
+
+
+def generator(seed: int, epoch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH + epoch], np.uint64)))
+
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+    return generator(seed, epoch).permutation(count)
+
+
+def shuffled(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Which of ``count`` things each row is, rows being numbered through all epochs: all once an epoch, shuffled."""
+    epochs = numbers // count
+    found = np.empty(len(numbers), np.int64)
+    for epoch in np.unique(epochs).tolist():
+        found[epochs == epoch] = _order(seed, epoch, count)[numbers[epochs == epoch] % count]
+    return found

@@ -1,0 +1,42 @@
+"""Sentences in arrays of tokens [B,L]: where they begin, in another order, and where to cut a text in two."""
+
+from typing import Protocol
+
+import numpy as np
+
+from lm.data.noise import latest, within
+
+
+class Marks(Protocol):
+    """What a vocabulary tells of its pieces, bool [size] each."""
+
+    word_starts: np.ndarray
+    sentence_ends: np.ndarray
+
+
+def sentence_starts(tokens: np.ndarray, vocabulary: Marks) -> np.ndarray:
+    """bool [B,L]: a word begins after the end of a sentence; the first token is none."""
+    starts = np.zeros(tokens.shape, bool)
+    starts[:, 1:] = vocabulary.sentence_ends[tokens[:, :-1]] & vocabulary.word_starts[tokens[:, 1:]]
+    return starts
+
+
+def permute(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Marks) -> np.ndarray:
+    """[B,L]: the sentences in random order, each whole; uniforms [B,L]."""
+    order = np.take_along_axis(u, latest(sentence_starts(tokens, vocabulary)), axis=1)
+    np.putmask(order, ~within(lengths, u.shape[1]), np.inf)
+    return np.take_along_axis(tokens, np.argsort(order, axis=1, kind="stable"), axis=1)
+
+
+def cuts(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Marks) -> np.ndarray:
+    """[B]: where a second part begins, one or more tokens from either end; uniforms [B].
+
+    Any sentence is as likely, any word where there is one sentence only, any token where there is one word.
+    """
+    inner = within(lengths, tokens.shape[1])
+    inner[:, 0] = False
+    for starts in (vocabulary.word_starts[tokens], sentence_starts(tokens, vocabulary)):
+        found = starts & inner
+        inner = np.where(found.any(axis=1, keepdims=True), found, inner)
+    nth = (u * inner.sum(axis=1)).astype(np.int64)
+    return np.argmax(np.cumsum(inner, axis=1) > nth[:, None], axis=1)

@@ -1,0 +1,52 @@
+"""What a masked language model puts in place of masks: candidates for each, or a whole text over several passes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm.nn.transformer import Batch, Transformer
+
+
+def fill(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ``k`` likeliest tokens int32 [M,k] and their probabilities [M,k] at each of M masks, row by row."""
+    tokens, probabilities = _candidates(model, batch, k=min(k, model.config.vocab_size))
+    masked = np.asarray(_masked(batch, mask))
+    return np.asarray(tokens)[masked], np.asarray(probabilities)[masked]
+
+
+@partial(jax.jit, static_argnames="k")
+def _candidates(model, batch, *, k):
+    probabilities, tokens = jax.lax.top_k(jax.nn.softmax(model(batch)), k)
+    return tokens, probabilities
+
+
+def _masked(batch: Batch, mask: int) -> jax.Array:
+    """bool [B,S]: the masks of the text."""
+    tokens = jnp.asarray(batch["encoder_input_tokens"])
+    return (tokens == mask) & (jnp.asarray(batch.get("encoder_segment_ids", jnp.ones_like(tokens))) > 0)
+
+
+@partial(jax.jit, static_argnames=("iterations", "mask"))
+def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> jax.Array:
+    """int32 [B,S]: the text with every mask filled (Ghazvininejad et al. 2019).
+
+    Each pass predicts what is masked, all at once. Of n places that were masked at first, the n (T - t) / T that the
+    model was least sure of are masked again before pass t of T; the others keep their token and its probability.
+    """
+    first = _masked(batch, mask)
+    count = first.sum(-1)
+
+    def again(t, state):
+        tokens, sureness = state
+        left = count * (iterations - t) // iterations
+        unsure = jnp.argsort(jnp.argsort(jnp.where(first, sureness, jnp.inf), axis=-1), axis=-1) < left[:, None]
+        masked = unsure & first
+        shown = batch | {"encoder_input_tokens": jnp.where(masked, mask, tokens)}
+        probabilities = jax.nn.softmax(model(shown).at[:, :, mask].set(-jnp.inf))
+        tokens = jnp.where(masked, probabilities.argmax(-1), tokens).astype(jnp.int32)
+        return tokens, jnp.where(masked, probabilities.max(-1), sureness)
+
+    tokens = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
+    return jax.lax.fori_loop(0, iterations, again, (tokens, jnp.zeros(tokens.shape, jnp.float32)))[0]

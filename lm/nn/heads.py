@@ -1,0 +1,89 @@
+"""What is read off hidden states x [B,T,D] besides the next token: in pre-training, and in fine-tuning.
+
+Sources: Devlin et al. 2019 (masked LM, next sentence, classes, tokens, spans), Lan et al. 2020 (sentence order),
+Clark et al. 2020 (replaced tokens), Radford et al. 2018 (the last token), Peters et al. 2018 (a mixture of layers).
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lm.nn.config import HeadConfig, ModelConfig
+from lm.nn.layers import ACTIVATIONS, Linear, Norm, dropout, param
+
+PAIR_CLASSES = 2  # the second sentence follows, or it does not (next-sentence); right order, or swapped
+
+
+class Transform(nnx.Module):
+    """[B,T,d_embed]: a dense layer, the model's activation and a norm before the output matrix of a masked LM."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.dense = Linear(config, rngs, (config.d_model, config.embed_width), ("embed", "kv"), config.d_model**-0.5)
+        self.norm = Norm(config, config.embed_width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(ACTIVATIONS[self.config.mlp](self.dense(x)))
+
+
+class Replaced(nnx.Module):
+    """float32 [B,T]: the logit of each token's being a generator's and not the text's."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        width, std = config.d_model, config.d_model**-0.5
+        self.dense = Linear(config, rngs, (width, width), ("embed", "kv"), std)
+        self.out = Linear(config, rngs, (width, 1), ("embed", "classes"), std)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.out(ACTIVATIONS[self.config.mlp](self.dense(x)))[..., 0].astype(jnp.float32)
+
+
+def _last(x, segments):
+    position = jnp.arange(x.shape[1])[None, :]
+    end = jnp.where(segments > 0, position, 0).max(-1)
+    return jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
+
+
+def _mean(x, segments):
+    text = (segments > 0)[:, :, None].astype(x.dtype)
+    return (x * text).sum(1) / jnp.maximum(text.sum(1), 1)
+
+
+def _max(x, segments):
+    return jnp.where((segments > 0)[:, :, None], x, jnp.finfo(x.dtype).min).max(1)
+
+
+POOL = {"first": lambda x, segments: x[:, 0], "last": _last, "mean": _mean, "max": _max}  # x [B,T,D] -> [B,D]
+
+
+class LayerMixture(nnx.Module):
+    """[B,T,D]: a mean of all layers [layers+1,B,T,D], whose weights and size are learned."""
+
+    def __init__(self, num_layers: int):
+        self.weights = param(jnp.zeros(num_layers + 1, jnp.float32), "classes")
+        self.size = param(jnp.ones(1, jnp.float32), "classes")
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        weights = self.size[...] * jax.nn.softmax(self.weights[...])
+        return jnp.einsum("l,lbtd->btd", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
+
+
+class Head(nnx.Module):
+    """A linear layer on a text's pooled state [B,D] (classes [B,classes], regression [B], choice [B,C]) or on the
+    states of all positions (tokens [B,T,classes], span [B,2,T]: where it starts and where it ends); float32."""
+
+    def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
+        self.config, self.head = config, head
+        outputs = {"classes": head.classes, "tokens": head.classes, "span": 2, "regression": 1, "choice": 1}[head.kind]
+        self.out = Linear(config, rngs, (config.d_model, outputs), ("embed", "classes"), config.d_model**-0.5)
+
+    def __call__(self, x: jax.Array, segments: jax.Array, key: jax.Array | None) -> jax.Array:
+        """From pooled states [B,D], or from states [B,T,D] with segments [B,T]; having a key means dropping out."""
+        if key is not None and self.config.dropout:
+            keep = jax.random.bernoulli(key, 1 - self.config.dropout, x.shape)
+            x = dropout(x, keep, self.config.dropout)
+        found = self.out(x).astype(jnp.float32)
+        if self.head.kind == "span":  # padding neither starts nor ends an answer
+            return jnp.where((segments > 0)[:, None, :], found.swapaxes(1, 2), jnp.finfo(jnp.float32).min)
+        return found[..., 0] if self.head.kind in ("regression", "choice") else found

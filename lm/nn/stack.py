@@ -1,0 +1,198 @@
+"""Blocks, and a stack of them: an encoder or a decoder without the embedding of tokens."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lm.nn.attention import Attention, View
+from lm.nn.cache import KeyValue
+from lm.nn.config import ModelConfig
+from lm.nn.layers import Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
+from lm.ops.positions import sinusoids
+from lm.sharding import constrain
+
+
+class Block(nnx.Module):
+    """Self-attention, cross-attention in a decoder that has an encoder, and a feed-forward layer."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
+        self.config = config
+        self.attention_norm = Norm(config, config.d_model)
+        self.attention = Attention(config, rngs, crosses=False)
+        self.relative = RelativeBias(config, rngs) if config.positions == "relative-per-layer" else None
+        self.cross_norm = Norm(config, config.d_model) if crosses else None
+        self.cross = Attention(config, rngs, crosses=True) if crosses else None
+        self.mlp_norm = Norm(config, config.d_model)
+        self.mlp = Mlp(config, rngs)
+
+    def __call__(
+        self, x: jax.Array, view: View, keep: Keep, cached: KeyValue | None, crossed: KeyValue | None
+    ) -> tuple[jax.Array, KeyValue | None]:
+        """x [B,T,D] and the keys and values to see the next time; ``crossed``: those of ``view.encoded``, if known."""
+        start = x
+        h = self._read(start, x, self.attention_norm)
+        seen = self.attention.key_value(h, view.positions)
+        if cached is not None:
+            seen = cached = cached.write(seen, view.slot)
+        h = self.attention(h, seen, self._own(view), keep.get("attention"))
+        x = self._add(x, h, self.attention_norm, keep.get("attention_out"))
+        if view.encoded is not None or crossed is not None:
+            seen = self.cross.key_value(view.encoded, None) if crossed is None else crossed
+            h = self._read(start, x, self.cross_norm)
+            h = self.cross(h, seen, View(view.cross_mask), keep.get("cross"))
+            x = self._add(x, h, self.cross_norm, keep.get("cross_out"))
+        h = self.mlp(self._read(start, x, self.mlp_norm), keep.get("mlp"))
+        return self._add(x, h, self.mlp_norm, keep.get("mlp_out")), cached
+
+    def weights(self, x: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
+        """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention; x [B,T,D] as to a call."""
+        start, view = x, self._own(view)
+        h = self._read(start, x, self.attention_norm)
+        seen = self.attention.key_value(h, view.positions)
+        weights = self.attention.weights(h, seen, view)
+        if view.encoded is None:
+            return weights, None
+        x = self._add(x, self.attention(h, seen, view, None), self.attention_norm, None)
+        h = self._read(start, x, self.cross_norm)
+        return weights, self.cross.weights(h, self.cross.key_value(view.encoded, None), View(view.cross_mask))
+
+    def _own(self, view: View) -> View:
+        return view if self.relative is None else view._replace(bias=view.layer_bias(self.relative))
+
+    def _read(self, start: jax.Array, x: jax.Array, norm: Norm) -> jax.Array:
+        """What a sub-layer reads: x [B,T,D] or, of a parallel block, what the block began with."""
+        if self.config.residual == "post-norm":
+            return x
+        return norm(start if self.config.residual == "parallel" else x)
+
+    def _add(self, x: jax.Array, h: jax.Array, norm: Norm, keep: jax.Array | None) -> jax.Array:
+        x = constrain(x + dropout(h, keep, self.config.dropout), "batch", "length", "embed")
+        return norm(x) if self.config.residual == "post-norm" else x
+
+
+REMAT = {  # what jax.checkpoint keeps for the backward pass
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters, not with activations
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def _unroll(step, x, layers, length):
+    """As ``jax.lax.scan``, without its loop: nothing is copied into and out of stacks, and compiling takes longer."""
+    leaves, structure = jax.tree.flatten(layers)
+    parts = [jnp.split(leaf, length) for leaf in leaves]
+    out = []
+    for layer in range(length):
+        x, result = step(x, jax.tree.unflatten(structure, [part[layer][0] for part in parts]))
+        out.append(result)
+    return x, jax.tree.map(lambda *results: jnp.stack(results), *out)
+
+
+RUN = {"scan": jax.lax.scan, "unroll": _unroll}
+
+
+class Stack(nnx.Module):
+    """What is added to embeddings, blocks on a leading axis of their parameters, and a norm at the end."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, num_layers: int, crosses: bool):
+        self.config = config
+        self.num_layers = num_layers
+        width = config.embed_width
+        rows, types = config.max_length + config.position_offset, config.type_vocab_size
+        self.positions = Embed(config, rngs, rows, "length") if config.positions == "learned" else None
+        self.types = Embed(config, rngs, types, "classes") if types else None
+        self.embed_norm = Norm(config, width) if config.embed_norm else None
+        inward = (config, rngs, (width, config.d_model), ("kv", "embed"), width**-0.5)
+        self.projection = None if config.d_embed is None else Linear(*inward)
+        keys = jax.random.split(rngs.params(), 1 if config.shared_layers else num_layers)
+        self.blocks = jax.vmap(lambda key: Block(config, nnx.Rngs(params=key), crosses))(keys)
+        self.relative = RelativeBias(config, rngs) if config.positions == "relative" else None
+        self.norm = None if config.residual == "post-norm" else Norm(config, config.d_model)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        types: jax.Array | None,
+        view: View,
+        key: jax.Array | None = None,
+        cached: KeyValue | None = None,
+        crossed: KeyValue | None = None,
+    ) -> tuple[jax.Array, KeyValue | None]:
+        """[B,T,D] from tokens' embeddings x [B,T,d_embed] and types [B,T]; caches [layers,B,S,K,H] as for ``Block``."""
+        config = self.config
+        ends, inner = self._keep(x, view, key)
+
+        def step(x, layer):
+            block, *rest = layer
+            return (self._only if block is None else block)(x, view, *rest)
+
+        if config.remat != "none":
+            step = jax.checkpoint(step, policy=REMAT[config.remat], prevent_cse=config.layers == "unroll")
+        x = self._enter(x, types, view, ends.get("in"))
+        layers = (None if config.shared_layers else self.blocks, inner, cached, crossed)
+        x, cached = RUN[config.layers](step, x, layers, length=self.num_layers)
+        x = x if self.norm is None else self.norm(x)
+        return dropout(x, ends.get("out"), config.dropout), cached
+
+    def cross_key_value(self, encoded: jax.Array) -> KeyValue:
+        """Keys and values [layers,B,S,K,H] of the encoder's output [B,S,D], for all blocks."""
+        seen = jax.vmap(lambda block: block.cross.key_value(encoded, None))(self.blocks)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), seen)
+
+    def hidden(self, x: jax.Array, types: jax.Array | None, view: View) -> jax.Array:
+        """[layers+1,B,T,D]: what each block reads, and what the last one gives, before the norm at the end."""
+
+        def step(x, block):
+            return (self._only if block is None else block)(x, view, {}, None, None)[0], x
+
+        x = self._enter(x, types, view, None)
+        blocks = None if self.config.shared_layers else self.blocks
+        last, inputs = RUN[self.config.layers](step, x, blocks, length=self.num_layers)
+        return jnp.concatenate([inputs, last[None]])
+
+    def weights(self, hidden: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
+        """float32 [layers,B,N,T,S] of self- and of cross-attention, from ``hidden``."""
+        if self.config.shared_layers:
+            return jax.vmap(lambda x: self._only.weights(x, view))(hidden[:-1])
+        return jax.vmap(lambda block, x: block.weights(x, view))(self.blocks, hidden[:-1])
+
+    @property
+    def _only(self) -> Block:
+        """The block that all layers share."""
+        return jax.tree.map(lambda leaf: leaf[0], self.blocks)
+
+    def _enter(self, x: jax.Array, types: jax.Array | None, view: View, keep: jax.Array | None) -> jax.Array:
+        """[B,T,D] as the first block reads it."""
+        config = self.config
+        if config.embed_scale == "sqrt":
+            x = x * config.d_model**0.5
+        if self.positions is not None:
+            x += self.positions(view.positions + config.position_offset)
+        if config.positions == "sinusoidal":
+            x += sinusoids(view.positions, config.embed_width, layout=config.sinusoid).astype(x.dtype)
+        if self.types is not None:
+            x += self.types(jnp.zeros(x.shape[:2], jnp.int32) if types is None else types)
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        x = dropout(x, keep, config.dropout)
+        x = x if self.projection is None else self.projection(x)
+        return constrain(x, "batch", "length", "embed")
+
+    def _keep(self, x: jax.Array, view: View, key: jax.Array | None) -> tuple[Keep, Keep]:
+        """The dropout masks of the stack's two ends [B,...] and of its blocks [layers,B,...]."""
+        config = self.config
+        if key is None or config.dropout == 0:
+            return {}, {}
+        rows, length, width = x.shape
+        inner = {
+            "attention": (config.num_heads, 1, length),
+            "attention_out": (1, config.d_model),
+            "mlp": (1, config.d_ff),
+            "mlp_out": (1, config.d_model),
+        }
+        if view.encoded is not None:
+            inner |= {"cross": (config.num_heads, 1, view.encoded.shape[1]), "cross_out": (1, config.d_model)}
+        shapes = {name: (self.num_layers, *shape) for name, shape in inner.items()}
+        ends = {"in": (1, width)}
+        if config.residual != "post-norm":  # whose last norm stands where that of the last sub-layer has been dropped
+            ends["out"] = (1, config.d_model)
+        keep = draw_keep(key, config.dropout, rows, shapes | ends)
+        return keep, {name: keep.pop(name).swapaxes(0, 1) for name in inner}

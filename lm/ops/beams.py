@@ -1,0 +1,117 @@
+"""What beam search remembers, and one step of it, for any model: only log-probabilities come in.
+
+B rows, each with K running beams and the K best finished sequences; a score is the sum of a sequence's
+log-probabilities, its EOS included, over a penalty for its length.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lm.config import SettingError, nearest
+
+
+class Rules(NamedTuple):
+    """In what implementations of beam search differ."""
+
+    penalty: Callable[[jax.Array, float], jax.Array]  # (tokens of a sequence, exponent) -> what its sum is divided by
+    ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
+    cut: Literal["finished", "spare"]  # beams without EOS at the end: like finished ones, or only for want of those
+
+
+RULES = {
+    "t5": Rules(lambda length, alpha: ((5 + length) / 6) ** alpha, ending=2, cut="spare"),  # Wu et al. 2016; T5X
+    "transformers": Rules(lambda length, alpha: length**alpha, ending=1, cut="finished"),
+}
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings of a beam search."""
+
+    beams: int  # K
+    max_length: int  # of an answer [tokens]
+    length_penalty: float  # exponent; 0 compares sums, more favours long answers
+    early_stopping: bool | Literal["never"]  # with K finished, stop: at once; when no running beam as long as now ...
+    rules: str  # ... ("never": as long as allowed) could score higher. A name of RULES
+
+    def __post_init__(self):
+        for name in ("beams", "max_length"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name}={getattr(self, name)} should be at least 1")
+        if self.early_stopping not in (True, False, "never"):
+            raise SettingError(f"early_stopping={self.early_stopping!r} should be True, False or 'never'")
+        if self.rules not in RULES:
+            raise SettingError(f"rules={self.rules!r} is unknown{nearest(self.rules, RULES)}")
+
+    def score(self, sums: jax.Array, length: jax.Array | int) -> jax.Array:
+        """The scores of sequences of ``length`` tokens."""
+        return sums / RULES[self.rules].penalty(jnp.float32(length), self.length_penalty)
+
+
+class Beams(NamedTuple):
+    """The state of a search; sums and scores are minus infinity where there is no sequence."""
+
+    tokens: jax.Array  # int32 [B,K,T] of the running beams, best first
+    sums: jax.Array  # float32 [B,K]
+    finished: jax.Array  # int32 [B,K,T], best first
+    scores: jax.Array  # float32 [B,K]
+    done: jax.Array  # bool [B]: nothing running can change what is finished
+
+
+def begin(search: Search, rows: jax.Array, pad: int) -> Beams:
+    """One empty beam for each of ``rows`` bool [B] that is True; the others are done."""
+    shape = (rows.shape[0], search.beams)
+    tokens, none = jnp.full((*shape, search.max_length), pad, jnp.int32), jnp.full(shape, -jnp.inf)
+    return Beams(tokens, none.at[:, 0].set(jnp.where(rows, 0.0, -jnp.inf)), tokens, none, ~rows)
+
+
+def advance(
+    search: Search, beams: Beams, log_probabilities: jax.Array, step: jax.Array, eos: int | None
+) -> tuple[Beams, jax.Array, jax.Array]:
+    """The beams after token number ``step``, drawn from [B,K,V], and of each running one [B,K] parent and token."""
+    count, vocabulary = search.beams, log_probabilities.shape[-1]
+    rules, length, last = RULES[search.rules], step + 1, step + 1 == search.max_length
+    sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
+    sums, places = jax.lax.top_k(sums, 2 * count)  # so that K can run on even if K end
+    parent, token = places // vocabulary, (places % vocabulary).astype(jnp.int32)
+    tokens = _take(beams.tokens, parent).at[:, :, step].set(token)
+    ends = jnp.zeros_like(token, bool) if eos is None else token == eos
+
+    finishing = ends & (jnp.arange(2 * count) < rules.ending * count)[None]
+    if rules.cut == "finished":
+        finishing |= last & (jnp.arange(2 * count) < count)[None]
+    new = jnp.where(finishing & ~beams.done[:, None], search.score(sums, length), -jnp.inf)
+    scores, chosen = jax.lax.top_k(jnp.concatenate([beams.scores, new], axis=1), count)
+    finished = _take(jnp.concatenate([beams.finished, tokens], axis=1), chosen)
+
+    sums, chosen = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), count)
+    done = beams.done | _settled(search, sums[:, 0], scores[:, -1], length)
+    parent, token = _take(parent, chosen), _take(token, chosen)
+    return Beams(_take(tokens, chosen), sums, finished, scores, done), parent, token
+
+
+def _settled(search: Search, best: jax.Array, worst: jax.Array, length: jax.Array) -> jax.Array:
+    """bool [B]: K are finished, and by the rule nothing running counts; ``best`` running sum, ``worst`` score."""
+    bound = search.score(best, length)
+    if search.early_stopping == "never":  # sums only fall, but a longer sequence may divide by more
+        bound = jnp.maximum(bound, search.score(best, search.max_length))
+    settled = worst >= bound
+    return settled | (worst > -jnp.inf) if search.early_stopping is True else settled
+
+
+def ranked(search: Search, beams: Beams, length: jax.Array, pad: int) -> tuple[jax.Array, jax.Array]:
+    """tokens [B,K,T] and scores [B,K] of the answers, best first; running beams of ``length`` after finished ones."""
+    scores = jnp.concatenate([beams.scores, search.score(beams.sums, length)], axis=1)
+    unfinished = (jnp.arange(scores.shape[1]) >= search.beams)[None] | (scores == -jnp.inf)
+    order = jnp.lexsort((-scores, unfinished), axis=-1)[:, : search.beams]
+    tokens, scores = _take(jnp.concatenate([beams.finished, beams.tokens], axis=1), order), _take(scores, order)
+    return jnp.where((scores == -jnp.inf)[:, :, None], pad, tokens), scores
+
+
+def _take(values: jax.Array, places: jax.Array) -> jax.Array:
+    """values [B,K,...] at places [B,L]: [B,L,...]."""
+    return jnp.take_along_axis(values, places.reshape(*places.shape, *(1,) * (values.ndim - 2)), axis=1)

@@ -1,0 +1,79 @@
+"""What training makes small: (model, batch, key, settings) -> a sum to minimise, and what is reported.
+
+Every term is a sum over the weights of one of the batch's features ``*_loss_weights``; the step divides each feature by
+its total over the whole batch first, so that micro-batches, hosts and terms of different weight simply add up. Reported
+are (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and divides. No key: no dropout.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from lm.ops.losses import accuracy, cross_entropy
+from lm.train.config import LossConfig
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+Loss = Callable[[nnx.Module, Batch, jax.Array | None, LossConfig], tuple[jax.Array, Sums]]
+
+DISCRIMINATION = 50.0  # weight of the discriminator's loss beside the generator's [Clark et al. 2020, section 3.1]
+
+
+def language_model(
+    model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
+) -> tuple[jax.Array, Sums]:
+    """Cross-entropy of ``decoder_target_tokens`` [B,T]."""
+    return _tokens(model(batch, key), batch["decoder_target_tokens"], batch["decoder_loss_weights"], config)
+
+
+def masked_lm(model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig) -> tuple[jax.Array, Sums]:
+    """Cross-entropy of ``encoder_target_tokens`` [B,S] and, of pairs, of their ``sentence_labels`` [B]."""
+    x = model.features(batch, key)
+    loss, sums = _tokens(model.logits(x), batch["encoder_target_tokens"], batch["encoder_loss_weights"], config)
+    if "sentence_labels" not in batch:
+        return loss, sums
+    head = model.next_sentence if model.sentence_order is None else model.sentence_order
+    pair, found = _classes(head(model.pooled(x)), batch["sentence_labels"], batch["sentence_loss_weights"])
+    return loss + pair, sums | {f"sentence_{name}": value for name, value in found.items()}
+
+
+def replaced_tokens(
+    model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
+) -> tuple[jax.Array, Sums]:
+    """ELECTRA: the generator's masked LM, and the discriminator's cross-entropy over all of the text."""
+    sample = jax.random.key(0) if key is None else jax.random.fold_in(key, 0)  # evaluation draws the same each time
+    logits, tokens, replaced = model(batch, sample, key)
+    loss, sums = _tokens(logits, batch["encoder_target_tokens"], batch["encoder_loss_weights"], config)
+    weights, is_replaced = batch["text_loss_weights"], tokens != batch["encoder_target_tokens"]
+    discrimination = (optax.sigmoid_binary_cross_entropy(replaced, is_replaced) * weights).sum()
+    right = (((replaced > 0) == is_replaced) * weights).sum()
+    sums |= {"replaced_loss": (discrimination, weights.sum()), "replaced_accuracy": (right, weights.sum())}
+    return loss + DISCRIMINATION * discrimination, sums
+
+
+def labelled(model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig) -> tuple[jax.Array, Sums]:
+    """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2], the mean of both ends."""
+    outputs, labels, weights = model(batch, key), batch["labels"], batch["label_loss_weights"]
+    if labels.dtype == jnp.float32:
+        loss = (jnp.square(outputs - labels) * weights).sum()
+        return loss, {"loss": (loss, weights.sum())}
+    if outputs.ndim == 3 and labels.shape == outputs.shape[:1] + (2,):
+        weights = weights[:, None] / 2 * jnp.ones(2)[None, :]
+    return _classes(outputs, labels, weights)
+
+
+def _tokens(logits, targets, weights, config):
+    loss, total, z_loss = cross_entropy(
+        logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
+    )
+    right, _ = accuracy(logits, targets, weights)
+    return loss, {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
+
+
+def _classes(logits, labels, weights):
+    loss = (optax.softmax_cross_entropy_with_integer_labels(logits, labels) * weights).sum()
+    right = ((logits.argmax(-1) == labels) * weights).sum()
+    return loss, {"loss": (loss, weights.sum()), "accuracy": (right, weights.sum())}

