@@ -70,4 +70,7 @@ def _ticks(panel, queries: list[str], keys: list[str]) -> None:
 
 
 def _label(vocabulary: Vocabulary, token: int) -> str:
+    for name in ("mask", "cls", "sep", "eos", "pad"):
+        if token == getattr(vocabulary, name):
+            return f"[{name.upper()}]"
     return vocabulary.decode([token]).replace("$", r"\$") or f"<{token}>"

@@ -69,8 +69,13 @@ ROWS = {
     },
     ("bart", "Denoising encoder-decoders with heads"): {"base": BART, "t5-objective": BART | objective("baseline")},
     ("positions", "Trained on short rows, tested on long ones"): {
-        name: DECODER | {"model.positions": name}
-        for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
+        "none": DECODER | {"model.positions": "none"},
+        "learned": DECODER | {"model.positions": "learned"},
+        # Sinusoids are as long as sqrt(d_model / 2): without the scale they would drown the tokens.
+        "sinusoidal": DECODER | {"model.positions": "sinusoidal", "model.embed_scale": "sqrt"},
+        "relative": DECODER | {"model.positions": "relative"},
+        "rotary": DECODER | {"model.positions": "rotary"},
+        "alibi": DECODER | {"model.positions": "alibi"},
     },
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.experiment import Experiment
-from lm.config import SettingError, changes, to_json
+from lm.config import SettingError, changes, nearest, to_json
 from lm.data.tokenizers import FILES, SETTINGS, Tokenizer, find_tokenizer
 from lm.data.vocabulary import SentencePiece, Vocabulary
 from lm.nn.config import ModelConfig
@@ -61,12 +61,18 @@ def imported(config: ModelConfig, run: Path) -> Experiment:
 
 def export_checkpoint(run: Path, folder: Path, mixture: str) -> None:
     """Write the model of a run, after pre-training or one fine-tuning, and its tokenizer as a new folder."""
-    from experiments.trained import open_run, pretrained
+    from experiments.trained import load_settings, pretrained, restored, vocabulary_of
     from lm import convert
 
-    found = open_run(run, pretrained, mixture)
-    convert.save(found.model, folder, beside=tokenizer_files(found.vocabulary))
-    _count(found.model.config, run, folder)
+    experiment = load_settings(run)
+    if mixture not in pretrained(experiment):
+        raise SettingError(f"--mixture {mixture!r} is no part of {run}{nearest(mixture, pretrained(experiment))}")
+    model = restored(run, experiment, mixture).model
+    own = Path(experiment.data.vocabulary)
+    bare = own.is_dir() and not any(own.iterdir())  # imported without a tokenizer
+    files = {} if bare else tokenizer_files(vocabulary_of(run, experiment))
+    convert.save(model, folder, beside=files)
+    _count(model.config, run, folder)
 
 
 def tokenizer_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:

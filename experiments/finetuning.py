@@ -1,9 +1,12 @@
 """Fine-tuning from a pre-trained model: on mixtures of tasks as text-to-text, and on labelled tasks through a head."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import jax
+from flax import nnx
 
 from experiments.phase import Session, Start, fit
 from experiments.prepare import Encoded, tuning_lengths
@@ -14,14 +17,14 @@ from lm.data.mixtures import mixture, proportional
 from lm.data.objectives import Lengths
 from lm.data.tasks.labelled import labelled as labelled_task
 from lm.evaluate.score import LabelledQuestions, Questions, score, score_labels
-from lm.nn.config import HeadConfig
+from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.tuned import Tuned
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig
 from lm.train.log import records
 from lm.train.losses import labelled
 from lm.train.state import State
-from lm.train.step import Steps, build
+from lm.train.step import Steps, build, same
 
 
 def finetune(session: Session, pretrained: Start | None, name: str, folder: Path) -> dict[str, dict]:
@@ -89,12 +92,19 @@ def head_steps(session: Session, name: str) -> Steps:
         pool="last" if model.has_decoder else "first",
         layers=experiment.tuning.layers,
     )
-    make = partial(_tuned, head)
-    return build(model, phase.optimizer, LossConfig(), session.mesh, phase.microbatches, make, labelled)
+    tune = frozen if experiment.tuning.layers == "mixed-frozen" else same
+    return build(model, phase.optimizer, LossConfig(), session.mesh, phase.microbatches, tuned(head), labelled, tune)
 
 
-def _tuned(head: HeadConfig, config, rngs) -> Tuned:
-    return Tuned(config, head, rngs)
+@cache
+def tuned(head: HeadConfig) -> Callable[[ModelConfig, nnx.Rngs], Tuned]:
+    """What makes a model with this head; the same for the same, so that its steps are compiled once."""
+    return lambda config, rngs: Tuned(config, head, rngs)
+
+
+def frozen(updates: dict[str, jax.Array], step: jax.Array) -> dict[str, jax.Array]:
+    """Only what is new is trained, and the body does not decay either."""
+    return {name: 0 * value if name.startswith("body.") else value for name, value in updates.items()}
 
 
 def _fit(session, steps, batches, lengths, folder, evaluate, pretrained) -> None:

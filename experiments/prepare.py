@@ -88,11 +88,15 @@ def find_vocabulary(experiment: Experiment, corpus: Sequence[str], cache: Path, 
 
 
 def pretraining_batches(
-    experiment: Experiment, prepared: Prepared, split: Literal["train", "validation"], times: int = 1
+    experiment: Experiment,
+    prepared: Prepared,
+    split: Literal["train", "validation"],
+    times: int = 1,
+    rows: int | None = None,
 ) -> pipeline.BatchFunction:
     """The batch function of pre-training; that of the validation split has the same noise in every run.
 
-    Its rows are ``times`` as long as those of the experiment, and a batch has as much fewer of them.
+    Its rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
     return pipeline.pretraining_batches(
         getattr(prepared, split),
@@ -100,7 +104,7 @@ def pretraining_batches(
         prepared.vocabulary,
         architecture=experiment.model.architecture,
         inputs_length=experiment.data.inputs_length * times,
-        batch_size=max(experiment.pretraining.batch_size // times, 1),
+        batch_size=rows or experiment.pretraining.batch_size,
         seed=experiment.seed if split == "train" else 0,
     )
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,7 +23,9 @@ class Result:
     seconds: float  # of training, compilation and evaluation left out
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
-    length_losses: Mapping[str, float]  # held-out loss in longer rows, by how many times as long as in training
+    length_losses: Mapping[str, float] = field(
+        default_factory=dict
+    )  # held-out loss in longer rows, by how many times as long as in training
 
 
 @dataclass(frozen=True)

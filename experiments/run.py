@@ -8,10 +8,11 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
+from flax import nnx
 
 from experiments.experiment import Experiment
 from experiments.finetuning import finetune, finetune_head
@@ -33,7 +34,8 @@ from lm.train.losses import language_model, masked_lm, replaced_tokens
 from lm.train.state import State
 from lm.train.step import Steps, build
 
-VALIDATION_BATCHES = 8  # of held-out text, on which the loss of pre-training is watched [batches]
+WATCHED = 8  # of held-out text, on which the loss of pre-training is watched [batches]
+COMPARED = 1_000  # of held-out text, at most, on which rows of different lengths are compared [batches]
 
 
 def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -> None:
@@ -47,9 +49,10 @@ def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -
         for tune, name in [(tune, name) for tune, names in kinds for name in names]:
             phases.append(folder / "finetuning" / name)
             best |= tune(session, pretrained, name, phases[-1])
+    longer = length_losses(session, pretrained)
     if jax.process_index() == 0:
         found = {"columns": columns(best), "tasks": best, "held_out_loss": held_out_loss(phases[0]), **cost(phases)}
-        found["length_losses"] = length_losses(session, pretrained)
+        found["length_losses"] = longer
         replace_file(folder / "scores.json", json.dumps(found, indent=1) + "\n")
 
 
@@ -97,7 +100,8 @@ def pretrain(session: Session, folder: Path) -> Start | None:
         return None
     session.reporter.start("pre-training")
     steps = trained = steps_of(experiment, session.mesh)
-    source, held_out = pretraining_batches(experiment, session.prepared, "train"), validation_batches(session, 1)
+    source = pretraining_batches(experiment, session.prepared, "train")
+    held_out = validation_batches(session, 1, WATCHED)
     config = CheckpointConfig(every=phase.save_every)
     with Checkpoints(folder / "checkpoints", config) as checkpoints:
         fit(session, phase, steps, source, source.limits, checkpoints, lambda state: steps.evaluate(state, held_out))
@@ -119,15 +123,14 @@ def _source(pretrained: frozenset[str], name: str) -> str | None:
     return next((found for found in (name, bare, f"discriminator.{bare}") if found in pretrained), None)
 
 
-def validation_batches(session: Session, times: int) -> list[pipeline.Batch]:
-    """This process's parts of the held-out batches, in rows ``times`` as long as in training, and fewer."""
-    experiment = session.experiment
-    rows = max(experiment.pretraining.batch_size // times, session.mesh.size)
+def validation_batches(session: Session, times: int, most: int) -> list[pipeline.Batch]:
+    """This process's parts of ``most`` held-out batches or of all, in rows ``times`` as long as in training."""
+    experiment, shards = session.experiment, session.mesh.shape["data"] * session.mesh.shape["fsdp"]
+    rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards  # some for every device
     index, count = sharding.shard_of_batch(session.mesh, rows)
-    batches = pretraining_batches(experiment, session.prepared, "validation", times)
-    return list(
-        pipeline.stream(batches, 0, VALIDATION_BATCHES, batch_size=rows, process_index=index, process_count=count)
-    )
+    batches = pretraining_batches(experiment, session.prepared, "validation", times, rows)
+    most = min(most, max(len(batches.segments.starts) // rows, 1))
+    return list(pipeline.stream(batches, 0, most, batch_size=rows, process_index=index, process_count=count))
 
 
 def length_losses(session: Session, pretrained: Start | None) -> dict[str, float]:
@@ -137,14 +140,15 @@ def length_losses(session: Session, pretrained: Start | None) -> dict[str, float
         return {}
     steps = steps_of(session.experiment, session.mesh)
     state = pretrained(steps)
-    return {str(times): steps.evaluate(state, validation_batches(session, times))["loss"] for times in lengths}
+    held_out = {times: validation_batches(session, times, COMPARED) for times in lengths}
+    return {str(times): steps.evaluate(state, batches)["loss"] for times, batches in held_out.items()}
 
 
 def steps_of(experiment: Experiment, mesh: jax.sharding.Mesh) -> Steps:
     """The steps of pre-training."""
     make, objective = Transformer, language_model
     if "replaced-token" in experiment.model.heads:
-        make, objective = partial(_electra, generator_of(experiment)), replaced_tokens
+        make, objective = electra(generator_of(experiment)), replaced_tokens
     elif experiment.model.architecture == "encoder":
         objective = masked_lm
     phase = experiment.pretraining
@@ -157,12 +161,14 @@ def generator_of(experiment: Experiment) -> ModelConfig:
     heads = max(int(model.num_heads * share), 1)
     return replace(
         model, d_embed=model.embed_width, d_model=heads * model.d_kv, d_ff=max(int(model.d_ff * share), 1),
-        num_heads=heads, logits="tied", logits_transform=True, logits_bias=True, heads=(),
+        num_heads=heads, num_key_value_heads=None, logits="tied", logits_transform=True, logits_bias=True, heads=(),
     )  # fmt: skip
 
 
-def _electra(generator: ModelConfig, config: ModelConfig, rngs) -> Electra:
-    return Electra(config, generator, rngs)
+@cache
+def electra(generator: ModelConfig) -> Callable[[ModelConfig, nnx.Rngs], Electra]:
+    """What makes an ELECTRA with this generator; the same for the same, so that its steps are compiled once."""
+    return lambda config, rngs: Electra(config, generator, rngs)
 
 
 def columns(best: dict[str, dict]) -> dict[str, float]:

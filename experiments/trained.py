@@ -82,11 +82,15 @@ def open_run(folder: Path, phases: Callable[[Experiment], Sequence[str]], name: 
     if name not in allowed:
         raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, allowed)}")
     model = restored(folder, experiment, name).model
+    steps = _steps(experiment)
+    return Trained(experiment, vocabulary_of(folder, experiment), name, model, steps.put, steps.mesh.size)
+
+
+def vocabulary_of(folder: Path, experiment: Experiment) -> Vocabulary:
+    """The vocabulary that the run in ``folder`` was trained with."""
     cache, wanted = cache_of(folder), experiment.data
     corpus = documents(wanted.corpus, "train", cache) if wanted.vocabulary == "unigram" else ()
-    vocabulary = find_vocabulary(experiment, corpus, cache, print)
-    steps = _steps(experiment)
-    return Trained(experiment, vocabulary, name, model, steps.put, steps.mesh.size)
+    return find_vocabulary(experiment, corpus, cache, print)
 
 
 def restored(folder: Path, experiment: Experiment, name: str) -> State:

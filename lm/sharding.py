@@ -22,6 +22,7 @@ PARAMETER_AXES: dict[str, str | None] = {
     "vocab": "tensor",
     "embed": "fsdp",
     "heads": "tensor",
+    "kv_heads": None,
     "mlp": "tensor",
     "layers": None,
     "norm": None,
@@ -36,6 +37,7 @@ PARAMETER_AXES: dict[str, str | None] = {
 ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "batch": BATCH,
     "heads": "tensor",
+    "kv_heads": None,
     "mlp": "tensor",
     "vocab": "tensor",
     "layers": None,

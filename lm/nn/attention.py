@@ -36,23 +36,25 @@ class Projections(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         d_model, heads, groups = config.d_model, config.num_heads * config.d_kv, config.key_value_heads * config.d_kv
-        axes = ("embed", "heads")
+        # Few heads of keys may not divide over as many devices as there are for heads of queries.
+        shared = "heads" if config.num_key_value_heads is None else "kv_heads"
         # T5 does not scale the scores by H^-0.5 but the initial queries.
         std = (d_model * config.d_kv) ** -0.5 if config.scores == "dot" else d_model**-0.5
-        self.query = Linear(config, rngs, (d_model, heads), axes, std)
-        self.key = Linear(config, rngs, (d_model, groups), axes, d_model**-0.5)
-        self.value = Linear(config, rngs, (d_model, groups), axes, d_model**-0.5)
+        self.query = Linear(config, rngs, (d_model, heads), ("embed", "heads"), std)
+        self.key = Linear(config, rngs, (d_model, groups), ("embed", shared), d_model**-0.5)
+        self.value = Linear(config, rngs, (d_model, groups), ("embed", shared), d_model**-0.5)
 
     def queries(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
         """[B,T,N,H] of x [B,T,D]."""
-        return self._turn(self._heads(self.query(x)), positions)
+        return self._turn(self._heads(self.query(x), "heads"), positions)
 
     def key_value(self, x: jax.Array, positions: jax.Array | None) -> KeyValue:
         """Keys and values [B,S,K,H] of x [B,S,D]; without positions they are not told apart, as in cross-attention."""
-        return KeyValue(self._turn(self._heads(self.key(x)), positions), self._heads(self.value(x)))
+        axis = "heads" if self.config.num_key_value_heads is None else "kv_heads"
+        return KeyValue(self._turn(self._heads(self.key(x), axis), positions), self._heads(self.value(x), axis))
 
-    def _heads(self, x: jax.Array) -> jax.Array:
-        x = constrain(x, "batch", "length", "heads")
+    def _heads(self, x: jax.Array, axis: str) -> jax.Array:
+        x = constrain(x, "batch", "length", axis)
         return x.reshape(*x.shape[:-1], -1, self.config.d_kv)
 
     def _turn(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
@@ -91,7 +93,12 @@ class Attention(Projections):
 
     def weights(self, x: jax.Array, seen: KeyValue, view: View) -> jax.Array:
         """float32 [B,N,T,S]: how much each head of x [B,T,D] takes from what it sees."""
-        return attention_weights(self._query(self, x, view), seen.key, view.mask, view.bias, scale=self._scale)
+        local = attention_weights(self._query(self, x, view), seen.key, view.mask, view.bias, scale=self._scale)
+        if self.globals is None or view.everywhere is None:
+            return local
+        query, seen = self._query(self.globals, x, view), self.globals.key_value(x, view.positions)
+        found = attention_weights(query, seen.key, view.everything, view.bias, scale=self._scale)
+        return jnp.where(view.everywhere[:, None, :, None], found, local)
 
     @property
     def _scale(self) -> float:
@@ -99,4 +106,4 @@ class Attention(Projections):
 
     def _query(self, projections: Projections, x: jax.Array, view: View) -> jax.Array:
         query = projections.queries(x, view.positions)
-        return query if self.bilinear is None else bilinear(query, self.bilinear[...])
+        return query if self.bilinear is None else bilinear(query, self.bilinear[...].astype(x.dtype))

@@ -45,6 +45,9 @@ class SparsityConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingError(f"model.sparsity.{name}={value} should be at least {least}")
+        for name in ("global_tokens", "random_blocks"):
+            if self.window is None and getattr(self, name):
+                raise SettingError(f"model.sparsity.{name}={getattr(self, name)} needs model.sparsity.window")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class ModelConfig:
     d_embed: int | None = None  # width of the embedding where it is projected to d_model; None: d_model [features]
     shared_layers: bool = False  # whether all blocks of a stack are one and the same (ALBERT)
     positions: Positions = "relative"  # how a position is told from another
-    max_length: int = 512  # longest row with learned positions [tokens]
+    max_length: int = 512  # longest row with learned positions or random blocks [tokens]
     position_offset: int = 0  # unused rows in front of the learned positions; 2 in BART and RoBERTa [rows]
     sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"  # order of sines and cosines
     relative_buckets: int = 32  # rows of the relative-position bias table [buckets]
@@ -110,6 +113,10 @@ class ModelConfig:
         if self.num_heads % self.key_value_heads:
             raise SettingError(
                 f"model.num_key_value_heads={self.num_key_value_heads} should divide model.num_heads={self.num_heads}"
+            )
+        if self.sparsity.projections == "separate" and self.has_decoder:
+            raise SettingError(
+                f"model.sparsity.projections='separate' needs model.architecture='encoder', not {self.architecture!r}"
             )
         if self.positions == "sinusoidal" and self.embed_width % 2:
             raise SettingError(f"model.d_model={self.embed_width} should be even for sinusoidal positions")

@@ -46,8 +46,8 @@ def _last(x, segments):
 
 
 def _mean(x, segments):
-    text = (segments > 0)[:, :, None].astype(x.dtype)
-    return (x * text).sum(1) / jnp.maximum(text.sum(1), 1)
+    text = (segments > 0)[:, :, None].astype(jnp.float32)
+    return ((x * text).sum(1) / jnp.maximum(text.sum(1), 1)).astype(x.dtype)
 
 
 def _max(x, segments):

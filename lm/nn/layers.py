@@ -75,8 +75,9 @@ class Embed(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, rows: int, axis: str):
         self.dtype = config.dtype
-        # Rows of length 1 make logits of size 1; T5's are sqrt(D) long, and so its tied logits are scaled down.
-        std = config.embed_width**-0.5 if config.logits == "tied" else 1.0
+        # Rows of length 1 make logits of size 1, here or in ELECTRA's generator, which shares them; T5's are sqrt(D)
+        # long, and so its tied logits are scaled down.
+        std = 1.0 if config.logits in ("tied-scaled", "separate") else config.embed_width**-0.5
         self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
 
     def __call__(self, ids: jax.Array) -> jax.Array:

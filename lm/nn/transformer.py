@@ -24,7 +24,8 @@ class Transformer(nnx.Module):
 
     A batch holds ``encoder_input_tokens`` and ``decoder_input_tokens``, int32 [B,S] and [B,T], as far as there are such
     stacks, and may hold for each ``_segment_ids`` (0: padding; absent: all is one text), ``_positions`` (absent:
-    counted from the start of each segment), ``_token_types`` and ``_global_attention`` of the same shape.
+    counted from the start of each segment) and ``_token_types`` of the same shape; ``encoder_global_attention`` names
+    positions that see and are seen by all, whatever window there is.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):

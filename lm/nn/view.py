@@ -6,6 +6,7 @@ from dataclasses import asdict
 import jax
 import jax.numpy as jnp
 
+from lm.config import SettingError
 from lm.nn.attention import View
 from lm.nn.config import ModelConfig
 from lm.nn.layers import RelativeBias
@@ -30,7 +31,8 @@ def full_view(
         if config.architecture == "prefix-decoder":
             seen |= masks.prefix(batch["decoder_causal_attention"])
         mask = seen if mask is None else mask & seen
-    everywhere, everything = _everywhere(config, batch.get(f"{side}_global_attention"), positions), mask
+    named = batch.get("encoder_global_attention") if side == "encoder" else None  # a decoder's cache knows none
+    everywhere, everything = _everywhere(config, named, positions), mask
     seen = _sparse(config, positions, positions)
     if seen is not None:
         seen = seen if everywhere is None else seen | masks.global_tokens(everywhere, everywhere)
@@ -114,4 +116,6 @@ def _sparse(config: ModelConfig, query: jax.Array, key: jax.Array) -> jax.Array 
     del settings["projections"]
     if config.sparsity.window is None:
         return None
+    if config.sparsity.random_blocks and key.shape[1] > config.max_length:
+        raise SettingError(f"model.max_length={config.max_length} is less than the {key.shape[1]} positions of a row")
     return masks.sparse(query, key, length=config.max_length, **settings)

@@ -44,7 +44,7 @@ def replaced_tokens(
     model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
 ) -> tuple[jax.Array, Sums]:
     """ELECTRA: the generator's masked LM, and the discriminator's cross-entropy over all of the text."""
-    sample = jax.random.key(0) if key is None else jax.random.fold_in(key, 0)  # evaluation draws the same each time
+    sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)  # evaluation always draws alike
     logits, tokens, replaced = model(batch, sample, key)
     loss, sums = _tokens(logits, batch["encoder_target_tokens"], batch["encoder_loss_weights"], config)
     weights, is_replaced = batch["text_loss_weights"], tokens != batch["encoder_target_tokens"]
@@ -57,10 +57,11 @@ def replaced_tokens(
 def labelled(model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig) -> tuple[jax.Array, Sums]:
     """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2], the mean of both ends."""
     outputs, labels, weights = model(batch, key), batch["labels"], batch["label_loss_weights"]
-    if labels.dtype == jnp.float32:
+    kind = model.settings.kind
+    if kind == "regression":
         loss = (jnp.square(outputs - labels) * weights).sum()
         return loss, {"loss": (loss, weights.sum())}
-    if outputs.ndim == 3 and labels.shape == outputs.shape[:1] + (2,):
+    if kind == "span":
         weights = weights[:, None] / 2 * jnp.ones(2)[None, :]
     return _classes(outputs, labels, weights)
 
