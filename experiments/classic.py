@@ -15,7 +15,7 @@ _KEPT = (
     "num_key_value_heads", "special.pad", "special.eos", "special.start", "dropout", "dtype", "layers", "remat",
 )  # fmt: skip
 
-LABELLED = ("acceptability", "follows", "cloze")  # labelled tasks of the documentation
+LABELLED = ("acceptability", "follows", "cloze", "next")  # labelled tasks of the documentation
 HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
 # No encoder or decoder here was published with Adafactor; a ramp keeps post-norm stacks from diverging.
 ADAMW: Changes = {
@@ -31,6 +31,10 @@ def family(name: str) -> Changes:
     return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _KEPT}
 
 
+def two_thirds(number: int) -> int:
+    return number * 2 // 3
+
+
 def objective(name: str) -> Changes:
     return {"objective": OBJECTIVES[name]}
 
@@ -43,8 +47,12 @@ BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.type_vocab_size": 0}
 
 DECODER: Changes = GPT | {
-    "tuning.heads": (), "finetuning.steps": 0, "data.inputs_length": 64, "data.held_out_lengths": (1, 2, 4, 8),
-}  # fmt: skip
+    "model.embed_scale": "sqrt",  # sinusoids are as long as sqrt(d_model / 2): else they would drown the tokens
+    "tuning.heads": (),
+    "finetuning.steps": 0,
+    "data.inputs_length": 64,
+    "data.held_out_lengths": (1, 2, 4, 8),
+}
 
 ROWS = {
     ("bert", "Encoders: what masked language models are trained on"): {
@@ -60,7 +68,7 @@ ROWS = {
     ("gpt", "Decoders"): {
         "base": GPT,
         "post-norm": GPT | {"model.residual": "post-norm"},
-        "llama": GPT | family("llama-7b"),
+        "llama": GPT | family("llama-7b") | {"model.d_ff": two_thirds},  # of three matrices instead of two
         "no-pretraining": GPT | {"pretraining.steps": 0},
     },
     ("electra", "Replaced-token detection"): {
@@ -69,13 +77,8 @@ ROWS = {
     },
     ("bart", "Denoising encoder-decoders with heads"): {"base": BART, "t5-objective": BART | objective("baseline")},
     ("positions", "Trained on short rows, tested on long ones"): {
-        "none": DECODER | {"model.positions": "none"},
-        "learned": DECODER | {"model.positions": "learned"},
-        # Sinusoids are as long as sqrt(d_model / 2): without the scale they would drown the tokens.
-        "sinusoidal": DECODER | {"model.positions": "sinusoidal", "model.embed_scale": "sqrt"},
-        "relative": DECODER | {"model.positions": "relative"},
-        "rotary": DECODER | {"model.positions": "rotary"},
-        "alibi": DECODER | {"model.positions": "alibi"},
+        name: DECODER | {"model.positions": name}
+        for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
     },
 }
 

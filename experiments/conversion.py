@@ -68,7 +68,7 @@ def export_checkpoint(run: Path, folder: Path, mixture: str) -> None:
     if mixture not in pretrained(experiment):
         raise SettingError(f"--mixture {mixture!r} is no part of {run}{nearest(mixture, pretrained(experiment))}")
     model = restored(run, experiment, mixture).model
-    own = Path(experiment.data.vocabulary)
+    own = run / TOKENIZER
     bare = own.is_dir() and not any(own.iterdir())  # imported without a tokenizer
     files = {} if bare else tokenizer_files(vocabulary_of(run, experiment))
     convert.save(model, folder, beside=files)

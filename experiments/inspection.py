@@ -1,10 +1,11 @@
 """Looking into data and models: examples as the model sees them, and what a trained model answers."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
@@ -15,9 +16,13 @@ from lm.data import pipeline
 from lm.data.mixtures import mixture
 from lm.data.objectives import EOS
 from lm.data.pipeline import Batch
+from lm.data.tasks.labelled import LabelledTask, labelled
+from lm.data.tasks.task import Row
 from lm.data.vocabulary import Vocabulary
 
 CONSOLE = Console(soft_wrap=True)
+
+Part = tuple[str, str, str]  # of an example: what it is, how long, and its text
 
 
 def show_examples(name: str, scale: str, count: int, runs: Path) -> None:
@@ -26,7 +31,9 @@ def show_examples(name: str, scale: str, count: int, runs: Path) -> None:
     prepared = prepare(experiment, runs / "cache", CONSOLE.print)
     batches = pretraining_batches(experiment, prepared, "train")
     CONSOLE.print(f"[bold]pre-training[/], rows of step 0, {batches.limits}")
-    _print(batches(0, slice(0, min(count, experiment.pretraining.batch_size))), prepared.vocabulary)
+    shown = min(count, experiment.pretraining.batch_size)
+    batch = batches(0, slice(0, shown))
+    _print(_parts(batch, row, prepared.vocabulary) for row in range(shown))
     for mixed in experiment.tuning.mixtures:
         for task in mixture(mixed):
             examples = Encoded(task, task.rows("train", runs / "cache"), prepared.vocabulary)
@@ -35,29 +42,45 @@ def show_examples(name: str, scale: str, count: int, runs: Path) -> None:
             lengths = tuning_lengths(experiment, mixed)
             architecture = experiment.model.architecture
             for batch in pipeline.eval_batches(few, architecture=architecture, lengths=lengths, batch_size=len(few)):
-                _print(batch, prepared.vocabulary)
+                _print(_parts(batch, row, prepared.vocabulary) for row in range(len(few)))
+    for task in map(labelled, experiment.tuning.heads):
+        rows = task.rows("train", runs / "cache")
+        CONSOLE.print(f"[bold]{task.name}[/], {len(rows):,} examples for a head, for the paper's column {task.column}")
+        _print(_labelled(task, rows[place]) for place in range(min(count, len(rows))))
 
 
-def _print(batch: Batch, vocabulary: Vocabulary) -> None:
-    """Each example of each row: what the encoder reads, and what the decoder is to write, or an encoder to tell."""
-    for row in range(len(next(iter(batch.values())))):
-        for kind, text, length in _parts(batch, row, vocabulary):
-            CONSOLE.print(f"  [cyan]{kind:>7}[/] {length:4} tokens │ {escape(text)}", highlight=False)
+def _print(rows: Iterable[Iterable[Part]]) -> None:
+    for parts in rows:
+        for kind, note, text in parts:
+            CONSOLE.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(text)}", highlight=False)
         CONSOLE.print()
 
 
-def _parts(batch: Batch, row: int, vocabulary: Vocabulary) -> Iterator[tuple[str, str, int]]:
+def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
+    """The texts, of a choice those of each candidate, and what is to be told of them."""
+    for text in task.texts(row):
+        yield "text", "", text if isinstance(text, str) else (" ⏎ " if task.kind == "choice" else " ").join(text)
+    target = task.target(row)
+    yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
+
+
+def _parts(batch: Batch, row: int, vocabulary: Vocabulary) -> Iterator[Part]:
+    """What the encoder reads of each example of a row, and what the decoder is to write, or the encoder to tell."""
     sides = [side for side in ("encoder", "decoder") if f"{side}_segment_ids" in batch]
     for example in range(1, batch[f"{sides[-1]}_segment_ids"][row].max() + 1):
         for kind, side, tokens in (
             ("inputs", "encoder", "encoder_input_tokens"),
-            ("targets", "encoder", "encoder_target_tokens"),
             ("targets", "decoder", "decoder_target_tokens"),
         ):
             if tokens in batch:
                 ids = batch[tokens][row][batch[f"{side}_segment_ids"][row] == example]
                 text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids))))
-                yield kind, text, len(ids)
+                yield kind, f"{len(ids)} tokens", text
+    if "encoder_target_tokens" in batch:
+        ids = batch["encoder_target_tokens"][row][batch["encoder_loss_weights"][row] > 0]
+        yield "hidden", f"{len(ids)} tokens", " · ".join(vocabulary.decode([token]) for token in ids)
+    if "sentence_labels" in batch:
+        yield "label", "", "a changed pair" if batch["sentence_labels"][row] else "a pair as in the text"
 
 
 def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:
@@ -104,16 +127,21 @@ def answer(folder: Path, prompts: Sequence[str], mixture_name: str, max_length: 
     write(run.model, batch)  # compiles
     start = time.perf_counter()
     tokens = write(run.model, batch)[: len(prompts)]
-    seconds, written = time.perf_counter() - start, int((tokens != run.experiment.model.special.pad).sum())
+    seconds, count = time.perf_counter() - start, written(tokens, run.experiment.model.special.eos)
     for prompt, ids in zip(prompts, tokens, strict=True):
         CONSOLE.print(f"[cyan]{escape(prompt)}[/]\n  {escape(run.vocabulary.decode(ids))}", highlight=False)
-    CONSOLE.print(f"{written} tokens in {seconds:.3f} s: {written / seconds:.0f} tokens/s", highlight=False)
+    CONSOLE.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s", highlight=False)
+
+
+def written(tokens: np.ndarray, eos: int | None) -> int:
+    """How many of answers [B,max_length] were written: up to and with the first EOS, padding or none before it."""
+    ends = tokens == eos
+    return int(np.where(ends.any(1), ends.argmax(1) + 1, tokens.shape[1]).sum())
 
 
 def _writer(writing: Writing, max_length: int) -> Callable:
     """(model, batch) -> the best answers, int32 [B,max_length]."""
     import jax
-    import numpy as np
 
     from lm.evaluate.decode import beam_search, decode
     from lm.ops.sampling import Sampling
@@ -132,8 +160,6 @@ def _writer(writing: Writing, max_length: int) -> Callable:
 
 def fill_in(text: str, folder: Path | None, runs: Path, top: int, iterations: int) -> None:
     """Print the likeliest tokens at each mask of ``text``, or the text filled over several passes."""
-    import numpy as np
-
     from experiments.trained import MASK, masked, newest_masked, open_run
     from lm.evaluate.fill import fill, mask_predict
 

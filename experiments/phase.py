@@ -1,7 +1,7 @@
 """One phase of training in its folder: what all phases of a run share, and how each is brought to its end."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jax
@@ -59,7 +59,9 @@ def fit(
 
     config = LoopConfig(phase.steps, phase.log_every, evaluate_every=phase.save_every, score="score")
     targets = row_length(experiment.model.architecture, lengths)
-    flops = step_flops(experiment.model, phase.batch_size, lengths.inputs, targets)
+    headed = any(name.startswith("body.") for name in steps.abstract.params)  # what a head tells costs next to nothing
+    model = replace(experiment.model, logits="none") if headed else experiment.model
+    flops = step_flops(model, phase.batch_size, lengths.inputs, targets)
     initial = None if start is None else lambda: start(steps)
     with ShownLog(Path(checkpoints.folder).parent, asdict(experiment), reporter) as log:
         train(steps, experiment.seed, data, checkpoints, log, evaluate, config, initial, flops)

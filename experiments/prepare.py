@@ -13,7 +13,8 @@ from experiments.experiment import Experiment
 from lm.config import SettingError
 from lm.data import pipeline
 from lm.data.mixtures import mixture
-from lm.data.objectives import Lengths
+from lm.data.objectives import EOS, PAD, Lengths
+from lm.data.packing import ENCODER_DECODERS
 from lm.data.sources import documents, examples
 from lm.data.tasks.labelled import labelled
 from lm.data.tasks.task import Task
@@ -59,6 +60,7 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
         labelled(name).rows("validation", cache)
     corpus = documents(experiment.data.corpus, "train", cache)
     vocabulary = find_vocabulary(experiment, corpus, cache, say)
+    check_special(experiment, vocabulary)
     if vocabulary.size > experiment.model.vocab_size:
         raise SettingError(
             f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
@@ -67,6 +69,21 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     train = encode_corpus(corpus, vocabulary, cache / "tokens")
     validation = encode_corpus(documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens")
     return Prepared(vocabulary, train, validation)
+
+
+def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
+    """SettingError if a decoder's text would begin, end or be padded otherwise than ``lm.data.packing`` writes it."""
+    model, special = experiment.model, experiment.model.special
+    if not model.has_decoder:
+        return
+    if (vocabulary.pad, vocabulary.eos) != (PAD, EOS):
+        raise SettingError(
+            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos} and pads it with "
+            f"{vocabulary.pad}, training writes {EOS} and {PAD}"
+        )
+    starts = (PAD,) if model.architecture in ENCODER_DECODERS else (PAD, None)
+    if (special.pad, special.eos) != (PAD, EOS) or special.start not in starts:
+        raise SettingError(f"model.special={special} should have pad {PAD}, eos {EOS}, start {PAD}, as training does")
 
 
 def find_vocabulary(experiment: Experiment, corpus: Sequence[str], cache: Path, say: Say) -> Vocabulary:

@@ -26,8 +26,10 @@ def write_report(tables: list[Table], scale: str, runs: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     baselines = dict.fromkeys(baseline_of(table.rows[0].name) for table in tables)
     setup = "\n".join(_setup(name, scale) for name in baselines)
-    kind = "The T5 study" if tables[0].name.startswith("t5/") else "Classic models"
-    sections = [_HEADER.format(kind=kind, scale=scale, setup=setup, note=_stand_ins(found))]
+    kind, beside = "Classic models", ""
+    if tables[0].name.startswith("t5/"):
+        kind, beside = "The T5 study", " │ the paper's (difference to its baseline)"
+    sections = [_HEADER.format(kind=kind, beside=beside, scale=scale, setup=setup, note=stand_ins(tables, found))]
     for table in tables:
         picture = folder / f"{table.name.replace('/', '-')}.png"
         sections.append(section(table, found, scale, picture.name))
@@ -43,8 +45,8 @@ _HEADER = """# {kind} at scale `{scale}`
 
 {setup}
 
-Each cell: ours, mean ± standard deviation over seeds (difference to the baseline) │ the paper's (difference to its
-baseline). Within a column of ours, **bold** marks the scores within two standard deviations of the best. The held-out
+Each cell: ours, mean ± standard deviation over seeds (difference to the baseline){beside}.
+Within a column of ours, **bold** marks the scores within two standard deviations of the best. The held-out
 loss is that of pre-training, in nats a target token: other objectives predict other targets, so compare like with like.
 
 {note}"""
@@ -61,13 +63,15 @@ def _setup(baseline: str, scale: str) -> str:
     )
 
 
-def _stand_ins(found: Mapping[str, list[Result]]) -> str:
+def stand_ins(tables: list[Table], found: Mapping[str, list[Result]]) -> str:
     """Which task stands under which of the paper's columns."""
+    paper = any(row.paper for table in tables for row in table.rows)
     result = next(runs[0] for runs in found.values() if runs)
     lines = [
         f"- **{column}**, {', '.join(f'`{t}`' for t, best in result.tasks.items() if best['column'] == column)}: "
-        f"{', '.join(sorted({best['metric'] for best in result.tasks.values() if best['column'] == column}))}; "
-        f"the paper's: {COLUMNS[column]}"
+        f"{', '.join(sorted({best['metric'] for best in result.tasks.values() if best['column'] == column}))}"
+        + f"; the paper's: {COLUMNS[column]}"
+        * paper
         for column in COLUMNS
         if column in result.columns
     ]

@@ -17,13 +17,16 @@ from flax import nnx
 from experiments.experiment import Experiment
 from experiments.finetuning import finetune, finetune_head
 from experiments.phase import Session, Start, fit
-from experiments.prepare import Prepared, prepare, pretraining_batches
+from experiments.prepare import Prepared, prepare, pretraining_batches, tuning_lengths
 from experiments.progress import Reporter
 from experiments.results import check_settings
 from lm import sharding
 from lm.config import SettingError, to_json
 from lm.data import pipeline
+from lm.data.checks import check_batches
+from lm.data.labelled import Reader
 from lm.data.packing import row_length
+from lm.data.tasks.labelled import labelled
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.tuned import Electra
@@ -63,10 +66,16 @@ def check(
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
+    check_heads(experiment)
+    architecture, tuning, tunes = experiment.model.architecture, experiment.tuning, experiment.finetuning.steps > 0
+    if tunes and tuning.mixtures:
+        check_batches(architecture, experiment.finetuning.batch_size, writes=True)
     check_folder(experiment, folder, cache)
     prepared = prepare(experiment, cache, say)
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
         check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
+    for name in tuning.heads if tunes else ():
+        Reader(labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "settings.json", to_json(experiment) + "\n")
     return prepared, sharding.make_mesh(experiment.mesh)
@@ -74,12 +83,31 @@ def check(
 
 def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:
     """SettingError if rows are longer than the positions that the model has learned."""
-    model = experiment.model
-    longest = max(
-        batches.limits.inputs, row_length(model.architecture, batches.limits), experiment.tuning.inputs_length
-    )
+    model, tuning = experiment.model, experiment.tuning
+    tuned = [tuning_lengths(experiment, name) for name in tuning.mixtures if experiment.finetuning.steps]
+    rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.limits, *tuned)]
+    longest = max(*rows, tuning.inputs_length)
     if model.positions == "learned" and longest > model.max_length:
         raise SettingError(f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row")
+
+
+ANSWERS = {  # what an objective asks, and the heads of the model that answer
+    ("pairs", "next-sentence"): {"pooler", "next-sentence"},
+    ("pairs", "sentence-order"): {"pooler", "sentence-order"},
+    ("targets", "replaced"): {"replaced-token"},
+}
+
+
+def check_heads(experiment: Experiment) -> None:
+    """SettingError if the model lacks the heads of the objective, or replaced tokens are told and none are asked."""
+    objective, heads = experiment.objective, experiment.model.heads
+    for (field, value), needed in ANSWERS.items():
+        if getattr(objective, field) == value and not needed <= set(heads):
+            raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
+    if objective.targets == "replaced" and objective.pairs != "none":
+        raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with objective.targets='replaced'")
+    if "replaced-token" in heads and objective.targets != "replaced":
+        raise SettingError(f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}")
 
 
 def check_folder(experiment: Experiment, folder: Path, cache: Path) -> None:

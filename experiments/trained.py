@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.conversion import TOKENIZER
 from experiments.experiment import Experiment
 from experiments.prepare import find_vocabulary
 from experiments.run import cache_of
 from lm import sharding
-from lm.config import SettingError, from_json, nearest
+from lm.config import SettingError, change, from_json, nearest
 from lm.data.sources import documents
 from lm.data.tokenizers import Fast
 from lm.data.vocabulary import Vocabulary
@@ -88,6 +89,8 @@ def open_run(folder: Path, phases: Callable[[Experiment], Sequence[str]], name: 
 
 def vocabulary_of(folder: Path, experiment: Experiment) -> Vocabulary:
     """The vocabulary that the run in ``folder`` was trained with."""
+    if (folder / TOKENIZER).is_dir():  # of an imported run, wherever it lies now
+        experiment = change(experiment, "data.vocabulary", str(folder / TOKENIZER))
     cache, wanted = cache_of(folder), experiment.data
     corpus = documents(wanted.corpus, "train", cache) if wanted.vocabulary == "unigram" else ()
     return find_vocabulary(experiment, corpus, cache, print)

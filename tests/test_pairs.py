@@ -181,6 +181,7 @@ def test_geometric_spans_have_spanberts_lengths():
     [
         (OBJECTIVES["baseline"], {}, "objective.targets='sentinels' does not suit model.architecture='encoder'"),
         (OBJECTIVES["masked-lm"], {"architecture": "encoder-decoder"}, "only|in their places"),
+        (replace(OBJECTIVES["masked-lm"], noise="spans"), {}, "objective.noise='spans' should be 'iid' or"),
         (replace(OBJECTIVES["electra"], inputs="drop"), {}, "objective.inputs='drop' should be 'masks'"),
         (replace(OBJECTIVES["text-infilling"], inputs="masks"), {"architecture": "decoder"}, "'span-masks' with obj"),
         (replace(OBJECTIVES["causal-lm"], pairs="sentence-order"), {"architecture": "decoder"}, "objective.targets="),

@@ -12,10 +12,11 @@ from flax import nnx
 from experiments import __main__ as cli
 from experiments import registry
 from experiments.finetuning import best_of, head_steps
-from experiments.inspection import Writing, answer
+from experiments.inspection import Writing, answer, show_examples, written
 from experiments.phase import Session
 from experiments.progress import reporting
 from experiments.registry import REGISTRY, build
+from experiments.report import stand_ins
 from experiments.results import read_result, run_folder
 from experiments.run import check, columns, pretrain, run, steps_of
 from experiments.scales import SCALES
@@ -51,6 +52,10 @@ TINY = SCALES["nano"] | {
 }
 GREEDY = Writing(beams=1, length_penalty=0.0, temperature=0.0, top_k=0, top_p=1.0, seed=0)
 BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
+BERT, NO_NSP, ELECTRA, GPT = (
+    REGISTRY[name].changes for name in ("bert/base", "bert/no-nsp", "electra/base", "gpt/base")
+)
+TEXT = {"tuning.mixtures": ("documentation",), "tuning.heads": ()}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +63,8 @@ def runs(tmp_path_factory):
     """A folder of runs whose cache holds a small documentation corpus, and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs")
     documentation.prepare(folder / "cache", packages=documentation.STDLIB)
+    (folder / "words").mkdir()
+    (folder / "words" / "vocab.txt").write_text("[PAD]\n[UNK]\n</s>\n[CLS]\n[SEP]\n[MASK]\n")
     SCALES["tiny"] = TINY
     yield folder
     del SCALES["tiny"]
@@ -186,6 +193,7 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
 def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
     answer(folder_of(swept, RATE), ["cloze question: a context: b", "summarize: a b c."], "", 8, GREEDY)
     assert capsys.readouterr().out.count("\n") >= 4
+    assert written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
     with pytest.raises(SettingError, match="is no run"):
         answer(swept / "nowhere", ["a"], "", 8, GREEDY)
     with pytest.raises(SettingError, match="--mixture 'documentatio' .*did you mean 'documentation'"):
@@ -206,9 +214,23 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ({"tuning.mixtures": ("gleu",)}, "did you mean 'glue'"),
         ({"tuning.mixtures": ("glue",)}, "data set 'glue/.*' is not prepared"),
         ({"data.inputs_length": 1}, "data.inputs_length=1"),
+        (
+            {"data.vocabulary": "words"},
+            "data.vocabulary=words ends a text with id 2 and pads it with 0, training writes 1",
+        ),
+        ({"model.special.start": None}, "model.special=.* start=None.* should have pad 0, eos 1, start 0"),
+        (BERT | TEXT, "model.architecture='encoder' writes no text"),
+        (BERT | {"tuning.inputs_length": 4}, "tuning.inputs_length=4 should be at least 8"),
+        (NO_NSP | {"objective.pairs": "next-sentence"}, "objective.pairs='next-sentence' needs .* in model.heads="),
+        (ELECTRA | {"model.heads": ()}, "objective.targets='replaced' needs .* in model.heads="),
+        (ELECTRA | {"objective.targets": "in-place"}, "model.heads=.* needs objective.targets='replaced'"),
+        (GPT | TEXT | {"model.max_length": 30}, "model.max_length=30 is less than"),
     ],
 )
-def test_bad_settings_are_refused_by_name_before_anything_compiles_and_leave_nothing(runs, overrides, message):
+def test_bad_settings_are_refused_by_name_before_anything_compiles_and_leave_nothing(
+    runs, overrides, message, monkeypatch
+):
+    monkeypatch.chdir(runs)
     folder = runs / "tiny" / "refused"
     with pytest.raises(SettingError, match=message):
         check(registry.apply(build(BASELINE, "tiny"), overrides), folder, runs / "cache", print)
@@ -243,6 +265,17 @@ def test_a_finished_run_of_other_settings_is_not_counted(swept, monkeypatch):
     monkeypatch.setitem(SCALES, "tiny", TINY | {"model.d_ff": 64})
     with pytest.raises(SettingError, match=r"belongs to a run with other settings.*\n  model\.d_ff: 32 there, 64 now"):
         sweep("t5/6-corruption-rate/50", "tiny", 1, swept)
+
+
+def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
+    show_examples("bert/base", "tiny", 1, runs)
+    assert {"inputs", "hidden", "label", "text"} <= set(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("table", [table for table in registry.TABLES if table.name in ("bert", "t5/4-objective")])
+def test_only_tables_of_the_paper_say_what_the_paper_measured(table):
+    result = SimpleNamespace(tasks={"cloze": {"column": "SQuAD", "metric": "em"}}, columns={"SQuAD": 1.0})
+    assert ("the paper's" in stand_ins([table], {"": [result]})) == (table.name != "bert")
 
 
 def test_the_row_stands_before_its_options(runs, capsys):

@@ -173,3 +173,5 @@ def test_step_flops_are_six_for_every_weight_and_position_and_the_scores():
     weights = 1000 * 64 + 2 * (4 * 64 * 64 + 2 * 64 * 128)
     scores = 2 * 2 * 2 * 32 * 32 * 64  # layers x (scores, sum) x 2 x T x T x N H
     assert step_flops(config, 8, 0, 32) == 8 * (6 * weights * 32 + 3 * scores)
+    bare = replace(config, logits="none")
+    assert step_flops(config, 8, 0, 32) - step_flops(bare, 8, 0, 32) == 8 * 6 * 1000 * 64 * 32

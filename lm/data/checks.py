@@ -1,19 +1,20 @@
 """Which settings of data go together: refused by name before any work is done."""
 
 from lm.config import SettingError, nearest
-from lm.data.objectives import IN_PLACE, Objective
+from lm.data.objectives import BY_CHANCE, IN_PLACE, Objective
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
 from lm.data.vocabulary import Vocabulary
 
 ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
-NEEDS = {  # a choice of the objective, and what it leaves of another
-    ("noise", "poisson-spans"): ("inputs", ("span-masks",)),
-    ("inputs", "span-masks"): ("noise", ("poisson-spans",)),
-    ("sentences", "permuted"): ("targets", ("everything",)),
-    ("pairs", "next-sentence"): ("targets", IN_PLACE),
-    ("pairs", "sentence-order"): ("targets", IN_PLACE),
-    **{("targets", value): ("inputs", ONE_FOR_ONE) for value in IN_PLACE},
-}
+NEEDS = (  # a choice of the objective, and what it leaves of another
+    *[("targets", value, "noise", BY_CHANCE) for value in IN_PLACE],
+    *[("targets", value, "inputs", ONE_FOR_ONE) for value in IN_PLACE],
+    ("noise", "poisson-spans", "inputs", ("span-masks",)),
+    ("inputs", "span-masks", "noise", ("poisson-spans",)),
+    ("sentences", "permuted", "targets", ("everything",)),
+    ("pairs", "next-sentence", "targets", IN_PLACE),
+    ("pairs", "sentence-order", "targets", IN_PLACE),
+)
 
 
 def check_batches(architecture: str, batch_size: int, seed: int = 0, writes: bool = False) -> None:
@@ -30,7 +31,7 @@ def check_batches(architecture: str, batch_size: int, seed: int = 0, writes: boo
 
 def check_objective(objective: Objective, architecture: str, vocabulary: Vocabulary) -> None:
     """The choices within an objective, and its fit with architecture and vocabulary."""
-    for (field, value), (other, values) in NEEDS.items():
+    for field, value, other, values in NEEDS:
         found = getattr(objective, other)
         if getattr(objective, field) == value and found not in values:
             there = " or ".join(map(repr, values))

@@ -160,7 +160,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a model is fine-tuned to predict instead of the next token."""
+    """What a model is fine-tuned to predict instead of the next token (lm.nn.heads)."""
 
     kind: Literal["classes", "regression", "tokens", "span", "choice"]  # of a text, a text, each token, a text, texts
     classes: int = 1  # of "classes" and "tokens" [classes]

@@ -27,7 +27,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     """FLOPs of a training step on rows of ``inputs`` and ``targets`` positions: all products, padding included.
 
     A product of [m,k] and [k,n] is 2mkn; the backward pass is two of each, so 6. What rematerialisation repeats is
-    not counted, nor is the half of causal scores that a kernel may skip.
+    not counted, nor is the half of causal scores that a kernel may skip, nor ELECTRA's generator.
     """
     heads, groups = config.num_heads * config.d_kv, config.key_value_heads * config.d_kv
     mlp = config.d_model * config.d_ff * (3 if config.mlp.startswith("gated") else 2)
@@ -35,7 +35,8 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     def attention(queries, keys):  # query and output are as many, and key and value
         return 2 * config.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
 
-    products = (targets if config.has_decoder else inputs) * config.embed_width * config.vocab_size
+    words = 0 if config.logits == "none" else config.vocab_size
+    products = (targets if config.has_decoder else inputs) * config.embed_width * words
     if config.has_decoder:
         products += config.num_decoder_layers * (attention(targets, targets) + targets * mlp)
     if config.has_encoder:
