@@ -75,7 +75,7 @@ def stand_ins(tables: list[Table], found: Mapping[str, list[Result]]) -> str:
         for column in COLUMNS
         if column in result.columns
     ]
-    return "What stands under each column:\n" + "\n".join(lines)
+    return "\n".join(["What stands under each column:", *lines]) if lines else ""
 
 
 def section(table: Table, found: Mapping[str, list[Result]], scale: str, picture: str) -> str:
@@ -109,7 +109,7 @@ def section(table: Table, found: Mapping[str, list[Result]], scale: str, picture
         )
     yardstick = ", ".join(f"{c} {BASELINE_STD[c]}" for c in columns)
     lines += ["", f"The paper's standard deviation over ten baseline runs: {yardstick}." * bool(base.paper), ""]
-    return "\n".join(lines + [f"![{table.title}]({picture})"] * any(ours for _, ours in rows))
+    return "\n".join(lines + [f"![{table.title}]({picture})"] * any(found[row.name] for row, _ in rows))
 
 
 def _changes(row: Row, scale: str) -> str:

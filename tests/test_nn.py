@@ -186,7 +186,7 @@ def loss_and_gradients(model, batch, key):
     return {"loss": value} | named(gradients)
 
 
-@pytest.mark.parametrize("architecture", ["encoder-decoder", "albert-base"])
+@pytest.mark.parametrize("architecture", ["encoder-decoder", pytest.param("albert-base", marks=pytest.mark.slow)])
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients(architecture):
     batch, key = example(4, 5, 6, prefix=2), jax.random.key(7)
     expected = loss_and_gradients(make(architecture), batch, key)

@@ -163,7 +163,7 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     ("name", "new"),
     [
         ("electra/base", {"tuning.heads": ("cloze",)}),
-        ("bert/mixed-layers", {"tuning.heads": ("next",)}),
+        pytest.param("bert/mixed-layers", {"tuning.heads": ("next",)}, marks=pytest.mark.slow),
         ("positions/alibi", {"data.inputs_length": 12}),
     ],
 )
