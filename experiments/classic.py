@@ -4,9 +4,8 @@ Rows differ from the first of their table by what their name says. They read wha
 read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
 """
 
-from experiments.experiment import Changes, table
+from experiments.experiment import Changes, objective, table
 from lm.config import leaves
-from lm.data.objectives import OBJECTIVES
 from lm.nn.sizes import SIZES
 
 # What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
@@ -33,10 +32,6 @@ def family(name: str) -> Changes:
 
 def two_thirds(number: int) -> int:
     return number * 2 // 3
-
-
-def objective(name: str) -> Changes:
-    return {"objective": OBJECTIVES[name]}
 
 
 BERT = family("bert-base") | objective("masked-lm") | {"objective.pairs": "next-sentence"} | HEADS | ADAMW

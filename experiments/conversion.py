@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.experiment import Experiment
-from lm.config import SettingError, changes, nearest, to_json
+from lm.config import SettingError, changes, to_json
 from lm.data.tokenizers import FILES, SETTINGS, Tokenizer, find_tokenizer
 from lm.data.vocabulary import SentencePiece, Vocabulary
 from lm.nn.config import ModelConfig
@@ -21,6 +21,7 @@ TOKENIZER = "tokenizer"  # the folder in a run that keeps the tokenizer of an im
 
 def import_checkpoint(folder: Path, run: Path) -> None:
     """Make ``run`` of a folder with config.json, safetensors and tokenizer: its settings and a checkpoint of step 0."""
+    from experiments.trained import prefix_of
     from lm import convert, sharding
     from lm.train.checkpoints import Checkpoints
     from lm.train.config import CheckpointConfig, LossConfig
@@ -35,7 +36,7 @@ def import_checkpoint(folder: Path, run: Path) -> None:
     experiment = imported(config, run)
     mesh = sharding.make_mesh(experiment.mesh)
     state = build(config, experiment.pretraining.optimizer, LossConfig(), mesh).init(experiment.seed)
-    prefix = "discriminator." if "replaced-token" in config.heads else ""  # as ELECTRA's pre-training has it
+    prefix = prefix_of(experiment, "pretraining")
     state = replace(state, params={prefix + name: array for name, array in state.with_model(model).params.items()})
     draft = run.absolute().with_name(f".{run.name}-{os.getpid()}")
     try:
@@ -61,13 +62,11 @@ def imported(config: ModelConfig, run: Path) -> Experiment:
 
 def export_checkpoint(run: Path, folder: Path, mixture: str) -> None:
     """Write the model of a run, after pre-training or one fine-tuning, and its tokenizer as a new folder."""
-    from experiments.trained import load_settings, pretrained, restored, vocabulary_of
+    from experiments.trained import chosen, load_settings, pretrained, restored, vocabulary_of
     from lm import convert
 
     experiment = load_settings(run)
-    if mixture not in pretrained(experiment):
-        raise SettingError(f"--mixture {mixture!r} is no part of {run}{nearest(mixture, pretrained(experiment))}")
-    model = restored(run, experiment, mixture).model
+    model = restored(run, experiment, chosen(run, pretrained(experiment), mixture)).model
     own = run / TOKENIZER
     bare = own.is_dir() and not any(own.iterdir())  # imported without a tokenizer
     files = {} if bare else tokenizer_files(vocabulary_of(run, experiment))

@@ -18,7 +18,7 @@ from lm.data.objectives import Lengths
 from lm.data.tasks.labelled import labelled as labelled_task
 from lm.evaluate.score import LabelledQuestions, Questions, score, score_labels
 from lm.nn.config import HeadConfig, ModelConfig
-from lm.nn.tuned import Tuned
+from lm.nn.tuned import BODY, Tuned
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig
 from lm.train.log import records
@@ -68,10 +68,8 @@ def finetune_head(session: Session, pretrained: Start | None, name: str, folder:
     reader = Reader(task, vocabulary, experiment.model.architecture, length)
     batches = Labelled(reader, task.rows("train", session.cache), phase.batch_size, experiment.seed)
     rows = first(task.rows("validation", session.cache), experiment.tuning.evaluation_examples)
-    held_out = labelled_eval_batches(
-        task, rows, vocabulary, architecture=reader.architecture, length=length, batch_size=phase.batch_size
-    )
-    asked = LabelledQuestions(task, rows, _mine(session, held_out), reader.answer)
+    held_out = _mine(session, labelled_eval_batches(reader, rows, phase.batch_size))
+    asked = LabelledQuestions(task, rows, held_out, reader.answer)
 
     def evaluate(state: State) -> dict[str, float]:
         path = folder / "predictions" / name / f"{int(state.step)}.jsonl"
@@ -104,7 +102,7 @@ def tuned(head: HeadConfig) -> Callable[[ModelConfig, nnx.Rngs], Tuned]:
 
 def frozen(updates: dict[str, jax.Array], step: jax.Array) -> dict[str, jax.Array]:
     """Only what is new is trained, and the body does not decay either."""
-    return {name: 0 * value if name.startswith("body.") else value for name, value in updates.items()}
+    return {name: 0 * value if name.startswith(BODY) else value for name, value in updates.items()}
 
 
 def _fit(session, steps, batches, lengths, folder, evaluate, pretrained) -> None:

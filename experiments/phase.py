@@ -13,6 +13,7 @@ from lm import sharding
 from lm.data import pipeline
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
+from lm.nn.tuned import BODY
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log
@@ -59,7 +60,7 @@ def fit(
 
     config = LoopConfig(phase.steps, phase.log_every, evaluate_every=phase.save_every, score="score")
     targets = row_length(experiment.model.architecture, lengths)
-    headed = any(name.startswith("body.") for name in steps.abstract.params)  # what a head tells costs next to nothing
+    headed = any(name.startswith(BODY) for name in steps.abstract.params)  # what a head tells costs next to nothing
     model = replace(experiment.model, logits="none") if headed else experiment.model
     flops = step_flops(model, phase.batch_size, lengths.inputs, targets)
     initial = None if start is None else lambda: start(steps)

@@ -29,7 +29,7 @@ from lm.data.packing import row_length
 from lm.data.tasks.labelled import labelled
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
-from lm.nn.tuned import Electra
+from lm.nn.tuned import BODY, DISCRIMINATOR, Electra
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig
 from lm.train.log import records, replace_file
@@ -147,8 +147,8 @@ def pretrain(session: Session, folder: Path) -> Start | None:
 
 def _source(pretrained: frozenset[str], name: str) -> str | None:
     """The pre-trained parameter that parameter ``name`` begins with; None: there is none, it is new."""
-    bare = name.removeprefix("body.")
-    return next((found for found in (name, bare, f"discriminator.{bare}") if found in pretrained), None)
+    bare = name.removeprefix(BODY)
+    return next((found for found in (name, bare, DISCRIMINATOR + bare) if found in pretrained), None)
 
 
 def validation_batches(session: Session, times: int, most: int) -> list[pipeline.Batch]:

@@ -16,6 +16,7 @@ from lm.data.sources import documents
 from lm.data.tokenizers import Fast
 from lm.data.vocabulary import Vocabulary
 from lm.nn.transformer import Batch, Transformer
+from lm.nn.tuned import BODY, DISCRIMINATOR
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.train.state import State
@@ -78,13 +79,18 @@ class Trained:
 def open_run(folder: Path, phases: Callable[[Experiment], Sequence[str]], name: str) -> Trained:
     """The run in ``folder`` after the phase ``name``, by default the first of those that ``phases`` allows."""
     experiment = load_settings(folder)
-    allowed = phases(experiment)
-    name = name or allowed[0]
-    if name not in allowed:
-        raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, allowed)}")
+    name = chosen(folder, phases(experiment), name)
     model = restored(folder, experiment, name).model
     steps = _steps(experiment)
     return Trained(experiment, vocabulary_of(folder, experiment), name, model, steps.put, steps.mesh.size)
+
+
+def chosen(folder: Path, allowed: Sequence[str], name: str) -> str:
+    """The phase ``name``, by default the first; SettingError with the nearest if the run in ``folder`` lacks it."""
+    name = name or allowed[0]
+    if name not in allowed:
+        raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, allowed)}")
+    return name
 
 
 def vocabulary_of(folder: Path, experiment: Experiment) -> Vocabulary:
@@ -102,7 +108,7 @@ def restored(folder: Path, experiment: Experiment, name: str) -> State:
     with Checkpoints(str(phase / "checkpoints"), CheckpointConfig(best="highest")) as checkpoints:
         if not checkpoints.steps():
             raise SettingError(f"{phase} has no checkpoint yet; train the run first")
-        best, prefix = None if name == "pretraining" else checkpoints.best(), _prefix(experiment, name)
+        best, prefix = None if name == "pretraining" else checkpoints.best(), prefix_of(experiment, name)
         try:
             return checkpoints.restore_model(_steps(experiment).abstract, best, source=lambda path: prefix + path)
         except CheckpointError as error:
@@ -136,11 +142,11 @@ def masked(experiment: Experiment) -> list[str]:
     return ["pretraining"]
 
 
-def _prefix(experiment: Experiment, name: str) -> str:
+def prefix_of(experiment: Experiment, name: str) -> str:
     """What the names of the model's parameters begin with in the checkpoints of a phase."""
     if name in experiment.tuning.heads:
-        return "body."
-    return "discriminator." if "replaced-token" in experiment.model.heads else ""
+        return BODY
+    return DISCRIMINATOR if "replaced-token" in experiment.model.heads else ""
 
 
 def newest_masked(runs: Path) -> Path:

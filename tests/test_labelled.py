@@ -49,11 +49,10 @@ def unframed(tokens):
 @pytest.mark.parametrize("name", DOCUMENTATION)
 def test_right_outputs_are_read_as_right_answers(name, architecture):
     task, rows = LABELLED[name], DOCUMENTATION[name]
-    settings = {"architecture": architecture, "length": 100}
-    found = labelled_eval_batches(task, rows, VOCABULARY, batch_size=3, **settings)
+    reader = Reader(task, VOCABULARY, architecture, 100)
+    found = labelled_eval_batches(reader, rows, 3)
     labels = np.concatenate([batch["labels"] for batch in found])
     weights = np.concatenate([batch["label_loss_weights"] for batch in found])
-    reader = Reader(task, VOCABULARY, **settings)
     answers = [reader.answer(row, exact(task.kind, label, 100)) for row, label in zip(rows, labels, strict=False)]
     assert task.evaluate(rows, answers)["score"] == pytest.approx(100)
     assert weights[: len(rows)].reshape(len(rows), -1).any(1).all()
@@ -67,8 +66,7 @@ def test_right_outputs_are_read_as_right_answers(name, architecture):
 def test_a_row_is_framed_as_each_architecture_reads_it():
     row, a, b = DOCUMENTATION["follows"][:1], VOCABULARY.encode("first 0"), VOCABULARY.encode("second 0")
     batches = {
-        one: labelled_eval_batches(LABELLED["follows"], row, VOCABULARY, architecture=one, length=20, batch_size=1)[0]
-        for one in ARCHITECTURES
+        one: labelled_eval_batches(Reader(LABELLED["follows"], VOCABULARY, one, 20), row, 1)[0] for one in ARCHITECTURES
     }
     assert batches["encoder"]["encoder_input_tokens"][0].tolist() == [CLS, *a, EOS, *b, EOS, 0, 0]
     assert batches["encoder"]["encoder_token_types"][0].tolist() == [0] * 9 + [1] * 9 + [0, 0]
@@ -88,17 +86,20 @@ def test_the_longest_part_is_cut(sizes, kept):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_is_too_long_keeps_its_frame_and_what_is_cut_off_has_no_weight(architecture):
     long = {"sentence1": "a" * 50, "sentence2": "b" * 50, "label": -1}
-    settings = {"architecture": architecture, "length": 16, "batch_size": 1}
-    batch = labelled_eval_batches(LABELLED["follows"], [long], VOCABULARY, **settings)[0]
+
+    def read(name, row):
+        return labelled_eval_batches(Reader(LABELLED[name], VOCABULARY, architecture, 16), [row], 1)[0]
+
+    batch = read("follows", long)
     tokens = next(values[0] for name, values in batch.items() if name.endswith("input_tokens"))
     assert (tokens == EOS).sum() == 2
     assert tokens[-1] == EOS
     assert abs((tokens == 100).sum() - (tokens == 101).sum()) <= 1  # a and b are bytes 97 and 98
     assert batch["label_loss_weights"].tolist() == [0]  # an unknown label
-    batch = labelled_eval_batches(LABELLED["cloze"], DOCUMENTATION["cloze"][:1], VOCABULARY, **settings)[0]
+    batch = read("cloze", DOCUMENTATION["cloze"][0])
     assert batch["label_loss_weights"].tolist() == [0]
     row = {"tokens": ["one", "two", "three", "four", "five"], "upos": [1, 2, 3, 4, 5]}
-    batch = labelled_eval_batches(LABELLED["pos"], [row], VOCABULARY, **settings)[0]
+    batch = read("pos", row)
     seen = batch["label_loss_weights"][0] > 0
     assert batch["labels"][0][seen].tolist() == [1, 2, 3, 4]
     answer = Reader(LABELLED["pos"], VOCABULARY, architecture, 16).answer(row, np.eye(20)[batch["labels"][0]])

@@ -7,8 +7,7 @@ scored in the paper and where that was read. Choices made where paper and releas
 import json
 from pathlib import Path
 
-from experiments.experiment import half, table
-from lm.data.objectives import OBJECTIVES
+from experiments.experiment import half, objective, table
 
 SCORES = json.loads(Path(__file__).with_name("scores.json").read_text())
 
@@ -27,10 +26,6 @@ BASELINE_STD = SCORES["baseline-std"]["scores"]  # of ten runs of the baseline (
 SIX_LAYERS = {"model.num_encoder_layers": half, "model.num_decoder_layers": half}
 SHARED = {"model.architecture": "shared-encoder-decoder"}
 LM, PREFIX_LM = {"model.architecture": "decoder"}, {"model.architecture": "prefix-decoder"}
-
-
-def objective(name: str) -> dict:
-    return {"objective": OBJECTIVES[name]}
 
 
 def spans(mean_length: float) -> dict:

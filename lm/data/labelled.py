@@ -229,11 +229,8 @@ class Labelled:
         return self.reader.batch([self.rows[place] for place in chosen], len(chosen))
 
 
-def labelled_eval_batches(
-    task: LabelledTask, rows: Sequence[Row], vocabulary: Vocabulary, *, architecture: str, length: int, batch_size: int
-) -> list[Batch]:
+def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
     """All rows in order; the last batch is filled up with rows of padding (segment 0), whose labels have no weight."""
-    check_batches(architecture, batch_size)
-    reader = Reader(task, vocabulary, architecture, length)
+    check_batches(reader.architecture, batch_size)
     parts = [range(start, min(start + batch_size, len(rows))) for start in range(0, len(rows), batch_size)]
     return [reader.batch([rows[place] for place in part], batch_size) for part in parts]

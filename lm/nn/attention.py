@@ -36,13 +36,11 @@ class Projections(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         d_model, heads, groups = config.d_model, config.num_heads * config.d_kv, config.key_value_heads * config.d_kv
-        # Few heads of keys may not divide over as many devices as there are for heads of queries.
-        shared = "heads" if config.num_key_value_heads is None else "kv_heads"
         # T5 does not scale the scores by H^-0.5 but the initial queries.
         std = (d_model * config.d_kv) ** -0.5 if config.scores == "dot" else d_model**-0.5
         self.query = Linear(config, rngs, (d_model, heads), ("embed", "heads"), std)
-        self.key = Linear(config, rngs, (d_model, groups), ("embed", shared), d_model**-0.5)
-        self.value = Linear(config, rngs, (d_model, groups), ("embed", shared), d_model**-0.5)
+        self.key = Linear(config, rngs, (d_model, groups), ("embed", self._key_axis), d_model**-0.5)
+        self.value = Linear(config, rngs, (d_model, groups), ("embed", self._key_axis), d_model**-0.5)
 
     def queries(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
         """[B,T,N,H] of x [B,T,D]."""
@@ -50,8 +48,13 @@ class Projections(nnx.Module):
 
     def key_value(self, x: jax.Array, positions: jax.Array | None) -> KeyValue:
         """Keys and values [B,S,K,H] of x [B,S,D]; without positions they are not told apart, as in cross-attention."""
-        axis = "heads" if self.config.num_key_value_heads is None else "kv_heads"
-        return KeyValue(self._turn(self._heads(self.key(x), axis), positions), self._heads(self.value(x), axis))
+        key, value = (self._heads(layer(x), self._key_axis) for layer in (self.key, self.value))
+        return KeyValue(self._turn(key, positions), value)
+
+    @property
+    def _key_axis(self) -> str:
+        # Few heads of keys may not divide over as many devices as there are for heads of queries.
+        return "heads" if self.config.num_key_value_heads is None else "kv_heads"
 
     def _heads(self, x: jax.Array, axis: str) -> jax.Array:
         x = constrain(x, "batch", "length", axis)
@@ -83,7 +86,7 @@ class Attention(Projections):
         query = self._query(self, x, view)
         keep = None if keep is None else scaled(keep, self.config.dropout)
         out = dot_product_attention(query, seen.key, seen.value, view.mask, view.bias, scale=self._scale, keep=keep)
-        if self.globals is not None and view.everywhere is not None:
+        if self._apart(view):
             query, seen = self._query(self.globals, x, view), self.globals.key_value(x, view.positions)
             found = dot_product_attention(
                 query, seen.key, seen.value, view.everything, view.bias, scale=self._scale, keep=keep
@@ -94,11 +97,15 @@ class Attention(Projections):
     def weights(self, x: jax.Array, seen: KeyValue, view: View) -> jax.Array:
         """float32 [B,N,T,S]: how much each head of x [B,T,D] takes from what it sees."""
         local = attention_weights(self._query(self, x, view), seen.key, view.mask, view.bias, scale=self._scale)
-        if self.globals is None or view.everywhere is None:
+        if not self._apart(view):
             return local
         query, seen = self._query(self.globals, x, view), self.globals.key_value(x, view.positions)
         found = attention_weights(query, seen.key, view.everything, view.bias, scale=self._scale)
         return jnp.where(view.everywhere[:, None, :, None], found, local)
+
+    def _apart(self, view: View) -> bool:
+        """Whether there are global positions with projections of their own."""
+        return self.globals is not None and view.everywhere is not None
 
     @property
     def _scale(self) -> float:

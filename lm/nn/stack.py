@@ -130,8 +130,11 @@ class Stack(nnx.Module):
         x = self._enter(x, types, view, ends.get("in"))
         layers = (None if config.shared_layers else self.blocks, inner, cached, crossed)
         x, cached = RUN[config.layers](step, x, layers, length=self.num_layers)
-        x = x if self.norm is None else self.norm(x)
-        return dropout(x, ends.get("out"), config.dropout), cached
+        return dropout(self.leave(x), ends.get("out"), config.dropout), cached
+
+    def leave(self, x: jax.Array) -> jax.Array:
+        """[B,T,D] of what the last block gives: the norm at the end, where there is one."""
+        return x if self.norm is None else self.norm(x)
 
     def cross_key_value(self, encoded: jax.Array) -> KeyValue:
         """Keys and values [layers,B,S,K,H] of the encoder's output [B,S,D], for all blocks."""

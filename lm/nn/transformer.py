@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lm.config import SettingError
+from lm.nn.attention import View
 from lm.nn.cache import Cache, empty
 from lm.nn.config import ModelConfig
 from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
@@ -85,24 +86,27 @@ class Transformer(nnx.Module):
 
     def hidden(self, batch: Batch) -> dict[str, jax.Array]:
         """``{"encoder", "decoder": [layers+1,B,T,D]}``: what each block reads, and what the last one gives."""
-        found = {}
-        if self.config.has_encoder:
-            found["encoder"] = self._encoder.hidden(*self._encoder_inputs(batch))
-        if self.config.has_decoder:
-            encoded = self.encode(batch) if self.config.has_encoder else None
-            found["decoder"] = self.decoder.hidden(*self._decoder_inputs(batch, encoded))
-        return found
+        return {side: states for side, (_, states, _) in self._traced(batch).items()}
 
     def attention(self, batch: Batch) -> dict[str, jax.Array]:
         """``{"encoder", "decoder", "cross": float32 [layers,B,N,T,S]}``: how much each head takes from where."""
-        hidden, found = self.hidden(batch), {}
+        found = {}
+        for side, (stack, states, view) in self._traced(batch).items():
+            found[side], cross = stack.weights(states, view)
+            found |= {} if cross is None else {"cross": cross}
+        return found
+
+    def _traced(self, batch: Batch) -> dict[str, tuple[Stack, jax.Array, View]]:
+        """Each side's stack, its hidden states [layers+1,B,T,D], and what it saw."""
+        found, encoded = {}, None
         if self.config.has_encoder:
-            found["encoder"], _ = self._encoder.weights(hidden["encoder"], self._encoder_inputs(batch)[-1])
+            inputs = self._encoder_inputs(batch)
+            states = self._encoder.hidden(*inputs)
+            found["encoder"], encoded = (self._encoder, states, inputs[-1]), self._encoder.leave(states[-1])
         if self.config.has_decoder:
-            encoded = self.encode(batch) if self.config.has_encoder else None
-            view = self._decoder_inputs(batch, encoded)[-1]
-            found["decoder"], found["cross"] = self.decoder.weights(hidden["decoder"], view)
-        return {name: weights for name, weights in found.items() if weights is not None}
+            inputs = self._decoder_inputs(batch, encoded)
+            found["decoder"] = self.decoder, self.decoder.hidden(*inputs), inputs[-1]
+        return found
 
     @property
     def _encoder(self) -> Stack:

@@ -10,6 +10,8 @@ from lm.nn.layers import split
 from lm.nn.transformer import Batch, Transformer
 from lm.sharding import constrain
 
+BODY, DISCRIMINATOR = "body.", "discriminator."  # what the names of the parameters of the model inside begin with
+
 
 class Tuned(nnx.Module):
     """A pre-trained ``body`` with a new ``head``; calls give what ``Head`` gives.

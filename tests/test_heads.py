@@ -1,0 +1,79 @@
+"""Laws of heads, and of models made of models."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from test_nn import CONFIGS, example, padded, tiny
+
+from lm.nn.config import HeadConfig
+from lm.nn.heads import LayerMixture
+from lm.nn.tuned import Electra, Tuned
+from lm.sharding import named
+
+
+def tuned(name, **head):
+    config = replace(CONFIGS[name], dropout=0.0)
+    return Tuned(config, HeadConfig(**head), nnx.Rngs(params=jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "shape"),
+    [
+        ("bert-base", {"kind": "classes", "classes": 3}, (1, 3)),
+        ("gpt2", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3)),
+        ("bart-base", {"kind": "regression", "pool": "mean"}, (1,)),
+        ("roberta-base", {"kind": "regression", "pool": "max"}, (1,)),
+        ("bert-base", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
+        ("bert-base", {"kind": "span"}, (1, 2, 8)),
+        ("bert-base", {"kind": "classes", "classes": 2, "layers": "mixed-frozen"}, (1, 2)),
+    ],
+)
+def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):
+    model, batch = tuned(name, **head), padded(example(10, 6, 6), 8)
+    found = jax.jit(Tuned.__call__)(model, batch)
+    assert found.shape == shape
+    text = np.asarray(batch["encoder_segment_ids"]) > 0
+    noisy = batch | {f"{side}_input_tokens": np.where(text, batch[f"{side}_input_tokens"], 9) for side in
+                     ("encoder", "decoder")}  # fmt: skip
+    again = jax.jit(Tuned.__call__)(model, noisy)
+    where = np.broadcast_to(text[:, :, None], shape) if head["kind"] == "tokens" else np.ones(shape, bool)
+    np.testing.assert_allclose(again[where], found[where], atol=1e-6)
+    if head["kind"] == "span":
+        assert (found[0, :, 6:] < -1e30).all()
+
+
+def test_each_choice_is_scored_as_if_it_were_alone():
+    model = tuned("bert-base", kind="choice")
+    candidates = [padded(example(seed, 5, 5), 8) for seed in range(3)]
+    together = {key: np.stack([c[key] for c in candidates], axis=1) for key in candidates[0]}
+    alone = [model({key: value[:, None] for key, value in c.items()})[0, 0] for c in candidates]
+    np.testing.assert_allclose(model(together | {"labels": np.zeros(1, int)})[0], alone, atol=1e-5)
+
+
+def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_is():
+    hidden = jax.random.normal(jax.random.key(0), (3, 1, 4, 16))
+    np.testing.assert_allclose(LayerMixture(2)(hidden), hidden.mean(0), atol=1e-6)
+    model, batch = tuned("bert-base", kind="classes", layers="mixed-frozen"), example(11, 5, 5)
+    gradients = named(jax.jit(jax.grad(lambda m: m(batch).sum()))(model))
+    moved = {name for name, value in gradients.items() if np.abs(value).max() > 0}
+    assert moved == {name for name in gradients if name.startswith(("head.", "mixture.", "body.pooler."))}
+
+
+def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_shared():
+    generator = tiny("electra-small-generator", d_model=8, num_heads=1, d_embed=8, dropout=0.0)
+    model = Electra(tiny("electra-small", dropout=0.0), generator, nnx.Rngs(params=0))
+    assert [name for name in named(model) if name.endswith("embed.table")] == ["discriminator.embed.table"]
+    text = example(12, 9, 1)
+    hidden = (np.arange(9) % 3 == 0)[None]
+    batch = {
+        "encoder_input_tokens": np.where(hidden, 39, text["encoder_input_tokens"]),
+        "encoder_target_tokens": text["encoder_input_tokens"],
+        "encoder_loss_weights": hidden.astype(np.float32),
+    }
+    sampled = jax.jit(lambda key: model(batch, key)[1])
+    drawn = np.concatenate([sampled(jax.random.key(seed)) for seed in range(20)])
+    assert (drawn[:, ~hidden[0]] == batch["encoder_target_tokens"][:, ~hidden[0]]).all()
+    assert len(np.unique(drawn[:, hidden[0]])) > 10
