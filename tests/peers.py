@@ -294,9 +294,13 @@ def record(dataset):
 
 
 def deduplicated(pages, min_num_sentences):
-    rules = cleaning.Rules(sentences_per_page=min_num_sentences)
-    texts = cleaning.remove_duplicates([page["text"] for page in pages], rules)
-    return [{"url": page["url"], "text": text} for page, text in zip(pages, texts, strict=True) if text is not None]
+    rules, texts = cleaning.Rules(sentences_per_page=min_num_sentences), [page["text"].split("\n") for page in pages]
+    hashes = [cleaning.span_hashes(lines, "lines") for lines in texts]
+    marked = np.isin(np.arange(sum(map(len, hashes))), cleaning.repeated(np.concatenate(hashes)))
+    marked = np.split(marked, np.cumsum([len(part) for part in hashes])[:-1])
+    left = [cleaning.without_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
+    found = [{"url": page["url"], "text": "\n".join(lines)} for page, lines in zip(pages, left, strict=True)]
+    return [page for page, lines in zip(found, left, strict=True) if cleaning.long_enough(lines, rules)]
 
 
 def metric(targets, predictions, **ours):

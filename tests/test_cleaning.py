@@ -1,5 +1,6 @@
 """The C4 rules where the cases of TFDS's C4 (test_peer_cases.py) are silent."""
 
+import numpy as np
 import pytest
 
 from lm.data import cleaning
@@ -11,6 +12,32 @@ def test_an_opening_brace_condemns_the_page():
     page = "One two three four five.\n" * 3
     assert cleaning.clean_page(page + "Here it is { but never closed.", RULES) is None
     assert cleaning.clean_page(page + "It is closed } but never opened.", RULES) is not None
+
+
+def test_a_page_in_another_language_or_in_none_is_dropped():
+    english = "This is an English page about nothing at all. " * 8
+    assert cleaning.is_language(english, "en", 0.99)
+    assert not cleaning.is_language(english, "de", 0.99)
+    assert not cleaning.is_language("Home | About | Contact", "en", 0.99)
+
+
+def test_each_filter_counts_what_it_removed(tmp_path):
+    (tmp_path / "words").write_text("heck\n")
+    steps = cleaning.steps(
+        cleaning.Rules(bad_words=str(tmp_path / "words")), tuple(cleaning.LINE_FILTERS) + ("bad-words",)
+    )
+    counts = {name: np.zeros(3, np.int64) for name in steps}
+    lines = ["  We go on and on.[1]", "Short.", "Use javascript or do not.", "What the heck is it?"]
+    assert cleaning.apply(steps, lines, counts) is None
+    found = {name: row.tolist() for name, row in counts.items() if row.any()}
+    assert found == {
+        "blanks": [0, 0, 2], "citations": [0, 0, 3], "words-per-line": [0, 1, 6], "javascript": [0, 1, 25],
+        "bad-words": [1, 2, 36],
+    }  # fmt: skip
+
+
+def test_all_switches_off_all_but_the_language():
+    assert set(cleaning.switched_off(["all"])) == {*cleaning.FILTERS, "duplicates"} - {"language"}
 
 
 def test_thresholds_are_settings():

@@ -122,6 +122,26 @@ def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
         assert train | validation <= corpus["validation"] | corpus["test"]
 
 
+def test_no_part_trains_on_what_another_is_evaluated_on(cache):
+    documentation.prepare(cache, name="unfiltered", packages=SOME.split())
+    held_out = {row["name"] for row in sources.examples("documentation/corpus", "validation+test", cache)}
+    assert not held_out & {row["name"] for row in sources.examples("documentation/unfiltered", "train", cache)}
+    whole = {split: sources.documents("documentation", split, cache) for split in ("train", "validation")}
+    parts = {name: sources.documents(f"documentation/{name}", "train", cache) for name in documentation.PARTS}
+    assert len(parts["science"]) == 0 < len(parts["topics"]) < len(parts["libraries"])
+    assert len(parts["topics"]) + len(parts["libraries"]) == len(whole["train"])
+    assert set(parts["topics"]) | set(parts["libraries"]) == set(whole["train"])
+    assert len({part.fingerprint for part in (*parts.values(), *whole.values())}) == 5
+    with pytest.raises(SettingError, match="did you mean 'science'"):
+        sources.documents("documentation/sience", "train", cache)
+
+
+def test_unfiltered_documents_keep_what_the_rules_remove():
+    texts = dict(harvest.unfiltered(["argparse", "json"]))
+    assert ">>>" in texts["json"]
+    assert ">>>" not in dict(harvest.harvest(["argparse", "json"])).get("json", "")
+
+
 def test_labels_are_balanced_and_answers_stand_in_their_context(cache):
     for task in ("acceptability", "follows"):
         labels = [row["label"] for row in sources.examples(f"documentation/{task}", "train", cache)]

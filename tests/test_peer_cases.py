@@ -14,7 +14,7 @@ import pytest
 
 from lm import metrics
 from lm.data import cleaning
-from lm.data.mixtures import proportional
+from lm.data.mixtures import rates
 from lm.data.tasks import TASKS, benchmarks
 from lm.data.tasks.task import label
 from lm.data.vocabulary import Bytes
@@ -70,19 +70,32 @@ ADAPTERS = {
     "seqio.utils.make_autoregressive_inputs": peers.shifted,
     "seqio.utils._shift_right_by_one": lambda tensor, bos_id: peers.shifted(tensor, bos_id=bos_id),
     "seqio.preprocessors.append_eos_after_trim": peers.cut_before_eos,
-    "seqio.utils.mixing_rate_num_examples": lambda num_examples, maximum, **_: np.divide(
-        *proportional({"task": num_examples, "single": 1}, maximum).values()
+    "seqio.utils.mixing_rate_num_examples": lambda num_examples, maximum, scale, temperature: np.divide(
+        *rates(
+            {"task": num_examples * scale, "single": 1}, kind="proportional", limit=maximum, temperature=temperature
+        ).values()
     ),
     "seqio.ByteVocabulary.encode": lambda text, extra_ids: Bytes(extra_ids).encode(text),
     "seqio.ByteVocabulary.decode": lambda ids, extra_ids: Bytes(extra_ids).decode(ids),
     "c4.clean_page": lambda text, **_: {"text": cleaning.clean_page(text, cleaning.Rules())},
     "c4.remove_duplicate_lines": peers.deduplicated,
+    "c4.badwords_filter": lambda text, language, badwords: {
+        "keep": cleaning.without_bad_words(badwords.get(language, ()), language)(text)
+    },
+    "c4.is_valid_length": lambda n_chars: bool(
+        cleaning.apply(cleaning.steps(cleaning.Rules(), ("page-length",)), ["x" * n_chars])
+    ),
+    "c4.normalize_url": lambda url: cleaning.normalize_url(url),
+    "c4.paragraph_filter": lambda text, min_paragraphs, min_paragraph_len: cleaning.has_paragraphs(
+        text.split("\n"), min_paragraphs, min_paragraph_len
+    ),
     "t5.preprocessors.glue": peers.glue,
     "t5.preprocessors.stsb": peers.stsb,
     "t5.preprocessors.record": peers.record,
     "t5.preprocessors.translate": lambda x, source_language, target_language: peers.example(
         benchmarks.translate(x[0], source_language, target_language)
     ),
+    "t5.preprocessors.definite_pronoun_resolution_simple": lambda x: peers.example(TASKS["dpr"].to_text(x[0])),
     "t5.preprocessors.wsc_simple": lambda dataset, **_: peers.example(TASKS["wsc"].to_text(dataset[0])),
     "t5.preprocessors._pad_punctuation": lambda text: benchmarks.spaced(text),
     "t5.postprocessors.wsc_simple": lambda prediction, example, **_: benchmarks.refers(
@@ -140,15 +153,7 @@ LEFT_OUT = {  # functions, or single cases by id, and why
     "seqio.preprocessors.rekey": "a task's to_text picks the columns",
     "seqio.LMFeatureConverter#a6e6f5": "begins a sequence with an id of its own, where T5's is padding",
     "seqio.PrefixLMFeatureConverter#aa0e37": "as above",
-    **dict.fromkeys(
-        (f"seqio.utils.mixing_rate_num_examples#{case}" for case in ("0d53bc", "74f764", "f5c27a")),
-        "T5's temperature and scale: mixtures here are examples-proportional",
-    ),
     "seqio.ByteVocabulary.decode#c0df24": "sentinels are shown, not dropped",
-    "c4.badwords_filter": "needs a list of words that is not ours to ship",
-    "c4.normalize_url": "texts have no addresses here",
-    "c4.is_valid_length": "of the multilingual corpus",
-    "c4.paragraph_filter": "of the multilingual corpus",
     "t5.metrics.deduplicate_metric(squad)": "ReCoRD is evaluated on one row per question: there are no duplicates",
     "t5.metrics.all_match": "within group_exact_match",
     "t5.postprocessors.lower_text": "is str.lower",
@@ -171,7 +176,7 @@ LEFT_OUT = {  # functions, or single cases by id, and why
             "metrics.score_auc", "metrics.rank_classification", "metrics.edit_distance",
             "metrics.sklearn_metrics_wrapper(mean_absolute_error)", "metrics.mean_group_metric(accuracy)",
             "postprocessors.rank_classification", "postprocessors.span_qa", "preprocessors._span_answer",
-            "preprocessors.definite_pronoun_resolution_simple", "preprocessors.multi_translate",
+            "preprocessors.multi_translate",
             "preprocessors.parse_tsv", "preprocessors.preprocess_tsv", "preprocessors.rank_classification_formatter",
             "preprocessors.split_text_to_words", "preprocessors.squad_span_space_tokenized",
             "preprocessors.trivia_qa_truncate_inputs", "qa_utils.normalize_trivia_qa",

@@ -51,6 +51,18 @@ def test_text_without_blank_lines_is_cut_between_characters(tmp_path, text):
     assert set("".join(found)) <= set(text)
 
 
+def test_joined_corpora_are_read_whole_one_after_the_other(tmp_path):
+    specs = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        specs.append(write(tmp_path / name, a=paragraphs(300, name)))
+    parts = [sources.documents(spec, "train", tmp_path) for spec in specs]
+    joined = sources.documents(" + ".join(specs), "train", tmp_path)
+    assert list(joined) == [text for part in parts for text in part]
+    assert joined[-1] == parts[1][len(parts[1]) - 1]
+    assert joined.fingerprint != sources.documents(" + ".join(specs[::-1]), "train", tmp_path).fingerprint
+
+
 def test_files_named_for_a_split_are_that_split(tmp_path):
     spec = write(tmp_path, train="all of train", valid="all of valid", test="never")
     assert list(sources.documents(spec, "train", tmp_path)) == ["all of train"]

@@ -1,24 +1,29 @@
 """The default corpus and its four tasks: installed documentation as TFDS sets, written once, on the user's machine.
 
-``corpus`` holds a document per module. The tasks (``summarise``, ``acceptability``, ``follows``, ``cloze``) are made of
-its validation and test documents only, and are themselves split by document: nothing is seen twice.
+``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks (``summarise``,
+``acceptability``, ``follows``, ``cloze``) are made of the corpus's validation and test documents only, and are split
+by document themselves: nothing is seen twice.
 """
 
 import contextlib
+import dataclasses
+import hashlib
 import io
 import os
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 
-from lm.config import SettingError
+from lm.config import SettingError, nearest
+from lm.data import sources
 from lm.data.cleaning import sentences
-from lm.data.harvest import PACKAGES, STDLIB, Document, harvest, share
+from lm.data.harvest import PACKAGES, STDLIB, Document, harvest, share, unfiltered
 
 Row = dict[str, Any]
 TRAIN, VALIDATION = 0.8, 0.9  # a document's share below the first: train; below the second: validation; else test
@@ -32,7 +37,18 @@ FEATURES = {
     "acceptability": {"sentence": TEXT, "label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"])},
     "follows": {"sentence1": TEXT, "sentence2": TEXT, "label": tfds.features.ClassLabel(names=["False", "True"])},
     "cloze": {"question": TEXT, "context": TEXT, "answers": tfds.features.Sequence(TEXT)},
+    "unfiltered": {"text": TEXT},
 }
+# Parts of the corpus as lists of domains are of C4, by a module's package: of what they speak, and in what style.
+SCIENCE = """
+contourpy einops flax grain jax jaxlib joblib matplotlib ml_dtypes mpl_toolkits numpy opt_einsum optax orbax scipy
+sklearn tensorboardX tensorflow_datasets tensorstore treescope
+"""
+TOPICS = """
+docstring_parser fontTools help lxml markdown_it narwhals nltk pygments pyparsing regex rich rouge_score sacrebleu
+sentencepiece yaml
+"""  # the language's own help topics, and what reads and writes texts
+PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
 
 
 class Documentation(tfds.core.GeneratorBasedBuilder):
@@ -57,15 +73,23 @@ class Documentation(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(
-    cache: Path, *, packages: Iterable[str] = STDLIB + PACKAGES, report: Callable[[str], object] = lambda line: None
+    cache: Path,
+    *,
+    name: str = "corpus",
+    packages: Iterable[str] = STDLIB + PACKAGES,
+    report: Callable[[str], object] = lambda line: None,
 ) -> Path:
-    """cache/tfds/documentation, written first if it is not there; every set appears complete or not at all."""
+    """cache/tfds/documentation, written first if it is not there; every set appears complete or not at all.
+
+    ``unfiltered`` is written when it is asked for, the other sets all at once.
+    """
     home = Path(cache) / "tfds" / "documentation"
-    parts = [Path(name, str(Documentation.VERSION)) for name in FEATURES]
+    names = [name] if name == "unfiltered" else [key for key in FEATURES if key != "unfiltered"]
+    parts = [Path(key, str(Documentation.VERSION)) for key in names]
     if all((home / part).exists() for part in parts):
         return home
-    report(f"writing the documentation corpus and its tasks to {home} (once, under half a minute)")
-    sets = build(harvest(packages))
+    report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
+    sets = {name: by_split(unfiltered(packages))} if name == "unfiltered" else build(harvest(packages))
     home.parent.mkdir(parents=True, exist_ok=True)
     tfds.disable_progress_bar()
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as folder:
@@ -76,19 +100,48 @@ def prepare(
             (home / name).mkdir(parents=True, exist_ok=True)
             if not (home / part).exists():  # else another process was faster and wrote the same
                 os.replace(builder.data_dir, home / part)
-    texts = [row["text"] for rows in sets["corpus"].values() for row in rows]
+    texts = [row["text"] for rows in sets[names[0]].values() for row in rows]
     report(f"{len(texts)} documents, {sum(map(len, texts)) / 1e6:.1f} MB")
     return home
 
 
+@dataclasses.dataclass(frozen=True)
+class Part(Sequence[str]):
+    """Some of the texts of a corpus."""
+
+    whole: sources.Texts
+    places: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> str:
+        return self.whole[int(self.places[index])]
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.whole.fingerprint.encode() + self.places.tobytes()).hexdigest()
+
+
+def texts(part: str, split: str, cache: Path) -> Sequence[str]:
+    """The whole corpus (""), "unfiltered", or the modules of one of PARTS: a view, nothing is written for it."""
+    if part in ("", "unfiltered"):
+        return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache)
+    if part not in PARTS:
+        raise SettingError(f"documentation has no part {part!r}{nearest(part, (*PARTS, 'unfiltered'))}")
+    whole = sources.tfds_texts("documentation/corpus", split, cache)
+    packages = set(PARTS[part])
+    places = [i for i, row in enumerate(whole.rows) if row["name"].partition(".")[0] in packages]
+    return Part(whole, np.array(places, np.int64))
+
+
 def build(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
     """``{set: {split: rows}}`` of the corpus and the four tasks."""
-    corpus: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
+    documents = list(documents)
+    corpus = by_split(documents)
     held_out: dict[str, list[Document]] = {"train": [], "validation": []}
     for document in documents:
-        place = share(document.name, "corpus")
-        corpus["train" if place < TRAIN else "validation" if place < VALIDATION else "test"].append(document._asdict())
-        if place >= TRAIN:
+        if share(document.name, "corpus") >= TRAIN:
             held_out["train" if share(document.name, "task") < TRAIN else "validation"].append(document)
     if not all(corpus.values()) or not all(held_out.values()):
         found = sum(map(len, corpus.values()))
@@ -99,6 +152,15 @@ def build(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
         rows = sets[name]["validation"]
         sets[name]["validation"] = random.Random(name).sample(rows, min(len(rows), EVALUATED))
     return sets
+
+
+def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
+    """Where a document belongs depends on its name alone, so that no set trains on what another is evaluated on."""
+    splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
+    for document in documents:
+        place = share(document.name, "corpus")
+        splits["train" if place < TRAIN else "validation" if place < VALIDATION else "test"].append(document._asdict())
+    return splits
 
 
 def summarise(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:

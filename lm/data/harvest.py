@@ -147,6 +147,13 @@ def harvest(packages: Iterable[str] = STDLIB + PACKAGES) -> Iterator[Document]:
             yield Document(name, text.strip())
 
 
+def unfiltered(packages: Iterable[str]) -> Iterator[Document]:
+    """The same modules' docstrings as they stand: mark-up, code, tables and repeats."""
+    for name, strings in pages(packages):
+        if text := "\n\n".join(filter(None, map(inspect.cleandoc, strings))):
+            yield Document(name, text)
+
+
 def _is_new(line: str, seen: set[str]) -> bool:
     found = cleaning.sentences(line)
     keys = {cleaning.normal(sentence) for sentence in found if sentence.count(" ") + 1 >= RULES.words_per_line}

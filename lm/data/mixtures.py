@@ -1,14 +1,16 @@
 """Tasks that are fine-tuned together, and how often each is drawn.
 
-The mixtures are the paper's (Raffel et al. 2020, section 2.3): GLUE and SuperGLUE as one each, all else alone. Lengths
-of targets are those of the released code.
+The first mixtures are the paper's (Raffel et al. 2020, section 2.3): GLUE and SuperGLUE as one each, all else alone,
+with lengths of targets as in the released code. The others are of what can be had at smaller scales.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from lm.config import SettingError, nearest
 from lm.data.tasks import TASKS
+from lm.data.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,33 @@ class Mixture:
     def __iter__(self):
         return iter(TASKS[name] for name in self.tasks)
 
+    @property
+    def evaluated(self) -> list[Task]:
+        """The tasks that are not for training only."""
+        return [task for task in self if task.validation]
 
-MIXTURES: Mapping[str, Mixture] = {
-    "documentation": Mixture(("summarise", "acceptability", "follows", "cloze"), 32),
+
+SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "super_glue_rte", "wic", "wsc")
+PAPER: Mapping[str, Mixture] = {
     "glue": Mixture(("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"), 84),
-    "super_glue": Mixture(("boolq", "cb", "copa", "multirc", "record", "super_glue_rte", "wic", "wsc"), 62),
+    "super_glue": Mixture((*SUPER_GLUE, "dpr"), 62),
     "squad": Mixture(("squad",), 97),
     "cnn_dailymail": Mixture(("cnn_dailymail",), 512),
     "wmt_ende": Mixture(("wmt_ende",), 512),
     "wmt_enfr": Mixture(("wmt_enfr",), 512),
     "wmt_enro": Mixture(("wmt_enro",), 512),
 }
+DOCUMENTATION = ("summarise", "acceptability", "follows", "cloze")
+SMALL: Mapping[str, Mixture] = {
+    "documentation": Mixture(DOCUMENTATION, 32),
+    **{name: Mixture((name,), 32) for name in DOCUMENTATION},
+    "glue_small": Mixture(("cola", "sst2", "mrpc", "stsb", "qnli", "rte"), 16),
+    "super_glue_small": Mixture(("boolq", "cb", "copa", "super_glue_rte", "wic", "wsc"), 16),
+    "squad_small": Mixture(("squad",), 32),
+    "scitldr": Mixture(("scitldr",), 64),
+    **{name: Mixture((name,), 64) for name in ("multi30k_ende", "multi30k_enfr", "xquad_enro")},
+}
+MIXTURES: Mapping[str, Mixture] = {**PAPER, **SMALL}
 
 
 def mixture(name: str) -> Mixture:
@@ -41,7 +59,18 @@ def mixture(name: str) -> Mixture:
     raise SettingError(f"tuning.mixtures: there is no mixture {name!r}{nearest(name, MIXTURES)}")
 
 
-def proportional(sizes: Mapping[str, int], limit: int | None) -> dict[str, float]:
-    """Rates r = min(e, limit) / their sum, for e examples of each task: "examples-proportional", section 3.5.2."""
-    capped = {name: size if limit is None else min(size, limit) for name, size in sizes.items()}
-    return {name: size / sum(capped.values()) for name, size in capped.items()}
+TWINS = {"rte", "super_glue_rte"}  # the same data
+
+
+def rates(
+    sizes: Mapping[str, int], *, kind: Literal["proportional", "equal"], limit: int | None, temperature: float
+) -> dict[str, float]:
+    """Shares of tasks with e examples, of sum 1: min(e, limit) ** (1 / temperature), or the same for each (3.5.2).
+
+    Where proportional tasks have the same data each counts half.
+    """
+    if kind == "equal":
+        return dict.fromkeys(sizes, 1 / len(sizes))
+    found = {name: min(size, limit or size) ** (1 / temperature) for name, size in sizes.items()}
+    found |= {name: found[name] / 2 for name in TWINS if TWINS <= found.keys()}
+    return {name: rate / sum(found.values()) for name, rate in found.items()}

@@ -1,7 +1,8 @@
 """Corpora as sequences of texts and benchmarks as sequences of rows: random access, decoded when asked for.
 
-A corpus is ``documentation`` (what is installed here; written on first use), ``text:PATH`` (a file, a folder of .txt
-files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as ``tfds:c4/en``).
+A corpus is ``documentation`` (what is installed here; written on first use) or ``documentation/PART``, ``text:PATH`` (a
+file, a folder of .txt files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as
+``tfds:c4/en``), or several with " + " between them, one after the other.
 """
 
 import dataclasses
@@ -37,15 +38,41 @@ def documents(spec: str, split: str, cache: Path) -> Sequence[str]:
     """The texts of a corpus, ``train`` or ``validation``, with a ``fingerprint`` of their content."""
     if split not in ("train", "validation"):
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
+    if " + " in spec:
+        return Joined(tuple(documents(part.strip(), split, cache) for part in spec.split(" + ")))
     kind, _, name = spec.partition(":")
-    if spec == "documentation":
-        return tfds_texts("documentation/corpus", split, cache)
+    if kind.partition("/")[0] == "documentation" and not name:
+        from lm.data import documentation  # imports TFDS, which takes seconds
+
+        return documentation.texts(kind.partition("/")[2], split, cache)
     if kind == "tfds" and name:
         return tfds_texts(name, split, cache)
     if kind == "text" and name:
         return text_files(name, split)
-    kinds = ("documentation", "text:PATH", "tfds:NAME")
+    kinds = ("documentation", "documentation/PART", "text:PATH", "tfds:NAME")
     raise SettingError(f"data.corpus={spec!r} should be one of {', '.join(kinds)}{nearest(kind, kinds)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined(Sequence[str]):
+    """Several corpora, one after the other."""
+
+    parts: tuple[Sequence[str], ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, index: int) -> str:
+        index = range(len(self))[index]
+        for part in self.parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError(index)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(" + ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
 
 
 def examples(name: str, split: str, cache: Path) -> "Rows":
@@ -66,7 +93,8 @@ def find(name: str, cache: Path) -> Path:
     if name.startswith("documentation/"):
         from lm.data import documentation
 
-        documentation.prepare(Path(cache), report=lambda line: print(line, file=sys.stderr))
+        part = name.partition("/")[2].partition(":")[0]
+        documentation.prepare(Path(cache), name=part, report=lambda line: print(line, file=sys.stderr))
     name, _, version = name.partition(":")
     places = tfds_folders(cache)
     for place in places:
@@ -251,15 +279,14 @@ def _split_of(part: str) -> str | None:
     return TEXT_SPLITS.get(re.split(r"[._-]", part.lower())[0])
 
 
-def pieces(path: Path) -> Iterator[tuple[int, int, bytes]]:
+def pieces(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
     """(start, end, digest) of the documents of a file that hold text; SettingError where it is no UTF-8 text."""
-    size = path.stat().st_size
+    size = path.stat().st_size if end is None else end
     if not size:
         return
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        start = 0
         while start < size:
-            window = data[start : start + DOCUMENT]
+            window = data[start : min(start + DOCUMENT, size)]
             piece = window if start + len(window) == size else window[: cut(window)]
             _check_text(piece, path, start)
             if piece.strip():

@@ -23,16 +23,19 @@ class Tokens:
     """Encoded documents without EOS, one after the other; a value that is cheap to send to another process."""
 
     folder: Path
+    first: int | None = None  # how many are read, from the start; None: all [tokens]
 
     @functools.cached_property
     def tokens(self) -> np.ndarray:
         """uint16 or uint32 [tokens], mapped from disk."""
-        return np.memmap(self.folder / "tokens", dtype=self.about["dtype"], mode="r")
+        return np.memmap(self.folder / "tokens", dtype=self.about["dtype"], mode="r")[: self.first]
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """int64 [documents + 1]: document d is ``tokens[offsets[d]:offsets[d + 1]]``."""
-        return np.load(self.folder / "offsets.npy")
+        """int64 [documents + 1]: document d is ``tokens[offsets[d]:offsets[d + 1]]``; the last may lack its end."""
+        offsets = np.load(self.folder / "offsets.npy")
+        end = offsets[-1] if self.first is None else min(self.first, offsets[-1])
+        return np.append(offsets[offsets < end], end)
 
     @functools.cached_property
     def about(self) -> dict[str, str | int]:
@@ -42,8 +45,12 @@ class Tokens:
     def fingerprint(self) -> str:
         return self.about["fingerprint"]
 
-    def __getstate__(self) -> dict[str, Path]:
-        return {"folder": self.folder}  # a pickled memory map would be a copy of the corpus
+    def cut(self, count: int) -> "Tokens":
+        """The first ``count`` tokens, of documents that are stored in random order."""
+        return Tokens(self.folder, count)
+
+    def __getstate__(self) -> dict[str, Path | int | None]:
+        return {"folder": self.folder, "first": self.first}  # a pickled memory map would be a copy of the corpus
 
 
 def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path) -> Tokens:

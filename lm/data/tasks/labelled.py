@@ -9,45 +9,37 @@ from typing import Any, Literal
 from lm import metrics
 from lm.config import SettingError, nearest
 from lm.data.tasks import TASKS
-from lm.data.tasks.task import Column, Row, scores
+from lm.data.tasks.task import Row, Scored
 
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
 CANDIDATES = 4  # of which one follows, in "next"
 UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _"  # TFDS's order
 
 
-@dataclasses.dataclass(frozen=True)
-class LabelledTask:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledTask(Scored):
     """What a row gives to read, ``texts``, is of classes and regression one text or two, of tokens one list of words,
-    of a span the question and the context, of a choice such texts for each candidate."""
+    of a span the question and the context, of a choice such texts for each candidate.
 
-    name: str
-    source: str  # of lm.data.sources.examples
-    column: Column  # of the paper's tables in which its score counts
+    Targets and predictions are a class, a number, the words' classes, an answer and answers, a candidate.
+    """
+
     kind: Kind
     texts: Callable[[Row], tuple[Any, ...]]
-    target: Callable[[Row], Any]  # what metrics compare with: a class, a number, words' classes, answers, a candidate
-    metrics: Mapping[str, metrics.Metric]  # by name
     labels: tuple[str, ...] = ()  # names of the classes
     place: Callable[[Row], tuple[int, int] | None] | None = None  # of a span's context: [characters)
-    beside: tuple[str, ...] = ()  # metrics that are shown and do not count
-    train: str = "train"  # split to train on
-    validation: str = "validation"  # split to evaluate on
     make: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from those of the source; None: the same
 
     def __reduce__(self) -> tuple[Any, ...]:
         return labelled, (self.name,)  # its functions do not pickle, its name does
 
-    def rows(self, split: Literal["train", "validation"], cache: Path) -> Sequence[Row]:
-        """The rows to train or to evaluate on."""
-        from lm.data import sources
-
-        rows = sources.examples(self.source, self.train if split == "train" else self.validation, cache)
+    def rows(self, split: str, cache: Path) -> Sequence[Row]:
+        rows = super().rows(split, cache)
         return self.make(rows) if self.make else rows
 
-    def evaluate(self, rows: Sequence[Row], predictions: Sequence[Any]) -> dict[str, float]:
-        """All metrics of what ``lm.data.labelled.Reader.answer`` gives, and ``score``: the mean of those that count."""
-        return scores(self.metrics, self.beside, [self.target(row) for row in rows], predictions)
+    def to_text(self, row: Row) -> tuple[Any, Any]:
+        """What is read, and what is to be told."""
+        return self.texts(row), self.target(row)
 
 
 def labelled(name: str) -> LabelledTask:
@@ -61,7 +53,7 @@ def of(name: str, kind: Kind, texts: str | Callable[[Row], tuple[Any, ...]], **s
     """The text-to-text task of that name, with a head; ``texts`` may be the fields of a row to read."""
     given = {field: getattr(TASKS[name], field) for field in ("source", "column", "target", "metrics", "beside")}
     read = texts if callable(texts) else lambda row: tuple(row[field] for field in texts.split())
-    return LabelledTask(name, kind=kind, texts=read, **given | settings)
+    return LabelledTask(name=name, kind=kind, texts=read, **given | settings)
 
 
 def whole_word(row: Row) -> tuple[int, int] | None:
@@ -99,8 +91,9 @@ def copa(row: Row) -> tuple[tuple[str, str], ...]:
 def choice(name: str, source: str, candidates: Callable[[Row], list[str]], stem: str, **settings: Any) -> LabelledTask:
     """Which of the candidates goes with the field ``stem``."""
     return LabelledTask(
-        name, source, "SGLUE", "choice", lambda row: tuple((row[stem], text) for text in candidates(row)),
-        lambda row: row["label"], {"accuracy": metrics.accuracy}, **settings,
+        name=name, source=source, column="SGLUE", kind="choice", target=lambda row: row["label"],
+        texts=lambda row: tuple((row[stem], text) for text in candidates(row)),
+        metrics={"accuracy": metrics.accuracy}, **settings,
     )  # fmt: skip
 
 
@@ -120,8 +113,9 @@ _TASKS = (
     choice("piqa", "piqa", lambda row: [row["sol1"], row["sol2"]], "goal"),
     choice("codah", "codah", lambda row: row["endings"], "prompt"),
     LabelledTask(
-        "pos", "universal_dependencies/en_ewt", "GLUE", "tokens", lambda row: (row["tokens"],), lambda row: row["upos"],
-        {"accuracy": metrics.token_accuracy}, tuple(UPOS.split()), validation="dev",
+        name="pos", source="universal_dependencies/en_ewt", column="GLUE", kind="tokens", labels=tuple(UPOS.split()),
+        texts=lambda row: (row["tokens"],), target=lambda row: row["upos"],
+        metrics={"accuracy": metrics.token_accuracy}, validation="dev",
     ),
 )  # fmt: skip
 

@@ -7,23 +7,49 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm import metrics
+from lm.config import SettingError
 
 Row = dict[str, Any]
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What tasks have in common, whether a model answers in words or through a head."""
+
     name: str
     source: str  # of lm.data.sources.examples
-    column: Column  # in which its score counts
-    to_text: Callable[[Row], tuple[str, str]]  # inputs, targets
-    from_text: Callable[[str, Row], Any]  # prediction, row -> what the metrics compare
-    target: Callable[[Row], Any]  # what they compare it with
+    column: Column | None  # in which its score counts; None: in none
+    target: Callable[[Row], Any]  # what metrics compare with
     metrics: Mapping[str, metrics.Metric]  # by name
+    from_text: Callable[[Any, Row], Any] = lambda prediction, row: prediction  # -> what the metrics compare
     beside: tuple[str, ...] = ()  # metrics that are shown and do not count
-    train: str = "train"  # split to train on
-    validation: str = "validation"  # split to evaluate on
+    train: str | None = "train"  # split to train on; None: never
+    validation: str | None = "validation"  # split to evaluate on; None: never
+
+    def rows(self, split: str, cache: Path) -> Sequence[Row]:
+        """The rows to train or to evaluate on, or those of another split."""
+        from lm.data import sources
+
+        named = {"train": self.train, "validation": self.validation}.get(split, split)
+        if named is None:
+            raise SettingError(f"task {self.name!r} has no {split} split in the study")
+        return sources.examples(self.source, named, cache)
+
+    def evaluate(self, rows: Sequence[Row], predictions: Sequence[Any]) -> dict[str, float]:
+        """All metrics, and ``score``: the mean of those that count."""
+        metrics.check_lengths(rows, predictions)
+        targets = [self.target(row) for row in rows]
+        values = [self.from_text(prediction, row) for prediction, row in zip(predictions, rows, strict=True)]
+        found = {name: metric(targets, values) for name, metric in self.metrics.items()}
+        return found | {"score": statistics.mean(found[name] for name in found if name not in self.beside)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(Scored):
+    """A task that is asked and answered in words."""
+
+    to_text: Callable[[Row], tuple[str, str]]  # inputs, targets
     training: Callable[[Row], list[Row]] | None = None  # rows to train on that a row gives; None: itself
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -31,29 +57,11 @@ class Task:
 
         return task, (self.name,)
 
-    def rows(self, split: Literal["train", "validation"], cache: Path) -> Sequence[Row]:
-        """The rows to train or to evaluate on."""
-        from lm.data import sources
-
-        rows = sources.examples(self.source, self.train if split == "train" else self.validation, cache)
-        if split == "validation" or self.training is None:
+    def rows(self, split: str, cache: Path) -> Sequence[Row]:
+        rows = super().rows(split, cache)
+        if split != "train" or self.training is None:
             return rows
         return [row for given in rows for row in self.training(given)]
-
-    def evaluate(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, float]:
-        """All metrics, and ``score``: the mean of those that count."""
-        metrics.check_lengths(rows, predictions)
-        targets = [self.target(row) for row in rows]
-        values = [self.from_text(text, row) for text, row in zip(predictions, rows, strict=True)]
-        return scores(self.metrics, self.beside, targets, values)
-
-
-def scores(
-    by_name: Mapping[str, metrics.Metric], beside: Sequence[str], targets: Sequence[Any], values: Sequence[Any]
-) -> dict[str, float]:
-    """All metrics, and ``score``: the mean of those that are not ``beside``."""
-    found = {name: metric(targets, values) for name, metric in by_name.items()}
-    return found | {"score": statistics.mean(found[name] for name in found if name not in beside)}
 
 
 def label(labels: Sequence[str]) -> Callable[[str, Row], int]:
@@ -61,9 +69,9 @@ def label(labels: Sequence[str]) -> Callable[[str, Row], int]:
     return lambda text, row: list(labels).index(text) if text in labels else -1
 
 
-def words(text: str, row: Row) -> str:
-    """Text as it is."""
-    return text
+def label_word(labels: Sequence[str], row: Row) -> str:
+    """Class to text; -1 is an unknown one, as in test sets."""
+    return labels[row["label"]] if row["label"] >= 0 else "<unk>"
 
 
 def fields(name: str, row: Row, names: Sequence[str]) -> str:
@@ -72,27 +80,26 @@ def fields(name: str, row: Row, names: Sequence[str]) -> str:
 
 
 def classification(
-    name: str,
-    labels: Sequence[str],
-    names: Sequence[str],
-    *,
-    source: str,
-    column: Column,
-    metrics: Mapping[str, metrics.Metric],
-    prefix: str | None = None,
-    **settings: Any,
+    name: str, labels: Sequence[str], names: Sequence[str], *, prefix: str | None = None, **settings: Any
 ) -> Task:
-    """A task that answers with one of the label words; -1 as a row's label is an unknown one, as in test sets."""
+    """A task that answers with one of the label words."""
     return Task(
-        name,
-        source,
-        column,
-        to_text=lambda row: (
-            fields(prefix or name, row, names),
-            labels[row["label"]] if row["label"] >= 0 else "<unk>",
-        ),
+        name=name,
+        to_text=lambda row: (fields(prefix or name, row, names), label_word(labels, row)),
         from_text=label(labels),
         target=lambda row: row["label"],
-        metrics=metrics,
         **settings,
+    )
+
+
+def summarisation(name: str, source: str, document: str, summary: str) -> Task:
+    """A task that shortens the field ``document`` to the field ``summary``."""
+    return Task(
+        name=name,
+        source=source,
+        column="CNNDM",
+        to_text=lambda row: (f"summarize: {row[document]}", row[summary]),
+        target=lambda row: row[summary],
+        metrics={kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")},
+        beside=("rouge1", "rougeLsum"),
     )

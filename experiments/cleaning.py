@@ -1,0 +1,214 @@
+"""`lm clean`: a folder of pages -> a prepared data set, in three passes (``lm.data.sieve``) over parts of it."""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+
+from experiments.progress import Reporter, reporting
+from lm.config import SettingError, diff, from_json
+from lm.data import cleaning, crawl
+from lm.data.sieve import FEATURES, NAMED, Cleaning, filter_part, find_repeats, write, write_part
+from lm.data.sources import HELD_OUT
+
+SPLITS, VERSION = ("train", "validation"), "1.0.0"
+RULES = cleaning.Rules()
+RANGE = 1 << 21  # one process compares so many hashes at a time [spans]
+
+
+def clean(
+    source: Path,
+    /,
+    name: str,
+    without: tuple[str, ...] = (),
+    deduplicate: cleaning.Unit = "spans",
+    rules: cleaning.Rules = RULES,
+    validation: float = HELD_OUT,
+    workers: int = 0,
+    runs: Path = Path("runs"),
+) -> None:
+    """Make a corpus of text files, JSON lines or WET files by the rules that made C4.
+
+    Killed, it goes on where it stopped when started again. --data.corpus tfds:NAME reads what it wrote.
+
+    Args:
+        source: folder or file: .txt, .jsonl ({"text", "url"}) or .wet; the last two may end in .gz.
+        name: of the data set: small letters, digits and _.
+        without: filters to switch off, such as policy or duplicates; all: all but the language ("unfiltered").
+        deduplicate: keep one of each span of three sentences (the paper), or of each line (TFDS).
+        rules: thresholds, language, lists.
+        validation: share of the pages held out.
+        workers: processes; 0: one a core.
+        runs: folder that holds the runs and the prepared data.
+    """
+    off = cleaning.switched_off(without)
+    check(name, validation, rules, off)
+    parts = crawl.find_parts(source)
+    settings = Cleaning(str(source.resolve()), digest(parts, rules), off, deduplicate, validation, rules)
+    folder = runs / "cache" / "tfds" / name / VERSION
+    work = folder.parents[1] / f".{name}-clean"
+    if not is_done(folder, settings):
+        with locked(work, settings), reporting(2 * len(parts)) as report:
+            passes(work, settings, parts, workers, report)
+            finish(work, folder, settings, len(parts))
+    shutil.rmtree(work, ignore_errors=True)
+    print(summary(json.loads((folder / "clean.json").read_text())))
+    print(f"{folder} holds it; to train on it: --data.corpus tfds:{name}")
+
+
+def passes(work: Path, settings: Cleaning, parts: list[list[crawl.Piece]], workers: int, report: Reporter) -> None:
+    def done() -> None:
+        report.advance(1)
+
+    report.start("filtering")
+    in_parallel(filter_part, [(work, settings, i, part) for i, part in enumerate(parts)], workers, done)
+    totals = [json.loads((work / "counts" / f"{i}.json").read_text())["spans"] for i in range(len(parts))]
+    report.start("comparing")
+    ranges = -(-sum(totals) // RANGE)
+    edges = [i * 2**64 // max(1, ranges) for i in range(ranges + 1)]
+    tasks = [(work, bounds, i, len(parts)) for i, bounds in enumerate(itertools.pairwise(edges))]
+    in_parallel(find_repeats, tasks, workers, lambda: None)
+    report.start("writing")
+    in_parallel(write_part, [(work, settings, i, total) for i, total in enumerate(totals)], workers, done)
+
+
+def check(name: str, validation: float, rules: cleaning.Rules, off: tuple[str, ...]) -> None:
+    if not (name.isascii() and name.isidentifier() and name == name.lower()) or name == "documentation":
+        raise SettingError(f"name={name!r} should be of small letters, digits and _, and not 'documentation'")
+    if not 0 < validation < 1:
+        raise SettingError(f"validation={validation} should be between 0 and 1")
+    for field in ("bad_words", "domains"):
+        path = getattr(rules, field)
+        if path and not Path(path).is_file():
+            raise SettingError(f"rules.{field}={path!r} should be a file with an entry a line; there is none")
+    if "language" not in off and rules.language not in cleaning.identifier().labels:
+        known = ", ".join(cleaning.identifier().labels)
+        raise SettingError(f"rules.language={rules.language!r} should be one of {known}")
+
+
+def digest(parts: list[list[crawl.Piece]], rules: cleaning.Rules) -> str:
+    found = hashlib.sha256()
+    for piece in (piece for part in parts for piece in part):
+        about = os.stat(piece.path)
+        found.update(f"{piece} {about.st_size} {about.st_mtime_ns}".encode())
+    for path in filter(None, (rules.bad_words, rules.domains)):
+        found.update(Path(path).read_bytes())
+    return found.hexdigest()[:16]
+
+
+def is_done(folder: Path, settings: Cleaning) -> bool:
+    """Whether the data set is there; SettingError if it was made from other settings, or by something else."""
+    if not folder.exists():
+        return False
+    about = folder / "clean.json"
+    made = json.loads(about.read_text())["settings"] if about.exists() else {}
+    changed = diff(from_json(Cleaning, json.dumps(made)), settings) if made else {"made by": ("other", "lm clean")}
+    lines = "; ".join(f"{path} was {old!r}, is {new!r}" for path, (old, new) in changed.items())
+    if lines:
+        raise SettingError(f"{folder} is there from other settings: {lines}. Take another name, or delete it")
+    return True
+
+
+@contextlib.contextmanager
+def locked(work: Path, settings: Cleaning) -> Iterator[None]:
+    """The work folder, for one process at a time; emptied if what is in it was begun from other settings."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingError(f"another process is at work in {work}") from None
+        begun = work / "settings.json"
+        if not begun.exists() or from_json(Cleaning, begun.read_text()) != settings:
+            for old in set(work.iterdir()) - {work / "lock"}:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            write(begun, dataclasses.asdict(settings))
+        yield
+
+
+def in_parallel(function: Callable, tasks: list[tuple], workers: int, done: Callable[[], object]) -> None:
+    """``function(*task)`` for every task, in processes if there are several; ``done`` is called after each."""
+    if workers == 1 or len(tasks) < 2:
+        for task in tasks:
+            function(*task)
+            done()
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), spawn, die_with_parent) as pool:
+        try:
+            for future in as_completed([pool.submit(function, *task) for task in tasks]):
+                future.result()
+                done()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def die_with_parent() -> None:
+    """A process of a pool would otherwise wait forever for a parent that was killed."""
+
+    def wait() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
+    """Puts the shards together in ``folder``, with TFDS's description and clean.json."""
+    written = [json.loads((work / "written" / f"{place}.json").read_text()) for place in range(parts)]
+    about = totals(settings, [json.loads((work / "counts" / f"{i}.json").read_text()) for i in range(parts)], written)
+    draft = work / "set"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    infos = []
+    for split in SPLITS:
+        found = [(place, *part["sizes"][split]) for place, part in enumerate(written) if split in part["sizes"]]
+        if not found:
+            shutil.rmtree(work)
+            raise SettingError(f"source={settings.source}: too little is left for a {split} split\n{summary(about)}")
+        for i, (place, *_) in enumerate(found):
+            name = f"{folder.parent.name}-{split}.array_record-{i:05}-of-{len(found):05}"
+            os.link(work / "shards" / f"{split}-{place}", draft / name)
+        infos.append(tfds.core.SplitInfo(split, [pages for _, pages, _ in found], sum(size for *_, size in found)))
+    tfds.folder_dataset.write_metadata(
+        data_dir=draft, features=FEATURES, split_infos=infos, version=folder.name, check_data=False,
+        description=f"Pages of {settings.source}, cleaned.",
+    )  # fmt: skip
+    write(draft / "clean.json", about)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(draft, folder)
+
+
+def totals(settings: Cleaning, read: list[dict], written: list[dict]) -> dict:
+    """What clean.json says: settings, ``{filter: [pages, lines, characters]}`` removed, damaged places."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for part in (*read, *written):
+        counts.update({(name, i): value for name, row in part["counts"].items() for i, value in enumerate(row)})
+    names = dict.fromkeys(name for part in (*read, *written) for name in part["counts"])
+    return {
+        "settings": dataclasses.asdict(settings),
+        "counts": {name: [counts[name, i] for i in range(3)] for name in names},
+        "damaged": sum(part["damaged"] for part in read),
+        "damages": [damage for part in read for damage in part["damages"]][:NAMED],
+    }
+
+
+def summary(about: dict) -> str:
+    """A line a filter, in order: what it removed; then what could not be read."""
+    lines = [f"{'':22}{'pages':>12}{'lines':>14}{'characters':>16}"]
+    lines += [f"{name:22}{row[0]:12,}{row[1]:14,}{row[2]:16,}" for name, row in about["counts"].items()]
+    lines += [f"damaged: {place}: {reason}" for place, reason in about["damages"]]
+    return "\n".join([*lines, *([f"{about['damaged']} damaged places in all"] if about["damaged"] else [])])

@@ -1,0 +1,190 @@
+"""`lm clean`: what becomes of pages, whatever they are stored in, when it is killed, and when they are damaged."""
+
+import contextlib
+import gzip
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+
+from experiments import cleaning as command
+from lm.config import SettingError
+from lm.data import cleaning, crawl, sources
+
+OFF = ("language",)  # whose detector takes a second to load; it has a test of its own
+
+
+def sentence(number):
+    return f"This is the sentence with number {number} of them."
+
+
+def article(number):
+    return "\n".join(sentence(f"{number} {part}") for part in "abcd")
+
+
+def wet(text, url="http://news.b.org/", kind="conversion"):
+    body = text.encode()
+    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: {url}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body + b"\r\n\r\n"
+
+
+@pytest.fixture
+def source(tmp_path):
+    """40 articles in three kinds of files, one of them twice, and a page for some of the filters."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    rows = [{"text": article(i), "url": f"https://www.a.com/{i}"} for i in range(20)]
+    rows += [{"text": article(3)}, {"text": article(50) + "\nlorem ipsum dolor sit amet."}, {"text": "Too little."}]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    records = [wet("no page", kind="warcinfo"), *(wet(article(i)) for i in range(20, 30))]
+    (folder / "b.warc.wet.gz").write_bytes(b"".join(map(gzip.compress, records)))
+    for i in range(30, 40):
+        (folder / f"c{i}.txt").write_text(article(i))
+    return folder
+
+
+def clean(source, name="pages", without=OFF, **settings):
+    runs = source.parent / "runs"
+    command.clean(source, name, without, validation=0.2, workers=1, runs=runs, **settings)
+    return runs / "cache"
+
+
+def texts(cache, name="pages"):
+    return [text for split in command.SPLITS for text in sources.documents(f"tfds:{name}", split, cache)]
+
+
+def files(cache):
+    folder = cache / "tfds" / "pages" / "1.0.0"
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_every_article_is_there_once_and_all_else_is_counted(source):
+    cache = clean(source)
+    assert sorted(texts(cache)) == sorted(article(i) for i in range(40))
+    counts = json.loads(files(cache)["clean.json"])["counts"]
+    assert {name: row[0] for name, row in counts.items() if row[0]} == {
+        "read": 43, "kept": 40, "duplicates": 1, "lorem-ipsum": 1, "words-per-line": 1,
+    }  # fmt: skip
+    gone = np.sum([row for name, row in counts.items() if name not in ("read", "kept")], axis=0)
+    assert np.array_equal(gone + counts["kept"], counts["read"])
+
+
+@pytest.mark.parametrize("deduplicate", ["spans", "lines"])
+def test_parts_and_ranges_change_no_page(source, deduplicate, monkeypatch):
+    whole = texts(clean(source, deduplicate=deduplicate))
+    monkeypatch.setattr(crawl, "PART", 300)
+    monkeypatch.setattr(command, "RANGE", 7)
+    assert len(crawl.find_parts(source)) > 10
+    cache = clean(source, "other", deduplicate=deduplicate)
+    assert sorted(texts(cache, "other")) == sorted(whole)
+    assert json.loads((cache / "tfds" / "other" / "1.0.0" / "clean.json").read_text())["damaged"] == 0
+
+
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(source, monkeypatch):
+    monkeypatch.setattr(crawl, "PART", 1000)
+    undisturbed = files(clean(source))
+    (source.parent / "runs").rename(source.parent / "before")
+    replace, rng, done, kills = os.replace, random.Random(1), [], []
+
+    def killed(old, new):
+        if rng.random() < 0.25:
+            kills.append(new)
+            raise KeyboardInterrupt
+        replace(old, new)
+        done.append(str(new))
+
+    monkeypatch.setattr(os, "replace", killed)
+    for _ in range(50):
+        with contextlib.suppress(KeyboardInterrupt):
+            cache = clean(source)
+            break
+    finished = [name for name in done if name.endswith(".json")]
+    assert len(kills) > 5
+    assert len(set(finished)) == len(finished)  # a part that is done is not done again
+    assert files(cache) == undisturbed
+    assert [path.name for path in (cache / "tfds").iterdir()] == ["pages"]
+
+
+def test_damaged_places_are_named_counted_and_skipped(source, capsys):
+    with (source / "a.jsonl").open("a") as file:
+        file.write('\n{"text": "cut\n["text"]\n{"url": "a.com"}')
+    (source / "d.wet").write_bytes(b"rubbish\n" + wet(article(60)) + wet(article(61))[:-30])
+    (source / "e.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": article(62)}).encode())[:-12])
+    (source / "f.txt").write_bytes(b"\xff\xfe")
+    assert sorted(texts(clean(source))) == sorted(map(article, [*range(40), 60]))
+    said = capsys.readouterr().out
+    for place in (
+        *(f"a.jsonl, line {i}" for i in (24, 25, 26)),
+        "d.wet, record 1",
+        "d.wet, record 2",
+        "e.jsonl",
+        "f.txt",
+    ):
+        assert f"{place}: " in said or f"{place}.gz: " in said
+    assert "7 damaged places" in said
+
+
+def test_a_source_of_damage_alone_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "bad.jsonl").write_text("no JSON")
+    with pytest.raises(SettingError, match=r"bad\.jsonl, line 1"):
+        clean(tmp_path)
+
+
+def test_only_listed_hosts_are_kept_and_their_subdomains(source, tmp_path):
+    (tmp_path / "hosts").write_text("b.org\n")
+    cache = clean(source, rules=cleaning.Rules(domains=str(tmp_path / "hosts")))
+    assert sorted(texts(cache)) == sorted(map(article, range(20, 30)))
+
+
+def test_unfiltered_pages_stay_as_they_are(source):
+    found = texts(clean(source, without=("all", "language")))
+    assert len(found) == 43
+    assert "Too little." in found
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "nowhere"}, "it does not exist"),
+        ({"source": "empty"}, "none of its 0 files"),
+        ({"without": ("policies",)}, "did you mean 'policy'"),
+        ({"name": "No-Name"}, "small letters"),
+        ({"validation": 1.0}, "between 0 and 1"),
+        ({"rules": cleaning.Rules(bad_words="missing")}, "rules.bad_words='missing'"),
+        ({"without": (), "rules": cleaning.Rules(language="xx")}, "rules.language='xx'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_read(settings, message, tmp_path):
+    (tmp_path / "empty").mkdir()
+    given = {"source": ".", "name": "x", "without": OFF, "runs": tmp_path / "runs"} | settings
+    with pytest.raises(SettingError, match=message):
+        command.clean(tmp_path / given.pop("source"), **given)
+
+
+def test_a_finished_set_is_left_alone_and_other_settings_are_refused_with_the_difference(source):
+    before = files(clean(source))
+    assert files(clean(source)) == before
+    with pytest.raises(SettingError, match="rules.words_per_line was 5, is 3"):
+        clean(source, rules=cleaning.Rules(words_per_line=3))
+
+
+@pytest.mark.parametrize("unit", cleaning.UNITS)
+def test_without_repeated_spans_no_sentence_is_lost_and_a_page_seen_before_is_empty(unit):
+    rng = random.Random(0)
+    pages = [[sentence(rng.randrange(12)) for _ in range(rng.randrange(1, 8))] for _ in range(200)]
+    hashes = [cleaning.span_hashes(lines, unit) for lines in [*pages, *pages]]
+    marked = np.zeros(sum(map(len, hashes)), bool)
+    marked[cleaning.repeated(np.concatenate(hashes))] = True
+    ends = np.cumsum([len(part) for part in hashes])[:-1]
+    left = [cleaning.without_spans(*page, unit) for page in zip([*pages, *pages], np.split(marked, ends), strict=True)]
+    assert {line for lines in left for line in lines} == {line for lines in pages for line in lines}
+    assert not any(left[len(pages) :])
+    kept = [
+        tuple(lines[i : i + 3])
+        for lines, old in zip(left, pages, strict=False)
+        if lines == old
+        for i in range(len(lines) - 2)
+    ]
+    assert len(set(kept)) == len(kept)
