@@ -1,7 +1,9 @@
 """Laws of the Transformer, for every architecture, family and way to tell positions apart."""
 
+import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from flax import nnx
 
 from lm.config import SettingError
 from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig
-from lm.nn.layers import RelativeBias, draw_keep, dropout
+from lm.nn.layers import RelativeBias, count, draw_keep, dropout
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
 from lm.ops.losses import cross_entropy
@@ -25,6 +27,7 @@ SHAPE = {name: getattr(TINY, name) for name in (
     "vocab_size", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads", "max_length",
 )}  # fmt: skip
 BASE = SIZES["t5-base"]
+SETUP = Path(__file__).parents[2] / "shared" / "t5" / "setup.json"
 ARCHITECTURES = ["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 POSITIONS = ["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 WINDOW = {"sparsity": SparsityConfig(window=2, global_tokens=1, projections="separate")}
@@ -54,6 +57,7 @@ CONFIGS |= {
     "sparse decoder": replace(TINY, architecture="decoder", **BLOCKS),
     "windowed decoder": replace(TINY, architecture="decoder", sparsity=SparsityConfig(window=1, dilation=2)),
     "bilinear": replace(TINY, scores="bilinear"),
+    "adapters": replace(TINY, adapter_width=4),
 }
 DECODERS = [name for name, config in CONFIGS.items() if config.has_decoder]
 
@@ -184,7 +188,7 @@ def loss_and_gradients(model, batch, key):
     return {"loss": value} | named(gradients)
 
 
-@pytest.mark.parametrize("architecture", ["encoder-decoder", pytest.param("albert-base", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", ["adapters", pytest.param("albert-base", marks=pytest.mark.slow)])
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients(architecture):
     batch, key = example(4, 5, 6, prefix=2), jax.random.key(7)
     expected = loss_and_gradients(make(architecture), batch, key)
@@ -244,6 +248,28 @@ def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
             assert np.abs(value[0] - value[1]).max() > 0.01
 
 
+@pytest.mark.parametrize("name", ["encoder-decoder", "gpt-neox-20b", "bart-base"])  # pre-norm, parallel, post-norm
+def test_a_new_adapter_changes_next_to_nothing_and_no_other_parameter(name):
+    plain, batch = make(name), example(14, 5, 6)
+    adapted = made(replace(CONFIGS[name], adapter_width=4))
+    for parameter, value in named(plain).items():
+        np.testing.assert_array_equal(named(adapted)[parameter], value)
+    before, after = features(plain, batch), features(adapted, batch)
+    assert 0 < np.linalg.norm(after - before) < 0.1 * np.linalg.norm(before)
+
+
+def test_adapters_are_as_large_as_the_papers():
+    if not SETUP.exists():
+        pytest.skip(f"{SETUP} is not here")
+    due = json.loads(SETUP.read_text())["finetune_methods"]["adapters"]["value"]
+    for width, more in due["computed_new_params_24_adapters_incl_norm"].items():
+        plain, adapted = (
+            count(jax.eval_shape(partial(Transformer, replace(BASE, adapter_width=each)), nnx.Rngs(params=0)))
+            for each in (0, int(width))
+        )
+        assert adapted - plain == more
+
+
 def test_a_shared_model_has_one_stack_and_both_uses_move_it():
     model, batch = make("shared-encoder-decoder"), example(6, 5, 6)
     assert {name.split(".")[0] for name in named(model)} == {"embed", "decoder"}
@@ -292,6 +318,7 @@ def test_hidden_states_and_weights_are_those_that_the_model_computes_with(name):
     ("settings", "named_setting"),
     [
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"adapter_width": -1}, "adapter_width"),
         ({"positions": "rotary", "rotary": RotaryConfig(fraction=1.5)}, "rotary.fraction"),
         ({"positions": "sinusoidal", "d_model": 15}, "d_model"),
         ({"logits": "tied", "d_embed": 8}, "logits_transform"),

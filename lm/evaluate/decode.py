@@ -15,12 +15,14 @@ import jax.numpy as jnp
 from lm.config import SettingError
 from lm.nn.cache import Cache
 from lm.nn.config import SpecialTokens
+from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Batch, Transformer
 from lm.ops import beams as searching
 from lm.ops import sampling
 
 PROMPT = ("input_tokens", "segment_ids", "token_types", "causal_attention", "global_attention")  # positions follow
 
+Model = Transformer | Ensemble
 Choose = Callable[[jax.Array, jax.Array | None], jax.Array]  # (logits [B,V], key) -> tokens int32 [B]
 
 
@@ -32,13 +34,13 @@ class Decoded(NamedTuple):
     record: jax.Array | None  # [B,max_length,...]: what ``record`` made of each step's logits, until all are done
 
 
-def greedy(model: Transformer, batch: Batch, *, max_length: int) -> jax.Array:
+def greedy(model: Model, batch: Batch, *, max_length: int) -> jax.Array:
     """int32 [B,max_length]: the likeliest token at each step, up to and with EOS, then padding."""
     return decode(model, batch, max_length=max_length, choose=sampling.greedy, key=None).tokens
 
 
 def decode(
-    model: Transformer,
+    model: Model,
     batch: Batch,
     *,
     max_length: int,
@@ -57,7 +59,7 @@ def decode(
                    record=record)  # fmt: skip
 
 
-def _prompt(model: Transformer, batch: Batch) -> Batch:
+def _prompt(model: Model, batch: Batch) -> Batch:
     """The features that are read; others may change without anything being compiled anew."""
     if not model.config.has_decoder:
         raise SettingError("model.architecture='encoder' has no decoder to write with")
@@ -110,7 +112,7 @@ def _begin(model, batch, max_length, special):
 
 
 def beam_search(
-    model: Transformer,
+    model: Model,
     batch: Batch,
     *,
     beams: int,
@@ -144,15 +146,21 @@ def _beam_search(model, batch, *, search, special):
 
     def advance(state):
         step, beams, parent, token, cache = state
-        cache = _reorder(cache, (rows[:, None] * search.beams + parent).reshape(-1))
+        order = (rows[:, None] * search.beams + parent).reshape(-1)
+        cache = _each(lambda cache: _reorder(cache, order), cache)
         logits, cache = model.step(token.reshape(-1), cache)
         return step + 1, *choose(beams, logits, step), cache
 
     beams = searching.begin(search, ~done, special.pad)
     first = choose(beams, jnp.repeat(logits, search.beams, axis=0), 0)
-    cache = _widen(cache, search.beams)
+    cache = _each(lambda cache: _widen(cache, search.beams), cache)
     step, beams, *_ = jax.lax.while_loop(unfinished, advance, (1, *first, cache))
     return searching.ranked(search, beams, step, special.pad)
+
+
+def _each(change, cache):
+    """``change`` of a cache, or of every one of an ensemble's."""
+    return change(cache) if isinstance(cache, Cache) else tuple(map(change, cache))
 
 
 def _widen(cache: Cache, beams: int) -> Cache:

@@ -84,6 +84,7 @@ class ModelConfig:
     sparsity: SparsityConfig = SparsityConfig()
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
     mlp: Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"] = "relu"  # activation
+    adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
     norm: Literal["rms", "layer"] = "rms"  # T5 and Llama leave out the mean and the bias
     residual: Literal["pre-norm", "post-norm", "parallel"] = "pre-norm"  # where norms stand; parallel: GPT-NeoX
     norm_epsilon: float = 1e-6  # added to the (mean) square before its root is taken
@@ -108,6 +109,8 @@ class ModelConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise SettingError(f"model.{name}={getattr(self, name)} should be at least 1")
+        if self.adapter_width < 0:
+            raise SettingError(f"model.adapter_width={self.adapter_width} should be at least 0")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         if self.num_heads % self.key_value_heads:

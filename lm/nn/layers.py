@@ -134,6 +134,25 @@ class Mlp(nnx.Module):
         return self.out(dropout(hidden, keep, self.config.dropout))
 
 
+class Adapter(nnx.Module):
+    """[B,T,D] to [B,T,D] through a narrow layer of ``adapter_width``: what is added to a finished block to be tuned.
+
+    It has a norm in front wherever the block's norms stand. A new one adds next to nothing: its output matrix is drawn
+    as in Houlsby et al. 2019, whose adapters train alike from any deviation up to 1e-2. It is not 0, since Adafactor's
+    rate is relative to a parameter's size.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        width, inner = config.d_model, config.adapter_width
+        self.norm = Norm(config, width)
+        self.hidden = Linear(config, rngs, (width, inner), ("embed", "adapter"), width**-0.5)
+        self.out = Linear(config, rngs, (inner, width), ("adapter", "embed"), 1e-2)
+
+    def __call__(self, x: jax.Array, keep: jax.Array | None) -> jax.Array:
+        return self.out(dropout(jax.nn.relu(self.hidden(self.norm(x))), keep, self.config.dropout))
+
+
 class RelativeBias(nnx.Module):
     """A learnt number for each head and bucket of distances, added to the attention scores; ``table`` [buckets,N]."""
 

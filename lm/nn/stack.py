@@ -7,13 +7,13 @@ from flax import nnx
 from lm.nn.attention import Attention, View
 from lm.nn.cache import KeyValue
 from lm.nn.config import ModelConfig
-from lm.nn.layers import Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
+from lm.nn.layers import Adapter, Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 
 
 class Block(nnx.Module):
-    """Self-attention, cross-attention in a decoder that has an encoder, and a feed-forward layer."""
+    """Self-attention, cross-attention in a decoder that has an encoder, a feed-forward layer, and maybe an adapter."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
         self.config = config
@@ -24,6 +24,7 @@ class Block(nnx.Module):
         self.cross = Attention(config, rngs, crosses=True) if crosses else None
         self.mlp_norm = Norm(config, config.d_model)
         self.mlp = Mlp(config, rngs)
+        self.adapter = Adapter(config, rngs) if config.adapter_width else None
 
     def __call__(
         self, x: jax.Array, view: View, keep: Keep, cached: KeyValue | None, crossed: KeyValue | None
@@ -42,7 +43,11 @@ class Block(nnx.Module):
             h = self.cross(h, seen, View(view.cross_mask), keep.get("cross"))
             x = self._add(x, h, self.cross_norm, keep.get("cross_out"))
         h = self.mlp(self._read(start, x, self.mlp_norm), keep.get("mlp"))
-        return self._add(x, h, self.mlp_norm, keep.get("mlp_out")), cached
+        x = self._add(x, h, self.mlp_norm, keep.get("mlp_out"))
+        if self.adapter is not None:
+            h = dropout(self.adapter(x, keep.get("adapter")), keep.get("adapter_out"), self.config.dropout)
+            x = constrain(x + h, "batch", "length", "embed")
+        return x, cached
 
     def weights(self, x: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
         """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention; x [B,T,D] as to a call."""
@@ -191,6 +196,8 @@ class Stack(nnx.Module):
             "mlp": (1, config.d_ff),
             "mlp_out": (1, config.d_model),
         }
+        if config.adapter_width:
+            inner |= {"adapter": (1, config.adapter_width), "adapter_out": (1, config.d_model)}
         if view.encoded is not None:
             inner |= {"cross": (config.num_heads, 1, view.encoded.shape[1]), "cross_out": (1, config.d_model)}
         shapes = {name: (self.num_layers, *shape) for name, shape in inner.items()}

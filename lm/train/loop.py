@@ -143,10 +143,10 @@ class Meter:
         names = ("loss", "grad_norm")
         checked = jax.device_get([{name: metrics[name] for name in names} for _, metrics in self.unread])
         for (step, _), values in zip(self.unread, checked, strict=True):
-            if not all(map(np.isfinite, values.values())):
-                raise NonFiniteLoss(step, {name: float(value) for name, value in values.items()})
+            if not np.isfinite([*values.values()]).all():
+                raise NonFiniteLoss(step, {name: value.tolist() for name, value in values.items()})
         if self.unread and (last % self.config.log_every == 0 or last == self.config.steps):
-            values = {name: float(value) for name, value in jax.device_get(self.unread[-1][1]).items()}
+            values = {name: value.tolist() for name, value in jax.device_get(self.unread[-1][1]).items()}
             self.log.write(last, "train", values | self._rates(last))
         self.unread.clear()
 

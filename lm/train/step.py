@@ -21,6 +21,8 @@ from lm.train.optimizers import learning_rate, optimizer
 from lm.train.state import State
 
 Metrics = dict[str, jax.Array]
+Updates = dict[str, jax.Array]  # what the optimiser asks for, by parameter
+Tune = Callable[[Updates, jax.Array], Updates]  # also takes the state's step
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Steps:
         return means | {"tokens": found["loss"][1] if found else 0.0}
 
 
-def same(updates: dict[str, jax.Array], step: jax.Array) -> dict[str, jax.Array]:
+def same(updates: Updates, step: jax.Array) -> Updates:
     """Every parameter is trained, always."""
     return updates
 
@@ -69,7 +71,7 @@ def build(
     microbatches: int = 1,
     make: Callable[[ModelConfig, nnx.Rngs], nnx.Module] = Transformer,
     objective: Loss = language_model,
-    tune: Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]] = same,
+    tune: Tune = same,
 ) -> Steps:
     """The steps of a model on a mesh; the same arguments give the same compiled functions.
 

@@ -30,7 +30,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     not counted, nor is the half of causal scores that a kernel may skip, nor ELECTRA's generator.
     """
     heads, groups = config.num_heads * config.d_kv, config.key_value_heads * config.d_kv
-    mlp = config.d_model * config.d_ff * (3 if config.mlp.startswith("gated") else 2)
+    mlp = config.d_model * (config.d_ff * (3 if config.mlp.startswith("gated") else 2) + 2 * config.adapter_width)
 
     def attention(queries, keys):  # query and output are as many, and key and value
         return 2 * config.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys

@@ -1,0 +1,61 @@
+"""Which parameters fine-tuning moves: functions ``tune(updates, step) -> updates`` for ``lm.train.step.build``.
+
+What is new, a head outside of the body, is trained by all of them. Source: Raffel et al. 2020, section 3.5.1.
+"""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm.nn.config import ModelConfig
+from lm.nn.tuned import BODY
+from lm.train.step import Tune, Updates
+
+
+def body_frozen(updates: Updates, step: jax.Array) -> Updates:
+    """Only what is new is trained, and the body does not decay either."""
+    return {name: jnp.zeros_like(value) if name.startswith(BODY) else value for name, value in updates.items()}
+
+
+def adapters_only(updates: Updates, step: jax.Array) -> Updates:
+    """Adapters and all norms are trained, as the paper says; the released code trains the adapters' norms alone."""
+    has_body = any(name.startswith(BODY) for name in updates)
+
+    def trained(name):
+        *modules, _ = name.split(".")
+        new = has_body and not name.startswith(BODY)
+        return new or "adapter" in modules or modules[-1].endswith("norm")
+
+    return {name: value if trained(name) else jnp.zeros_like(value) for name, value in updates.items()}
+
+
+@cache  # the same function for the same arguments, since the compiled steps are kept by it
+def gradual(config: ModelConfig, steps: int) -> Tune:
+    """Unfreezes a layer at a time, from the top of all stacks at once, and the last after ``steps`` less one episode.
+
+    There are as many episodes as the deepest stack has layers, equally long. A stack's last norm and the softmax,
+    with the embedding if that is the same matrix, are trained from the start on. The relative bias, and whatever else
+    comes before the first layer, are trained with that layer.
+    """
+    sides = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    depths = {side: 1 if config.shared_layers else depth for side, depth in sides.items()}
+    depths = {side: depth for side, depth in depths.items() if getattr(config, f"has_{side}")}
+    episodes = max(depths.values())
+
+    def due(name, value):  # how many layers, from the top, are trained when this is
+        module, _, rest = name.removeprefix(BODY).partition(".")
+        if module == "embed" and not config.logits.startswith("tied"):
+            return episodes
+        if module not in depths or rest.startswith("norm."):
+            return 1
+        if not rest.startswith("blocks."):
+            return depths[module]
+        return np.arange(depths[module], 0, -1).reshape(-1, *[1] * (value.ndim - 1))
+
+    def tune(updates, step):
+        unfrozen = 1 + step * episodes // steps
+        return {name: jnp.where(unfrozen >= due(name, value), value, 0) for name, value in updates.items()}
+
+    return tune
