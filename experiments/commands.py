@@ -1,36 +1,33 @@
 """What the commands of ``lm`` print that only need settings and finished runs."""
 
 import shutil
-from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from experiments import report
 from experiments.experiment import Experiment
 from experiments.registry import baseline_of, build, find, find_one, tables
-from experiments.results import lengths, losses, results, scores
-from experiments.t5.tables import COLUMNS
+from experiments.results import Runs, results
+from experiments.sheets import WIDE, Sheet, changes_of
 from lm.config import comments, diff, leaves
 
 # A pipe has no width of its own: give lines room there, so that nothing is cut in a file.
-CONSOLE = Console(width=None if Console().is_terminal else max(140, shutil.get_terminal_size().columns))
+CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
 
 
-def show_rows(pattern: str, scale: str, runs: Path) -> None:
+def show_rows(pattern: str, scale: str, runs: Runs) -> None:
     """Print one line a row: its name, label, changes, finished seeds."""
     rows = find(pattern)
     for table in tables(rows):
-        grid = Grid(
-            "row", "in the paper", "changes", "finished", title=f"{table.name}: {table.title}", title_justify="left"
-        )
+        title = f"{table.name}: {table.title}"
+        listed = Grid("row", "in the paper", "changes", "finished", title=title, title_justify="left")
         for row in (row for row in table.rows if row in rows):
-            changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
-            text = ", ".join(f"{path}={new}" for path, (_, new) in changed.items()) or "(the baseline)"
-            finished = len(results(row, scale, runs))
-            grid.add_row(row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}")
-        CONSOLE.print(grid)
+            text = changes_of(row, scale) or "(the baseline)"
+            finished = len(results(row, scale, runs, complain=lambda line: None))
+            listed.add_row(row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}")
+        CONSOLE.print(listed)
 
 
 def show_settings(name: str, scale: str) -> None:
@@ -52,40 +49,35 @@ def show_diff(name: str, other: str, scale: str) -> None:
         CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
 
 
-def show_report(pattern: str, scale: str, runs: Path) -> None:
-    """Write the report of the tables that ``pattern`` names, and print them."""
+def show_report(pattern: str, scale: str, runs: Runs, watch: bool = False) -> None:
+    """Write the report of the tables that ``pattern`` names, and print them; with ``watch`` again and again."""
+    from experiments import report  # whose pictures and page need more than listing rows does
+
     wanted = tables(find(pattern))
-    path = report.write_report(wanted, scale, runs)
+
+    def say(text: str) -> None:
+        CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    if watch:
+        report.watch(wanted, scale, runs, say)
+        return
+    written = report.write_report(wanted, scale, runs)
     for table in wanted:
-        CONSOLE.print(scoreboard(table, scale, runs))
-    CONSOLE.print(
-        f"Report: {path}\nPlots:  {', '.join(str(p) for p in sorted(path.parent.glob('*.png')))}", highlight=False
-    )
+        scores, *orders = written.sheets[table.name]
+        CONSOLE.print(grid(f"{table.name}: {table.title} (scale {scale})", scores))
+        for sheet in orders:
+            CONSOLE.print(grid("", sheet))
+    for line in written.left_out:
+        say(f"not counted: {line}")
+    say(f"Report: {written.path.parent}/report.md, .html, .csv")
 
 
-def scoreboard(table, scale: str, runs: Path) -> Grid:
-    """One table for the terminal: each column's score of ours beside the paper's."""
-    found = {row.name: scores(results(row, scale, runs)) for row in table.rows}
-    columns = [c for c in COLUMNS if any(c in ours for ours in found.values())]
-    beside = "; ours │ the paper's" if any(row.paper for row in table.rows) else ""
-    grid = Grid("row", title=f"{table.name}: {table.title} (scale {scale}{beside})", title_justify="left")
-    for column in columns:
-        grid.add_column(column, justify="right")
-    longer = next(filter(None, (list(lengths(results(row, scale, runs))) for row in table.rows)), [])
-    for times in longer:
-        grid.add_column(f"perplexity at {times} ×", justify="right")
-    grid.add_column("held-out loss", justify="right")
-    for row in table.rows:
-        ours = found[row.name]
-        cells = [_score(ours.get(c)) + (f" │ {row.paper[c]:5.2f}" if row.paper else "") for c in columns]
-        held_out = losses(results(row, scale, runs))
-        perplexity = lengths(results(row, scale, runs))
-        cells += [_score(perplexity.get(times)) for times in longer]
-        grid.add_row(escape(row.label), *cells, _score(held_out))
-    return grid
-
-
-def _score(score) -> str:
-    if score is None:
-        return "–"
-    return f"{score.mean:.2f}" if score.std is None else f"{score.mean:.2f} ± {score.std:.2f}"
+def grid(title: str, sheet: Sheet) -> Grid:
+    """A sheet for the terminal, without its wide columns and its notes."""
+    shown = {head: cells for head, cells in sheet.items() if head not in WIDE}
+    made = Grid(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for head in shown:
+        made.add_column(escape(head), justify="left" if head in ("row", "") else "right")
+    for cells in zip(*shown.values(), strict=True):
+        made.add_row(*(f"[bold]{escape(c.text)}[/]" if c.style == "best" else escape(c.text) for c in cells))
+    return made

@@ -3,8 +3,9 @@
 Only the standard library and our settings are imported here, so that listing and comparing rows starts at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 from lm.config import SettingError, change, leaves
@@ -18,8 +19,10 @@ from lm.train.config import OptimizerConfig
 class DataConfig:
     """What is read, and how it becomes tokens."""
 
-    corpus: str = "tfds:c4/en"  # pre-training text: documentation, text:PATH-or-glob or tfds:NAME[:VERSION]
+    corpus: str = "tfds:c4/en"  # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
+    repeats: int = 0  # pre-training sees the same tokens so often: the corpus is cut to fit; 0: all of it [times]
     vocabulary: str = "unigram"  # unigram (trained on the corpus), bytes, a .model file, or a tokenizer's folder
+    vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a unigram vocabulary is trained on
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
@@ -27,10 +30,27 @@ class DataConfig:
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
 
     def __post_init__(self):
-        if self.sentinels < 1 or self.vocabulary_size < 1 or self.workers < 0:
+        for name, least in (("sentinels", 1), ("vocabulary_size", 1), ("workers", 0), ("repeats", 0)):
+            if getattr(self, name) < least:
+                raise SettingError(f"data.{name}={getattr(self, name)} should be at least {least}")
+
+
+@dataclass(frozen=True)
+class MixingConfig:
+    """What pre-training reads, and in which proportions tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
+
+    pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = "corpus"  # tasks: all of
+    # tuning.mixtures; other-tasks: all but those of the mixture that is fine-tuned on next, anew for each
+    rates: Literal["proportional", "equal"] = "proportional"  # to the number of examples, or the same for every task
+    limit: int = 2**19  # what a task counts with at most: the paper's K [examples]
+    corpus_share: float = 1.0  # what the corpus, which is larger, counts with [x limit]
+    temperature: float = 1.0  # rates to the power of 1 / temperature: higher is more equal
+
+    def __post_init__(self):
+        if self.limit < 1 or self.temperature <= 0 or self.corpus_share <= 0:
             raise SettingError(
-                f"data.sentinels={self.sentinels} and data.vocabulary_size={self.vocabulary_size} should be at least "
-                f"1, data.workers={self.workers} at least 0"
+                f"mixing.limit={self.limit} should be at least 1, mixing.temperature={self.temperature} and "
+                f"mixing.corpus_share={self.corpus_share} above 0"
             )
 
 
@@ -63,6 +83,8 @@ class TuningConfig:
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.mixtures, each fine-tuned on alone
     heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone and answered by a head instead of in words
     layers: Literal["last", "mixed-frozen"] = "last"  # what heads read; mixed: all, which then are not trained
+    adapters: float = 0.0  # width of adapter layers over d_model, which alone are trained; 0: none, all parameters are
+    unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
     inputs_length: int = 512  # longer inputs are cut at their end [tokens]
     examples_limit: int | None = None  # tasks are drawn in proportion to their size, up to this; None: any [examples]
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
@@ -75,6 +97,22 @@ class TuningConfig:
             )
         if self.examples_limit is not None and self.examples_limit < 1:
             raise SettingError(f"tuning.examples_limit={self.examples_limit} should be at least 1, or None")
+        if self.adapters < 0 or (self.adapters and self.unfreezing == "gradual"):
+            raise SettingError(
+                f"tuning.adapters={self.adapters} should be at least 0, and 0 with tuning.unfreezing='gradual'"
+            )
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    """Models that answer together: the mean of their logits [Raffel et al. 2020, section 3.6]."""
+
+    members: int = 1  # how many [models]
+    pretraining: Literal["separate", "shared"] = "separate"  # shared: they differ in fine-tuning only
+
+    def __post_init__(self):
+        if self.members < 1:
+            raise SettingError(f"ensemble.members={self.members} should be at least 1")
 
 
 @dataclass(frozen=True)
@@ -88,7 +126,9 @@ class Experiment:
     finetuning: PhaseConfig = PhaseConfig(
         steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)
     )
+    mixing: MixingConfig = MixingConfig()
     tuning: TuningConfig = TuningConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
     generator_share: float = 0.25  # width of ELECTRA's generator over the model's; unused without replaced-token
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # of initial parameters, order of examples, noise and dropout
@@ -104,9 +144,9 @@ def objective(name: str) -> Changes:
     return {"objective": OBJECTIVES[name]}
 
 
-def half(number: int) -> int:
-    """A relative change, for rows that mean the same at every scale."""
-    return number // 2
+def times(factor: float) -> Callable[[int], int]:
+    """A relative change, for rows that mean the same at every scale; rounded up."""
+    return lambda number: ceil(number * factor)
 
 
 def apply(experiment: Experiment, new: Changes) -> Experiment:

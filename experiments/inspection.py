@@ -39,7 +39,7 @@ def show_examples(name: str, scale: str, count: int, runs: Path) -> None:
             examples = Encoded(task, task.rows("train", runs / "cache"), prepared.vocabulary)
             CONSOLE.print(f"[bold]{task.name}[/], {len(examples):,} examples, for the paper's column {task.column}")
             few = [examples[place] for place in range(min(count, len(examples)))]
-            lengths = tuning_lengths(experiment, mixed)
+            lengths = tuning_lengths(experiment, (mixed,))
             architecture = experiment.model.architecture
             for batch in pipeline.eval_batches(few, architecture=architecture, lengths=lengths, batch_size=len(few)):
                 _print(_parts(batch, row, prepared.vocabulary) for row in range(len(few)))

@@ -1,5 +1,6 @@
 """One phase of training in its folder: what all phases of a run share, and how each is brought to its end."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ class Session:
     experiment: Experiment
     prepared: Prepared
     mesh: jax.sharding.Mesh
-    cache: Path
+    cache: Path  # of prepared data
     reporter: Reporter
 
 
@@ -48,6 +49,10 @@ def fit(
 ) -> None:
     """Train one phase to its end, wherever it is now, in the folder that holds its ``checkpoints``."""
     experiment, reporter = session.experiment, session.reporter
+    folder = Path(checkpoints.folder).parent
+    if finished(folder, phase.steps):
+        reporter.advance(phase.steps)
+        return
     index, count = sharding.shard_of_batch(steps.mesh, phase.batch_size)
 
     def data(first: int) -> Iterator[pipeline.Batch]:
@@ -64,8 +69,15 @@ def fit(
     model = replace(experiment.model, logits="none") if headed else experiment.model
     flops = step_flops(model, phase.batch_size, lengths.inputs, targets)
     initial = None if start is None else lambda: start(steps)
-    with ShownLog(Path(checkpoints.folder).parent, asdict(experiment), reporter) as log:
+    with ShownLog(folder, asdict(experiment), reporter) as log:
         train(steps, experiment.seed, data, checkpoints, log, evaluate, config, initial, flops)
+
+
+def finished(folder: Path, steps: int) -> bool:
+    """Whether the phase in ``folder`` was trained, evaluated and saved to its end."""
+    path = folder / "run.json"
+    ended = path.exists() and json.loads(path.read_text())["status"] == "finished"
+    return ended and (folder / "checkpoints" / str(steps)).is_dir()
 
 
 def _counted(stream: Iterable, reporter: Reporter) -> Iterator:

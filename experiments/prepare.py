@@ -6,16 +6,18 @@ Everything that can be wrong with settings, data and devices is found here, befo
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from experiments.experiment import Experiment
 from lm.config import SettingError
 from lm.data import pipeline
-from lm.data.mixtures import mixture
+from lm.data.mixtures import mixture, rates
 from lm.data.objectives import EOS, PAD, Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.sources import documents, examples
+from lm.data.sources import Rows, documents, examples
+from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import labelled
 from lm.data.tasks.task import Task
 from lm.data.tokenizers import find_tokenizer
@@ -23,6 +25,7 @@ from lm.data.tokens import Tokens, encode_corpus
 from lm.data.vocabulary import Bytes, SentencePiece, Vocabulary, train_sentencepiece
 
 Say = Callable[[str], object]
+CORPUS = "corpus"  # its name among the tasks of a mixture
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
     for name in experiment.tuning.mixtures:
         for task in mixture(name):
-            for split in (task.train, task.validation):
+            for split in filter(None, (task.train, task.validation)):
                 examples(task.source, split, cache)  # finds it, and reads nothing yet
     for name in experiment.tuning.heads:
         labelled(name).rows("validation", cache)
@@ -67,6 +70,8 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
             f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
         )
     train = encode_corpus(corpus, vocabulary, cache / "tokens")
+    if experiment.data.repeats:
+        train = train.cut(unique_tokens(experiment))
     validation = encode_corpus(documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens")
     return Prepared(vocabulary, train, validation)
 
@@ -95,13 +100,31 @@ def find_vocabulary(experiment: Experiment, corpus: Sequence[str], cache: Path, 
         return find_tokenizer(Path(data.vocabulary), experiment.model.vocab_size)
     if data.vocabulary != "unigram":
         return SentencePiece(Path(data.vocabulary), data.sentinels)
-    key = hashlib.sha256(f"{corpus.fingerprint} {data.vocabulary_size}".encode()).hexdigest()[:16]
+    tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
+    about = [corpus.fingerprint, data.vocabulary_size, *(f"{name} {r.fingerprint}" for name, r in tasks.items())]
+    key = hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()[:16]
     path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
     if not path.exists():
-        say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {data.corpus}")
+        say(
+            f"training a vocabulary of {data.vocabulary_size:,} word pieces on {data.corpus}"
+            + " and tasks" * bool(tasks)
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
-        train_sentencepiece(corpus, data.vocabulary_size, path)
+        texts = (text for name, rows in tasks.items() for row in rows for text in TASKS[name].to_text(row))
+        train_sentencepiece(chain(corpus, texts), data.vocabulary_size, path)
     return SentencePiece(path, data.sentinels)
+
+
+def task_rows(experiment: Experiment, cache: Path) -> dict[str, Rows]:
+    """The training sets of all tasks that the experiment is tuned on, by task."""
+    tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
+    return {task.name: examples(task.source, task.train, cache) for task in tasks}
+
+
+def unique_tokens(experiment: Experiment) -> int:
+    """How many tokens pre-training reads ``data.repeats`` times; one row's at least."""
+    phase, data = experiment.pretraining, experiment.data
+    return max(phase.steps * phase.batch_size * data.inputs_length // data.repeats, data.inputs_length)
 
 
 def pretraining_batches(
@@ -111,7 +134,7 @@ def pretraining_batches(
     times: int = 1,
     rows: int | None = None,
 ) -> pipeline.BatchFunction:
-    """The batch function of pre-training; that of the validation split has the same noise in every run.
+    """The batch function of pre-training on the corpus; that of the validation split has the same noise in every run.
 
     Its rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
@@ -126,7 +149,33 @@ def pretraining_batches(
     )
 
 
-def tuning_lengths(experiment: Experiment, name: str) -> Lengths:
-    """Lengths of a mixture's inputs and targets, EOS counted."""
+def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> pipeline.Mixed:
+    """The batch function of multi-task pre-training: the tasks' training sets, and the corpus if it is one of them."""
+    mixing, tuning = experiment.mixing, experiment.tuning
+    examples: dict[str, Sequence[pipeline.Example]] = {
+        task.name: Encoded(task, task.rows("train", cache), prepared.vocabulary)
+        for name in tuning.mixtures
+        for task in mixture(name)
+        if task.train
+    }
+    sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
+    corpus = pretraining_batches(experiment, prepared, "train")
+    if mixing.pretraining != "tasks":
+        examples[CORPUS] = pipeline.Unsupervised(corpus)
+        sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
+    tuned, limits = tuning_lengths(experiment, tuning.mixtures), corpus.limits
+    lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
+    return pipeline.task_batches(
+        examples,
+        rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature),
+        architecture=experiment.model.architecture,
+        lengths=lengths,
+        batch_size=experiment.pretraining.batch_size,
+        seed=experiment.seed,
+    )
+
+
+def tuning_lengths(experiment: Experiment, names: Sequence[str]) -> Lengths:
+    """Lengths of the inputs and targets of mixtures, EOS counted."""
     inputs = experiment.tuning.inputs_length
-    return Lengths(raw=inputs, inputs=inputs, targets=mixture(name).targets_length)
+    return Lengths(raw=inputs, inputs=inputs, targets=max(mixture(name).targets_length for name in names))

@@ -1,55 +1,95 @@
-"""Finished runs as the paper's tables: ours beside the paper's, as Markdown and as a plot."""
+"""Finished runs as the paper's tables: ours beside the paper's, as Markdown, CSV, pictures and a page for a browser."""
 
-from collections.abc import Mapping
+import csv
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
-from experiments.experiment import Row, Table
-from experiments.plots import extrapolation, plot
+from experiments.experiment import Table
+from experiments.findings import differences, orders
+from experiments.page import REFRESH, Section, details, page
+from experiments.plots import draw
 from experiments.registry import REGISTRY, baseline_of, build
-from experiments.results import Result, Score, lengths, losses, results, scores
-from experiments.t5.tables import BASELINE_STD, COLUMNS
-from lm.config import SettingError, diff
+from experiments.results import Result, Runs, curves, results, roots, run_folder
+from experiments.sheets import Finished, Sheet, markdown, scoreboard
+from experiments.t5.tables import COLUMNS
+from lm.config import SettingError
 
 
-def write_report(tables: list[Table], scale: str, runs: Path) -> Path:
-    """Write ``report.md`` and one plot a table into ``runs/scale``; SettingError if no row has finished."""
-    found = {row.name: results(row, scale, runs) for table in tables for row in table.rows}
-    for name in {baseline_of(table.rows[0].name) for table in tables}:
-        found[name] = results(REGISTRY[name], scale, runs)
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what a terminal shows of it."""
+
+    path: Path  # of report.md
+    sheets: Mapping[str, list[Sheet]]  # table -> its scores, places and rank correlations
+    left_out: list[str]  # why, a run each
+
+
+def collect(tables: list[Table], scale: str, runs: Runs) -> tuple[Finished, list[str]]:
+    """The finished runs of every row and baseline of ``tables``, and what is said of those that do not count."""
+    left_out: dict[str, None] = {}
+    names = dict.fromkeys(row.name for table in tables for row in table.rows)
+    names |= {baseline_of(name): None for name in names}
+    for name in names:
+        build(name, scale)
+    try:
+        there = [root for root in roots(runs) if root.is_dir()]
+    except (ImportError, OSError) as error:  # of a bucket
+        raise SettingError(f"--runs: {' '.join(map(str, roots(runs)))} cannot be read ({error})") from error
+    left_out |= {f"--runs: there is no folder {root}": None for root in roots(runs) if root not in there}
+    found = {name: results(REGISTRY[name], scale, there, lambda text: left_out.setdefault(text)) for name in names}
     if not any(found[row.name] for table in tables for row in table.rows):
+        why = "".join(f"\n- {line}" for line in left_out)
         raise SettingError(
-            f"no run of {', '.join(table.name for table in tables)} at scale {scale} has finished under {runs}; "
-            f"train them with: lm sweep '{tables[0].name}' --scale {scale}"
+            f"no run of {', '.join(table.name for table in tables)} at scale {scale} has finished under "
+            f"{', '.join(map(str, roots(runs)))}; train them with: lm sweep '{tables[0].name}' --scale {scale}{why}"
         )
+    return found, list(left_out)
+
+
+def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0) -> Report:
+    """Write the report into the first folder of ``runs``; SettingError if no row has finished.
+
+    The page for a browser loads itself anew every ``refresh`` seconds; 0: never.
+    """
+    found, left_out = collect(tables, scale, runs)
     name = tables[0].name.replace("/", "-") if len(tables) == 1 else tables[0].name.split("/")[0]
-    folder = runs / scale / "reports" / name
+    folder = roots(runs)[0] / scale / "reports" / name
     folder.mkdir(parents=True, exist_ok=True)
-    baselines = dict.fromkeys(baseline_of(table.rows[0].name) for table in tables)
-    setup = "\n".join(_setup(name, scale) for name in baselines)
-    kind, beside = "Classic models", ""
-    if tables[0].name.startswith("t5/"):
-        kind, beside = "The T5 study", " │ the paper's (difference to its baseline)"
-    sections = [_HEADER.format(kind=kind, beside=beside, scale=scale, setup=setup, note=stand_ins(tables, found))]
+    top, sections, sheets = header(tables, found, scale, left_out), [], {}
     for table in tables:
-        picture = folder / f"{table.name.replace('/', '-')}.png"
-        sections.append(section(table, found, scale, picture.name))
-        if any(found[row.name] for row in table.rows):
-            draw = extrapolation if any(lengths(found[row.name]) for row in table.rows) else plot
-            draw(table, found, picture)
+        places, note = orders(table, found) if any(row.paper for row in table.rows) else ([], "")
+        sheets[table.name] = [scoreboard(table, found, scale), *places]
+        lines = {row.name: curves(found[row.name]) for row in table.rows}
+        pictures = draw(table, found, lines, scale, folder)
+        text = section(table, sheets[table.name], note, differences(table, found), pictures)
+        rows = [details(row, found[row.name], lines[row.name], scale) for row in table.rows if found[row.name]]
+        sections.append(Section(table.name, text, rows))
     path = folder / "report.md"
-    path.write_text("\n\n".join(sections) + "\n")
-    return path
+    _write(path, "\n\n".join([top, *(each.markdown for each in sections)]) + "\n")
+    _write(path.with_suffix(".csv"), table_csv(tables, found))
+    _write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
+    return Report(path, sheets, left_out)
 
 
-_HEADER = """# {kind} at scale `{scale}`
+def header(tables: list[Table], found: Finished, scale: str, left_out: list[str]) -> str:
+    """What stands above all tables."""
+    baselines = dict.fromkeys(baseline_of(table.rows[0].name) for table in tables)
+    paper = any(row.paper for table in tables for row in table.rows)
+    lines = [f"# {'The T5 study' if paper else 'Classic models'} at scale `{scale}`"]
+    lines += ["\n".join(_setup(name, scale) for name in baselines), _LEGEND, stand_ins(tables, found)]
+    if left_out:
+        shown = [line.splitlines() for line in left_out]
+        lines += ["Not counted:\n\n" + "\n".join(f"- `{'; '.join(map(str.strip, each))}`" for each in shown)]
+    return "\n\n".join(filter(None, lines))
 
-{setup}
 
-Each cell: ours, mean ± standard deviation over seeds (difference to the baseline){beside}.
-Within a column of ours, **bold** marks the scores within two standard deviations of the best. The held-out
-loss is that of pre-training, in nats a target token: other objectives predict other targets, so compare like with like.
-
-{note}"""
+_LEGEND = """Each cell: mean ± standard deviation over seeds (difference to the baseline). Within a column of ours, \
+**bold** marks the scores within two standard deviations of the best. The held-out loss is that of pre-training, \
+in nats a target token: other objectives predict other targets, so compare like with like."""
 
 
 def _setup(baseline: str, scale: str) -> str:
@@ -75,77 +115,69 @@ def stand_ins(tables: list[Table], found: Mapping[str, list[Result]]) -> str:
         for column in COLUMNS
         if column in result.columns
     ]
-    return "\n".join(["What stands under each column:", *lines]) if lines else ""
+    return "\n".join(["What stands under each column:\n", *lines]) if lines else ""
 
 
-def section(table: Table, found: Mapping[str, list[Result]], scale: str, picture: str) -> str:
-    """One table as Markdown."""
-    rows = [(row, scores(found[row.name])) for row in table.rows]
-    columns = [c for c in COLUMNS if any(c in ours for _, ours in rows)]
-    longer = next((list(lengths(found[row.name])) for row, _ in rows if lengths(found[row.name])), [])
-    base = REGISTRY[baseline_of(table.rows[0].name)]
-    baseline = scores(found[base.name])
-    best = {c: _threshold([ours[c] for _, ours in rows if c in ours]) for c in columns}
-    perplexities = [f"perplexity at {times} ×" for times in longer]
-    heads = ["row", "changes", *columns, *perplexities, "held-out loss", "seeds", "cost a run"]
-    lines = [
-        f"## {table.name}: {table.title}",
-        "",
-        f"| {' | '.join(heads)} |",
-        "|---" * len(heads) + "|",
-    ]
-    for row, ours in rows:
-        cells = [
-            _ours(ours.get(c), baseline.get(c), best[c])
-            + (f" │ {row.paper[c]:.2f}{_delta(row.paper[c], base.paper[c])}" if row.paper else "")
-            for c in columns
-        ]
-        perplexity = lengths(found[row.name])
-        cells += [_plain(perplexity.get(n)) for n in longer]
-        lines.append(
-            f"| {row.label} | {_changes(row, scale)} | {' | '.join(cells)} | "
-            f"{_plain(losses(found[row.name]))} | {len(found[row.name])} | "
-            f"{_cost(found[row.name])} |"
-        )
-    yardstick = ", ".join(f"{c} {BASELINE_STD[c]}" for c in columns)
-    lines += ["", f"The paper's standard deviation over ten baseline runs: {yardstick}." * bool(base.paper), ""]
-    return "\n".join(lines + [f"![{table.title}]({picture})"] * any(found[row.name] for row, _ in rows))
+def section(table: Table, sheets: list[Sheet], order: str, differing: str, pictures: list[str]) -> str:
+    """One table as Markdown: its scores, which of them differ, the order of its rows, and its pictures."""
+    scores, *places = map(markdown, sheets)
+    parts = [f"## {table.name}: {table.title}", scores, differing, *places, order]
+    return "\n\n".join(filter(None, [*parts, *(f"![{table.title}]({picture})" for picture in pictures)]))
 
 
-def _changes(row: Row, scale: str) -> str:
-    changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
-    return "<br>".join(f"`{path}={new}`" for path, (_, new) in changed.items()) or "(the baseline)"
+def table_csv(tables: list[Table], found: Finished) -> str:
+    """A line for every row, seed and column."""
+    written = StringIO()
+    out = csv.writer(written, lineterminator="\n")
+    out.writerow("table row label seed column score paper held_out_loss seconds tokens".split())
+    for table, row in [(each, row) for each in tables for row in each.rows]:
+        for run in found[row.name]:
+            cost = (run.held_out_loss, round(run.seconds, 3), run.tokens)
+            for column, score in run.columns.items() or [("", "")]:
+                paper = row.paper.get(column)
+                out.writerow([table.name, row.name, row.label, run.seed, column, score, paper, *cost])
+    return written.getvalue()
 
 
-def _threshold(values: list[Score]) -> float:
-    """The least score that is not significantly below the best; with one seed a run, the best itself."""
-    top = max(values, key=lambda score: score.mean)
-    if top.mean == min(score.mean for score in values):
-        return float("inf")  # all alike: none stands out
-    return top.mean - 2 * (top.std or 0.0)
+POLL = 5.0  # between looks at the folders of runs [s]
 
 
-def _ours(score: Score | None, baseline: Score | None, threshold: float) -> str:
-    if score is None:
-        return "–"
-    text = f"{score.mean:.2f}" + (f" ± {score.std:.2f}" if score.std is not None else "")
-    text = f"**{text}**" if score.mean >= threshold else text
-    return text + (_delta(score.mean, baseline.mean) if baseline else "")
+def watch(tables: list[Table], scale: str, runs: Runs, say: Callable[[str], object]) -> None:
+    """Write the report whenever a run or its metrics have changed, until interrupted.
+
+    It takes a tenth of a core at most, so that trainings beside it keep theirs.
+    """
+    seen, wait, page = None, POLL, None
+    try:
+        while True:
+            began, now = time.process_time(), _stamps(tables, scale, runs)
+            if now != seen:
+                seen = now
+                try:
+                    page = write_report(tables, scale, runs, refresh=wait).path.with_suffix(".html")
+                    said = f"wrote {page}"
+                except SettingError as error:  # nothing has finished yet
+                    said = str(error)
+                say(f"{time.strftime('%H:%M:%S')} {said}")
+            wait = max(POLL, 9 * (time.process_time() - began))
+            time.sleep(wait)
+    except KeyboardInterrupt:
+        if page is not None:
+            _write(page, re.sub(REFRESH.format(r"\d+"), "", page.read_text(), count=1))
+        say("no longer watching")
 
 
-def _plain(score: Score | None) -> str:
-    if score is None:
-        return "–"
-    return f"{score.mean:.3f}" + (f" ± {score.std:.3f}" if score.std is not None else "")
+def _write(path: Path, text: str) -> None:
+    """Write all or nothing: a browser never reads half a page."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    new.replace(path)
 
 
-def _delta(value: float, baseline: float) -> str:
-    return f" ({value - baseline:+.2f})" if value != baseline else ""
-
-
-def _cost(found: list[Result]) -> str:
-    if not found:
-        return "–"
-    seconds = sum(result.seconds for result in found) / len(found)
-    tokens = sum(result.tokens for result in found) / len(found)
-    return f"{seconds / 60:.1f} min, {tokens / 1e6:.1f} M tokens"
+def _stamps(tables: list[Table], scale: str, runs: Runs) -> dict[str, int]:
+    """The size of every file that a report is made of."""
+    inside = ("settings.json", "scores.json", "finetuning/*/metrics.jsonl", "finetuning/*/*/metrics.jsonl")
+    names = {name for table in tables for row in table.rows for name in (row.name, baseline_of(row.name))}
+    rows = {run_folder(Path(), scale, name, 0, {}).parent for name in names}
+    patterns = [f"{scale}/pretraining/*/metrics.jsonl", *(f"{row}/seed-*/{file}" for row in rows for file in inside)]
+    return {str(path): path.stat().length for root in roots(runs) for each in patterns for path in root.glob(each)}

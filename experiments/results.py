@@ -1,16 +1,24 @@
-"""Where the runs of a row lie, and what the finished ones scored."""
+"""Where the runs of a row lie, and what the finished ones scored. Folders of runs may lie in a bucket (gs://)."""
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from math import exp
+from hashlib import sha256
+from math import exp, isfinite
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from etils import epath
+
 from experiments.experiment import Experiment, Row
 from experiments.registry import build, twin
 from lm.config import SettingError, diff, from_json
+
+Runs = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,24 @@ class Result:
     length_losses: Mapping[str, float] = field(
         default_factory=dict
     )  # held-out loss in longer rows, by how many times as long as in training
+    phases: Mapping[str, str] = field(default_factory=dict)  # phase -> its folder, below that of the scale
+
+    def __post_init__(self):
+        numbers = [*self.columns.values(), self.held_out_loss or 0.0, self.seconds, self.tokens]
+        if not all(isfinite(number) for number in (*numbers, *self.length_losses.values())):
+            raise ValueError("a score is not finite")
+        if not all({"column", "metric"} <= best.keys() for best in self.tasks.values()):
+            raise ValueError("a task lacks its column or its metric")
+
+    @property
+    def seed(self) -> int:
+        return int(self.folder.name.removeprefix("seed-"))
+
+    def phase_folders(self) -> dict[str, Path]:
+        """Phase -> the folder with its metrics and predictions, of those that are there."""
+        ups = {name: [up / path for up in self.folder.parents] for name, path in self.phases.items()}
+        found = {name: next((f for f in folders if f.exists()), None) for name, folders in ups.items()}
+        return {name: folder for name, folder in found.items() if folder is not None}
 
 
 @dataclass(frozen=True)
@@ -41,17 +67,29 @@ class Score:
         return cls(mean(values), stdev(values) if len(values) > 1 else None)
 
 
+def roots(runs: Runs) -> list[epath.Path]:
+    """The folders of runs, as paths that may lie in a bucket."""
+    return [epath.Path(root) for root in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+
+
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
     """The folder of one run; rows that make the same changes share it, settings given by hand are part of it."""
     suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
-    return runs / scale / (twin(name) + suffix.replace("/", "_")) / f"seed-{seed}"
+    parent, _, last = twin(name).rpartition("/")
+    last = (last + suffix.replace("/", "_")).encode()
+    if len(last) > 255:  # bytes: the longest file name on Linux and macOS
+        last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
+    return runs / scale / parent / last.decode() / f"seed-{seed}"
 
 
 def check_settings(experiment: Experiment, folder: Path) -> None:
     """SettingError with the difference if ``folder`` holds a run of other settings."""
-    path = folder / "settings.json"
+    path = epath.Path(folder) / "settings.json"
     if path.exists():
-        changed = diff(from_json(Experiment, path.read_text()), experiment)
+        try:
+            changed = diff(from_json(Experiment, path.read_text()), experiment)
+        except ValueError as error:
+            raise SettingError(f"{path} cannot be read ({error}): choose other --runs or delete {folder}") from error
         lines = "".join(f"\n  {name}: {old} there, {new} now" for name, (old, new) in changed.items())
         if changed:
             raise SettingError(
@@ -61,29 +99,74 @@ def check_settings(experiment: Experiment, folder: Path) -> None:
 
 def read_result(folder: Path) -> Result | None:
     """The result of a finished run, None of an unfinished one; SettingError if its file is damaged."""
-    path = folder / "scores.json"
+    path = epath.Path(folder) / "scores.json"
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text())
-        return Result(folder=folder, **found)
-    except (ValueError, TypeError) as error:
+        return Result(folder=path.parent, **json.loads(path.read_text()))
+    except (ValueError, TypeError, AttributeError) as error:
         raise SettingError(f"{path} is damaged ({error!r}): delete it and run the row again") from error
 
 
-def results(row: Row, scale: str, runs: Path) -> list[Result]:
-    """Every finished seed of ``row`` at ``scale``."""
+def results(row: Row, scale: str, runs: Runs, complain: Callable[[str], object] | None = None) -> list[Result]:
+    """Every finished seed of ``row`` at ``scale``; a seed that lies in several folders of runs counts once.
+
+    ``complain`` is told of each run that does not count; without it the first such run is an error.
+    """
+    found: dict[int, Result] = {}
+    for root in roots(runs):
+        home = run_folder(root, scale, row.name, 0, {}).parent
+        folders = home.iterdir() if home.exists() else ()
+        for folder in sorted(f for f in folders if re.fullmatch(r"seed-\d+", f.name)):
+            try:
+                check_settings(build(row.name, scale, {"seed": int(folder.name.removeprefix("seed-"))}), folder)
+                result = read_result(folder)
+                if result is not None and not (folder / "settings.json").exists():
+                    raise SettingError(f"{folder} has scores but no settings.json to tell whose they are")
+            except (SettingError, OSError) as error:
+                if complain is None:
+                    raise
+                complain(str(error))
+                continue
+            if result is not None:
+                found.setdefault(result.seed, result)
+            elif complain is not None:
+                complain(f"{folder} has not finished")
+    return [found[seed] for seed in sorted(found)]
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines, none if there is no file; a line that a kill cut short is left out."""
     found = []
-    for folder in sorted(run_folder(runs, scale, row.name, 0, {}).parent.glob("seed-*")):
-        check_settings(build(row.name, scale, {"seed": int(folder.name.removeprefix("seed-"))}), folder)
-        found.append(read_result(folder))
-    return [result for result in found if result is not None]
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict)]
+
+
+Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was watched -> lines of (step, value)
+
+
+def curves(found: list[Result]) -> Curves:
+    """The losses of pre-training and the scores of fine-tuning, a line a seed and member of an ensemble."""
+    drawn: dict[str, list] = {}
+    for name, folder in ((name, folder) for result in found for name, folder in result.phase_folders().items()):
+        phase, _, rest = name.partition("/")
+        kinds = {f"{rest.partition('/')[0] or phase}: score": ("eval", "score")}
+        if phase == "pretraining":
+            kinds = {"pre-training loss": ("train", "loss"), "held-out loss": ("eval", "loss")}
+        lines = json_lines(folder / "metrics.jsonl")
+        for shown, (kind, value) in kinds.items():
+            points = [(line.get("step"), line.get(value)) for line in lines if line.get("kind") == kind]
+            points = [point for point in points if all(isinstance(n, int | float) and isfinite(n) for n in point)]
+            drawn.setdefault(shown, []).extend([points] if points else [])
+    return {name: lines for name, lines in drawn.items() if lines}
 
 
 def scores(found: list[Result]) -> dict[str, Score]:
     """Column -> mean and deviation over the seeds."""
-    columns = found[0].columns if found else {}
-    return {column: Score.of(result.columns[column] for result in found) for column in columns}
+    columns = dict.fromkeys(column for result in found for column in result.columns)
+    return {c: Score.of(result.columns[c] for result in found if c in result.columns) for c in columns}
 
 
 def lengths(found: list[Result]) -> dict[int, Score]:

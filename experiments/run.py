@@ -1,12 +1,14 @@
 """The composition root: builds mesh, data, optimiser and log for one experiment, and trains, fine-tunes and scores it.
 
-A run is a folder: ``settings.json`` says whose it is; ``pretraining/`` and ``finetuning/MIXTURE/`` hold checkpoints,
-``metrics.jsonl`` and ``run.json``; ``scores.json`` appears when all is done.
+A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` holds checkpoints, ``metrics.jsonl``,
+``run.json`` and predictions, as does the folder of its pre-training, which runs that pre-train alike share;
+``scores.json`` appears when all is done and names the folders.
 """
 
 import json
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,9 +17,11 @@ import jax
 from flax import nnx
 
 from experiments.experiment import Experiment
-from experiments.finetuning import finetune, finetune_head
+from experiments.finetuning import asked as asked_of
+from experiments.finetuning import best_of, evaluation, finetune, together
+from experiments.folders import home_of, members, phases, pretraining_name, pretraining_of
 from experiments.phase import Session, Start, fit
-from experiments.prepare import Prepared, prepare, pretraining_batches, tuning_lengths
+from experiments.prepare import Prepared, mixed_batches, prepare, pretraining_batches, tuning_lengths
 from experiments.progress import Reporter
 from experiments.results import check_settings
 from lm import sharding
@@ -25,6 +29,7 @@ from lm.config import SettingError, to_json
 from lm.data import pipeline
 from lm.data.checks import check_batches
 from lm.data.labelled import Reader
+from lm.data.mixtures import mixture
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import labelled
 from lm.nn.config import ModelConfig
@@ -37,26 +42,50 @@ from lm.train.losses import language_model, masked_lm, replaced_tokens
 from lm.train.state import State
 from lm.train.step import Steps, build
 
-WATCHED = 8  # of held-out text, on which the loss of pre-training is watched [batches]
+WATCHED = 512  # of held-out text, on which the loss of pre-training is watched [sequences]
 COMPARED = 1_000  # of held-out text, at most, on which rows of different lengths are compared [batches]
 
 
 def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -> None:
     """Bring the run in ``folder`` to its end from wherever it is; SettingError before anything compiles."""
     prepared, mesh = check(experiment, folder, cache, reporter.say)
-    session = Session(experiment, prepared, mesh, cache, reporter)
-    pretrained = pretrain(session, folder / "pretraining")
-    best, phases = {}, [folder / "pretraining"]
-    if experiment.finetuning.steps:
-        kinds = [(finetune, experiment.tuning.mixtures), (finetune_head, experiment.tuning.heads)]
-        for tune, name in [(tune, name) for tune, names in kinds for name in names]:
-            phases.append(folder / "finetuning" / name)
-            best |= tune(session, pretrained, name, phases[-1])
-    longer = length_losses(session, pretrained)
+
+    def session(settings: Experiment) -> Session:
+        return Session(settings, prepared, mesh, cache, reporter)
+
+    home, team, tuning = home_of(folder, cache), members(experiment), experiment.tuning
+    places, starts, best = phases(experiment, folder, home), {}, {}
+    for suffix, settings, _ in team:
+        for name in (*tuning.mixtures, *tuning.heads) or ("",):
+            phase = pretraining_name(experiment, name, suffix)
+            if phase in places and phase not in starts:
+                starts[phase] = pretrain(session(pretraining_settings(settings, name)), places[phase])
+    for name in (*tuning.mixtures, *tuning.heads) if experiment.finetuning.steps else ():
+        sessions = [session(settings) for _, _, settings in team]
+        for each, (suffix, *_) in zip(sessions, team, strict=True):
+            start = starts.get(pretraining_name(experiment, name, suffix))
+            scores = finetune(each, start, name, places[name + suffix])
+        best |= scores if len(team) == 1 else together(sessions, name, [places[name + suffix] for suffix, *_ in team])
+    if experiment.mixing.pretraining != "corpus" and not experiment.finetuning.steps:
+        tasks = [task for name in tuning.mixtures for task in mixture(name).evaluated]
+        best = {task.name: best_of(task, places["pretraining"]) for task in tasks}
+    longer = length_losses(session(experiment), next(iter(starts.values()), None))
     if jax.process_index() == 0:
-        found = {"columns": columns(best), "tasks": best, "held_out_loss": held_out_loss(phases[0]), **cost(phases)}
-        found["length_losses"] = longer
-        replace_file(folder / "scores.json", json.dumps(found, indent=1) + "\n")
+        write_scores(folder, home, places, {"tasks": best, "length_losses": longer})
+
+
+def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: dict) -> None:
+    """What the run came to, and where its phases lie, from the scale's folder."""
+    own = list(dict.fromkeys(places.values()))
+    losses = [held_out_loss(place) for name, place in places.items() if name.startswith("pretraining")]
+    found |= {"columns": columns(found["tasks"]), "held_out_loss": next(iter(losses), None), **cost(own)}
+    found["phases"] = {name: os.path.relpath(place.resolve(), home) for name, place in places.items()}
+    replace_file(folder / "scores.json", json.dumps(found, indent=1) + "\n")
+
+
+def pretraining_settings(experiment: Experiment, mixture: str) -> Experiment:
+    """What pre-training depends on, and how it is done here."""
+    return replace(pretraining_of(experiment, mixture), data=experiment.data, mesh=experiment.mesh)
 
 
 def check(
@@ -72,6 +101,10 @@ def check(
         check_batches(architecture, experiment.finetuning.batch_size, writes=True)
     check_folder(experiment, folder, cache)
     prepared = prepare(experiment, cache, say)
+    if experiment.mixing.pretraining != "corpus":
+        if not tuning.mixtures:
+            raise SettingError(f"mixing.pretraining={experiment.mixing.pretraining!r} needs tasks: tuning.mixtures=()")
+        mixed_batches(experiment, prepared, cache)
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
         check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
     for name in tuning.heads if tunes else ():
@@ -84,7 +117,8 @@ def check(
 def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:
     """SettingError if rows are longer than the positions that the model has learned."""
     model, tuning = experiment.model, experiment.tuning
-    tuned = [tuning_lengths(experiment, name) for name in tuning.mixtures if experiment.finetuning.steps]
+    asks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
+    tuned = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if asks]
     rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.limits, *tuned)]
     longest = max(*rows, tuning.inputs_length)
     if model.positions == "learned" and longest > model.max_length:
@@ -121,18 +155,24 @@ def check_folder(experiment: Experiment, folder: Path, cache: Path) -> None:
         raise SettingError(f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder") from error
 
 
-def pretrain(session: Session, folder: Path) -> Start | None:
-    """Pre-train to the end; a function that gives the result as the first state of other steps, None without any."""
+def pretrain(session: Session, folder: Path) -> Start:
+    """Pre-train to the end; a function that gives the result as the first state of other steps."""
     experiment, phase = session.experiment, session.experiment.pretraining
-    if not phase.steps:
-        return None
     session.reporter.start("pre-training")
     steps = trained = steps_of(experiment, session.mesh)
-    source = pretraining_batches(experiment, session.prepared, "train")
-    held_out = validation_batches(session, 1, WATCHED)
-    config = CheckpointConfig(every=phase.save_every)
+    source = corpus = pretraining_batches(experiment, session.prepared, "train")
+    held_out, asked, limits = validation_batches(session, 1, -(-WATCHED // phase.batch_size)), [], corpus.limits
+    if experiment.mixing.pretraining != "corpus":
+        source = mixed_batches(experiment, session.prepared, session.cache)
+        limits = source.lengths
+        asked = asked_of(session, experiment.tuning.mixtures) if not experiment.finetuning.steps else []
+    scores = evaluation(asked, steps, folder) if asked else lambda state: {}
+    config = CheckpointConfig(every=phase.save_every, best="highest" if asked else "lowest")
     with Checkpoints(folder / "checkpoints", config) as checkpoints:
-        fit(session, phase, steps, source, source.limits, checkpoints, lambda state: steps.evaluate(state, held_out))
+        fit(
+            session, phase, steps, source, limits, checkpoints,
+            lambda state: steps.evaluate(state, held_out) | scores(state),
+        )  # fmt: skip
 
     def start(steps: Steps) -> State:
         with Checkpoints(folder / "checkpoints", config) as checkpoints:
@@ -223,8 +263,3 @@ def cost(phases: list[Path]) -> dict[str, float]:
                 seconds += record.get("seconds_per_step", 0.0) * done
                 tokens += record["tokens"] * done
     return {"seconds": seconds, "tokens": int(tokens)}
-
-
-def cache_of(folder: Path) -> Path:
-    """The cache beside a run's folder: that of the folder ``runs`` it lies in."""
-    return next((up / "cache" for up in folder.resolve().parents if (up / "cache").is_dir()), Path("runs") / "cache")

@@ -1,11 +1,13 @@
 """Every row of a pattern and every seed, one after another; what is finished is left alone."""
 
 import sys
+import traceback
 from pathlib import Path
 
 from experiments.commands import show_report
 from experiments.exit_codes import EXIT_CODES
 from experiments.experiment import Experiment
+from experiments.folders import phases
 from experiments.progress import Reporter, Stopwatch, duration, reporting
 from experiments.registry import baseline_of, build, find, twin
 from experiments.results import check_settings, read_result, run_folder
@@ -22,16 +24,17 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
     rows = find(pattern)
     compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
     names = list(dict.fromkeys(map(twin, compared)))
-    wanted = [(name, seed, run_folder(runs, scale, name, seed, {})) for seed in range(seeds) for name in names]
-    for name, seed, folder in wanted:
-        check_settings(build(name, scale, {"seed": seed}), folder)
-    missing = [(name, seed, folder) for name, seed, folder in wanted if read_result(folder) is None]
-    experiments = [build(name, scale, {"seed": seed}) for name, seed, _ in missing]
+    wanted = [
+        (name, build(name, scale, {"seed": seed}), run_folder(runs, scale, name, seed, {}))
+        for seed in range(seeds)
+        for name in names
+    ]
+    todo = [(name, experiment, folder) for name, experiment, folder in wanted if not is_done(experiment, folder)]
     failed = 0
-    if missing:
-        with reporting(sum(map(work, experiments))) as reporter:
-            reporter.say(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {len(missing)} to go")
-            for (name, _, folder), experiment in zip(missing, experiments, strict=True):
+    if todo:
+        with reporting(sum(work(experiment) for _, experiment, _ in todo)) as reporter:
+            reporter.say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished; {len(todo)} to go")
+            for name, experiment, folder in todo:
                 code = one(name, experiment, folder, runs, reporter)
                 failed = failed or code
     try:
@@ -43,10 +46,20 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
         sys.exit(failed)
 
 
+def is_done(experiment: Experiment, folder: Path) -> bool:
+    """Whether the run in ``folder`` is this one and has finished; what is wrong with it is said when its turn comes."""
+    try:
+        check_settings(experiment, folder)
+        return read_result(folder) is not None
+    except SettingError:
+        return False
+
+
 def work(experiment: Experiment) -> int:
     """Steps of a run, for its progress."""
-    tuned = len(experiment.tuning.mixtures) + len(experiment.tuning.heads)
-    return experiment.pretraining.steps + tuned * experiment.finetuning.steps
+    names = phases(experiment, Path(), Path())
+    own = sum(not name.startswith("pretraining") for name in names)
+    return (len(names) - own) * experiment.pretraining.steps + own * experiment.finetuning.steps
 
 
 def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: Reporter) -> int:
@@ -58,6 +71,7 @@ def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: R
 
     watch = Stopwatch()
     try:
+        read_result(folder)  # SettingError if it is damaged
         run(experiment, folder, runs / "cache", reporter)
     except Interrupted as stopped:
         reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
@@ -66,6 +80,11 @@ def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: R
         reporter.say(f"{name} failed: {error}\n  folder: {folder}")
         kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
         return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
+    except (OSError, MemoryError, RuntimeError, ValueError) as error:  # the others may go on none the less
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "error.txt").write_text(traceback.format_exc())
+        reporter.say(f"{name} failed: {type(error).__name__}: {error}\n  more in {folder / 'error.txt'}")
+        return EXIT_CODES["failed"]
     result = read_result(folder)
     shown = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
     shown = shown or f"held-out loss {result.held_out_loss:.3f}"

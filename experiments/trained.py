@@ -8,8 +8,9 @@ import numpy as np
 
 from experiments.conversion import TOKENIZER
 from experiments.experiment import Experiment
+from experiments.finetuning import adapted
+from experiments.folders import cache_of, home_of, phases
 from experiments.prepare import find_vocabulary
-from experiments.run import cache_of
 from lm import sharding
 from lm.config import SettingError, change, from_json, nearest
 from lm.data.sources import documents
@@ -81,7 +82,7 @@ def open_run(folder: Path, phases: Callable[[Experiment], Sequence[str]], name: 
     experiment = load_settings(folder)
     name = chosen(folder, phases(experiment), name)
     model = restored(folder, experiment, name).model
-    steps = _steps(experiment)
+    steps = _steps(experiment, name)
     return Trained(experiment, vocabulary_of(folder, experiment), name, model, steps.put, steps.mesh.size)
 
 
@@ -102,33 +103,39 @@ def vocabulary_of(folder: Path, experiment: Experiment) -> Vocabulary:
     return find_vocabulary(experiment, corpus, cache, print)
 
 
-def restored(folder: Path, experiment: Experiment, name: str) -> State:
-    """The parameters after the phase ``name`` of the run in ``folder``, the best ones if it was scored."""
-    phase = folder / "pretraining" if name == "pretraining" else folder / "finetuning" / name
+def restored(folder: Path, experiment: Experiment, name: str, steps: Steps | None = None) -> State:
+    """The parameters after the phase ``name`` of the run in ``folder``, the best ones if it was scored.
+
+    With ``steps``, of a model with a head, they are all there; without, those of the body.
+    """
+    phase = phases(experiment, folder, home_of(folder, cache_of(folder)))[name]
+    prefix = prefix_of(experiment, name) if steps is None else ""
+    abstract = (_steps(experiment, name) if steps is None else steps).abstract
     with Checkpoints(str(phase / "checkpoints"), CheckpointConfig(best="highest")) as checkpoints:
         if not checkpoints.steps():
             raise SettingError(f"{phase} has no checkpoint yet; train the run first")
-        best, prefix = None if name == "pretraining" else checkpoints.best(), prefix_of(experiment, name)
         try:
-            return checkpoints.restore_model(_steps(experiment).abstract, best, source=lambda path: prefix + path)
+            return checkpoints.restore_model(abstract, checkpoints.best(), source=lambda path: prefix + path)
         except CheckpointError as error:
             raise SettingError(str(error)) from error
 
 
-def _steps(experiment: Experiment) -> Steps:
-    return build(experiment.model, OptimizerConfig(), LossConfig(), sharding.make_mesh(experiment.mesh))
+def _steps(experiment: Experiment, name: str) -> Steps:
+    model = experiment.model if name.startswith("pretraining") else adapted(experiment)
+    return build(model, OptimizerConfig(), LossConfig(), sharding.make_mesh(experiment.mesh))
 
 
 def answering(experiment: Experiment) -> list[str]:
     """The phases whose model writes text."""
     if not experiment.model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm fill` shows what it puts for [MASK]")
-    return [*experiment.tuning.mixtures, "pretraining"]
+    text = [name for name in pretrained(experiment) if name.split("/")[0] not in experiment.tuning.heads]
+    return sorted(text, key=lambda name: name.startswith("pretraining"))
 
 
 def pretrained(experiment: Experiment) -> list[str]:
     """Pre-training first, then the phases that change its model."""
-    return ["pretraining", *experiment.tuning.mixtures, *experiment.tuning.heads]
+    return list(phases(experiment, Path(), Path()))
 
 
 def masked(experiment: Experiment) -> list[str]:
@@ -144,7 +151,7 @@ def masked(experiment: Experiment) -> list[str]:
 
 def prefix_of(experiment: Experiment, name: str) -> str:
     """What the names of the model's parameters begin with in the checkpoints of a phase."""
-    if name in experiment.tuning.heads:
+    if name.split("/")[0] in experiment.tuning.heads:
         return BODY
     return DISCRIMINATOR if "replaced-token" in experiment.model.heads else ""
 
@@ -153,10 +160,12 @@ def newest_masked(runs: Path) -> Path:
     """The folder below ``runs`` with the masked language model that was finished last."""
     for path in sorted(runs.glob("**/settings.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            masked(from_json(Experiment, path.read_text()))
+            experiment = from_json(Experiment, path.read_text())
+            name = masked(experiment)[0]
         except SettingError:
             continue
-        if any((path.parent / "pretraining" / "checkpoints").glob("[0-9]*")):
+        place = phases(experiment, path.parent, home_of(path.parent, cache_of(path.parent)))[name]
+        if any((place / "checkpoints").glob("[0-9]*")):
             return path.parent
     raise SettingError(
         f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one, or name another run"

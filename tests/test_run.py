@@ -12,6 +12,7 @@ from flax import nnx
 from experiments import __main__ as cli
 from experiments import registry
 from experiments.finetuning import best_of, head_steps
+from experiments.folders import home_of, phases
 from experiments.inspection import Writing, answer, show_examples, written
 from experiments.phase import Session
 from experiments.progress import reporting
@@ -80,6 +81,11 @@ def folder_of(runs: Path, name: str) -> Path:
     return run_folder(runs, "tiny", name, 0, {})
 
 
+def pretraining_of(runs: Path, folder: Path, name: str) -> Path:
+    """The folder of the run's pre-training."""
+    return phases(build(name, "tiny"), folder, home_of(folder, runs / "cache"))["pretraining"]
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_row_builds_at_every_scale_without_allocating(scale):
     shapes = {}
@@ -115,7 +121,7 @@ def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
 
 
 def test_run_json_and_metrics_tell_what_ran(swept):
-    folder = folder_of(swept, RATE) / "pretraining"
+    folder = pretraining_of(swept, folder_of(swept, RATE), RATE)
     run = json.loads((folder / "run.json").read_text())
     assert run["status"] == "finished"
     assert run["settings"]["objective"]["rate"] == 0.5
@@ -148,9 +154,10 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     experiment, folder = build(BASELINE, "tiny"), folder_of(swept, BASELINE)
     with reporting(0) as reporter:
         prepared, mesh = check(experiment, folder, swept / "cache", reporter.say)
-        first = pretrain(Session(experiment, prepared, mesh, swept / "cache", reporter), folder / "pretraining")
+        place = pretraining_of(swept, folder, BASELINE)
+        first = pretrain(Session(experiment, prepared, mesh, swept / "cache", reporter), place)
     steps = build_steps(experiment.model, experiment.finetuning.optimizer, LossConfig(), mesh)
-    with Checkpoints(folder / "pretraining" / "checkpoints", CheckpointConfig()) as checkpoints:
+    with Checkpoints(place / "checkpoints", CheckpointConfig()) as checkpoints:
         saved, start = checkpoints.restore(steps.abstract, 4), first(steps)
     assert (int(saved.step), int(start.step)) == (4, 0)
     for name, value in saved.params.items():
@@ -179,9 +186,10 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
             return
         prepared, mesh = check(experiment, tmp_path / "run", runs / "cache", reporter.say)
         session = Session(experiment, prepared, mesh, runs / "cache", reporter)
-        learnt = pretrain(session, tmp_path / "run" / "pretraining")
-        state = learnt(head_steps(session, experiment.tuning.heads[0]))
-    with Checkpoints(tmp_path / "run" / "pretraining" / "checkpoints", CheckpointConfig()) as checkpoints:
+        place = tmp_path / read_result(tmp_path / "run").phases["pretraining"]
+        learnt = pretrain(session, place)
+        state = learnt(head_steps(experiment, mesh, experiment.tuning.heads[0]))
+    with Checkpoints(place / "checkpoints", CheckpointConfig()) as checkpoints:
         saved = checkpoints.restore(steps_of(experiment, mesh).abstract).params
     came = [path for path in state.params if path.startswith("body.")]
     for path in came:
@@ -196,8 +204,8 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
     assert written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
     with pytest.raises(SettingError, match="is no run"):
         answer(swept / "nowhere", ["a"], "", 8, GREEDY)
-    with pytest.raises(SettingError, match="--mixture 'documentatio' .*did you mean 'documentation'"):
-        answer(folder_of(swept, RATE), ["a"], "documentatio", 8, GREEDY)
+    with pytest.raises(SettingError, match="--mixture 'summaris' .*did you mean 'summarise'"):
+        answer(folder_of(swept, RATE), ["a"], "summaris", 8, GREEDY)
 
 
 @pytest.mark.parametrize(

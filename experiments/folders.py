@@ -1,0 +1,85 @@
+"""Where the phases of a run lie. Runs that pre-train alike share one pre-training, whatever they do with it."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.experiment import BASELINE, Experiment
+from lm.config import diff
+
+
+def cache_of(folder: Path) -> Path:
+    """The cache beside a run's folder: that of the folder ``runs`` it lies in."""
+    return next((up / "cache" for up in folder.resolve().parents if (up / "cache").is_dir()), Path("runs") / "cache")
+
+
+def home_of(folder: Path, cache: Path) -> Path:
+    """The folder of a run's scale, where what its runs share lies; elsewhere the run's own folder."""
+    runs, folder = cache.resolve().parent, folder.resolve()
+    return runs / folder.relative_to(runs).parts[0] if folder.is_relative_to(runs) else folder
+
+
+def members(experiment: Experiment) -> list[tuple[str, Experiment, Experiment]]:
+    """(suffix of its phases, its settings in pre-training, in fine-tuning) of each model that a run consists of.
+
+    Members differ in their seeds. Those of the ensembles with seeds 0, 1, ... are all different, and the first of them
+    begin like single runs, which they then share.
+    """
+    count = experiment.ensemble.members
+    if count == 1:
+        return [("", experiment, experiment)]
+    single = replace(experiment, ensemble=BASELINE.ensemble)
+    found = [replace(single, seed=experiment.seed * count + k) for k in range(count)]
+    separate = experiment.ensemble.pretraining == "separate"
+    return [(f"/member-{k}", each if separate else single, each) for k, each in enumerate(found)]
+
+
+def phases(experiment: Experiment, folder: Path, home: Path) -> dict[str, Path]:
+    """The folder of each phase of the run in ``folder``: pre-trainings by ``pretraining_name``, then fine-tunings."""
+    tuning, found = experiment.tuning, {}
+    each = tuning.mixtures if experiment.mixing.pretraining == "corpus+other-tasks" else ("",)
+    if experiment.pretraining.steps:
+        for suffix, settings, _ in members(experiment):
+            for name in each:
+                found[pretraining_name(experiment, name, suffix)] = pretraining_folder(settings, folder, home, name)
+    if experiment.finetuning.steps:
+        for name in (*tuning.mixtures, *tuning.heads):
+            for suffix, *_ in members(experiment):
+                found[name + suffix] = folder / "finetuning" / (name + suffix)
+    return found
+
+
+def pretraining_name(experiment: Experiment, mixture: str, suffix: str) -> str:
+    """The phase that fine-tuning of a member on ``mixture`` starts from."""
+    without = f"/without-{mixture}" if experiment.mixing.pretraining == "corpus+other-tasks" else ""
+    return f"pretraining{without}{suffix if experiment.ensemble.pretraining == 'separate' else ''}"
+
+
+def pretraining_folder(experiment: Experiment, folder: Path, home: Path, mixture: str) -> Path:
+    """Of the pre-training from which the run in ``folder`` is fine-tuned on ``mixture``."""
+    own = folder / "pretraining"  # of an imported run
+    changed = diff(BASELINE, pretraining_of(experiment, mixture))  # so that a new setting changes no key
+    key = hashlib.sha256(json.dumps({path: str(new) for path, (_, new) in changed.items()}).encode()).hexdigest()
+    return own if own.is_dir() else home / "pretraining" / key[:16]
+
+
+def pretraining_of(experiment: Experiment, mixture: str) -> Experiment:
+    """The settings that pre-training depends on; all others are those of the baseline."""
+    data = replace(experiment.data, workers=0, held_out_lengths=(1,))
+    kept = replace(
+        BASELINE, data=data, objective=experiment.objective, model=experiment.model, pretraining=experiment.pretraining,
+        generator_share=experiment.generator_share, seed=experiment.seed,
+    )  # fmt: skip
+    mixing, tuning = experiment.mixing, experiment.tuning
+    if mixing.pretraining == "corpus" and data.vocabulary_texts == "corpus":
+        return kept
+    mixtures = tuning.mixtures
+    if mixing.pretraining == "corpus+other-tasks":
+        mixing = replace(mixing, pretraining="corpus+tasks")
+        mixtures = tuple(name for name in mixtures if name != mixture)
+    tuning = replace(BASELINE.tuning, mixtures=mixtures, inputs_length=tuning.inputs_length)
+    if experiment.finetuning.steps:
+        return replace(kept, mixing=mixing, tuning=tuning)
+    tuning = replace(tuning, evaluation_examples=experiment.tuning.evaluation_examples)  # it is scored as it stands
+    return replace(kept, mixing=mixing, tuning=tuning, finetuning=replace(BASELINE.finetuning, steps=0))

@@ -1,0 +1,93 @@
+"""A report as one file for a browser: nothing is loaded from elsewhere."""
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+
+from markdown_it import MarkdownIt
+
+from experiments.experiment import Row
+from experiments.registry import baseline_of, build
+from experiments.results import Curves, Result, json_lines
+from lm.config import diff
+
+REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page anew [s]
+SHOWN, LONGEST = 3, 400  # predictions of a task, and letters of a text
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of a report."""
+
+    name: str
+    markdown: str
+    details: Sequence[str]  # HTML, a row each
+
+
+def page(top: str, sections: Sequence[Section], read: Callable[[str], bytes], refresh: float) -> str:
+    """The whole page; ``read`` gives the bytes of a picture that the Markdown names."""
+    links = "".join(f'<a href="#{escape(each.name)}">{escape(each.name)}</a>' for each in sections)
+    parts = [_html(top, read), f"<nav>{links}</nav>"]
+    for each in sections:
+        rows = "\n".join(each.details)
+        parts.append(f'<section id="{escape(each.name)}">\n{_html(each.markdown, read)}\n{rows}\n</section>')
+    every = REFRESH.format(round(refresh)) if refresh else ""
+    template = Template(Path(__file__).with_name("page.html").read_text())
+    title = escape(top.splitlines()[0].strip("# ").replace("`", ""))
+    return template.substitute(title=title, body="\n".join(parts), refresh=every)
+
+
+def _html(markdown: str, read: Callable[[str], bytes]) -> str:
+    """Markdown as HTML with its pictures inside; HTML in it is shown, not obeyed."""
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    html = re.sub(" ([±…]) ", r"&nbsp;\1&nbsp;", html)
+    html = re.sub(
+        r'src="([^":]+\.png)"', lambda m: f'src="data:image/png;base64,{b64encode(read(m[1])).decode()}"', html
+    )
+    return html.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+
+
+def details(row: Row, found: Sequence[Result], lines: Curves, scale: str) -> str:
+    """What a row changes, its runs, its curves and samples of its predictions, folded."""
+    changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
+    changes = [f"<code>{escape(f'{path}: {old} → {new}')}</code>" for path, (old, new) in changed.items()]
+    runs = [f"<code>{escape(str(run.folder))}</code>" for run in found]
+    charts = [f'<div class="charts">{"".join(map(chart, lines, lines.values()))}</div>'] * bool(lines)
+    parts = ["<br>".join(changes) or "the baseline", "<br>".join(runs), *charts]
+    parts += [_samples(task, best["step"], found[0]) for task, best in found[0].tasks.items() if "step" in best]
+    inner = "\n".join(f"<div>{part}</div>" for part in parts)
+    return f"<details><summary>{escape(row.label)} <code>{escape(row.name)}</code></summary>\n{inner}\n</details>"
+
+
+def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
+    """Lines of (step, value) as an SVG with the least and the greatest value beside them."""
+    steps, values = zip(*(point for line in lines for point in line), strict=True)
+    left, right, low, high = min(steps), max(steps), min(values), max(values)
+    wide, tall = 180 / max(right - left, 1e-9), 90 / max(high - low, 1e-9)
+    places = [[f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line] for line in lines]
+    drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in places)
+    words = [(2, 14, f"{high:.4g}"), (2, 100, f"{low:.4g}"), (45, 115, f"{left:,}"), (190, 115, f"{right:,}")]
+    texts = "".join(f'<text x="{x}" y="{y}">{text}</text>' for x, y, text in words)
+    label = escape(name)
+    svg = f'<svg viewBox="0 0 240 120" role="img" aria-label="{label}">{drawn}{texts}</svg>'
+    return f"<figure><figcaption>{label}</figcaption>{svg}</figure>"
+
+
+def _samples(task: str, step: int, run: Result) -> str:
+    """A few answers of a run to ``task`` at its best checkpoint, as a table."""
+    files = (folder / "predictions" / task / f"{step}.jsonl" for folder in run.phase_folders().values())
+    lines = next((lines for file in files if (lines := json_lines(file))), [])
+    keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
+    cells = ["".join(f"<td>{escape(_cut(line.get(key, '')))}</td>" for key in keys) for line in lines[:SHOWN]]
+    rows, heads = "".join(f"<tr>{row}</tr>" for row in cells), "".join(f"<th>{key}</th>" for key in keys)
+    table = f'<div class="wide"><table class="texts"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return f"<p><b>{escape(task)}</b>, seed {run.seed}, step {step}</p>{table if rows else 'no predictions'}"
+
+
+def _cut(value: object) -> str:
+    text = " / ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= LONGEST else text[:LONGEST] + " …"

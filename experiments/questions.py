@@ -1,0 +1,50 @@
+"""What a model is asked to be scored on a task: in words, or through a head."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+
+from experiments.experiment import Experiment
+from lm import sharding
+from lm.data import pipeline
+from lm.data.labelled import Reader, labelled_eval_batches
+from lm.data.objectives import Lengths
+from lm.data.tasks.labelled import LabelledTask
+from lm.data.tasks.task import Row, Task
+from lm.data.vocabulary import Vocabulary
+from lm.evaluate.decode import greedy
+from lm.evaluate.score import Questions
+from lm.nn.tuned import Tuned
+
+told = jax.jit(Tuned.__call__)  # model, batch -> what its head gives
+
+
+def questions(
+    experiment: Experiment,
+    vocabulary: Vocabulary,
+    mesh: jax.sharding.Mesh,
+    task: Task | LabelledTask,
+    rows: Sequence[Row],
+    targets_length: int,
+) -> Questions:
+    """Those of ``rows``; answers in words have at most ``targets_length`` tokens."""
+    length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
+    architecture = experiment.model.architecture
+    index, count = sharding.shard_of_batch(mesh, size)
+    mine = slice(index * size // count, (index + 1) * size // count)
+    if isinstance(task, LabelledTask):
+        reader = Reader(task, vocabulary, architecture, length)
+        batches, output, read = labelled_eval_batches(reader, rows, size), told, reader.answer
+    else:
+        prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
+        lengths = Lengths(raw=length, inputs=length, targets=1)
+        batches = pipeline.eval_batches(prompts, architecture=architecture, lengths=lengths, batch_size=size)
+        output, read = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
+    parts = [{feature: values[mine] for feature, values in batch.items()} for batch in batches]
+    return Questions(task, rows, parts, output, read)
+
+
+def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:
+    """The first ``limit`` rows; 0 means all."""
+    return [rows[place] for place in range(min(limit or len(rows), len(rows)))]

@@ -1,0 +1,54 @@
+"""``lm tasks``: which tasks there are, and which of their data sets are prepared here."""
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+
+from rich.table import Table as Grid
+
+from experiments.commands import CONSOLE
+from lm.config import SettingError, nearest
+from lm.data import sources
+from lm.data.tasks import TASKS
+from lm.data.tasks.labelled import LABELLED, LabelledTask
+
+
+def show_tasks(pattern: str, cache: Path) -> None:
+    """Print one line a task: how it is answered, where it counts, how it is scored, and its rows if they are here."""
+    found = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]
+    if not found:
+        raise SettingError(f"no task matches {pattern!r}{nearest(pattern, {*TASKS, *LABELLED})}")
+    grid, missing = Grid("task", "answered", "column", "metrics", "data set", "train", "validation"), set()
+    for task in found:
+        sizes = split_sizes(task.source, cache)
+        missing |= {task.source} if sizes is None else set()
+        names = ", ".join(f"({name})" if name in task.beside else name for name in task.metrics)
+        how = f"by a head: {task.kind}" if isinstance(task, LabelledTask) else "in words"
+        counts = [rows_in(sizes, split) for split in (task.train, task.validation)]
+        grid.add_row(task.name, how, task.column or "–", names, task.source, *counts)
+    CONSOLE.print(grid)
+    own = {name for name in missing if name.startswith("documentation/")}
+    if own:
+        CONSOLE.print(f"{', '.join(sorted(own))}: written by the first run that reads them", highlight=False)
+    if missing - own:
+        command = sources.preparation("NAME", sources.tfds_folders(cache)[0])
+        CONSOLE.print(f"To prepare a data set: {command}", highlight=False)
+
+
+def split_sizes(name: str, cache: Path) -> Mapping[str, int] | None:
+    """Rows of each split of the newest prepared version, read without TFDS; None of a set that is not prepared."""
+    for place in sources.tfds_folders(cache):
+        found = list((place / name).glob("*.*.*/dataset_info.json"))
+        if found:
+            newest = max(found, key=lambda path: [int(n) for n in path.parent.name.split(".") if n.isdigit()])
+            splits = json.loads(newest.read_text())["splits"]
+            return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
+    return None
+
+
+def rows_in(sizes: Mapping[str, int] | None, split: str | None) -> str:
+    """How many rows a split has, such as ``validation_matched+validation_mismatched``."""
+    if sizes is None:
+        return "not prepared"
+    return "–" if split is None else f"{sum(sizes.get(name, 0) for name in split.split('+')):,}"

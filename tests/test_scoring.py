@@ -1,0 +1,153 @@
+"""``lm tasks`` and ``lm score``, on models that know nothing and sets of two rows."""
+
+import json
+
+import pytest
+import tensorflow_datasets as tfds
+from test_benchmarks import SETS, TEXT, prepare
+
+from experiments.experiment import Experiment
+from experiments.finetuning import adapted, head_steps
+from experiments.folders import home_of, phases
+from experiments.questions import questions
+from experiments.scoring import score_file, score_run
+from experiments.task_list import show_tasks
+from lm import sharding
+from lm.config import SettingError, changes, to_json
+from lm.data.tasks import TASKS
+from lm.data.tasks.labelled import LABELLED
+from lm.data.vocabulary import Bytes
+from lm.evaluate.score import predict
+from lm.train.checkpoints import Checkpoints
+from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
+from lm.train.step import build
+
+SMALL = {
+    "data.vocabulary": "bytes",
+    "model.logits": "separate",  # tied ones of a new model repeat what was read: padding
+    "model.vocab_size": 384,
+    "model.d_model": 16,
+    "model.d_ff": 32,
+    "model.d_kv": 8,
+    "model.num_heads": 2,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
+    "finetuning.batch_size": 8,
+    "tuning.inputs_length": 36,  # cuts the first translation, not the second
+}
+TEXTS = {"tuning.mixtures": ("xquad_enro",)}
+HEADS = {"tuning.mixtures": (), "tuning.heads": ("cola",), "model.architecture": "encoder"}
+COLA = [{"sentence": "It is so.", "label": 1}, {"sentence": "Is so it.", "label": 0}]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder of runs whose cache holds sets of two rows."""
+    folder = tmp_path_factory.mktemp("runs")
+    label = {"label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"])}
+    features = tfds.features.FeaturesDict({"sentence": TEXT} | label)
+    prepare("xquad_translation/en-ro", folder / "cache", (*SETS["wmt_enro"][:2], "train validation"))
+    prepare("glue/cola", folder / "cache", (features, COLA, "train validation"))
+    unknown = [row | {"label": -1} for row in COLA]
+    prepare("glue/sst2", folder / "cache", (features, unknown, "validation test"))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_else(monkeypatch):
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+
+
+def run_of(runs, name, given):
+    """The folder of a run whose phases are all done, its settings, and {phase: (state, steps)}."""
+    folder, experiment, made = runs / "nano" / name, changes(Experiment(), SMALL | given), {}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.json").write_text(to_json(experiment))
+    mesh = sharding.make_mesh(experiment.mesh)
+    for seed, (phase, place) in enumerate(phases(experiment, folder, home_of(folder, runs / "cache")).items()):
+        if phase in experiment.tuning.heads:
+            steps = head_steps(experiment, mesh, phase)
+        else:
+            steps = build(adapted(experiment), OptimizerConfig(), LossConfig(), mesh)
+        made[phase] = steps.init(seed), steps
+        with Checkpoints(str(place / "checkpoints"), CheckpointConfig()) as checkpoints:
+            checkpoints.save(made[phase][0])
+    return folder, experiment, made
+
+
+def read(place):
+    lines = (place / "predictions.jsonl").read_text().splitlines()
+    return json.loads((place / "scores.json").read_text()), list(map(json.loads, lines))
+
+
+@pytest.mark.parametrize(
+    ("task", "given"),
+    [
+        (TASKS["xquad_enro"], TEXTS),
+        (TASKS["xquad_enro"], TEXTS | {"model.architecture": "prefix-decoder"}),
+        (LABELLED["cola"], HEADS),
+    ],
+)
+def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, given, runs):
+    folder, experiment, made = run_of(runs, f"{task.name}-{given.get('model.architecture')}", given)
+    score_run(folder, [task.name], "validation", "", 0)
+    scores, lines = read(folder / "scores" / task.name / task.name / "validation")
+    (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
+    expected = predict(state.model, questions(experiment, Bytes(100), steps.mesh, task, rows, 64), steps.put)
+    assert [line["prediction"] for line in lines] == expected
+    assert scores == {"rows": 2, "metrics": task.evaluate(rows, expected)}
+    assert any(map(str, expected))
+
+
+def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unknown_labels_by_no_score(runs, capsys):
+    folder, *_ = run_of(runs, "texts", TEXTS)
+    score_run(folder, ["sst2", "xquad_enro"], "validation", "pretraining", 1)
+    scores, lines = read(folder / "scores" / "pretraining" / "sst2" / "validation")
+    assert scores == {"rows": 1, "metrics": {}}
+    assert lines[0]["inputs"] == "sst2 sentence: It is so."
+    assert "no labels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "settings", "message"),
+    [
+        (TEXTS, ["xquad_enr"], {}, "did you mean 'xquad_enro'"),
+        (TEXTS, ["record"], {}, "tfds build super_glue/record"),
+        (TEXTS, ["cola"], {"limit": -1}, "--limit -1"),
+        (TEXTS, ["cola"], {"mixture": "xquad"}, "did you mean 'xquad_enro'"),
+        (TEXTS, ["pos"], {}, "its heads are none"),
+        (HEADS, ["sst2"], {}, "its heads are cola, and an encoder writes no text"),
+        (TEXTS, ["xquad_enro"], {}, "no checkpoint yet"),
+    ],
+)
+def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, settings, message, runs):
+    folder = runs / "nano" / "untrained"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.json").write_text(to_json(changes(Experiment(), SMALL | given)))
+    with pytest.raises(SettingError, match=message):
+        score_run(folder, names, **{"split": "validation", "mixture": "", "limit": 0} | settings)
+
+
+def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, tmp_path, capsys):
+    for name, text in (
+        ("a.txt", "acceptable\nunacceptable\n"),
+        ("a.jsonl", '{"prediction": "acceptable"}\n"unacceptable"'),
+    ):
+        (tmp_path / name).write_text(text)
+        score_file(tmp_path / name, "cola", "validation", 0, runs)
+        assert "100.00" in capsys.readouterr().out
+    with pytest.raises(SettingError, match="has 2 predictions .* has 1 references"):
+        score_file(tmp_path / "a.txt", "cola", "validation", 1, runs)
+    for path, name, message in ((tmp_path / "b.txt", "cola", "b.txt"), (tmp_path / "a.txt", "cole", "mean 'cola'")):
+        with pytest.raises(SettingError, match=message):
+            score_file(path, name, "validation", 0, runs)
+
+
+def test_the_list_of_tasks_has_the_rows_of_what_is_prepared_and_the_command_for_the_rest(runs, capsys):
+    show_tasks("co*", runs / "cache")
+    out = capsys.readouterr().out
+    assert [line.split("│")[6].strip() for line in out.splitlines() if "glue/cola" in line] == ["2", "2"]
+    assert out.count("tfds build NAME") == 1
+    assert "not prepared" in out
+    with pytest.raises(SettingError, match="did you mean 'cola'"):
+        show_tasks("colo", runs / "cache")
