@@ -13,11 +13,14 @@ from experiments.experiment import Experiment
 from experiments.phase import Session, Start, fit
 from experiments.prepare import Encoded, tuning_lengths
 from experiments.questions import first, questions
+from lm import sharding
 from lm.data import pipeline
 from lm.data.labelled import Labelled, Reader
 from lm.data.mixtures import mixture, rates
 from lm.data.objectives import Lengths
+from lm.data.packing import ENCODER_DECODERS
 from lm.data.tasks.labelled import labelled as labelled_task
+from lm.data.tasks.task import Task
 from lm.evaluate.score import Questions, score
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.ensemble import Ensemble
@@ -49,7 +52,7 @@ def finetune(session: Session, pretrained: Start | None, name: str, folder: Path
     session.reporter.start(f"fine-tuning on {name}")
     made = fine_tuning(session, name)
     with best_checkpoints(session.experiment, folder) as checkpoints:
-        evaluate = evaluation(made.asked, made.steps, folder)
+        evaluate = evaluation(session, made.asked, made.lengths, made.steps, folder)
         phase = session.experiment.finetuning
         fit(session, phase, made.steps, made.batches, made.lengths, checkpoints, evaluate, pretrained)
     return {each.task.name: best_of(each.task, folder) for each in made.asked}
@@ -116,18 +119,40 @@ def ask(session: Session, task: Any, targets_length: int) -> Questions:
     return questions(session.experiment, session.prepared.vocabulary, session.mesh, task, rows, targets_length)
 
 
-def evaluation(asked: Sequence[Questions], steps: Steps, folder: Path) -> Callable[[State], dict[str, float]]:
-    """All metrics of all tasks, and ``score``: the mean of theirs. The answers of each step are kept in ``folder``."""
+def evaluation(
+    session: Session, asked: Sequence[Questions], lengths: Lengths, steps: Steps, folder: Path
+) -> Callable[[State], dict[str, float]]:
+    """All metrics of all tasks, the loss of their targets, and ``score``: the mean of theirs.
+
+    The loss tells models apart that are too small to answer. The answers of each step are kept in ``folder``.
+    """
+    right = {each.task.name: right_answers(session, each, lengths) for each in asked if isinstance(each.task, Task)}
 
     def evaluate(state: State) -> dict[str, float]:
         found = {}
         for each in asked:
-            path = folder / "predictions" / each.task.name / f"{int(state.step)}.jsonl"
+            name = each.task.name
+            path = folder / "predictions" / name / f"{int(state.step)}.jsonl"
             metrics = score(state.model, each, steps.put, path)
-            found |= {f"{each.task.name}/{metric}": value for metric, value in metrics.items()}
+            metrics |= {"loss": steps.evaluate(state, right[name])["loss"]} if name in right else {}
+            found |= {f"{name}/{metric}": value for metric, value in metrics.items()}
         return found | {"score": sum(found[f"{each.task.name}/score"] for each in asked) / len(asked)}
 
     return evaluate
+
+
+def right_answers(session: Session, asked: Questions, lengths: Lengths) -> list[pipeline.Batch]:
+    """This process's parts of the rows with their targets, which alone have a loss, whatever the architecture."""
+    rows = Encoded(asked.task, asked.rows, session.prepared.vocabulary)
+    size, architecture = session.experiment.finetuning.batch_size, session.experiment.model.architecture
+    index, count = sharding.shard_of_batch(session.mesh, size)
+    mine, found = slice(index * size // count, (index + 1) * size // count), []
+    for batch in pipeline.eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size):
+        if architecture not in ENCODER_DECODERS:  # whose loss has the inputs in it
+            visible = batch["decoder_causal_attention"]  # it reaches one position further than the inputs
+            batch["decoder_loss_weights"][:, :-1] *= 1 - visible[:, 1:]
+        found.append({feature: values[mine] for feature, values in batch.items()})
+    return found
 
 
 def adapted(experiment: Experiment) -> ModelConfig:
@@ -173,8 +198,11 @@ def best_checkpoints(experiment: Experiment, folder: Path) -> Checkpoints:
 def best_of(task: Any, folder: Path) -> dict:
     """The best evaluation of a task, as the paper reports it: every task by its own checkpoint."""
     name = task.name
-    best = max((r for r in records(folder) if f"{name}/score" in r), key=lambda record: record[f"{name}/score"])
+    evaluations = [record for record in records(folder) if f"{name}/score" in record]
+    best = max(evaluations, key=lambda record: record[f"{name}/score"])
     metrics = {key.split("/")[1]: value for key, value in best.items() if key.startswith(f"{name}/")}
+    if "loss" in metrics:
+        metrics["loss"] = min(record[f"{name}/loss"] for record in evaluations)  # of its own best checkpoint
     return about(task, best["step"], metrics)
 
 

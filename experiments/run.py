@@ -166,7 +166,7 @@ def pretrain(session: Session, folder: Path) -> Start:
         source = mixed_batches(experiment, session.prepared, session.cache)
         limits = source.lengths
         asked = asked_of(session, experiment.tuning.mixtures) if not experiment.finetuning.steps else []
-    scores = evaluation(asked, steps, folder) if asked else lambda state: {}
+    scores = evaluation(session, asked, limits, steps, folder) if asked else lambda state: {}
     config = CheckpointConfig(every=phase.save_every, best="highest" if asked else "lowest")
     with Checkpoints(folder / "checkpoints", config) as checkpoints:
         fit(

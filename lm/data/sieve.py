@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +23,8 @@ from lm.data import cleaning, crawl
 from lm.data.harvest import share
 
 FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
+SPLITS = ("train", "validation")
+SPAN = np.dtype([("hash", "<u8"), ("part", "<u4"), ("number", "<u4")])
 NAMED = 20  # so many damaged places are named; all are counted
 
 
@@ -37,33 +40,40 @@ class Cleaning:
     rules: cleaning.Rules
 
 
-def write(path: Path, content: dict | Callable[[BinaryIO], object]) -> None:
-    """A file that is there whole or not at all: JSON, or what a function writes."""
+@contextlib.contextmanager
+def complete(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that is there whole or not at all."""
     path.parent.mkdir(exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     with draft.open("wb") as file:
-        content(file) if callable(content) else file.write(json.dumps(content, indent=1).encode())
+        yield file
     os.replace(draft, path)
 
 
-def store(path: Path, array: np.ndarray) -> None:
-    write(path, lambda file: np.save(file, array))
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    with complete(path) as file:
+        file.write(json.dumps(content, indent=1, default=np.ndarray.tolist).encode())
+
+
+def within(path: Path, field: str, bounds: tuple[int, int]) -> np.ndarray:
+    """SPAN [spans]: those of a table, sorted by ``field``, in which it is within bounds."""
+    table = np.load(path, mmap_mode="r")
+    first, last = (bisect.bisect_left(table, bound, key=lambda span: span[field]) for bound in bounds)
+    return np.array(table[first:last])
 
 
 def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.Piece]) -> None:
-    """pages/PLACE: [text, address, spans] a line; hashes/PLACE sorted, spans/PLACE where each was; counts/PLACE."""
-    if (work / "counts" / f"{place}.json").exists():
-        return
-    names = tuple(name for name in cleaning.FILTERS if name not in settings.without)
-    steps, rules = cleaning.steps(settings.rules, names), settings.rules
+    """pages/PLACE: [text, address, spans] a line; spans/PLACE: SPAN, sorted by hash; counts/PLACE."""
+    rules = settings.rules
+    steps = cleaning.steps(rules, (name for name in cleaning.FILTERS if name not in settings.without))
     domains = frozenset(Path(rules.domains).read_text("utf-8").lower().split()) if rules.domains else None
-    counts = {name: np.zeros(3, np.int64) for name in ("read", "domains", *names)}
-    damages, found = [], [np.zeros(0, "<u8")]
-
-    def fill(file: BinaryIO) -> None:
+    counts = defaultdict(lambda: np.zeros(3, np.int64))
+    damaged, damages, found = 0, [], [np.zeros(0, "<u8")]
+    with complete(work / "pages" / str(place)) as file:
         for page in (page for piece in pieces for page in crawl.read(piece)):
             if isinstance(page, crawl.Damage):
-                damages.append(page)
+                damaged += 1
+                damages += [page] if damaged <= NAMED else []
                 continue
             lines = page.text.splitlines()
             counts["read"] += cleaning.removed(lines, None)
@@ -74,58 +84,41 @@ def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.P
                     found.append(cleaning.span_hashes(lines, settings.deduplicate))
                 row = ["\n".join(lines), page.url, len(found[-1])]
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-    write(work / "pages" / str(place), fill)
     hashes = np.concatenate(found)
-    order = np.argsort(hashes, kind="stable")
-    store(work / "hashes" / f"{place}.npy", hashes[order])
-    store(work / "spans" / f"{place}.npy", order.astype("<u4"))
-    about = {"spans": len(hashes), "damaged": len(damages), "damages": damages[:NAMED]}
-    write(work / "counts" / f"{place}.json", about | {"counts": {name: v.tolist() for name, v in counts.items()}})
+    spans = np.full(len(hashes), place, SPAN)
+    spans["number"] = np.argsort(hashes, kind="stable")
+    spans["hash"] = hashes[spans["number"]]
+    with complete(work / "spans" / f"{place}.npy") as file:
+        np.save(file, spans)
+    about = {"spans": len(spans), "damaged": damaged, "damages": damages, "counts": counts}
+    write(work / "counts" / f"{place}.json", about)
 
 
 def find_repeats(work: Path, bounds: tuple[int, int], place: int, parts: int) -> None:
-    """repeats/PLACE: uint32 [2, repeats], part and number of each span whose hash is within bounds and was before."""
-    target = work / "repeats" / f"{place}.npy"
-    if target.exists():
-        return
-    hashes, spans, owner = [], [], []
-    for part in range(parts):
-        sorted_hashes = np.load(work / "hashes" / f"{part}.npy", mmap_mode="r")
-        first, last = (bisect.bisect_left(sorted_hashes, bound) for bound in bounds)
-        hashes.append(np.array(sorted_hashes[first:last]))
-        spans.append(np.array(np.load(work / "spans" / f"{part}.npy", mmap_mode="r")[first:last]))
-        owner.append(np.full(last - first, part, "<u4"))
-    again = cleaning.repeated(np.concatenate(hashes))
-    store(target, np.stack([np.concatenate(owner)[again], np.concatenate(spans)[again]]))
+    """repeats/PLACE: SPAN, sorted by part: each span whose hash is within bounds and was there before."""
+    spans = np.concatenate([within(work / "spans" / f"{part}.npy", "hash", bounds) for part in range(parts)])
+    with complete(work / "repeats" / f"{place}.npy") as file:
+        np.save(file, spans[cleaning.repeated(spans["hash"])])
 
 
 def write_part(work: Path, settings: Cleaning, place: int, total: int) -> None:
-    """shards/SPLIT-PLACE, one array_record a split that has pages, and written/PLACE.json, their counts."""
-    if (work / "written" / f"{place}.json").exists():
-        return
+    """shards/SPLIT-PLACE, an array_record a split, and written/PLACE.json, their counts."""
     repeated = np.zeros(total, bool)
     for path in (work / "repeats").glob("*.npy"):
-        owner, spans = np.load(path, mmap_mode="r")
-        first, last = np.searchsorted(owner, [place, place + 1])
-        repeated[spans[first:last]] = True
-    counts = {name: np.zeros(3, np.int64) for name in (cleaning.DUPLICATES, "kept")}
-    sizes: dict[str, list[int]] = {}
-    with contextlib.ExitStack() as stack:
-        writers: dict[str, Any] = {}
-        for text, url in unique(work / "pages" / str(place), settings, repeated, counts):
-            split = "validation" if share(text, "clean") < settings.validation else "train"
-            if split not in sizes:
-                sizes[split] = [0, 0]
-                (work / "shards").mkdir(exist_ok=True)
-                writers[split] = ArrayRecordWriter(str(work / "shards" / f"{split}-{place}"), "group_size:1")
-                stack.callback(writers[split].close)
-            example = FEATURES.serialize_example(FEATURES.encode_example({"text": text, "url": url}))
-            writers[split].write(example)
-            sizes[split][0] += 1
-            sizes[split][1] += len(example)
-    about = {"sizes": sizes, "counts": {name: values.tolist() for name, values in counts.items()}}
-    write(work / "written" / f"{place}.json", about)
+        repeated[within(path, "part", (place, place + 1))["number"]] = True
+    (work / "shards").mkdir(exist_ok=True)
+    shards = {split: ArrayRecordWriter(str(work / "shards" / f"{split}-{place}"), "group_size:1") for split in SPLITS}
+    sizes = {split: [0, 0] for split in SPLITS}  # pages, bytes
+    counts = defaultdict(lambda: np.zeros(3, np.int64))
+    for text, url in unique(work / "pages" / str(place), settings, repeated, counts):
+        split = "validation" if share(text, "clean") < settings.validation else "train"
+        example = FEATURES.serialize_example(FEATURES.encode_example({"text": text, "url": url}))
+        shards[split].write(example)
+        sizes[split][0] += 1
+        sizes[split][1] += len(example)
+    for shard in shards.values():
+        shard.close()
+    write(work / "written" / f"{place}.json", {"sizes": sizes, "counts": counts})
 
 
 def unique(
