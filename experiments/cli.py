@@ -46,7 +46,7 @@ def diff(name: str, other: str = "", /, scale: str = "nano") -> None:
     show_diff(name, other, scale)
 
 
-def sweep(pattern: str, /, scale: str = "nano", seeds: int = 1, runs: Path = RUNS) -> None:
+def sweep(pattern: str, /, scale: str = "nano", seeds: int = 1, runs: Path = RUNS, together: bool = False) -> None:
     """Train and evaluate every row that matches and has not finished, then write the report.
 
     Killed or interrupted, it goes on where it stopped when started again.
@@ -56,10 +56,11 @@ def sweep(pattern: str, /, scale: str = "nano", seeds: int = 1, runs: Path = RUN
         scale: size of the study: nano, mini, mini-real or base.
         seeds: runs of each row, with seeds 0, 1, ...
         runs: folder that holds the runs.
+        together: pre-train the seeds of a row at once on one device: for small models on an accelerator; not on a CPU.
     """
     from experiments.sweep import sweep as train
 
-    train(pattern, scale, seeds, runs)
+    train(pattern, scale, seeds, runs, together)
 
 
 def report(

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from experiments.experiment import Experiment
-from experiments.phase import Session, Start, fit
+from experiments.phase import Phase, Session, Start, fit
 from experiments.prepare import Encoded, tuning_lengths
 from experiments.questions import first, questions
 from lm import sharding
@@ -53,8 +53,8 @@ def finetune(session: Session, pretrained: Start | None, name: str, folder: Path
     made = fine_tuning(session, name)
     with best_checkpoints(session.experiment, folder) as checkpoints:
         evaluate = evaluation(session, made.asked, made.lengths, made.steps, folder)
-        phase = session.experiment.finetuning
-        fit(session, phase, made.steps, made.batches, made.lengths, checkpoints, evaluate, pretrained)
+        config = session.experiment.finetuning
+        fit([Phase(session, config, made.steps, made.batches, made.lengths, checkpoints, evaluate, pretrained)])
     return {each.task.name: best_of(each.task, folder) for each in made.asked}
 
 

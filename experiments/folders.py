@@ -37,16 +37,20 @@ def members(experiment: Experiment) -> list[tuple[str, Experiment, Experiment]]:
 
 def phases(experiment: Experiment, folder: Path, home: Path) -> dict[str, Path]:
     """The folder of each phase of the run in ``folder``: pre-trainings by ``pretraining_name``, then fine-tunings."""
-    tuning, found = experiment.tuning, {}
-    each = tuning.mixtures if experiment.mixing.pretraining == "corpus+other-tasks" else ("",)
-    if experiment.pretraining.steps:
-        for suffix, settings, _ in members(experiment):
-            for name in each:
-                found[pretraining_name(experiment, name, suffix)] = pretraining_folder(settings, folder, home, name)
-    if experiment.finetuning.steps:
-        for name in (*tuning.mixtures, *tuning.heads):
-            for suffix, *_ in members(experiment):
-                found[name + suffix] = folder / "finetuning" / (name + suffix)
+    found = {name: pretraining_folder(settings, folder, home) for name, settings in pretrainings(experiment).items()}
+    for name in (*experiment.tuning.mixtures, *experiment.tuning.heads) if experiment.finetuning.steps else ():
+        for suffix, *_ in members(experiment):
+            found[name + suffix] = folder / "finetuning" / (name + suffix)
+    return found
+
+
+def pretrainings(experiment: Experiment) -> dict[str, Experiment]:
+    """The settings of each pre-training that the run starts from, by the name of its phase."""
+    found, tuning = {}, experiment.tuning
+    for suffix, settings, _ in members(experiment) if experiment.pretraining.steps else ():
+        for mixture in (*tuning.mixtures, *tuning.heads) or ("",):
+            own = replace(pretraining_of(settings, mixture), data=experiment.data, mesh=experiment.mesh)
+            found.setdefault(pretraining_name(experiment, mixture, suffix), own)
     return found
 
 
@@ -56,10 +60,10 @@ def pretraining_name(experiment: Experiment, mixture: str, suffix: str) -> str:
     return f"pretraining{without}{suffix if experiment.ensemble.pretraining == 'separate' else ''}"
 
 
-def pretraining_folder(experiment: Experiment, folder: Path, home: Path, mixture: str) -> Path:
-    """Of the pre-training from which the run in ``folder`` is fine-tuned on ``mixture``."""
+def pretraining_folder(settings: Experiment, folder: Path, home: Path) -> Path:
+    """Of the pre-training with these settings, from which the run in ``folder`` goes on."""
     own = folder / "pretraining"  # of an imported run
-    changed = diff(BASELINE, pretraining_of(experiment, mixture))  # so that a new setting changes no key
+    changed = diff(BASELINE, pretraining_of(settings, ""))  # so that a new setting changes no key
     key = hashlib.sha256(json.dumps({path: str(new) for path, (_, new) in changed.items()}).encode()).hexdigest()
     return own if own.is_dir() else home / "pretraining" / key[:16]
 
@@ -82,4 +86,5 @@ def pretraining_of(experiment: Experiment, mixture: str) -> Experiment:
     if experiment.finetuning.steps:
         return replace(kept, mixing=mixing, tuning=tuning)
     tuning = replace(tuning, evaluation_examples=experiment.tuning.evaluation_examples)  # it is scored as it stands
-    return replace(kept, mixing=mixing, tuning=tuning, finetuning=replace(BASELINE.finetuning, steps=0))
+    scored = replace(BASELINE.finetuning, steps=0, batch_size=experiment.finetuning.batch_size)
+    return replace(kept, mixing=mixing, tuning=tuning, finetuning=scored)

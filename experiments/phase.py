@@ -1,7 +1,8 @@
 """One phase of training in its folder: what all phases of a run share, and how each is brought to its end."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from lm.data import pipeline
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.nn.tuned import BODY
+from lm.train import together
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log
-from lm.train.loop import train
 from lm.train.state import State
 from lm.train.step import Steps
 from lm.train.throughput import step_flops
+from lm.train.together import Run
 
 Start = Callable[[Steps], State]  # the state before the first step of a phase
 
@@ -37,40 +39,66 @@ class Session:
     reporter: Reporter
 
 
-def fit(
-    session: Session,
-    phase: PhaseConfig,
-    steps: Steps,
-    batches: pipeline.BatchFunction,
-    lengths: Lengths,
-    checkpoints: Checkpoints,
-    evaluate: Callable[[State], dict[str, float]],
-    start: Start | None = None,
-) -> None:
-    """Train one phase to its end, wherever it is now, in the folder that holds its ``checkpoints``."""
-    experiment, reporter = session.experiment, session.reporter
-    folder = Path(checkpoints.folder).parent
-    if finished(folder, phase.steps):
-        reporter.advance(phase.steps)
-        return
-    index, count = sharding.shard_of_batch(steps.mesh, phase.batch_size)
+@dataclass(frozen=True)
+class Phase:
+    """What is trained in the folder that holds ``checkpoints``, how, and from where."""
 
-    def data(first: int) -> Iterator[pipeline.Batch]:
+    session: Session
+    config: PhaseConfig
+    steps: Steps
+    batches: pipeline.BatchFunction
+    lengths: Lengths
+    checkpoints: Checkpoints
+    evaluate: Callable[[State], dict[str, float]]
+    start: Start | None = None
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.checkpoints.folder).parent
+
+    def data(self, first: int) -> Iterator[pipeline.Batch]:
+        """This process's parts of the batches from step ``first`` on, each of them a step of progress."""
+        size, reporter = self.config.batch_size, self.session.reporter
+        index, count = sharding.shard_of_batch(self.steps.mesh, size)
         reporter.advance(first)
         stream = pipeline.stream(
-            batches, first, phase.steps, batch_size=phase.batch_size, process_index=index, process_count=count,
-            workers=experiment.data.workers,
+            self.batches, first, self.config.steps, batch_size=size, process_index=index, process_count=count,
+            workers=self.session.experiment.data.workers,
         )  # fmt: skip
-        return _counted(stream, reporter)
+        for batch in stream:
+            yield batch
+            reporter.advance(1)
 
-    config = LoopConfig(phase.steps, phase.log_every, evaluate_every=phase.save_every, score="score")
-    targets = row_length(experiment.model.architecture, lengths)
-    headed = any(name.startswith(BODY) for name in steps.abstract.params)  # what a head tells costs next to nothing
-    model = replace(experiment.model, logits="none") if headed else experiment.model
-    flops = step_flops(model, phase.batch_size, lengths.inputs, targets)
-    initial = None if start is None else lambda: start(steps)
-    with ShownLog(folder, asdict(experiment), reporter) as log:
-        train(steps, experiment.seed, data, checkpoints, log, evaluate, config, initial, flops)
+    @property
+    def flops(self) -> float:
+        """Of one step."""
+        model = self.session.experiment.model
+        if any(name.startswith(BODY) for name in self.steps.abstract.params):
+            model = replace(model, logits="none")  # what a head tells costs next to nothing
+        targets = row_length(model.architecture, self.lengths)
+        return step_flops(model, self.config.batch_size, self.lengths.inputs, targets)
+
+    def run(self, log: Log) -> Run:
+        start = None if self.start is None else lambda: self.start(self.steps)
+        return Run(self.session.experiment.seed, self.data, self.checkpoints, log, self.evaluate, start)
+
+
+def fit(phases: Sequence[Phase]) -> None:
+    """Train phases that differ in seed and data to their end, wherever they are now, several at once on one device."""
+    left = [phase for phase in phases if not finished(phase.folder, phase.config.steps)]
+    for phase in phases:
+        if phase not in left:
+            phase.session.reporter.advance(phase.config.steps)
+    if not left:
+        return
+    config, steps, flops = left[0].config, left[0].steps, left[0].flops
+    loop = LoopConfig(config.steps, config.log_every, evaluate_every=config.save_every, score="score")
+    with ExitStack() as logs:
+        runs = []
+        for phase in left:
+            shown = ShownLog(phase.folder, asdict(phase.session.experiment), phase.session.reporter)
+            runs.append(phase.run(logs.enter_context(shown)))
+        together.train(steps, runs, loop, flops)
 
 
 def finished(folder: Path, steps: int) -> bool:
@@ -78,13 +106,6 @@ def finished(folder: Path, steps: int) -> bool:
     path = folder / "run.json"
     ended = path.exists() and json.loads(path.read_text())["status"] == "finished"
     return ended and (folder / "checkpoints" / str(steps)).is_dir()
-
-
-def _counted(stream: Iterable, reporter: Reporter) -> Iterator:
-    """``stream``, and every item of it as a step of progress."""
-    for item in stream:
-        yield item
-        reporter.advance(1)
 
 
 class ShownLog(Log):

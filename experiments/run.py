@@ -8,7 +8,8 @@ A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` h
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,8 +20,8 @@ from flax import nnx
 from experiments.experiment import Experiment
 from experiments.finetuning import asked as asked_of
 from experiments.finetuning import best_of, evaluation, finetune, together
-from experiments.folders import home_of, members, phases, pretraining_name, pretraining_of
-from experiments.phase import Session, Start, fit
+from experiments.folders import home_of, members, phases, pretraining_name, pretrainings
+from experiments.phase import Phase, Session, Start, fit
 from experiments.prepare import Prepared, mixed_batches, prepare, pretraining_batches, tuning_lengths
 from experiments.progress import Reporter
 from experiments.results import check_settings
@@ -55,11 +56,8 @@ def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -
 
     home, team, tuning = home_of(folder, cache), members(experiment), experiment.tuning
     places, starts, best = phases(experiment, folder, home), {}, {}
-    for suffix, settings, _ in team:
-        for name in (*tuning.mixtures, *tuning.heads) or ("",):
-            phase = pretraining_name(experiment, name, suffix)
-            if phase in places and phase not in starts:
-                starts[phase] = pretrain(session(pretraining_settings(settings, name)), places[phase])
+    for phase, settings in pretrainings(experiment).items():
+        (starts[phase],) = pretrain([session(settings)], [places[phase]])
     for name in (*tuning.mixtures, *tuning.heads) if experiment.finetuning.steps else ():
         sessions = [session(settings) for _, _, settings in team]
         for each, (suffix, *_) in zip(sessions, team, strict=True):
@@ -83,9 +81,18 @@ def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: di
     replace_file(folder / "scores.json", json.dumps(found, indent=1) + "\n")
 
 
-def pretraining_settings(experiment: Experiment, mixture: str) -> Experiment:
-    """What pre-training depends on, and how it is done here."""
-    return replace(pretraining_of(experiment, mixture), data=experiment.data, mesh=experiment.mesh)
+def pretrain_together(
+    experiments: Sequence[Experiment], folders: Sequence[Path], cache: Path, reporter: Reporter
+) -> None:
+    """The pre-training of seeds of one experiment at once; ``run`` then finds it done for each of them."""
+    runs = list(zip(experiments, folders, strict=True))
+    ready = [check(experiment, folder, cache, reporter.say) for experiment, folder in runs]
+    for phase in pretrainings(experiments[0]):
+        sessions = [
+            Session(pretrainings(experiment)[phase], *made, cache, reporter)
+            for experiment, made in zip(experiments, ready, strict=True)
+        ]
+        pretrain(sessions, [phases(e, folder, home_of(folder, cache))[phase] for e, folder in runs])
 
 
 def check(
@@ -155,34 +162,49 @@ def check_folder(experiment: Experiment, folder: Path, cache: Path) -> None:
         raise SettingError(f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder") from error
 
 
-def pretrain(session: Session, folder: Path) -> Start:
-    """Pre-train to the end; a function that gives the result as the first state of other steps."""
-    experiment, phase = session.experiment, session.experiment.pretraining
-    session.reporter.start("pre-training")
-    steps = trained = steps_of(experiment, session.mesh)
-    source = corpus = pretraining_batches(experiment, session.prepared, "train")
-    held_out, asked, limits = validation_batches(session, 1, -(-WATCHED // phase.batch_size)), [], corpus.limits
+def pretrain(sessions: Sequence[Session], folders: Sequence[Path]) -> list[Start]:
+    """Pre-train seeds of one experiment to the end, at once; what gives each as the first state of other steps."""
+    sessions[0].reporter.start("pre-training" + f" {len(sessions)} seeds at once" * (len(sessions) > 1))
+    with ExitStack() as opened:
+        fit([pretraining(*each, opened) for each in zip(sessions, folders, strict=True)])
+    return [partial(pretrained, *each) for each in zip(sessions, folders, strict=True)]
+
+
+def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
+    """On the corpus, on tasks or on both; scored on the tasks if it is not fine-tuned on them."""
+    experiment, config = session.experiment, session.experiment.pretraining
+    steps, batches = steps_of(experiment, session.mesh), pretraining_batches(experiment, session.prepared, "train")
+    held_out = validation_batches(session, 1, -(-WATCHED // config.batch_size))
+    lengths, scores = batches.limits, None
     if experiment.mixing.pretraining != "corpus":
-        source = mixed_batches(experiment, session.prepared, session.cache)
-        limits = source.lengths
-        asked = asked_of(session, experiment.tuning.mixtures) if not experiment.finetuning.steps else []
-    scores = evaluation(session, asked, limits, steps, folder) if asked else lambda state: {}
-    config = CheckpointConfig(every=phase.save_every, best="highest" if asked else "lowest")
-    with Checkpoints(folder / "checkpoints", config) as checkpoints:
-        fit(
-            session, phase, steps, source, limits, checkpoints,
-            lambda state: steps.evaluate(state, held_out) | scores(state),
-        )  # fmt: skip
+        batches = mixed_batches(experiment, session.prepared, session.cache)
+        lengths = batches.lengths
+        if not experiment.finetuning.steps:
+            asked = asked_of(session, experiment.tuning.mixtures)
+            scores = evaluation(session, asked, lengths, steps, folder)
+    checkpoints = opened.enter_context(pretraining_checkpoints(experiment, folder))
+    return Phase(
+        session, config, steps, batches, lengths, checkpoints,
+        lambda state: steps.evaluate(state, held_out) | (scores(state) if scores else {}),
+    )  # fmt: skip
 
-    def start(steps: Steps) -> State:
-        with Checkpoints(folder / "checkpoints", config) as checkpoints:
-            fresh = steps.init(experiment.seed)
-            if sharding.named(steps.abstract).keys() == sharding.named(trained.abstract).keys():
-                return replace(checkpoints.restore(steps.abstract), step=fresh.step)
-            # another optimiser, which remembers other things, or a model with a head
-            return checkpoints.restore_model(fresh, source=partial(_source, frozenset(trained.abstract.params)))
 
-    return start
+def pretraining_checkpoints(experiment: Experiment, folder: Path) -> Checkpoints:
+    """The newest, and the one with the best score if tasks are scored."""
+    return Checkpoints(
+        folder / "checkpoints", CheckpointConfig(every=experiment.pretraining.save_every, best="highest")
+    )
+
+
+def pretrained(session: Session, folder: Path, steps: Steps) -> State:
+    """What pre-training in ``folder`` came to, as the first state of other steps."""
+    experiment, trained = session.experiment, steps_of(session.experiment, session.mesh)
+    with pretraining_checkpoints(experiment, folder) as checkpoints:
+        fresh = steps.init(experiment.seed)
+        if sharding.named(steps.abstract).keys() == sharding.named(trained.abstract).keys():
+            return replace(checkpoints.restore(steps.abstract), step=fresh.step)
+        # another optimiser, which remembers other things, or a model with a head
+        return checkpoints.restore_model(fresh, source=partial(_source, frozenset(trained.abstract.params)))
 
 
 def _source(pretrained: frozenset[str], name: str) -> str | None:

@@ -2,6 +2,8 @@
 
 import sys
 import traceback
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from experiments.commands import show_report
@@ -14,10 +16,11 @@ from experiments.results import check_settings, read_result, run_folder
 from lm.config import SettingError, diff
 
 
-def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
+def sweep(pattern: str, scale: str, seeds: int, runs: Path, together: bool = False) -> None:
     """Train what is missing of ``seeds`` runs of every row, then write and print the report.
 
-    A row that fails is named and left, the others go on; the exit code is then that of the first failure.
+    With ``together`` the seeds of a row are pre-trained at once. A row that fails is named and left, the others go on;
+    the exit code is then that of the first failure.
     """
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
@@ -34,6 +37,8 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
     if todo:
         with reporting(sum(work(experiment) for _, experiment, _ in todo)) as reporter:
             reporter.say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished; {len(todo)} to go")
+            for name, group in groupby(sorted(todo, key=itemgetter(0)), key=itemgetter(0)) if together else ():
+                pretrain_seeds(name, [run[1:] for run in group], runs, reporter)
             for name, experiment, folder in todo:
                 code = one(name, experiment, folder, runs, reporter)
                 failed = failed or code
@@ -44,6 +49,20 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path) -> None:
             raise
     if failed:
         sys.exit(failed)
+
+
+def pretrain_seeds(name: str, seeds: list[tuple[Experiment, Path]], runs: Path, reporter: Reporter) -> None:
+    """Pre-train all ``seeds`` of a row at once; what fails is said when it is tried again for each alone."""
+    from experiments.run import pretrain_together
+    from lm.train.loop import Interrupted
+
+    try:
+        pretrain_together(*zip(*seeds, strict=True), runs / "cache", reporter)
+    except Interrupted as stopped:
+        reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
+        sys.exit(EXIT_CODES["interrupted"])
+    except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
+        reporter.say(f"{name}: its seeds could not be pre-trained at once ({error}); one after another, then")
 
 
 def is_done(experiment: Experiment, folder: Path) -> bool:

@@ -41,10 +41,10 @@ def train(steps: Steps, runs: Sequence[Run], config: LoopConfig, flops: float | 
 
     What ends one ends all that are trained with it: a signal, having saved all; a loss that is not finite.
     """
-    if steps.mesh.size > 1:
+    if len(runs) > 1 and steps.mesh.size > 1:
         raise SettingError(f"mesh of {steps.mesh.size} devices: runs are trained together on one device only")
-    groups: dict[int | None, list[Run]] = {}
-    for run in runs:
+    groups: dict[int | None, list[Run]] = {None: [*runs]} if len(runs) == 1 else {}
+    for run in runs if not groups else ():
         state = run.checkpoints.restore(steps.abstract)
         groups.setdefault(None if state is None else int(state.step), []).append(run)
     for group in groups.values():
