@@ -4,7 +4,7 @@ Rows differ from the first of their table by what their name says. They read wha
 read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
 """
 
-from experiments.experiment import Changes, objective, table
+from experiments.experiment import Changes, Experiment, objective, table
 from lm.config import leaves
 from lm.nn.sizes import SIZES
 
@@ -30,7 +30,7 @@ def family(name: str) -> Changes:
     return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _KEPT}
 
 
-def two_thirds(number: int) -> int:
+def two_thirds(number: int, experiment: Experiment) -> int:
     return number * 2 // 3
 
 

@@ -10,21 +10,22 @@ import multiprocessing
 import os
 import shutil
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from experiments.progress import Reporter, reporting
-from lm.config import SettingError, diff, from_json
+from lm.config import SettingError, diff, from_json, to_json
 from lm.data import cleaning, crawl
-from lm.data.sieve import FEATURES, NAMED, Cleaning, filter_part, find_repeats, write, write_part
+from lm.data.sieve import FEATURES, NAMED, SPLITS, Cleaning, filter_part, find_repeats, write, write_part
 from lm.data.sources import HELD_OUT
 
-SPLITS, VERSION = ("train", "validation"), "1.0.0"
+VERSION = "1.0.0"
 RULES = cleaning.Rules()
+COUNTED = ("read", "domains", *cleaning.FILTERS, cleaning.DUPLICATES, "kept")
 RANGE = 1 << 21  # one process compares so many hashes at a time [spans]
 
 
@@ -54,7 +55,7 @@ def clean(
         runs: folder that holds the runs and the prepared data.
     """
     off = cleaning.switched_off(without)
-    check(name, validation, rules, off)
+    check(name, validation, rules, off, workers)
     parts = crawl.find_parts(source)
     settings = Cleaning(str(source.resolve()), digest(parts, rules), off, deduplicate, validation, rules)
     folder = runs / "cache" / "tfds" / name / VERSION
@@ -69,38 +70,38 @@ def clean(
 
 
 def passes(work: Path, settings: Cleaning, parts: list[list[crawl.Piece]], workers: int, report: Reporter) -> None:
-    def done() -> None:
-        report.advance(1)
-
     report.start("filtering")
-    in_parallel(filter_part, [(work, settings, i, part) for i, part in enumerate(parts)], workers, done)
-    totals = [json.loads((work / "counts" / f"{i}.json").read_text())["spans"] for i in range(len(parts))]
+    tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
+    in_parallel(filter_part, tasks, workers, lambda: report.advance(1))
+    totals = [json.loads(path.read_text())["spans"] for path in tasks]
     report.start("comparing")
     ranges = -(-sum(totals) // RANGE)
-    edges = [i * 2**64 // max(1, ranges) for i in range(ranges + 1)]
-    tasks = [(work, bounds, i, len(parts)) for i, bounds in enumerate(itertools.pairwise(edges))]
+    bounds = itertools.pairwise(i * 2**64 // max(1, ranges) for i in range(ranges + 1))
+    tasks = {work / "repeats" / f"{i}.npy": (work, pair, i, len(parts)) for i, pair in enumerate(bounds)}
     in_parallel(find_repeats, tasks, workers, lambda: None)
     report.start("writing")
-    in_parallel(write_part, [(work, settings, i, total) for i, total in enumerate(totals)], workers, done)
+    tasks = {work / "written" / f"{i}.json": (work, settings, i, total) for i, total in enumerate(totals)}
+    in_parallel(write_part, tasks, workers, lambda: report.advance(1))
 
 
-def check(name: str, validation: float, rules: cleaning.Rules, off: tuple[str, ...]) -> None:
+def check(name: str, validation: float, rules: cleaning.Rules, off: tuple[str, ...], workers: int) -> None:
     if not (name.isascii() and name.isidentifier() and name == name.lower()) or name == "documentation":
         raise SettingError(f"name={name!r} should be of small letters, digits and _, and not 'documentation'")
     if not 0 < validation < 1:
         raise SettingError(f"validation={validation} should be between 0 and 1")
+    if workers < 0:
+        raise SettingError(f"workers={workers} should be a number of processes, or 0 for one a core")
     for field in ("bad_words", "domains"):
         path = getattr(rules, field)
         if path and not Path(path).is_file():
             raise SettingError(f"rules.{field}={path!r} should be a file with an entry a line; there is none")
-    if "language" not in off and rules.language not in cleaning.identifier().labels:
-        known = ", ".join(cleaning.identifier().labels)
-        raise SettingError(f"rules.language={rules.language!r} should be one of {known}")
+    if "language" not in off and rules.language not in (known := cleaning.identifier().labels):
+        raise SettingError(f"rules.language={rules.language!r} should be one of {', '.join(known)}")
 
 
 def digest(parts: list[list[crawl.Piece]], rules: cleaning.Rules) -> str:
     found = hashlib.sha256()
-    for piece in (piece for part in parts for piece in part):
+    for piece in itertools.chain.from_iterable(parts):
         about = os.stat(piece.path)
         found.update(f"{piece} {about.st_size} {about.st_mtime_ns}".encode())
     for path in filter(None, (rules.bad_words, rules.domains)):
@@ -131,24 +132,27 @@ def locked(work: Path, settings: Cleaning) -> Iterator[None]:
         except BlockingIOError:
             raise SettingError(f"another process is at work in {work}") from None
         begun = work / "settings.json"
-        if not begun.exists() or from_json(Cleaning, begun.read_text()) != settings:
+        if not begun.exists() or begun.read_text() != to_json(settings):
             for old in set(work.iterdir()) - {work / "lock"}:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
-            write(begun, dataclasses.asdict(settings))
+            begun.write_text(to_json(settings))
         yield
 
 
-def in_parallel(function: Callable, tasks: list[tuple], workers: int, done: Callable[[], object]) -> None:
-    """``function(*task)`` for every task, in processes if there are several; ``done`` is called after each."""
-    if workers == 1 or len(tasks) < 2:
-        for task in tasks:
+def in_parallel(function: Callable, tasks: Mapping[Path, tuple], workers: int, done: Callable[[], object]) -> None:
+    """``function(*task)`` for every task whose file is not there, in processes if several; ``done`` after each."""
+    left = []
+    for path, task in tasks.items():
+        done() if path.exists() else left.append(task)
+    if workers == 1 or len(left) < 2:
+        for task in left:
             function(*task)
             done()
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), spawn, die_with_parent) as pool:
         try:
-            for future in as_completed([pool.submit(function, *task) for task in tasks]):
+            for future in as_completed([pool.submit(function, *task) for task in left]):
                 future.result()
                 done()
         except BaseException:
@@ -168,21 +172,24 @@ def die_with_parent() -> None:
 
 def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
     """Puts the shards together in ``folder``, with TFDS's description and clean.json."""
-    written = [json.loads((work / "written" / f"{place}.json").read_text()) for place in range(parts)]
-    about = totals(settings, [json.loads((work / "counts" / f"{i}.json").read_text()) for i in range(parts)], written)
+    read, written = (
+        [json.loads((work / name / f"{i}.json").read_text()) for i in range(parts)] for name in ("counts", "written")
+    )
+    about = totals(settings, read, written)
     draft = work / "set"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     infos = []
     for split in SPLITS:
-        found = [(place, *part["sizes"][split]) for place, part in enumerate(written) if split in part["sizes"]]
-        if not found:
+        sizes = {i: part["sizes"][split] for i, part in enumerate(written) if part["sizes"][split][0]}
+        if not sizes:
             shutil.rmtree(work)
             raise SettingError(f"source={settings.source}: too little is left for a {split} split\n{summary(about)}")
-        for i, (place, *_) in enumerate(found):
-            name = f"{folder.parent.name}-{split}.array_record-{i:05}-of-{len(found):05}"
+        for shard, place in enumerate(sizes):
+            name = f"{folder.parent.name}-{split}.array_record-{shard:05}-of-{len(sizes):05}"
             os.link(work / "shards" / f"{split}-{place}", draft / name)
-        infos.append(tfds.core.SplitInfo(split, [pages for _, pages, _ in found], sum(size for *_, size in found)))
+        pages, lengths = zip(*sizes.values(), strict=True)
+        infos.append(tfds.core.SplitInfo(split, list(pages), sum(lengths)))
     tfds.folder_dataset.write_metadata(
         data_dir=draft, features=FEATURES, split_infos=infos, version=folder.name, check_data=False,
         description=f"Pages of {settings.source}, cleaned.",
@@ -194,13 +201,11 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
 
 def totals(settings: Cleaning, read: list[dict], written: list[dict]) -> dict:
     """What clean.json says: settings, ``{filter: [pages, lines, characters]}`` removed, damaged places."""
-    counts: Counter[tuple[str, int]] = Counter()
-    for part in (*read, *written):
-        counts.update({(name, i): value for name, row in part["counts"].items() for i, value in enumerate(row)})
-    names = dict.fromkeys(name for part in (*read, *written) for name in part["counts"])
+    counts = [part["counts"] for part in (*read, *written)]
+    names = [name for name in COUNTED if name not in settings.without]
     return {
         "settings": dataclasses.asdict(settings),
-        "counts": {name: [counts[name, i] for i in range(3)] for name in names},
+        "counts": {name: np.sum([part.get(name, [0, 0, 0]) for part in counts], axis=0) for name in names},
         "damaged": sum(part["damaged"] for part in read),
         "damages": [damage for part in read for damage in part["damages"]][:NAMED],
     }

@@ -211,7 +211,7 @@ def convert(arguments: Sequence[str]) -> None:
 
         import_checkpoint(folder, run)
 
-    def give(run: Path, folder: Path, /, mixture: str = "pretraining") -> None:
+    def give(run: Path, folder: Path, /, mixture: str = "") -> None:
         """Write a run's model as a checkpoint that other programs read.
 
         Args:

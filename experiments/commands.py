@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 from experiments.experiment import Experiment
 from experiments.registry import baseline_of, build, find, find_one, tables
 from experiments.results import Runs, results
-from experiments.sheets import WIDE, Sheet, changes_of
+from experiments.sheets import Sheet
 from lm.config import comments, diff, leaves
 
 # A pipe has no width of its own: give lines room there, so that nothing is cut in a file.
@@ -24,7 +24,9 @@ def show_rows(pattern: str, scale: str, runs: Runs) -> None:
         title = f"{table.name}: {table.title}"
         listed = Grid("row", "in the paper", "changes", "finished", title=title, title_justify="left")
         for row in (row for row in table.rows if row in rows):
-            text = changes_of(row, scale) or "(the baseline)"
+            changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
+            new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())
+            text = ", ".join(new) or "(the baseline)"
             finished = len(results(row, scale, runs, complain=lambda line: None))
             listed.add_row(row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}")
         CONSOLE.print(listed)
@@ -62,22 +64,23 @@ def show_report(pattern: str, scale: str, runs: Runs, watch: bool = False) -> No
         report.watch(wanted, scale, runs, say)
         return
     written = report.write_report(wanted, scale, runs)
-    for table in wanted:
-        scores, *orders = written.sheets[table.name]
-        CONSOLE.print(grid(f"{table.name}: {table.title} (scale {scale})", scores))
-        for sheet in orders:
-            CONSOLE.print(grid("", sheet))
+    titles = {table.name: table.title for table in wanted}
+    for name, (scores, *places) in written.sheets.items():
+        CONSOLE.print(grid(f"{name}: {titles[name]} (scale {scale})", scores))
+        for sheet in places:
+            CONSOLE.print(grid("Places: ours (the paper's)", sheet))
+        for line in written.notes[name]:
+            say(line)
     for line in written.left_out:
         say(f"not counted: {line}")
     say(f"Report: {written.path.parent}/report.md, .html, .csv")
 
 
 def grid(title: str, sheet: Sheet) -> Grid:
-    """A sheet for the terminal, without its wide columns and its notes."""
-    shown = {head: cells for head, cells in sheet.items() if head not in WIDE}
-    made = Grid(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for head in shown:
-        made.add_column(escape(head), justify="left" if head in ("row", "") else "right")
-    for cells in zip(*shown.values(), strict=True):
-        made.add_row(*(f"[bold]{escape(c.text)}[/]" if c.style == "best" else escape(c.text) for c in cells))
+    """A sheet for the terminal."""
+    made = Grid(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in sheet:
+        made.add_column(escape(head), justify="left" if head == "row" else "right")
+    for cells in zip(*sheet.values(), strict=True):
+        made.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in cells))
     return made

@@ -21,7 +21,7 @@ class DataConfig:
 
     corpus: str = "tfds:c4/en"  # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
     repeats: int = 0  # pre-training sees the same tokens so often: the corpus is cut to fit; 0: all of it [times]
-    vocabulary: str = "unigram"  # unigram (trained on the corpus), bytes, a .model file, or a tokenizer's folder
+    vocabulary: str = "unigram"  # unigram[:CORPUS] (trained on it), bytes, a .model file, or a tokenizer's folder
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a unigram vocabulary is trained on
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
@@ -97,6 +97,10 @@ class TuningConfig:
             )
         if self.examples_limit is not None and self.examples_limit < 1:
             raise SettingError(f"tuning.examples_limit={self.examples_limit} should be at least 1, or None")
+        if both := set(self.mixtures) & set(self.heads):
+            raise SettingError(
+                f"tuning.mixtures and tuning.heads both name {sorted(both)}: answer in words or by a head"
+            )
         if self.adapters < 0 or (self.adapters and self.unfreezing == "gradual"):
             raise SettingError(
                 f"tuning.adapters={self.adapters} should be at least 0, and 0 with tuning.unfreezing='gradual'"
@@ -144,16 +148,16 @@ def objective(name: str) -> Changes:
     return {"objective": OBJECTIVES[name]}
 
 
-def times(factor: float) -> Callable[[int], int]:
+def times(factor: float) -> Callable[[int, "Experiment"], int]:
     """A relative change, for rows that mean the same at every scale; rounded up."""
-    return lambda number: ceil(number * factor)
+    return lambda number, experiment: ceil(number * factor)
 
 
 def apply(experiment: Experiment, new: Changes) -> Experiment:
-    """``experiment`` with every ``{path: value}`` of ``new``; a function as value is applied to the old one."""
+    """``experiment`` with every ``{path: value}`` of ``new``, in order; a function is given the old value and all."""
     for path, value in new.items():
         if callable(value):
-            value = value(dict(leaves(experiment))[path])
+            value = value(dict(leaves(experiment))[path], experiment)
         experiment = change(experiment, path, value)
     return experiment
 

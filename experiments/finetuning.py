@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from experiments.experiment import Experiment
@@ -58,7 +59,7 @@ def finetune(session: Session, pretrained: Start | None, name: str, folder: Path
     return {each.task.name: best_of(each.task, folder) for each in made.asked}
 
 
-def together(sessions: Sequence[Session], name: str, folders: Sequence[Path]) -> dict[str, dict]:
+def answer_together(sessions: Sequence[Session], name: str, folders: Sequence[Path]) -> dict[str, dict]:
     """The scores of the members' best models for ``name`` as an ensemble; their answers lie beside the members."""
     sessions[0].reporter.start(f"{len(folders)} models together on {name}")
     made, found = fine_tuning(sessions[0], name), {}
@@ -202,7 +203,7 @@ def best_of(task: Any, folder: Path) -> dict:
     best = max(evaluations, key=lambda record: record[f"{name}/score"])
     metrics = {key.split("/")[1]: value for key, value in best.items() if key.startswith(f"{name}/")}
     if "loss" in metrics:
-        metrics["loss"] = min(record[f"{name}/loss"] for record in evaluations)  # of its own best checkpoint
+        metrics["loss"] = min(r.get(f"{name}/loss", np.inf) for r in evaluations)  # of its own best checkpoint
     return about(task, best["step"], metrics)
 
 

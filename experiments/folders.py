@@ -16,7 +16,7 @@ def cache_of(folder: Path) -> Path:
 
 def home_of(folder: Path, cache: Path) -> Path:
     """The folder of a run's scale, where what its runs share lies; elsewhere the run's own folder."""
-    runs, folder = cache.resolve().parent, folder.resolve()
+    runs, folder = cache.parent.resolve(), folder.resolve()  # the cache may be a link
     return runs / folder.relative_to(runs).parts[0] if folder.is_relative_to(runs) else folder
 
 
@@ -37,8 +37,11 @@ def members(experiment: Experiment) -> list[tuple[str, Experiment, Experiment]]:
 
 def phases(experiment: Experiment, folder: Path, home: Path) -> dict[str, Path]:
     """The folder of each phase of the run in ``folder``: pre-trainings by ``pretraining_name``, then fine-tunings."""
-    found = {name: pretraining_folder(settings, folder, home) for name, settings in pretrainings(experiment).items()}
-    for name in (*experiment.tuning.mixtures, *experiment.tuning.heads) if experiment.finetuning.steps else ():
+    tuning, found = experiment.tuning, {}
+    vocabulary_of = tuning.mixtures if experiment.data.vocabulary_texts == "corpus+tasks" else ()
+    for name, settings in pretrainings(experiment).items():
+        found[name] = pretraining_folder(settings, vocabulary_of, folder, home)
+    for name in (*tuning.mixtures, *tuning.heads) if experiment.finetuning.steps else ():
         for suffix, *_ in members(experiment):
             found[name + suffix] = folder / "finetuning" / (name + suffix)
     return found
@@ -49,7 +52,8 @@ def pretrainings(experiment: Experiment) -> dict[str, Experiment]:
     found, tuning = {}, experiment.tuning
     for suffix, settings, _ in members(experiment) if experiment.pretraining.steps else ():
         for mixture in (*tuning.mixtures, *tuning.heads) or ("",):
-            own = replace(pretraining_of(settings, mixture), data=experiment.data, mesh=experiment.mesh)
+            needed = pretraining_of(settings, mixture)
+            own = replace(needed, data=experiment.data, mesh=experiment.mesh, finetuning=experiment.finetuning)
             found.setdefault(pretraining_name(experiment, mixture, suffix), own)
     return found
 
@@ -60,31 +64,33 @@ def pretraining_name(experiment: Experiment, mixture: str, suffix: str) -> str:
     return f"pretraining{without}{suffix if experiment.ensemble.pretraining == 'separate' else ''}"
 
 
-def pretraining_folder(settings: Experiment, folder: Path, home: Path) -> Path:
-    """Of the pre-training with these settings, from which the run in ``folder`` goes on."""
-    own = folder / "pretraining"  # of an imported run
+def pretraining_folder(settings: Experiment, vocabulary_of: tuple[str, ...], folder: Path, home: Path) -> Path:
+    """Of the pre-training with these settings, and a vocabulary of these tasks: the run's own, or of its scale."""
     changed = diff(BASELINE, pretraining_of(settings, ""))  # so that a new setting changes no key
-    key = hashlib.sha256(json.dumps({path: str(new) for path, (_, new) in changed.items()}).encode()).hexdigest()
-    return own if own.is_dir() else home / "pretraining" / key[:16]
+    about = {path: str(new) for path, (_, new) in changed.items()} | ({"texts": vocabulary_of} if vocabulary_of else {})
+    place = Path("pretraining") / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    if (folder / "pretraining" / "checkpoints").is_dir():  # of an imported run
+        return folder / "pretraining"
+    # wherever the scale's folder was copied to
+    return next((up / place for up in (folder, *folder.parents) if (up / place).is_dir()), home / place)
 
 
 def pretraining_of(experiment: Experiment, mixture: str) -> Experiment:
     """The settings that pre-training depends on; all others are those of the baseline."""
-    data = replace(experiment.data, workers=0, held_out_lengths=(1,))
+    data, mixing, tuning = experiment.data, experiment.mixing, experiment.tuning
     kept = replace(
-        BASELINE, data=data, objective=experiment.objective, model=experiment.model, pretraining=experiment.pretraining,
-        generator_share=experiment.generator_share, seed=experiment.seed,
+        BASELINE, data=replace(data, workers=0, held_out_lengths=(1,)), objective=experiment.objective,
+        model=experiment.model, pretraining=experiment.pretraining, generator_share=experiment.generator_share,
+        seed=experiment.seed,
     )  # fmt: skip
-    mixing, tuning = experiment.mixing, experiment.tuning
-    if mixing.pretraining == "corpus" and data.vocabulary_texts == "corpus":
+    if mixing.pretraining == "corpus":
         return kept
     mixtures = tuning.mixtures
     if mixing.pretraining == "corpus+other-tasks":
         mixing = replace(mixing, pretraining="corpus+tasks")
         mixtures = tuple(name for name in mixtures if name != mixture)
-    tuning = replace(BASELINE.tuning, mixtures=mixtures, inputs_length=tuning.inputs_length)
+    trained = replace(BASELINE.tuning, mixtures=mixtures, inputs_length=tuning.inputs_length)
     if experiment.finetuning.steps:
-        return replace(kept, mixing=mixing, tuning=tuning)
-    tuning = replace(tuning, evaluation_examples=experiment.tuning.evaluation_examples)  # it is scored as it stands
-    scored = replace(BASELINE.finetuning, steps=0, batch_size=experiment.finetuning.batch_size)
-    return replace(kept, mixing=mixing, tuning=tuning, finetuning=scored)
+        return replace(kept, mixing=mixing, tuning=trained)
+    scored = replace(trained, evaluation_examples=tuning.evaluation_examples)  # as it stands
+    return replace(kept, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))

@@ -13,9 +13,11 @@ from markdown_it import MarkdownIt
 from experiments.experiment import Row
 from experiments.registry import baseline_of, build
 from experiments.results import Curves, Result, json_lines
+from experiments.sheets import Cell, markdown, plain
 from lm.config import diff
 
 REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page anew [s]
+PNG = "data:image/png;base64,"
 SHOWN, LONGEST = 3, 400  # predictions of a task, and letters of a text
 
 
@@ -31,36 +33,51 @@ class Section:
 def page(top: str, sections: Sequence[Section], read: Callable[[str], bytes], refresh: float) -> str:
     """The whole page; ``read`` gives the bytes of a picture that the Markdown names."""
     links = "".join(f'<a href="#{escape(each.name)}">{escape(each.name)}</a>' for each in sections)
-    parts = [_html(top, read), f"<nav>{links}</nav>"]
+    parts = [_html(top), f"<nav>{links}</nav>"]
     for each in sections:
+        html = re.sub(
+            r'src="([^":]+\.png)"', lambda m: f'src="{PNG}{b64encode(read(m[1])).decode()}"', _html(each.markdown)
+        )
         rows = "\n".join(each.details)
-        parts.append(f'<section id="{escape(each.name)}">\n{_html(each.markdown, read)}\n{rows}\n</section>')
+        parts.append(f'<section id="{escape(each.name)}">\n{html}\n{rows}\n</section>')
     every = REFRESH.format(round(refresh)) if refresh else ""
     template = Template(Path(__file__).with_name("page.html").read_text())
     title = escape(top.splitlines()[0].strip("# ").replace("`", ""))
     return template.substitute(title=title, body="\n".join(parts), refresh=every)
 
 
-def _html(markdown: str, read: Callable[[str], bytes]) -> str:
-    """Markdown as HTML with its pictures inside; HTML in it is shown, not obeyed."""
-    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-    html = re.sub(" ([±…]) ", r"&nbsp;\1&nbsp;", html)
-    html = re.sub(
-        r'src="([^":]+\.png)"', lambda m: f'src="data:image/png;base64,{b64encode(read(m[1])).decode()}"', html
-    )
+def _html(text: str) -> str:
+    """Markdown as HTML; HTML in it is shown, not obeyed."""
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     return html.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
 
 
 def details(row: Row, found: Sequence[Result], lines: Curves, scale: str) -> str:
     """What a row changes, its runs, its curves and samples of its predictions, folded."""
     changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
-    changes = [f"<code>{escape(f'{path}: {old} → {new}')}</code>" for path, (old, new) in changed.items()]
-    runs = [f"<code>{escape(str(run.folder))}</code>" for run in found]
-    charts = [f'<div class="charts">{"".join(map(chart, lines, lines.values()))}</div>'] * bool(lines)
-    parts = ["<br>".join(changes) or "the baseline", "<br>".join(runs), *charts]
-    parts += [_samples(task, best["step"], found[0]) for task, best in found[0].tasks.items() if "step" in best]
-    inner = "\n".join(f"<div>{part}</div>" for part in parts)
-    return f"<details><summary>{escape(row.label)} <code>{escape(row.name)}</code></summary>\n{inner}\n</details>"
+    settings = [f"- {plain(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
+    text = ["Settings changed:\n\n" + "\n".join(settings) if settings else "The baseline."]
+    text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}" for run in found)]
+    text += [samples(task, best["step"], found[0]) for task, best in found[0].tasks.items() if "step" in best]
+    charts = f'<div class="charts">{"".join(map(chart, lines, lines.values()))}</div>'
+    summary = f"<summary>{escape(row.label)} <code>{escape(row.name)}</code></summary>"
+    return f"<details>{summary}\n{charts}\n{_html(chr(10).join(f'{part}{chr(10)}' for part in text))}</details>"
+
+
+def samples(task: str, step: int, run: Result) -> str:
+    """A few answers of a run to ``task`` at its best checkpoint, as Markdown."""
+    folders = run.phase_folders().values()
+    whole = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]  # of members together
+    files = [*whole, *(folder / "predictions" / task / f"{step}.jsonl" for folder in folders)]
+    lines = next((lines for file in files if (lines := json_lines(file))), [])[:SHOWN]
+    keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
+    table = markdown({key: [Cell(_cut(line.get(key, ""))) for line in lines] for key in keys}) if keys else ""
+    return f"{plain(task)}, seed {run.seed}, step {step}:{' no predictions' * (not table)}\n\n{table}"
+
+
+def _cut(value: object) -> str:
+    text = " ".join((" / ".join(map(str, value)) if isinstance(value, list) else str(value)).split())
+    return text if len(text) <= LONGEST else text[:LONGEST] + " …"
 
 
 def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
@@ -75,19 +92,3 @@ def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
     label = escape(name)
     svg = f'<svg viewBox="0 0 240 120" role="img" aria-label="{label}">{drawn}{texts}</svg>'
     return f"<figure><figcaption>{label}</figcaption>{svg}</figure>"
-
-
-def _samples(task: str, step: int, run: Result) -> str:
-    """A few answers of a run to ``task`` at its best checkpoint, as a table."""
-    files = (folder / "predictions" / task / f"{step}.jsonl" for folder in run.phase_folders().values())
-    lines = next((lines for file in files if (lines := json_lines(file))), [])
-    keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
-    cells = ["".join(f"<td>{escape(_cut(line.get(key, '')))}</td>" for key in keys) for line in lines[:SHOWN]]
-    rows, heads = "".join(f"<tr>{row}</tr>" for row in cells), "".join(f"<th>{key}</th>" for key in keys)
-    table = f'<div class="wide"><table class="texts"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return f"<p><b>{escape(task)}</b>, seed {run.seed}, step {step}</p>{table if rows else 'no predictions'}"
-
-
-def _cut(value: object) -> str:
-    text = " / ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= LONGEST else text[:LONGEST] + " …"

@@ -1,12 +1,15 @@
 """One phase of training in its folder: what all phases of a run share, and how each is brought to its end."""
 
+import fcntl
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from experiments.experiment import Experiment, PhaseConfig
 from experiments.prepare import Prepared
@@ -85,6 +88,13 @@ class Phase:
 
 def fit(phases: Sequence[Phase]) -> None:
     """Train phases that differ in seed and data to their end, wherever they are now, several at once on one device."""
+    with ExitStack() as locks:
+        for phase in phases:
+            locks.enter_context(locked(phase.folder, phase.session.reporter))
+        _fit(phases)
+
+
+def _fit(phases: Sequence[Phase]) -> None:
     left = [phase for phase in phases if not finished(phase.folder, phase.config.steps)]
     for phase in phases:
         if phase not in left:
@@ -103,9 +113,28 @@ def fit(phases: Sequence[Phase]) -> None:
 
 def finished(folder: Path, steps: int) -> bool:
     """Whether the phase in ``folder`` was trained, evaluated and saved to its end."""
-    path = folder / "run.json"
-    ended = path.exists() and json.loads(path.read_text())["status"] == "finished"
-    return ended and (folder / "checkpoints" / str(steps)).is_dir()
+    try:
+        ended = json.loads((folder / "run.json").read_text())["status"] == "finished"
+    except (OSError, ValueError, KeyError):  # not begun, or cut short
+        ended = False
+    ended = ended and (folder / "checkpoints" / str(steps)).is_dir()
+    return bool(multihost_utils.broadcast_one_to_all(np.int32(ended)))  # the first process wrote it
+
+
+@contextmanager
+def locked(folder: Path, reporter: Reporter) -> Iterator[None]:
+    """The folder of a phase, for one run at a time: another that shares it waits, and then finds it done."""
+    if jax.process_index():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reporter.say(f"another process trains {folder}; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class ShownLog(Log):

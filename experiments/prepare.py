@@ -6,7 +6,6 @@ Everything that can be wrong with settings, data and devices is found here, befo
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +15,7 @@ from lm.data import pipeline
 from lm.data.mixtures import mixture, rates
 from lm.data.objectives import EOS, PAD, Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.sources import Rows, documents, examples
+from lm.data.sources import Joined, Rows, documents, examples
 from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import labelled
 from lm.data.tasks.task import Task
@@ -62,7 +61,7 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     for name in experiment.tuning.heads:
         labelled(name).rows("validation", cache)
     corpus = documents(experiment.data.corpus, "train", cache)
-    vocabulary = find_vocabulary(experiment, corpus, cache, say)
+    vocabulary = find_vocabulary(experiment, cache, say)
     check_special(experiment, vocabulary)
     if vocabulary.size > experiment.model.vocab_size:
         raise SettingError(
@@ -91,27 +90,27 @@ def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
         raise SettingError(f"model.special={special} should have pad {PAD}, eos {EOS}, start {PAD}, as training does")
 
 
-def find_vocabulary(experiment: Experiment, corpus: Sequence[str], cache: Path, say: Say) -> Vocabulary:
-    """The vocabulary that ``data.vocabulary`` names; trained on the corpus first if it must be."""
+def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
+    """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
     data = experiment.data
+    kind, _, named = data.vocabulary.partition(":")
     if data.vocabulary == "bytes":
         return Bytes(data.sentinels)
     if Path(data.vocabulary).is_dir():  # a published model's tokenizer
         return find_tokenizer(Path(data.vocabulary), experiment.model.vocab_size)
-    if data.vocabulary != "unigram":
+    if kind != "unigram":
         return SentencePiece(Path(data.vocabulary), data.sentinels)
+    corpus = documents(named or data.corpus, "train", cache)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
     about = [corpus.fingerprint, data.vocabulary_size, *(f"{name} {r.fingerprint}" for name, r in tasks.items())]
     key = hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()[:16]
     path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
     if not path.exists():
-        say(
-            f"training a vocabulary of {data.vocabulary_size:,} word pieces on {data.corpus}"
-            + " and tasks" * bool(tasks)
-        )
+        on = (named or data.corpus) + " and the tasks" * bool(tasks)
+        say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {on}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        texts = (text for name, rows in tasks.items() for row in rows for text in TASKS[name].to_text(row))
-        train_sentencepiece(chain(corpus, texts), data.vocabulary_size, path)
+        texts = [text for name, rows in tasks.items() for row in rows for text in TASKS[name].to_text(row)]
+        train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path)
     return SentencePiece(path, data.sentinels)
 
 

@@ -9,12 +9,12 @@ from io import StringIO
 from pathlib import Path
 
 from experiments.experiment import Table
-from experiments.findings import differences, orders
+from experiments.findings import DRAWS, differences, orders
 from experiments.page import REFRESH, Section, details, page
 from experiments.plots import draw
 from experiments.registry import REGISTRY, baseline_of, build
-from experiments.results import Result, Runs, curves, results, roots, run_folder
-from experiments.sheets import Finished, Sheet, markdown, scoreboard
+from experiments.results import Result, Runs, curves, results, roots
+from experiments.sheets import Finished, Sheet, base_of, markdown, scoreboard
 from experiments.t5.tables import COLUMNS
 from lm.config import SettingError
 
@@ -24,22 +24,19 @@ class Report:
     """What was written, and what a terminal shows of it."""
 
     path: Path  # of report.md
-    sheets: Mapping[str, list[Sheet]]  # table -> its scores, places and rank correlations
-    left_out: list[str]  # why, a run each
+    sheets: Mapping[str, list[Sheet]]  # table -> its scores and, from three rows on, their places
+    notes: Mapping[str, list[str]]  # table -> what is said below
+    left_out: list[str]  # what does not count, and why
 
 
 def collect(tables: list[Table], scale: str, runs: Runs) -> tuple[Finished, list[str]]:
     """The finished runs of every row and baseline of ``tables``, and what is said of those that do not count."""
-    left_out: dict[str, None] = {}
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= {baseline_of(name): None for name in names}
     for name in names:
         build(name, scale)
-    try:
-        there = [root for root in roots(runs) if root.is_dir()]
-    except (ImportError, OSError) as error:  # of a bucket
-        raise SettingError(f"--runs: {' '.join(map(str, roots(runs)))} cannot be read ({error})") from error
-    left_out |= {f"--runs: there is no folder {root}": None for root in roots(runs) if root not in there}
+    there = [root for root in roots(runs) if root.is_dir()]
+    left_out = {f"--runs: there is no folder {root}": None for root in roots(runs) if root not in there}
     found = {name: results(REGISTRY[name], scale, there, lambda text: left_out.setdefault(text)) for name in names}
     if not any(found[row.name] for table in tables for row in table.rows):
         why = "".join(f"\n- {line}" for line in left_out)
@@ -59,70 +56,90 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
     name = tables[0].name.replace("/", "-") if len(tables) == 1 else tables[0].name.split("/")[0]
     folder = roots(runs)[0] / scale / "reports" / name
     folder.mkdir(parents=True, exist_ok=True)
-    top, sections, sheets = header(tables, found, scale, left_out), [], {}
-    for table in tables:
-        places, note = orders(table, found) if any(row.paper for row in table.rows) else ([], "")
-        sheets[table.name] = [scoreboard(table, found, scale), *places]
+    sections, sheets, notes = [], {}, {}
+    for table in begun(tables, found):
+        sheet, notes[table.name], places = scoreboard(table, found), [], []
+        if base_of(table).paper:
+            order, alike = orders(table, found)
+            places, notes[table.name] = [order] * bool(order), [differences(table, found), alike]
+        sheets[table.name] = [sheet, *places]
         lines = {row.name: curves(found[row.name]) for row in table.rows}
-        pictures = draw(table, found, lines, scale, folder)
-        text = section(table, sheets[table.name], note, differences(table, found), pictures)
+        shown = [f"Places of the rows, the paper's in brackets:\n\n{markdown(each)}" for each in places]
+        pictures = [f"![{table.title}]({file})" for file in draw(table, found, lines, scale, folder)]
+        said = [
+            f"## {table.name}: {table.title}",
+            markdown(sheet),
+            *notes[table.name],
+            *shown,
+            *pictures,
+        ]
         rows = [details(row, found[row.name], lines[row.name], scale) for row in table.rows if found[row.name]]
-        sections.append(Section(table.name, text, rows))
-    path = folder / "report.md"
+        sections.append(Section(table.name, "\n\n".join(said), rows))
+    waiting = [table.name for table in tables if table.name not in sheets]
+    top, path = header(tables, found, scale, left_out, waiting), folder / "report.md"
     _write(path, "\n\n".join([top, *(each.markdown for each in sections)]) + "\n")
     _write(path.with_suffix(".csv"), table_csv(tables, found))
     _write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
-    return Report(path, sheets, left_out)
+    return Report(path, sheets, notes, left_out)
 
 
-def header(tables: list[Table], found: Finished, scale: str, left_out: list[str]) -> str:
+def begun(tables: list[Table], found: Finished) -> list[Table]:
+    """Those with more than their baseline; if there is none, the first that has it."""
+    changed = [[row for row in each.rows if row.changes != base_of(each).changes] for each in tables]
+    more = [each for each, rows in zip(tables, changed, strict=True) if any(found[row.name] for row in rows)]
+    return more or [next(each for each in tables if any(found[row.name] for row in each.rows))]
+
+
+SCORES = """Each row of a table is a change to the baseline; `lm list TABLE` says which. Scores are means ± standard \
+deviations over seeds{paper}. **Bold**: within two deviations of the best. ▲ ▼: above or below the baseline by more \
+than two. These deviations are pooled over the rows of a table{tens}. The held-out loss, of pre-training, is in nats a \
+target token; objectives differ in their targets, so compare it among rows of one objective only."""
+ORDER = f"""Kendall's τ tells how alike two orders are: 1 the same, 0 unrelated, -1 reversed; with three rows, every \
+sixth order is the paper's by chance. Its interval is of {DRAWS:,} bootstrap draws of rows, seeds and columns. The \
+average is over columns, each divided by its deviation."""
+
+
+def header(tables: list[Table], found: Finished, scale: str, left_out: list[str], waiting: list[str]) -> str:
     """What stands above all tables."""
-    baselines = dict.fromkeys(baseline_of(table.rows[0].name) for table in tables)
-    paper = any(row.paper for table in tables for row in table.rows)
+    paper = any(base_of(table).paper for table in tables)
+    texts = (
+        (", out of 100, beside the paper's", "; the paper's are those of ten runs of its baseline")
+        if paper
+        else ("", "")
+    )
     lines = [f"# {'The T5 study' if paper else 'Classic models'} at scale `{scale}`"]
-    lines += ["\n".join(_setup(name, scale) for name in baselines), _LEGEND, stand_ins(tables, found)]
+    lines += ["\n".join(_setup(name, scale) for name in dict.fromkeys(base_of(table).name for table in tables))]
+    lines += [stand_ins(tables, found), SCORES.format(paper=texts[0], tens=texts[1]), ORDER * paper]
+    if waiting:
+        lines += [f"Nothing but the baseline has finished of: {', '.join(waiting)}."]
     if left_out:
-        shown = [line.splitlines() for line in left_out]
-        lines += ["Not counted:\n\n" + "\n".join(f"- `{'; '.join(map(str.strip, each))}`" for each in shown)]
+        shown = ("; ".join(map(str.strip, line.splitlines())) for line in left_out)
+        lines += ["Not counted:\n\n" + "\n".join(f"- `{line}`" for line in shown)]
     return "\n\n".join(filter(None, lines))
-
-
-_LEGEND = """Each cell: mean ± standard deviation over seeds (difference to the baseline). Within a column of ours, \
-**bold** marks the scores within two standard deviations of the best. The held-out loss is that of pre-training, \
-in nats a target token: other objectives predict other targets, so compare like with like."""
 
 
 def _setup(baseline: str, scale: str) -> str:
     e = build(baseline, scale)
     layers = [e.model.num_encoder_layers] * e.model.has_encoder + [e.model.num_decoder_layers] * e.model.has_decoder
     return (
-        f"Baseline `{baseline}`: {'+'.join(map(str, layers))} layers of width {e.model.d_model}, "
-        f"{e.pretraining.steps:,} steps of {e.pretraining.batch_size} × {e.data.inputs_length} tokens on "
-        f"`{e.data.corpus}`, then {e.finetuning.steps:,} steps of fine-tuning on "
-        f"{', '.join(e.tuning.mixtures + e.tuning.heads) or 'nothing'}."
+        f"Baseline `{baseline}`: {'+'.join(map(str, layers))} layers of width {e.model.d_model}, pre-trained on "
+        f"`{e.data.corpus}` for {e.pretraining.steps:,} steps of {e.pretraining.batch_size} texts of up to "
+        f"{e.data.inputs_length} tokens, then fine-tuned for {e.finetuning.steps:,} steps on each of "
+        f"{', '.join(e.tuning.mixtures + e.tuning.heads) or 'no task'}."
     )
 
 
 def stand_ins(tables: list[Table], found: Mapping[str, list[Result]]) -> str:
     """Which task stands under which of the paper's columns."""
     paper = any(row.paper for table in tables for row in table.rows)
-    result = next(runs[0] for runs in found.values() if runs)
-    lines = [
-        f"- **{column}**, {', '.join(f'`{t}`' for t, best in result.tasks.items() if best['column'] == column)}: "
-        f"{', '.join(sorted({best['metric'] for best in result.tasks.values() if best['column'] == column}))}"
-        + f"; the paper's: {COLUMNS[column]}"
-        * paper
-        for column in COLUMNS
-        if column in result.columns
-    ]
-    return "\n".join(["What stands under each column:\n", *lines]) if lines else ""
-
-
-def section(table: Table, sheets: list[Sheet], order: str, differing: str, pictures: list[str]) -> str:
-    """One table as Markdown: its scores, which of them differ, the order of its rows, and its pictures."""
-    scores, *places = map(markdown, sheets)
-    parts = [f"## {table.name}: {table.title}", scores, differing, *places, order]
-    return "\n\n".join(filter(None, [*parts, *(f"![{table.title}]({picture})" for picture in pictures)]))
+    result, lines = next(runs[0] for runs in found.values() if runs), []
+    for column in filter(result.columns.__contains__, COLUMNS):
+        under = {name: best["metric"] for name, best in result.tasks.items() if best["column"] == column}
+        metrics = ", ".join(sorted({metric.replace("_", " ") for metric in under.values()}))
+        theirs = f"; the paper's: {COLUMNS[column]}" * paper
+        lines.append(f"- **{column}**: {', '.join(f'`{name}`' for name in under)} ({metrics}){theirs}")
+    head = "What is scored in each column" + "; of other tasks only the order of rows compares with the paper's" * paper
+    return "\n".join([f"{head}:\n", *lines]) if lines else ""
 
 
 def table_csv(tables: list[Table], found: Finished) -> str:
@@ -143,23 +160,24 @@ POLL = 5.0  # between looks at the folders of runs [s]
 
 
 def watch(tables: list[Table], scale: str, runs: Runs, say: Callable[[str], object]) -> None:
-    """Write the report whenever a run or its metrics have changed, until interrupted.
+    """Write the report whenever other runs count than before, until interrupted.
 
     It takes a tenth of a core at most, so that trainings beside it keep theirs.
     """
+    roots(runs)  # what cannot be read now will not be readable later
     seen, wait, page = None, POLL, None
     try:
         while True:
-            began, now = time.process_time(), _stamps(tables, scale, runs)
-            if now != seen:
-                seen = now
-                try:
+            began = time.process_time()
+            try:
+                if (now := collect(tables, scale, runs)) != seen:
                     page = write_report(tables, scale, runs, refresh=wait).path.with_suffix(".html")
                     said = f"wrote {page}"
-                except SettingError as error:  # nothing has finished yet
-                    said = str(error)
+            except SettingError as error:  # nothing has finished yet
+                said = now = str(error)
+            if now != seen:
                 say(f"{time.strftime('%H:%M:%S')} {said}")
-            wait = max(POLL, 9 * (time.process_time() - began))
+            seen, wait = now, max(POLL, 9 * (time.process_time() - began))
             time.sleep(wait)
     except KeyboardInterrupt:
         if page is not None:
@@ -172,12 +190,3 @@ def _write(path: Path, text: str) -> None:
     new = path.with_name(path.name + ".new")
     new.write_text(text)
     new.replace(path)
-
-
-def _stamps(tables: list[Table], scale: str, runs: Runs) -> dict[str, int]:
-    """The size of every file that a report is made of."""
-    inside = ("settings.json", "scores.json", "finetuning/*/metrics.jsonl", "finetuning/*/*/metrics.jsonl")
-    names = {name for table in tables for row in table.rows for name in (row.name, baseline_of(row.name))}
-    rows = {run_folder(Path(), scale, name, 0, {}).parent for name in names}
-    patterns = [f"{scale}/pretraining/*/metrics.jsonl", *(f"{row}/seed-*/{file}" for row in rows for file in inside)]
-    return {str(path): path.stat().length for root in roots(runs) for each in patterns for path in root.glob(each)}

@@ -31,9 +31,7 @@ class Result:
     seconds: float  # of training, compilation and evaluation left out
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
-    length_losses: Mapping[str, float] = field(
-        default_factory=dict
-    )  # held-out loss in longer rows, by how many times as long as in training
+    length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length of rows [x inputs_length]
     phases: Mapping[str, str] = field(default_factory=dict)  # phase -> its folder, below that of the scale
 
     def __post_init__(self):
@@ -49,9 +47,9 @@ class Result:
 
     def phase_folders(self) -> dict[str, Path]:
         """Phase -> the folder with its metrics and predictions, of those that are there."""
-        ups = {name: [up / path for up in self.folder.parents] for name, path in self.phases.items()}
-        found = {name: next((f for f in folders if f.exists()), None) for name, folders in ups.items()}
-        return {name: folder for name, folder in found.items() if folder is not None}
+        ups, named = self.folder.parents, self.phases.items()
+        found = {name: next((up / path for up in ups if (up / path).exists()), None) for name, path in named}
+        return {name: place for name, place in found.items() if place is not None}
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,14 @@ class Score:
 
 
 def roots(runs: Runs) -> list[epath.Path]:
-    """The folders of runs, as paths that may lie in a bucket."""
-    return [epath.Path(root) for root in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    """The folders of runs, as paths that may lie in a bucket; SettingError if they cannot be looked into."""
+    paths = [epath.Path(root) for root in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    for path in paths:
+        try:
+            path.exists()
+        except (ImportError, OSError) as error:  # the package for this kind of bucket, or the right to read it
+            raise SettingError(f"--runs {path} cannot be read: {error}") from error
+    return paths
 
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
@@ -92,9 +96,8 @@ def check_settings(experiment: Experiment, folder: Path) -> None:
             raise SettingError(f"{path} cannot be read ({error}): choose other --runs or delete {folder}") from error
         lines = "".join(f"\n  {name}: {old} there, {new} now" for name, (old, new) in changed.items())
         if changed:
-            raise SettingError(
-                f"{folder} belongs to a run with other settings: choose other --runs or delete it{lines}"
-            )
+            said = "belongs to a run with other settings: choose other --runs or delete it"
+            raise SettingError(f"{folder} {said}{lines}")
 
 
 def read_result(folder: Path) -> Result | None:
@@ -151,11 +154,13 @@ def curves(found: list[Result]) -> Curves:
     """The losses of pre-training and the scores of fine-tuning, a line a seed and member of an ensemble."""
     drawn: dict[str, list] = {}
     for name, folder in ((name, folder) for result in found for name, folder in result.phase_folders().items()):
-        phase, _, rest = name.partition("/")
-        kinds = {f"{rest.partition('/')[0] or phase}: score": ("eval", "score")}
-        if phase == "pretraining":
-            kinds = {"pre-training loss": ("train", "loss"), "held-out loss": ("eval", "loss")}
-        lines = json_lines(folder / "metrics.jsonl")
+        task, lines = name.partition("/")[0], json_lines(folder / "metrics.jsonl")
+        kinds = {f"{task}: score": ("eval", "score")}
+        if task == "pretraining":
+            kinds = {
+                "pre-training loss [nats/token]": ("train", "loss"),
+                "held-out loss [nats/token]": ("eval", "loss"),
+            }
         for shown, (kind, value) in kinds.items():
             points = [(line.get("step"), line.get(value)) for line in lines if line.get("kind") == kind]
             points = [point for point in points if all(isinstance(n, int | float) and isfinite(n) for n in point)]

@@ -7,7 +7,6 @@ A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` h
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,22 +16,18 @@ from pathlib import Path
 import jax
 from flax import nnx
 
+from experiments.checks import check
 from experiments.experiment import Experiment
+from experiments.finetuning import answer_together, best_of, evaluation, finetune
 from experiments.finetuning import asked as asked_of
-from experiments.finetuning import best_of, evaluation, finetune, together
-from experiments.folders import home_of, members, phases, pretraining_name, pretrainings
+from experiments.folders import home_of, members, phases, pretraining_name, pretraining_of, pretrainings
 from experiments.phase import Phase, Session, Start, fit
-from experiments.prepare import Prepared, mixed_batches, prepare, pretraining_batches, tuning_lengths
+from experiments.prepare import mixed_batches, pretraining_batches
 from experiments.progress import Reporter
-from experiments.results import check_settings
 from lm import sharding
 from lm.config import SettingError, to_json
 from lm.data import pipeline
-from lm.data.checks import check_batches
-from lm.data.labelled import Reader
 from lm.data.mixtures import mixture
-from lm.data.packing import row_length
-from lm.data.tasks.labelled import labelled
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.tuned import BODY, DISCRIMINATOR, Electra
@@ -63,7 +58,8 @@ def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -
         for each, (suffix, *_) in zip(sessions, team, strict=True):
             start = starts.get(pretraining_name(experiment, name, suffix))
             scores = finetune(each, start, name, places[name + suffix])
-        best |= scores if len(team) == 1 else together(sessions, name, [places[name + suffix] for suffix, *_ in team])
+        own = [places[name + suffix] for suffix, *_ in team]
+        best |= scores if len(team) == 1 else answer_together(sessions, name, own)
     if experiment.mixing.pretraining != "corpus" and not experiment.finetuning.steps:
         tasks = [task for name in tuning.mixtures for task in mixture(name).evaluated]
         best = {task.name: best_of(task, places["pretraining"]) for task in tasks}
@@ -95,73 +91,6 @@ def pretrain_together(
         pretrain(sessions, [phases(e, folder, home_of(folder, cache))[phase] for e, folder in runs])
 
 
-def check(
-    experiment: Experiment, folder: Path, cache: Path, say: Callable[[str], object]
-) -> tuple[Prepared, jax.sharding.Mesh]:
-    """Data and mesh of a run that can be started in ``folder``, which is then its own."""
-    sizes = experiment.mesh.sizes(jax.device_count())
-    for phase in (experiment.pretraining, experiment.finetuning):
-        sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
-    check_heads(experiment)
-    architecture, tuning, tunes = experiment.model.architecture, experiment.tuning, experiment.finetuning.steps > 0
-    if tunes and tuning.mixtures:
-        check_batches(architecture, experiment.finetuning.batch_size, writes=True)
-    check_folder(experiment, folder, cache)
-    prepared = prepare(experiment, cache, say)
-    if experiment.mixing.pretraining != "corpus":
-        if not tuning.mixtures:
-            raise SettingError(f"mixing.pretraining={experiment.mixing.pretraining!r} needs tasks: tuning.mixtures=()")
-        mixed_batches(experiment, prepared, cache)
-    for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
-        check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
-    for name in tuning.heads if tunes else ():
-        Reader(labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "settings.json", to_json(experiment) + "\n")
-    return prepared, sharding.make_mesh(experiment.mesh)
-
-
-def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:
-    """SettingError if rows are longer than the positions that the model has learned."""
-    model, tuning = experiment.model, experiment.tuning
-    asks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
-    tuned = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if asks]
-    rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.limits, *tuned)]
-    longest = max(*rows, tuning.inputs_length)
-    if model.positions == "learned" and longest > model.max_length:
-        raise SettingError(f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row")
-
-
-ANSWERS = {  # what an objective asks, and the heads of the model that answer
-    ("pairs", "next-sentence"): {"pooler", "next-sentence"},
-    ("pairs", "sentence-order"): {"pooler", "sentence-order"},
-    ("targets", "replaced"): {"replaced-token"},
-}
-
-
-def check_heads(experiment: Experiment) -> None:
-    """SettingError if the model lacks the heads of the objective, or replaced tokens are told and none are asked."""
-    objective, heads = experiment.objective, experiment.model.heads
-    for (field, value), needed in ANSWERS.items():
-        if getattr(objective, field) == value and not needed <= set(heads):
-            raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
-    if objective.targets == "replaced" and objective.pairs != "none":
-        raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with objective.targets='replaced'")
-    if "replaced-token" in heads and objective.targets != "replaced":
-        raise SettingError(f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}")
-
-
-def check_folder(experiment: Experiment, folder: Path, cache: Path) -> None:
-    """SettingError if ``folder`` is another experiment's, or nothing can be written beside it."""
-    check_settings(experiment, folder)
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache):
-            pass
-    except OSError as error:
-        raise SettingError(f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder") from error
-
-
 def pretrain(sessions: Sequence[Session], folders: Sequence[Path]) -> list[Start]:
     """Pre-train seeds of one experiment to the end, at once; what gives each as the first state of other steps."""
     sessions[0].reporter.start("pre-training" + f" {len(sessions)} seeds at once" * (len(sessions) > 1))
@@ -182,11 +111,32 @@ def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
         if not experiment.finetuning.steps:
             asked = asked_of(session, experiment.tuning.mixtures)
             scores = evaluation(session, asked, lengths, steps, folder)
+    check_shared(session, folder)
     checkpoints = opened.enter_context(pretraining_checkpoints(experiment, folder))
     return Phase(
         session, config, steps, batches, lengths, checkpoints,
         lambda state: steps.evaluate(state, held_out) | (scores(state) if scores else {}),
     )  # fmt: skip
+
+
+def check_shared(session: Session, folder: Path) -> None:
+    """SettingError if the pre-training in ``folder`` read other data, or was set otherwise than this run."""
+    prepared, path = session.prepared, folder / "shared.json"
+    about = {
+        "vocabulary": prepared.vocabulary.fingerprint,
+        "corpus": prepared.train.fingerprint,
+        "settings": json.loads(to_json(pretraining_of(session.experiment, ""))),
+    }
+    if path.exists():
+        there = json.loads(path.read_text())
+        if changed := [name for name, value in about.items() if there.get(name) != value]:
+            raise SettingError(
+                f"{folder} was pre-trained with other {' and '.join(changed)} than this run has ({path} says which): "
+                "choose other --runs or delete it"
+            )
+    elif jax.process_index() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(about, indent=1) + "\n")
 
 
 def pretraining_checkpoints(experiment: Experiment, folder: Path) -> Checkpoints:
@@ -199,12 +149,13 @@ def pretraining_checkpoints(experiment: Experiment, folder: Path) -> Checkpoints
 def pretrained(session: Session, folder: Path, steps: Steps) -> State:
     """What pre-training in ``folder`` came to, as the first state of other steps."""
     experiment, trained = session.experiment, steps_of(session.experiment, session.mesh)
+    last = experiment.pretraining.steps
     with pretraining_checkpoints(experiment, folder) as checkpoints:
         fresh = steps.init(experiment.seed)
         if sharding.named(steps.abstract).keys() == sharding.named(trained.abstract).keys():
-            return replace(checkpoints.restore(steps.abstract), step=fresh.step)
+            return replace(checkpoints.restore(steps.abstract, last), step=fresh.step)
         # another optimiser, which remembers other things, or a model with a head
-        return checkpoints.restore_model(fresh, source=partial(_source, frozenset(trained.abstract.params)))
+        return checkpoints.restore_model(fresh, last, partial(_source, frozenset(trained.abstract.params)))
 
 
 def _source(pretrained: frozenset[str], name: str) -> str | None:

@@ -1,55 +1,52 @@
 """What a report's tables say, as cells made once: a terminal, Markdown and a browser show the same."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import sqrt
+from statistics import variance
+from typing import NamedTuple
 
 from experiments.experiment import Row, Table
-from experiments.registry import REGISTRY, baseline_of, build
+from experiments.registry import REGISTRY, baseline_of, twin
 from experiments.results import Result, Score, lengths, losses, scores
-from experiments.t5.tables import COLUMNS
-from lm.config import diff
+from experiments.t5.tables import BASELINE_STD, COLUMNS
 
 Finished = Mapping[str, list[Result]]  # row -> its seeds
+HARD = "\N{NO-BREAK SPACE}"
+ARROWS = {1: f"{HARD}▲", 0: "", -1: f"{HARD}▼"}
+TEXTS = ("row", "inputs", "target", "prediction")  # headings of what is no number
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell; a terminal leaves out its ``note``."""
+class Cell(NamedTuple):
+    """One cell of a sheet."""
 
     text: str = "–"
-    note: str = ""
-    style: Literal["plain", "best", "code"] = "plain"
+    best: bool = False
 
 
 Sheet = dict[str, list[Cell]]  # heading -> a cell a line
-WIDE = ("changes", "cost a run")  # headings that a terminal has no room for
 
 
 def markdown(sheet: Sheet) -> str:
     """The sheet as a table of Markdown."""
-    rule = "".join("|:---" if head in ("row", "changes", "") else "|---:" for head in sheet)
+    rule = "".join("|:---" if head in TEXTS else "|---:" for head in sheet)
     lines = [" | ".join(map(_markdown, cells)) for cells in zip(*sheet.values(), strict=True)]
     return "\n".join([f"| {' | '.join(sheet)} |", f"{rule}|", *(f"| {line} |" for line in lines)])
 
 
 def _markdown(cell: Cell) -> str:
-    if cell.style == "code":
-        return "`" + cell.text.replace("`", "'").replace("|", r"\|") + "`"
-    text = plain(cell.text)
-    return (f"**{text}**" if cell.style == "best" else text) + (f" {cell.note}" if cell.note else "")
+    return f"**{plain(cell.text)}**" if cell.best else plain(cell.text)
 
 
 def plain(text: str) -> str:
     """``text`` as Markdown that shows it as it is."""
-    return re.sub(r"([\\`*_|<\[])", r"\\\1", text)
+    return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
 
 
-def changes_of(row: Row, scale: str) -> str:
-    """What a row changes, as settings."""
-    changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
-    return ", ".join(f"{p}={new:.4g}" if type(new) is float else f"{p}={new}" for p, (_, new) in changed.items())
+def base_of(table: Table) -> Row:
+    """The row that those of ``table`` are compared with."""
+    return REGISTRY[baseline_of(table.rows[0].name)]
 
 
 def columns_of(table: Table, found: Finished) -> list[str]:
@@ -57,61 +54,68 @@ def columns_of(table: Table, found: Finished) -> list[str]:
     return [c for c in COLUMNS if any(c in result.columns for row in table.rows for result in found[row.name])]
 
 
-def scoreboard(table: Table, found: Finished, scale: str) -> Sheet:
-    """Every row: what it changes, ours and the paper's score in every column, and what it cost."""
-    rows, base = table.rows, REGISTRY[baseline_of(table.rows[0].name)]
-    baseline, ours = scores(found[base.name]), [scores(found[row.name]) for row in rows]
-    changed = [changes_of(row, scale) for row in rows]
-    sheet = {"row": [Cell(row.label) for row in rows]}
+def noise(table: Table, found: Finished) -> dict[str, float]:
+    """Column -> deviation over seeds, pooled over the rows and their baseline; without columns that never vary."""
+    rows = {twin(row.name): row.name for row in (*table.rows, base_of(table))}.values()
+    pooled = {}
     for c in columns_of(table, found):
-        least = _threshold([score[c] for score in ours if c in score])
-        sheet[c] = [_score(score.get(c), baseline.get(c), least) for score in ours]
+        samples = [[run.columns[c] for run in found[name] if c in run.columns] for name in rows]
+        repeated = [sample for sample in samples if len(sample) > 1]
+        freedom = sum(len(sample) - 1 for sample in repeated)
+        squares = sum(variance(sample) * (len(sample) - 1) for sample in repeated)
+        pooled |= {c: sqrt(squares / freedom)} if squares else {}
+    return pooled
+
+
+def sign(score: Score | None, baseline: Score | None, std: float) -> int | None:
+    """1, -1: above, below the baseline by more than two deviations; 0: not so; None: one seed tells nothing."""
+    if None in (score, baseline) or None in (score.std, baseline.std) or not std:
+        return None
+    delta = score.mean - baseline.mean
+    return int(abs(delta) > 2 * std) * (1 if delta > 0 else -1)
+
+
+def published(row: Row, column: str) -> Score | None:
+    """The paper's score; its deviation is that of ten runs of the baseline."""
+    return Score(row.paper[column], BASELINE_STD[column]) if column in row.paper else None
+
+
+def scoreboard(table: Table, found: Finished) -> Sheet:
+    """Every row: ours and the paper's score in every column, and what it cost."""
+    base, stds, runs = base_of(table), noise(table, found), [found[row.name] for row in table.rows]
+    sheet = {"row": [Cell(row.label) for row in table.rows]}
+    baseline, ours = scores(found[base.name]), [scores(each) for each in runs]
+    for c in columns_of(table, found):
+        sheet[c] = _compared([each.get(c) for each in ours], baseline.get(c), stds.get(c, 0.0), partial(_text, 2))
         if base.paper:
-            sheet[f"{c}, paper"] = [_paper(row.paper.get(c), base.paper[c]) for row in rows]
-    perplexity = [lengths(found[row.name]) for row in rows]
+            theirs = [published(row, c) for row in table.rows]
+            sheet[f"{c}, paper"] = _compared(theirs, published(base, c), BASELINE_STD[c], lambda s: f"{s.mean:.2f}")
+    perplexity = [lengths(each) for each in runs]
     for n in dict.fromkeys(n for at in perplexity for n in at):
-        sheet[f"perplexity at {n} ×"] = [_plain(at.get(n)) for at in perplexity]
+        sheet[f"perplexity at {n} ×"] = [_cell(2, at.get(n)) for at in perplexity]
+    minutes = [Score.of(run.seconds / 60 for run in each) if each else None for each in runs]
     return sheet | {
-        "held-out loss": [_plain(losses(found[row.name])) for row in rows],
-        "seeds": [Cell(str(len(found[row.name]))) for row in rows],
-        "cost a run": [Cell(_cost(found[row.name])) for row in rows],
-        "changes": [Cell(new, style="code") if new else Cell("the baseline") for new in changed],
+        "held-out loss": [_cell(3, losses(each)) for each in runs],
+        "seeds": [Cell(str(len(each))) for each in runs],
+        "minutes": [Cell(f"{time.mean:.1f}") if time else Cell() for time in minutes],
     }
 
 
-def _threshold(values: list[Score]) -> float:
-    """The least score that is not significantly below the best; with one seed a run, the best itself."""
-    top = max(values, key=lambda score: score.mean)
-    if top.mean == min(score.mean for score in values):
-        return float("inf")  # all alike: none stands out
-    return top.mean - 2 * (top.std or 0.0)
+def _compared(
+    values: Sequence[Score | None], baseline: Score | None, std: float, show: Callable[[Score], str]
+) -> list[Cell]:
+    """Scores with an arrow where they differ from the baseline; within two deviations of the best they are bold."""
+    means = [score.mean for score in values if score]
+    best = max(means) - 2 * std if len(set(means)) > 1 else float("inf")  # all alike: none stands out
+    return [
+        Cell(show(score) + ARROWS[sign(score, baseline, std) or 0], score.mean >= best) if score else Cell()
+        for score in values
+    ]
 
 
-def _score(score: Score | None, baseline: Score | None, threshold: float) -> Cell:
-    if score is None:
-        return Cell()
-    text = f"{score.mean:.2f}" + (f" ± {score.std:.2f}" if score.std is not None else "")
-    note = _delta(score.mean, baseline.mean) if baseline else ""
-    return Cell(text, note, "best" if score.mean >= threshold else "plain")
+def _text(digits: int, score: Score) -> str:
+    return f"{score.mean:.{digits}f}" + (f"{HARD}±{HARD}{score.std:.{digits}f}" if score.std is not None else "")
 
 
-def _paper(score: float | None, baseline: float) -> Cell:
-    return Cell() if score is None else Cell(f"{score:.2f}", _delta(score, baseline))
-
-
-def _plain(score: Score | None) -> Cell:
-    if score is None:
-        return Cell()
-    return Cell(f"{score.mean:.3f}" + (f" ± {score.std:.3f}" if score.std is not None else ""))
-
-
-def _delta(value: float, baseline: float) -> str:
-    return f"({value - baseline:+.2f})" if value != baseline else ""
-
-
-def _cost(found: list[Result]) -> str:
-    if not found:
-        return "–"
-    seconds = sum(result.seconds for result in found) / len(found)
-    tokens = sum(result.tokens for result in found) / len(found)
-    return f"{seconds / 60:.1f} min, {tokens / 1e6:.1f} M tokens"
+def _cell(digits: int, score: Score | None) -> Cell:
+    return Cell(_text(digits, score)) if score else Cell()

@@ -61,7 +61,7 @@ def pretrain_seeds(name: str, seeds: list[tuple[Experiment, Path]], runs: Path, 
     except Interrupted as stopped:
         reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
         sys.exit(EXIT_CODES["interrupted"])
-    except (ArithmeticError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
         reporter.say(f"{name}: its seeds could not be pre-trained at once ({error}); one after another, then")
 
 
@@ -99,14 +99,14 @@ def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: R
         reporter.say(f"{name} failed: {error}\n  folder: {folder}")
         kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
         return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
-    except (OSError, MemoryError, RuntimeError, ValueError) as error:  # the others may go on none the less
+    except Exception as error:  # the others go on none the less
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "error.txt").write_text(traceback.format_exc())
         reporter.say(f"{name} failed: {type(error).__name__}: {error}\n  more in {folder / 'error.txt'}")
         return EXIT_CODES["failed"]
     result = read_result(folder)
     shown = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
-    shown = shown or f"held-out loss {result.held_out_loss:.3f}"
+    shown = shown or f"held-out loss {result.held_out_loss}"
     reporter.say(f"{name} seed {experiment.seed}: {shown} ({duration(watch.seconds)})")
     return EXIT_CODES["done"]
 

@@ -13,7 +13,6 @@ from experiments.folders import cache_of, home_of, phases
 from experiments.prepare import find_vocabulary
 from lm import sharding
 from lm.config import SettingError, change, from_json, nearest
-from lm.data.sources import documents
 from lm.data.tokenizers import Fast
 from lm.data.vocabulary import Vocabulary
 from lm.nn.transformer import Batch, Transformer
@@ -47,7 +46,9 @@ class Trained:
         for place, piece in enumerate(pieces, 1):  # the space before a word belongs to the word
             ids += vocabulary.encode(piece if place == len(pieces) else piece.rstrip()) if piece.strip() else []
             ids += [vocabulary.mask] * (place < len(pieces))
-        asks = self.phase != "pretraining" or self.experiment.objective.has_inputs  # or the text is to go on
+        experiment = self.experiment
+        goes_on = self.phase.startswith("pretraining") and experiment.mixing.pretraining == "corpus"
+        asks = not goes_on or experiment.objective.has_inputs  # or the text is to go on
         start = config.special.start
         begin, end = {
             "encoder": (vocabulary.cls, vocabulary.sep),
@@ -98,9 +99,7 @@ def vocabulary_of(folder: Path, experiment: Experiment) -> Vocabulary:
     """The vocabulary that the run in ``folder`` was trained with."""
     if (folder / TOKENIZER).is_dir():  # of an imported run, wherever it lies now
         experiment = change(experiment, "data.vocabulary", str(folder / TOKENIZER))
-    cache, wanted = cache_of(folder), experiment.data
-    corpus = documents(wanted.corpus, "train", cache) if wanted.vocabulary == "unigram" else ()
-    return find_vocabulary(experiment, corpus, cache, print)
+    return find_vocabulary(experiment, cache_of(folder), print)
 
 
 def restored(folder: Path, experiment: Experiment, name: str, steps: Steps | None = None) -> State:
@@ -146,7 +145,10 @@ def masked(experiment: Experiment) -> list[str]:
             f"--run: a model with architecture={model.architecture!r} and logits={model.logits!r} is no masked LM; "
             "name the run of one, such as bert/base"
         )
-    return ["pretraining"]
+    names = [name for name in pretrained(experiment) if name.startswith("pretraining")]
+    if not names:
+        raise SettingError("--run: pretraining.steps=0: nothing was pre-trained; name another run")
+    return names
 
 
 def prefix_of(experiment: Experiment, name: str) -> str:

@@ -8,78 +8,62 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from lm.data.documentation import Prepared
 from lm.data.tasks import TASKS
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 needs_data = pytest.mark.skipif(not SHARED.exists(), reason="no prepared data")
 PREPARED = "cola sst2 mrpc stsb qnli rte boolq cb copa super_glue_rte wic wsc squad scitldr multi30k_ende multi30k_enfr"
-TEXT, NUMBER, TEXTS = tfds.features.Text(), tfds.features.Scalar(np.int32), tfds.features.Sequence(tfds.features.Text())
-WORM = {"sentence1": "The fish ate the worm. It was tasty.", "label": 1, "idx": 0}
-FISH = {"sentence1": "Ann gave Bea her book, but it was Ann's.", "label": 0, "idx": 1}
-ASKED = {"paragraph": "<b>Sent 1: </b>Ann runs.<br>", "question": "Who runs?", "label": 1}
-READ = {"source": "Daily mail", "query": "@placeholder won", "idx": {"passage": 0, "query": 0}}
-PLACE = {"paragraph": 0, "question": 0, "answer": 0}
-NEWS = {"publisher": "cnn", "id": "1"}
-CANDIDATE = tfds.features.ClassLabel(num_classes=2)
+TEXT = tfds.features.Text()
 PUT = {"sentence": "Carl put the book down so that he could see it.", "candidates": ["Carl", "the book"]}
+ASKED = {"paragraph": "<b>Sent 1: </b>Ann runs.<br>", "question": "Who runs?"}
+READ = {"source": "Daily mail", "query": "@placeholder won", "idx": {"passage": 0, "query": 0}}
 
 
-def texts(names, *labels, **others):
-    """Official features: texts, a class and others."""
-    label = {"label": tfds.features.ClassLabel(names=labels)} if labels else {}
-    return tfds.features.FeaturesDict(dict.fromkeys(names.split(), TEXT) | label | others)
+def feature(name, value):
+    """The official feature of a value like this one."""
+    if isinstance(value, dict):
+        return {key: feature(key, inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return tfds.features.Sequence(feature(name, value[0]))
+    if isinstance(value, str):
+        return TEXT
+    return tfds.features.ClassLabel(num_classes=3) if name == "label" else tfds.features.Scalar(np.int32)
+
+
+def made(*rows, splits="validation"):
+    return tfds.features.FeaturesDict(feature("", rows[0])), rows, splits
 
 
 def languages(other):
-    rows = [{"en": "Good morning, Ann.", other: "eins zwei drei vier fünf"}, {"en": "Yes.", other: "a b c d e f"}]
-    return tfds.features.Translation(languages=("en", other)), rows, "validation"
+    return made({"en": "Good morning, Ann.", other: "eins zwei drei vier fünf"}, {"en": "Yes.", other: "a b c d e f"})
 
 
-# task: official features, two rows, split; and how the first row reads
+# task: official features, two rows, splits; and how the first row reads
 SETS = {
-    "qqp": (
-        texts("question1 question2", "not_duplicate", "duplicate", idx=NUMBER),
-        [{"question1": "A?", "question2": f"{k}?", "label": k, "idx": k} for k in (0, 1)],
-        "validation",
+    "qqp": made(*({"question1": "A?", "question2": f"{k}?", "label": k, "idx": k} for k in (0, 1))),
+    "mnli": made(
+        *({"premise": "P.", "hypothesis": "H.", "label": k, "idx": k} for k in (2, 1)),
+        splits="validation_matched validation_mismatched",
     ),
-    "mnli": (
-        texts("premise hypothesis", "entailment", "neutral", "contradiction", idx=NUMBER),
-        [{"premise": "P.", "hypothesis": "H.", "label": k, "idx": k} for k in (2, 1)],
-        "validation_matched validation_mismatched",
+    "wnli": made(
+        {"sentence1": "The fish ate the worm. It was tasty.", "sentence2": "The worm was tasty.", "label": 1, "idx": 0},
+        {"sentence1": "Ann gave Bea her book, but it was Ann's.", "sentence2": "Bea's book, but", "label": 0, "idx": 1},
     ),
-    "wnli": (
-        texts("sentence1 sentence2", "not_entailment", "entailment", idx=NUMBER),
-        [WORM | {"sentence2": "The worm was tasty."}, FISH | {"sentence2": "Bea's book, but"}],
-        "validation",
+    "multirc": made(
+        ASKED | {"answer": "Ann", "label": 1, "idx": {"paragraph": 0, "question": 0, "answer": 0}},
+        ASKED | {"answer": "Bea", "label": 0, "idx": {"paragraph": 0, "question": 0, "answer": 1}},
     ),
-    "multirc": (
-        texts("paragraph question answer", "False", "True", idx=dict.fromkeys(PLACE, NUMBER)),
-        [
-            ASKED | {"answer": "Ann", "idx": PLACE},
-            ASKED | {"answer": "Bea", "label": 0, "idx": PLACE | {"answer": 1}},
-        ],
-        "validation",
+    "record": made(
+        READ | {"passage": "Ann ran\n@highlight\nBea sat", "entities": ["Ann", "Bea"], "answers": ["Ann", "Bea"]},
+        READ | {"passage": "Ann ran.\n@highlight\nBea sat", "entities": ["Ann"], "answers": ["Ann"]},
     ),
-    "record": (
-        texts("source passage query", entities=TEXTS, answers=TEXTS, idx={"passage": NUMBER, "query": NUMBER}),
-        [
-            READ | {"passage": "Ann ran\n@highlight\nBea sat", "entities": ["Ann", "Bea"], "answers": ["Ann", "Bea"]},
-            READ | {"passage": "Ann ran.\n@highlight\nBea sat", "entities": ["Ann"], "answers": ["Ann"]},
-        ],
-        "validation",
-    ),
-    "dpr": (
-        texts("sentence pronoun", candidates=tfds.features.Sequence(TEXT, length=2), label=CANDIDATE),
-        [PUT | {"pronoun": "he", "label": 0}, PUT | {"pronoun": "it", "label": 1}],
-        "train",
-    ),
-    "cnn_dailymail": (
-        texts("article highlights publisher id"),
-        [NEWS | {"article": f"Ann ran {k} miles.", "highlights": "Ann ran .\nBea sat ."} for k in (1, 2)],
-        "validation",
+    "dpr": made(PUT | {"pronoun": "he", "label": 0}, PUT | {"pronoun": "it", "label": 1}, splits="train"),
+    "cnn_dailymail": made(
+        *({"article": f"Ann ran {k} miles.", "highlights": "Ann ran .\nBea sat .", "id": str(k)} for k in (1, 2))
     ),
     **{f"wmt_en{other}": languages(other) for other in ("de", "fr", "ro")},
-}  # fmt: skip
+}
 READS = {
     "qqp": ("qqp question1: A? question2: 0?", "not_duplicate"),
     "mnli": ("mnli hypothesis: H. premise: P.", "contradiction"),
@@ -94,30 +78,13 @@ READS = {
 }
 
 
-class Small(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version("1.0.0")
-
-    def __init__(self, features, rows, splits, **settings):
-        self.features, self.rows, self.splits = features, rows, splits.split()
-        super().__init__(**settings)
-
-    def _info(self):
-        return tfds.core.DatasetInfo(builder=self, description="two rows", features=self.features)
-
-    def _split_generators(self, dl_manager):
-        return {split: enumerate(self.rows) for split in self.splits}
-
-    def _generate_examples(self):
-        raise NotImplementedError
-
-
 def prepare(source, folder, given):
     """Write a set of that name as TFDS does."""
-    name, _, config = source.partition("/")
-    made = type(name, (Small,), {"name": name}, skip_registration=True)
-    tfds.disable_progress_bar()
-    config = tfds.core.BuilderConfig(name=config) if config else None
-    made(*given, config=config, data_dir=folder / "tfds", file_format="array_record").download_and_prepare()
+    (features, rows, splits), (name, _, config) = given, source.partition("/")
+    builder = type(name, (Prepared,), {"name": name}, skip_registration=True)
+    builder(
+        features, dict.fromkeys(splits.split(), rows), config=config or None, data_dir=folder / "tfds"
+    ).download_and_prepare()
 
 
 def right(task, row):
@@ -141,9 +108,8 @@ def test_a_set_with_the_official_features_reads_as_in_the_paper_and_right_answer
 
 
 def test_the_pronoun_of_wnli_is_the_one_that_the_hypothesis_has_the_words_around():
-    text, name = TASKS["wnli"].to_text(SETS["wnli"][1][1])
-    assert (text, name) == ("wsc: Ann gave Bea *her* book, but it was Ann's.", "Bea")
     row = {"sentence1": "He said that he saw him.", "sentence2": "that Bob saw him"}
+    assert TASKS["wnli"].to_text(SETS["wnli"][1][1]) == ("wsc: Ann gave Bea *her* book, but it was Ann's.", "Bea")
     assert TASKS["wnli"].to_text(row) == ("wsc: He said that *he* saw him.", "Bob")
 
 

@@ -23,9 +23,7 @@ def test_a_page_in_another_language_or_in_none_is_dropped():
 
 def test_each_filter_counts_what_it_removed(tmp_path):
     (tmp_path / "words").write_text("heck\n")
-    steps = cleaning.steps(
-        cleaning.Rules(bad_words=str(tmp_path / "words")), tuple(cleaning.LINE_FILTERS) + ("bad-words",)
-    )
+    steps = cleaning.steps(cleaning.Rules(bad_words=str(tmp_path / "words")), (*cleaning.LINE_FILTERS, "bad-words"))
     counts = {name: np.zeros(3, np.int64) for name in steps}
     lines = ["  We go on and on.[1]", "Short.", "Use javascript or do not.", "What the heck is it?"]
     assert cleaning.apply(steps, lines, counts) is None

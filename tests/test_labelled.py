@@ -15,16 +15,12 @@ TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
 VOCABULARY = Bytes(100)
 CLS = VOCABULARY.cls
 ARCHITECTURES = ("encoder", "decoder", "prefix-decoder", "encoder-decoder")
+GAP = {"question": "call the _ twice"}
 DOCUMENTATION = {
     "acceptability": [{"sentence": f"sentence {i}", "label": i % 2} for i in range(5)],
     "follows": [{"sentence1": f"first {i}", "sentence2": f"second {i}", "label": i % 2} for i in range(5)],
     "cloze": [
-        {
-            "question": "call the _ twice",
-            "context": f"a handler, {'or ' * i}the (handler): it's new",
-            "answers": ["handler"],
-        }
-        for i in range(5)
+        GAP | {"context": f"a handler, {'or ' * i}the (handler): it's new", "answers": ["handler"]} for i in range(5)
     ],
     "next": endings([{"sentence1": f"s{i}", "sentence2": f"t{i}", "label": 1} for i in range(8)]),
     "stsb": [{"sentence1": "a", "sentence2": "b", "label": i / 2} for i in range(5)],
@@ -110,9 +106,8 @@ def test_a_context_read_word_by_word_has_the_pieces_of_the_whole_and_all_words_o
     row = DOCUMENTATION["cloze"][2]
     tokens = Reader(LABELLED["cloze"], VOCABULARY, "decoder", 100).example(row).rows[0].tokens
     assert tokens.tolist() == [*VOCABULARY.encode(row["question"]), EOS, *VOCABULARY.encode(row["context"]), EOS]
-    assert LABELLED["pos"].evaluate([{"upos": [1, 2]}, {"upos": [3]}], [[1, 0], [3]])["accuracy"] == pytest.approx(
-        200 / 3
-    )
+    found = LABELLED["pos"].evaluate([{"upos": [1, 2]}, {"upos": [3]}], [[1, 0], [3]])
+    assert found["accuracy"] == pytest.approx(200 / 3)
 
 
 def test_a_span_starts_before_it_ends_lies_in_the_context_and_is_not_long():
@@ -152,16 +147,22 @@ def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts(
         assert (np.concatenate([half[key] for half in halves]) == values).all()
 
 
-def test_a_labelled_task_is_pickled_by_name_and_a_misspelt_one_named():
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda pos: labelled("squat"), "did you mean 'squad'"),
+        (lambda pos: Reader(pos, VOCABULARY, "encoder", 7), "tuning.inputs_length=7"),
+        (lambda pos: Reader(pos, Bytes(0), "encoder", 8), "no token for cls"),
+        (lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], batch_size=1, seed=0), "no examples"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(make, message):
+    with pytest.raises(SettingError, match=message):
+        make(LABELLED["pos"])
+
+
+def test_a_labelled_task_is_pickled_by_name():
     assert pickle.loads(pickle.dumps(LABELLED["pos"])) is LABELLED["pos"]
-    with pytest.raises(SettingError, match="did you mean 'squad'"):
-        labelled("squat")
-    with pytest.raises(SettingError, match="tuning.inputs_length=7"):
-        Reader(LABELLED["pos"], VOCABULARY, "encoder", 7)
-    with pytest.raises(SettingError, match="no token for cls"):
-        Reader(LABELLED["pos"], Bytes(0), "encoder", 8)
-    with pytest.raises(SettingError, match="no examples"):
-        Labelled(Reader(LABELLED["pos"], VOCABULARY, "encoder", 8), [], batch_size=1, seed=0)
     assert all(name == task.name and set(task.beside) < set(task.metrics) for name, task in LABELLED.items())
 
 
@@ -176,11 +177,8 @@ def test_prepared_rows_have_labels_and_right_outputs_score_full_marks(name, monk
         rows = [row for row, _ in zip(task.rows(split, tmp_path), range(50), strict=False)]
         reader = Reader(task, VOCABULARY, "encoder", 3000)
         examples = [reader.example(row) for row in rows]
-        answers = [
-            reader.answer(row, exact(task.kind, example.label, 3000))
-            for row, example in zip(rows, examples, strict=True)
-        ]
-        assert task.evaluate(rows, answers)["score"] >= (
-            97 if name == "squad" else 99.9
-        )  # some answers are longer, or part of a word
+        exactly = (exact(task.kind, example.label, 3000) for example in examples)
+        answers = [reader.answer(row, right) for row, right in zip(rows, exactly, strict=True)]
+        lowest = 97 if name == "squad" else 99.9  # some answers are longer, or part of a word
+        assert task.evaluate(rows, answers)["score"] >= lowest
         assert all(np.any(example.weight) for example in examples)

@@ -54,8 +54,11 @@ CORPORA = {  # the paper's, and what stands for them in the documentation
 
 
 def corpus(name: str) -> Changes:
-    """Read another corpus, which the scale decides."""
-    return {"data.corpus": lambda old: CORPORA[name][old == "documentation"]}
+    """Read another corpus, which the scale decides, with the vocabulary of the baseline's."""
+    return {
+        "data.vocabulary": lambda old, experiment: f"{old}:{experiment.data.corpus}",
+        "data.corpus": lambda old, experiment: CORPORA[name][old == "documentation"],
+    }
 
 
 def limit(exponent: int) -> Changes:

@@ -20,7 +20,7 @@ Step = Callable[[Lines], Lines | None]
 Unit = Literal["spans", "lines"]
 
 END_MARKS = (".", "?", "!", '"')
-POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+POLICY = re.compile("terms of use|(?:privacy|cookie) policy|(?:uses|use of|use) cookies", re.IGNORECASE)
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 SAMPLE = 2000  # of a page that tells its language, which takes most of the time [characters]
 # An end mark, closing quotes or brackets, a blank, and something that can start a sentence.
@@ -54,21 +54,12 @@ def sentences(text: str) -> list[str]:
     return [sentence for sentence in (*found, text[start:].strip()) if sentence]
 
 
-def has_long_word(line: str, rules: Rules) -> bool:
-    return len(line) > rules.word_length and any(len(word) > rules.word_length for word in line.split())
-
-
 def ends_a_sentence(line: str) -> bool:
     return line.endswith(END_MARKS) and not line.endswith("...")
 
 
-def is_policy(line: str) -> bool:
-    lower = line.lower()
-    return any(phrase in lower for phrase in POLICY)
-
-
 def has_paragraphs(lines: Lines, count: int, length: int) -> bool:
-    return len(lines) >= count and all(size >= length for size in sorted(map(len, lines))[-3:])
+    return not count or (len(lines) >= count and all(size >= length for size in sorted(map(len, lines))[-3:]))
 
 
 def without_bad_words(words: Iterable[str], language: str) -> Callable[[str], bool]:
@@ -105,9 +96,14 @@ def no_line(test: Callable[[str], bool]) -> Step:
     return lambda lines: None if any(map(test, lines)) else lines
 
 
+def all_lines(test: Callable[[Lines], bool]) -> Step:
+    """Drops a page whose lines together fail."""
+    return lambda lines: lines if test(lines) else None
+
+
 def page(test: Callable[[str], bool]) -> Step:
     """Drops a page whose text fails."""
-    return lambda lines: lines if test("\n".join(lines)) else None
+    return all_lines(lambda lines: test("\n".join(lines)))
 
 
 def _bad_words(rules: Rules) -> Step:
@@ -118,43 +114,37 @@ def _bad_words(rules: Rules) -> Step:
 # In the order of TFDS; the paper does not say any. The lines' own come between those of pages.
 LINE_FILTERS: Mapping[str, Callable[[Rules], Step]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
-    "long-words": lambda rules: each(lambda line: not has_long_word(line, rules)),
+    "long-words": lambda rules: each(lambda line: max(map(len, line.split()), default=0) <= rules.word_length),
     "citations": lambda rules: lambda lines: [CITATION.sub("", line) if "[" in line else line for line in lines],
     "terminal-punctuation": lambda rules: each(ends_a_sentence),
     "words-per-line": lambda rules: each(lambda line: len(line.split()) >= rules.words_per_line),
     "lorem-ipsum": lambda rules: no_line(lambda line: "lorem ipsum" in line.lower()),
     "javascript": lambda rules: each(lambda line: "javascript" not in line.lower()),
     "curly-braces": lambda rules: no_line(lambda line: "{" in line),
-    "policy": lambda rules: each(lambda line: not is_policy(line)),
+    "policy": lambda rules: each(lambda line: not POLICY.search(line)),
 }
 FILTERS: Mapping[str, Callable[[Rules], Step]] = {
     "page-length": lambda rules: page(lambda text: len(text) <= rules.page_length),
-    "paragraphs": lambda rules: (
-        lambda lines: (
-            lines if not rules.paragraphs or has_paragraphs(lines, rules.paragraphs, rules.paragraph_length) else None
-        )
+    "paragraphs": lambda rules: all_lines(
+        lambda lines: has_paragraphs(lines, rules.paragraphs, rules.paragraph_length)
     ),
     **LINE_FILTERS,
-    "sentences-per-page": lambda rules: lambda lines: lines if long_enough(lines, rules) else None,
+    "sentences-per-page": lambda rules: all_lines(lambda lines: long_enough(lines, rules)),
     "bad-words": _bad_words,
     "language": lambda rules: page(lambda text: is_language(text, rules.language, rules.probability)),
 }
 DUPLICATES = "duplicates"  # the one filter that sees more than a page: span_hashes and without_spans
-UNFILTERED = (*(name for name in FILTERS if name != "language"), DUPLICATES)  # what the paper's unfiltered C4 lacks
 
 
 def switched_off(names: Iterable[str]) -> tuple[str, ...]:
     """The filters that ``names`` switch off; "all" stands for all but the language, as in the paper."""
-    found: set[str] = set()
-    for name in names:
-        if name not in (choices := (*FILTERS, DUPLICATES, "all")):
-            raise SettingError(f"there is no filter {name!r}{nearest(name, choices)}")
-        found |= set(UNFILTERED) if name == "all" else {name}
-    return tuple(name for name in (*FILTERS, DUPLICATES) if name in found)
+    names, choices = set(names), (*FILTERS, DUPLICATES, "all")
+    for name in sorted(names - set(choices)):
+        raise SettingError(f"there is no filter {name!r}{nearest(name, choices)}")
+    return tuple(name for name in choices[:-1] if name in names or ("all" in names and name != "language"))
 
 
-@functools.lru_cache(maxsize=8)
-def steps(rules: Rules, names: tuple[str, ...]) -> Mapping[str, Step]:
+def steps(rules: Rules, names: Iterable[str]) -> Mapping[str, Step]:
     return {name: FILTERS[name](rules) for name in names}
 
 
@@ -174,11 +164,6 @@ def removed(before: Lines, after: Lines | None) -> np.ndarray:
     """[pages, lines, characters]"""
     after = after or []
     return np.array([not after, len(before) - len(after), sum(map(len, before)) - sum(map(len, after))], np.int64)
-
-
-def clean_lines(text: str, rules: Rules) -> Lines | None:
-    """The lines worth keeping; None if there is none, or one condemns the page."""
-    return apply(steps(rules, tuple(LINE_FILTERS)), text.splitlines())
 
 
 def long_enough(lines: Iterable[str], rules: Rules) -> bool:

@@ -1,6 +1,8 @@
 """Pages of text files, JSON lines and WET files (C4's own input), a part at a time; what is damaged is named."""
 
+import functools
 import gzip
+import itertools
 import json
 import mmap
 import re
@@ -9,10 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import numpy as np
-
 from lm.config import SettingError
-from lm.data.sources import BLANK_LINE, TextFiles, pieces
+from lm.data.sources import BLANK_LINE, document, pieces
 
 PART = 1 << 26  # one process reads so much at a time, of small sources less; a compressed file is never split [bytes]
 PARTS = 64  # a source has as many, if they are of a mebibyte at least
@@ -60,14 +60,14 @@ def kind(path: Path) -> str | None:
 
 
 def split(path: Path, part: int) -> Iterator[Piece]:
-    """Cuts at the first mark behind each multiple of ``part``."""
+    """Cuts at the first mark behind each multiple of ``part``; what is compressed, or a WET file, stays whole."""
     size, mark, cuts = path.stat().st_size, MARKS.get(path.suffix.lower()), [0]
     if mark and size > part:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for place in range(part, size, part):
                 if place >= cuts[-1] and (found := mark.search(data, place)) and found.end() < size:
                     cuts.append(found.end())
-    yield from (Piece(str(path), *ends) for ends in zip(cuts, [*cuts[1:], size], strict=True))
+    yield from (Piece(str(path), *ends) for ends in itertools.pairwise([*cuts, size]))
 
 
 def read(piece: Piece) -> Iterator[Page | Damage]:
@@ -89,7 +89,7 @@ def _open(path: str) -> BinaryIO:
 def text_pages(piece: Piece) -> Iterator[Page]:
     """Documents cut as the corpus ``text:PATH`` cuts them."""
     for start, end, _ in pieces(Path(piece.path), piece.start, piece.end):
-        yield Page(TextFiles((Path(piece.path),), np.array([[0, start, end]]), "")[0], "")
+        yield Page(document(Path(piece.path), start, end), "")
 
 
 def json_pages(piece: Piece) -> Iterator[Page | Damage]:
@@ -107,6 +107,7 @@ def json_pages(piece: Piece) -> Iterator[Page | Damage]:
                 return
 
 
+@functools.lru_cache(maxsize=1)  # a damaged file may be so in every line
 def lines_before(piece: Piece) -> int:
     with open(piece.path, "rb") as file:
         chunks = iter(lambda: file.read(min(1 << 20, piece.start - file.tell())), b"")
@@ -116,21 +117,17 @@ def lines_before(piece: Piece) -> int:
 def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
     """Of the records of WARC/1.0 (ISO 28500) those that hold the text of a page."""
     with _open(piece.path) as file:
-        number, lost = 0, False
+        number, lost = 1, False
         for line in iter(file.readline, b""):
-            place = f"{piece.path}, record {number + 1}"
+            place = f"{piece.path}, record {number}"
             if not line.startswith(b"WARC/"):
                 if line.strip() and not lost:
                     lost = True
                     yield Damage(place, f"begins with {line[:40]!r}, not with 'WARC/'")
                 continue
             number, lost = number + 1, False
-            headers = {}
-            for header in iter(file.readline, b""):
-                if not header.strip():
-                    break
-                name, _, value = header.decode(errors="replace").partition(":")
-                headers[name.lower()] = value.strip()
+            rows = (row.decode(errors="replace").partition(":") for row in iter(lambda: file.readline().strip(), b""))
+            headers = {name.lower(): value.strip() for name, _, value in rows}
             length = headers.get("content-length", "")
             if not length.isdecimal() or int(length) >= RECORD:
                 lost = True

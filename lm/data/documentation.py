@@ -7,25 +7,23 @@ by document themselves: nothing is seen twice.
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import os
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow_datasets as tfds
 
 from lm.config import SettingError, nearest
 from lm.data import sources
 from lm.data.cleaning import sentences
 from lm.data.harvest import PACKAGES, STDLIB, Document, harvest, share, unfiltered
+from lm.data.sources import Row
 
-Row = dict[str, Any]
 TRAIN, VALIDATION = 0.8, 0.9  # a document's share below the first: train; below the second: validation; else test
 EVALUATED = 500  # at most so many validation rows per task: the standard error of an accuracy is then 2 % [rows]
 WORDS = 60  # a task's context has at most so many words, to fit the inputs of the small scales [words]
@@ -51,25 +49,31 @@ sentencepiece yaml
 PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
 
 
-class Documentation(tfds.core.GeneratorBasedBuilder):
-    """Documentation of the installed Python packages; the texts keep the licences of their packages."""
+class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Writes rows that are there, by split, as a TFDS set; a class of its own names the set."""
 
     VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name) for name in FEATURES]
 
-    def __init__(self, *, rows: Mapping[str, list[Row]], **settings: Any):
-        self.rows = rows  # by split
-        super().__init__(**settings)
+    def __init__(
+        self, features: Mapping[str, Any], rows: Mapping[str, Iterable[Row]], *, config: str | None, **rest: Any
+    ):
+        self.features, self.rows = tfds.features.FeaturesDict(features), rows
+        config = config and tfds.core.BuilderConfig(name=config)
+        tfds.disable_progress_bar()
+        super().__init__(config=config, file_format="array_record", **rest)
 
     def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict({"name": TEXT, **FEATURES[self.builder_config.name]})
-        return tfds.core.DatasetInfo(builder=self, description=type(self).__doc__, features=features)
+        return tfds.core.DatasetInfo(builder=self, description=type(self).__doc__, features=self.features)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterable[tuple[int, Row]]]:
         return {split: enumerate(rows) for split, rows in self.rows.items()}
 
     def _generate_examples(self) -> None:
         raise NotImplementedError("every split comes with its own rows")
+
+
+class Documentation(Prepared, skip_registration=True):
+    """Documentation of the installed Python packages; the texts keep the licences of their packages."""
 
 
 def prepare(
@@ -85,17 +89,16 @@ def prepare(
     """
     home = Path(cache) / "tfds" / "documentation"
     names = [name] if name == "unfiltered" else [key for key in FEATURES if key != "unfiltered"]
-    parts = [Path(key, str(Documentation.VERSION)) for key in names]
+    parts = [Path(key, str(Prepared.VERSION)) for key in names]
     if all((home / part).exists() for part in parts):
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
     sets = {name: by_split(unfiltered(packages))} if name == "unfiltered" else build(harvest(packages))
     home.parent.mkdir(parents=True, exist_ok=True)
-    tfds.disable_progress_bar()
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as folder:
         for (name, rows), part in zip(sets.items(), parts, strict=True):
             with contextlib.redirect_stdout(io.StringIO()):
-                builder = Documentation(rows=rows, config=name, data_dir=folder, file_format="array_record")
+                builder = Documentation({"name": TEXT, **FEATURES[name]}, rows, config=name, data_dir=folder)
                 builder.download_and_prepare()
             (home / name).mkdir(parents=True, exist_ok=True)
             if not (home / part).exists():  # else another process was faster and wrote the same
@@ -105,34 +108,15 @@ def prepare(
     return home
 
 
-@dataclasses.dataclass(frozen=True)
-class Part(Sequence[str]):
-    """Some of the texts of a corpus."""
-
-    whole: sources.Texts
-    places: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, index: int) -> str:
-        return self.whole[int(self.places[index])]
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(self.whole.fingerprint.encode() + self.places.tobytes()).hexdigest()
-
-
-def texts(part: str, split: str, cache: Path) -> Sequence[str]:
+def texts(part: str, split: str, cache: Path) -> sources.Texts:
     """The whole corpus (""), "unfiltered", or the modules of one of PARTS: a view, nothing is written for it."""
     if part in ("", "unfiltered"):
         return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache)
     if part not in PARTS:
         raise SettingError(f"documentation has no part {part!r}{nearest(part, (*PARTS, 'unfiltered'))}")
     whole = sources.tfds_texts("documentation/corpus", split, cache)
-    packages = set(PARTS[part])
-    places = [i for i, row in enumerate(whole.rows) if row["name"].partition(".")[0] in packages]
-    return Part(whole, np.array(places, np.int64))
+    chosen = (i for i, row in enumerate(whole.rows) if row["name"].partition(".")[0] in PARTS[part])
+    return dataclasses.replace(whole, chosen=tuple(chosen))
 
 
 def build(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
@@ -226,10 +210,7 @@ def cloze(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
 
 
 MAKERS: dict[str, Callable[[Iterable[Document], random.Random], Iterator[Row]]] = {
-    "summarise": summarise,
-    "acceptability": acceptability,
-    "follows": follows,
-    "cloze": cloze,
+    make.__name__: make for make in (summarise, acceptability, follows, cloze)
 }
 
 

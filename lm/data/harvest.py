@@ -27,6 +27,7 @@ STDLIB = tuple(sorted(sys.stdlib_module_names))
 SKIPPED = {"__pycache__", "test", "tests", "testing", "_testing", "idlelib", "idle_test", "lib2to3", "turtledemo"}
 
 RULES = cleaning.Rules()
+LINE_FILTERS = cleaning.steps(RULES, cleaning.LINE_FILTERS)
 HEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*[rRuU]?(\"\"\"|''')")
 OPENING = re.compile(r"^[ \t]*[rRuU]?(\"\"\"|''')", re.MULTILINE)
 BULLET = re.compile(r"(?:[-*+•]|\(?\d+[.)]|#\.)\s+")
@@ -118,8 +119,7 @@ def prose(paragraph: str) -> str | None:
 def clean(docstring: str) -> tuple[list[str], str | None]:
     """(clean paragraphs, the docstring's opening if it is one of them)."""
     found = [prose(paragraph) for paragraph in paragraphs(docstring)]
-    lines = cleaning.clean_lines("\n".join(filter(None, found)), RULES) or []
-    return lines, next(iter(found), None)
+    return cleaning.apply(LINE_FILTERS, list(filter(None, found))) or [], next(iter(found), None)
 
 
 def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:

@@ -29,27 +29,23 @@ class Mixture:
         return [task for task in self if task.validation]
 
 
-SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "super_glue_rte", "wic", "wsc")
+SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "super_glue_rte", "wic", "wsc", "dpr")
 PAPER: Mapping[str, Mixture] = {
     "glue": Mixture(("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"), 84),
-    "super_glue": Mixture((*SUPER_GLUE, "dpr"), 62),
+    "super_glue": Mixture(SUPER_GLUE, 62),
     "squad": Mixture(("squad",), 97),
-    "cnn_dailymail": Mixture(("cnn_dailymail",), 512),
-    "wmt_ende": Mixture(("wmt_ende",), 512),
-    "wmt_enfr": Mixture(("wmt_enfr",), 512),
-    "wmt_enro": Mixture(("wmt_enro",), 512),
+    **{name: Mixture((name,), 512) for name in ("cnn_dailymail", "wmt_ende", "wmt_enfr", "wmt_enro")},
 }
 DOCUMENTATION = ("summarise", "acceptability", "follows", "cloze")
-SMALL: Mapping[str, Mixture] = {
+MIXTURES: Mapping[str, Mixture] = {
+    **PAPER,
     "documentation": Mixture(DOCUMENTATION, 32),
     **{name: Mixture((name,), 32) for name in DOCUMENTATION},
     "glue_small": Mixture(("cola", "sst2", "mrpc", "stsb", "qnli", "rte"), 16),
     "super_glue_small": Mixture(("boolq", "cb", "copa", "super_glue_rte", "wic", "wsc"), 16),
     "squad_small": Mixture(("squad",), 32),
-    "scitldr": Mixture(("scitldr",), 64),
-    **{name: Mixture((name,), 64) for name in ("multi30k_ende", "multi30k_enfr", "xquad_enro")},
+    **{name: Mixture((name,), 64) for name in ("scitldr", "multi30k_ende", "multi30k_enfr", "xquad_enro")},
 }
-MIXTURES: Mapping[str, Mixture] = {**PAPER, **SMALL}
 
 
 def mixture(name: str) -> Mixture:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
+from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from lm.data import cleaning, crawl
 from lm.data.harvest import share
@@ -108,11 +109,13 @@ def write_part(work: Path, settings: Cleaning, place: int, total: int) -> None:
         repeated[within(path, "part", (place, place + 1))["number"]] = True
     (work / "shards").mkdir(exist_ok=True)
     shards = {split: ArrayRecordWriter(str(work / "shards" / f"{split}-{place}"), "group_size:1") for split in SPLITS}
+    serializer = ExampleSerializer(FEATURES.get_serialized_info())
     sizes = {split: [0, 0] for split in SPLITS}  # pages, bytes
     counts = defaultdict(lambda: np.zeros(3, np.int64))
     for text, url in unique(work / "pages" / str(place), settings, repeated, counts):
         split = "validation" if share(text, "clean") < settings.validation else "train"
-        example = FEATURES.serialize_example(FEATURES.encode_example({"text": text, "url": url}))
+        example = serializer.get_tf_example(FEATURES.encode_example({"text": text, "url": url}))
+        example = example.SerializeToString(deterministic=True)  # else each process has an order of the fields
         shards[split].write(example)
         sizes[split][0] += 1
         sizes[split][1] += len(example)

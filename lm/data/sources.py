@@ -24,13 +24,7 @@ from lm.config import SettingError, nearest
 Row = dict[str, Any]
 DOCUMENT = 8192  # a longer file is cut, at a blank line if it has one in the right place [bytes]
 HELD_OUT = 0.05  # share of the documents that are validation when nobody has set some apart
-TEXT_SPLITS = {
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "validation": "validation",
-    "test": "test",
-}
+TEXT_SPLITS = dict.fromkeys(("valid", "val", "dev", "validation"), "validation") | {"test": "test"}
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
@@ -103,11 +97,9 @@ def find(name: str, cache: Path) -> Path:
             return max(found, key=lambda folder: [int(number) for number in re.findall(r"\d+", folder.name)])
     there = prepared(cache)
     hint = nearest(f"{name}/{version}", there) if version else nearest(name, {os.path.dirname(p) for p in there})
-    wanted = f"{name!r} version {version}" if version else repr(name)
-    looked = ", ".join(map(str, places))
-    raise SettingError(
-        f"data set {wanted} is not prepared in {looked}{hint}; to prepare it: {preparation(name, places[0])}"
-    )
+    wanted, looked = f"{name!r} version {version}" if version else repr(name), ", ".join(map(str, places))
+    mend = f"to prepare it: {preparation(name, places[0])}"
+    raise SettingError(f"data set {wanted} is not prepared in {looked}{hint}; {mend}")
 
 
 def tfds_folders(cache: Path) -> list[Path]:
@@ -169,9 +161,7 @@ class Rows(Sequence[Row]):
     def fingerprint(self) -> str:
         """Of the stored bytes; of names, sizes and both ends of a file where a file is larger than 64 MiB."""
         digest = hashlib.sha256(self.split.encode())
-        for path in sorted(
-            path for path in self.folder.iterdir() if "array_record" in path.name or "parquet" in path.name
-        ):
+        for path in sorted((*self.folder.glob("*array_record*"), *self.folder.glob("*parquet*"))):
             with path.open("rb") as file:
                 size, end = os.fstat(file.fileno()).st_size, 1 << 25
                 digest.update(f"{path.name} {size}".encode() + file.read(end))
@@ -195,20 +185,25 @@ def plain(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Texts(Sequence[str]):
-    """One text feature of ``rows``."""
+    """One text feature of ``rows``, of all or of those that are ``chosen``."""
 
     rows: Rows
     feature: str
+    chosen: Sequence[int]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.chosen)
 
     def __getitem__(self, index: int) -> str:
-        return self.rows[index][self.feature]
+        return self.rows[self.chosen[index]][self.feature]
 
     @property
     def fingerprint(self) -> str:
-        return self.rows.fingerprint
+        """That of the rows where all are chosen."""
+        own = self.rows.fingerprint
+        if len(self) == len(self.rows):
+            return own
+        return hashlib.sha256(own.encode() + np.array(self.chosen, np.int64).tobytes()).hexdigest()
 
 
 def tfds_texts(name: str, split: str, cache: Path) -> Texts:
@@ -221,10 +216,10 @@ def tfds_texts(name: str, split: str, cache: Path) -> Texts:
     held_out = next((key for key in ("validation", "valid", "dev") if key in info.splits), None)
     percent = round(100 * (1 - HELD_OUT))
     parts = {"train": "train" if held_out else f"train[:{percent}%]", "validation": held_out or f"train[{percent}%:]"}
-    texts = Texts(examples(name, parts[split], cache), "text" if "text" in features else features[0])
-    if not len(texts):
+    rows = examples(name, parts[split], cache)
+    if not len(rows):
         raise SettingError(f"{name} at {folder}: split {parts[split]!r} has no rows")
-    return texts
+    return Texts(rows, "text" if "text" in features else features[0], range(len(rows)))
 
 
 # Text files
@@ -243,9 +238,13 @@ class TextFiles(Sequence[str]):
 
     def __getitem__(self, index: int) -> str:
         path, start, end = self.pieces[index].tolist()
-        with self.paths[path].open("rb") as file:
-            file.seek(start)
-            return file.read(end - start).decode().lstrip("\ufeff").replace("\r\n", "\n").strip()
+        return document(self.paths[path], start, end)
+
+
+def document(path: Path, start: int, end: int) -> str:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(end - start).decode().lstrip("\ufeff").replace("\r\n", "\n").strip()
 
 
 def text_files(pattern: str, split: str) -> TextFiles:
@@ -315,6 +314,5 @@ def _check_text(piece: bytes, path: Path, start: int) -> None:
     except UnicodeDecodeError as error:
         wrong = error.start
     if wrong >= 0:
-        raise SettingError(
-            f"{path}: byte {piece[wrong]:#04x} at offset {start + wrong} is no UTF-8 text; leave this file out"
-        )
+        place = f"byte {piece[wrong]:#04x} at offset {start + wrong}"
+        raise SettingError(f"{path}: {place} is no UTF-8 text; leave this file out")

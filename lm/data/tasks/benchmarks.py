@@ -93,6 +93,10 @@ def wsc_text(row: Row) -> tuple[str, str]:
     return marked(row["text"], row["span2_index"], row["span2_text"]), row["span1_text"]
 
 
+def dpr_text(row: Row) -> tuple[str, str]:
+    return marked(row["sentence"], 0, row["pronoun"]), row["candidates"][row["label"]]
+
+
 def wnli_text(row: Row) -> tuple[str, str]:
     text, ((start, end), name) = row["sentence1"], replaced(row)
     return f"wsc: {text[:start]}*{text[start:end]}*{text[end:]}", name
@@ -115,21 +119,13 @@ def replaced(row: Row) -> tuple[tuple[int, int], str]:
     return premise[-place].span(), " ".join(hypothesis[both - after : most - after]).removesuffix("'s")
 
 
-def dpr_text(row: Row) -> tuple[str, str]:
-    return marked(row["sentence"], 0, row["pronoun"]), row["candidates"][row["label"]]
-
-
 def refers(text: str, row: Row) -> int:
     """1 if the words of prediction and candidate contain each other, whatever the determiners; -1 for no words."""
-    ours, theirs = (
-        [word for word in value.lower().split() if word not in DETERMINERS.split()]
-        for value in (text, row["span1_text"])
-    )
+    ours, theirs = (set(value.lower().split()) - set(DETERMINERS.split()) for value in (text, row["span1_text"]))
     if not ours:
         return -1
-    if ("'" in " ".join(ours)) != ("'" in " ".join(theirs)):
-        return 0
-    return int(set(ours) <= set(theirs) or set(theirs) <= set(ours))
+    possessive = ["'" in "".join(words) for words in (ours, theirs)]
+    return int(possessive[0] == possessive[1] and (ours <= theirs or theirs <= ours))
 
 
 # SQuAD
@@ -157,13 +153,9 @@ def translate(row: Row, source: str, target: str) -> tuple[str, str]:
 
 def translation(name: str, target: str, source: str, column: Any) -> Task:
     return Task(
-        name=name,
-        source=source,
-        column=column,
-        to_text=lambda row: translate(row, "en", target),
-        target=lambda row: row[target],
-        metrics={"bleu": metrics.bleu},
-    )
+        name=name, source=source, column=column, to_text=lambda row: translate(row, "en", target),
+        target=lambda row: row[target], metrics={"bleu": metrics.bleu},
+    )  # fmt: skip
 
 
 TASKS = (
@@ -171,20 +163,12 @@ TASKS = (
     glue("sst2", "sentence", ("negative", "positive"), ACCURACY),
     glue("mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), BOTH),
     Task(
-        name="stsb",
-        source="glue/stsb",
-        column="GLUE",
-        to_text=stsb_text,
-        from_text=number,
-        target=lambda row: row["label"],
-        metrics={"pearson": metrics.pearson, "spearman": metrics.spearman},
+        name="stsb", source="glue/stsb", column="GLUE", to_text=stsb_text, from_text=number,
+        target=lambda row: row["label"], metrics={"pearson": metrics.pearson, "spearman": metrics.spearman},
     ),
     glue("qqp", "question1 question2", ("not_duplicate", "duplicate"), BOTH),
     glue(
-        "mnli",
-        "hypothesis premise",
-        ("entailment", "neutral", "contradiction"),
-        ACCURACY,
+        "mnli", "hypothesis premise", ("entailment", "neutral", "contradiction"), ACCURACY,
         # The paper's mean of two accuracies: the halves have 9,815 and 9,832 rows.
         validation="validation_matched+validation_mismatched",
     ),
@@ -192,69 +176,37 @@ TASKS = (
     glue("rte", "sentence1 sentence2", ENTAILMENT, ACCURACY),
     super_glue("boolq", "passage question", BOOLEAN, ACCURACY),
     super_glue(
-        "cb",
-        "hypothesis premise",
-        ("entailment", "contradiction", "neutral"),
+        "cb", "hypothesis premise", ("entailment", "contradiction", "neutral"),
         {"f1": metrics.macro_f1(3), "accuracy": metrics.accuracy},
     ),
     super_glue("copa", "choice1 choice2 premise question", ("choice1", "choice2"), ACCURACY),
     Task(
-        name="multirc",
-        source="super_glue/multirc",
-        column="SGLUE",
-        to_text=multirc_text,
-        from_text=label(BOOLEAN),
+        name="multirc", source="super_glue/multirc", column="SGLUE", to_text=multirc_text, from_text=label(BOOLEAN),
         target=lambda row: (group(row), row["label"]),
         metrics={"f1": metrics.ungrouped(metrics.binary_f1), "exact_match": metrics.group_exact_match},
     ),
     Task(
-        name="record",
-        source="super_glue/record",
-        column="SGLUE",
-        to_text=record_text,
-        target=lambda row: row["answers"],
-        metrics=SQUAD,
-        training=record_training,
+        name="record", source="super_glue/record", column="SGLUE", to_text=record_text,
+        target=lambda row: row["answers"], metrics=SQUAD, training=record_training,
     ),
     super_glue("rte", "hypothesis premise", ENTAILMENT, ACCURACY),
     super_glue("wic", "sentence1 sentence2 word", BOOLEAN, ACCURACY),
     Task(
-        name="wsc",
-        source="super_glue/wsc.fixed",
-        column="SGLUE",
-        to_text=wsc_text,
-        from_text=refers,
-        target=lambda row: row["label"],
-        metrics=ACCURACY,
-        training=lambda row: [row] if row["label"] == 1 else [],
+        name="wsc", source="super_glue/wsc.fixed", column="SGLUE", to_text=wsc_text, from_text=refers,
+        target=lambda row: row["label"], metrics=ACCURACY, training=lambda row: [row] if row["label"] == 1 else [],
     ),
     Task(
-        name="wnli",
-        source="glue/wnli",
-        column=None,  # in no average over validation sets, since it is never trained on
-        to_text=wnli_text,
-        from_text=lambda text, row: refers(text, {"span1_text": replaced(row)[1]}),
-        target=lambda row: row["label"],
-        metrics=ACCURACY,
-        train=None,
+        name="wnli", source="glue/wnli", column=None,  # never trained on, hence in no average
+        to_text=wnli_text, from_text=lambda text, row: refers(text, {"span1_text": replaced(row)[1]}),
+        target=lambda row: row["label"], metrics=ACCURACY, train=None,
     ),
     Task(
-        name="dpr",
-        source="definite_pronoun_resolution",
-        column=None,
-        to_text=dpr_text,
-        target=lambda row: row["candidates"][row["label"]],
-        metrics=ACCURACY,
-        validation=None,
+        name="dpr", source="definite_pronoun_resolution", column=None, to_text=dpr_text,
+        target=lambda row: row["candidates"][row["label"]], metrics=ACCURACY, validation=None,
     ),
     Task(
-        name="squad",
-        source="squad/v1.1",
-        column="SQuAD",
-        to_text=squad_text,
-        target=lambda row: [spaced(answer) for answer in row["answers"]["text"]],
-        metrics=SQUAD,
-        beside=("f1",),
+        name="squad", source="squad/v1.1", column="SQuAD", to_text=squad_text,
+        target=lambda row: [spaced(answer) for answer in row["answers"]["text"]], metrics=SQUAD, beside=("f1",),
     ),
     summarisation("cnn_dailymail", "cnn_dailymail", "article", "highlights"),
     summarisation("scitldr", "scitldr", "document", "summary"),
@@ -264,4 +216,4 @@ TASKS = (
     translation("multi30k_ende", "de", "multi30k/en-de", "EnDe"),
     translation("multi30k_enfr", "fr", "multi30k/en-fr", "EnFr"),
     translation("xquad_enro", "ro", "xquad_translation/en-ro", "EnRo"),
-)
+)  # fmt: skip

@@ -13,7 +13,7 @@ from lm.data.tasks.task import Row, Scored
 
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
 CANDIDATES = 4  # of which one follows, in "next"
-UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _"  # TFDS's order
+UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split()  # TFDS's order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,6 @@ class LabelledTask(Scored):
 
     kind: Kind
     texts: Callable[[Row], tuple[Any, ...]]
-    labels: tuple[str, ...] = ()  # names of the classes
     place: Callable[[Row], tuple[int, int] | None] | None = None  # of a span's context: [characters)
     make: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from those of the source; None: the same
 
@@ -51,7 +50,8 @@ def labelled(name: str) -> LabelledTask:
 
 def of(name: str, kind: Kind, texts: str | Callable[[Row], tuple[Any, ...]], **settings: Any) -> LabelledTask:
     """The text-to-text task of that name, with a head; ``texts`` may be the fields of a row to read."""
-    given = {field: getattr(TASKS[name], field) for field in ("source", "column", "target", "metrics", "beside")}
+    same = ["source", "column", "target", "metrics", "beside"] + (["labels"] if kind == "classes" else [])
+    given = {field: getattr(TASKS[name], field) for field in same}
     read = texts if callable(texts) else lambda row: tuple(row[field] for field in texts.split())
     return LabelledTask(name=name, kind=kind, texts=read, **given | settings)
 
@@ -98,22 +98,22 @@ def choice(name: str, source: str, candidates: Callable[[Row], list[str]], stem:
 
 
 _TASKS = (
-    of("acceptability", "classes", "sentence", labels=("unacceptable", "acceptable")),
-    of("follows", "classes", "sentence1 sentence2", labels=("False", "True")),
+    of("acceptability", "classes", "sentence"),
+    of("follows", "classes", "sentence1 sentence2"),
     of("cloze", "span", "question context", place=whole_word),
     choice("next", "documentation/follows", lambda row: row["endings"], "sentence", make=endings),
-    of("cola", "classes", "sentence", labels=("unacceptable", "acceptable")),
-    of("sst2", "classes", "sentence", labels=("negative", "positive")),
-    of("mrpc", "classes", "sentence1 sentence2", labels=("not_equivalent", "equivalent")),
-    of("qnli", "classes", "question sentence", labels=("entailment", "not_entailment")),
-    of("rte", "classes", "sentence1 sentence2", labels=("entailment", "not_entailment")),
+    of("cola", "classes", "sentence"),
+    of("sst2", "classes", "sentence"),
+    of("mrpc", "classes", "sentence1 sentence2"),
+    of("qnli", "classes", "question sentence"),
+    of("rte", "classes", "sentence1 sentence2"),
     of("stsb", "regression", "sentence1 sentence2"),
     of("squad", "span", "question context", place=first_answer, target=lambda row: row["answers"]["text"]),
     of("copa", "choice", copa),
     choice("piqa", "piqa", lambda row: [row["sol1"], row["sol2"]], "goal"),
     choice("codah", "codah", lambda row: row["endings"], "prompt"),
     LabelledTask(
-        name="pos", source="universal_dependencies/en_ewt", column="GLUE", kind="tokens", labels=tuple(UPOS.split()),
+        name="pos", source="universal_dependencies/en_ewt", column="GLUE", kind="tokens", labels=tuple(UPOS),
         texts=lambda row: (row["tokens"],), target=lambda row: row["upos"],
         metrics={"accuracy": metrics.token_accuracy}, validation="dev",
     ),

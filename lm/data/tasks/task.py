@@ -24,6 +24,7 @@ class Scored:
     metrics: Mapping[str, metrics.Metric]  # by name
     from_text: Callable[[Any, Row], Any] = lambda prediction, row: prediction  # -> what the metrics compare
     beside: tuple[str, ...] = ()  # metrics that are shown and do not count
+    labels: tuple[str, ...] = ()  # names of the classes
     train: str | None = "train"  # split to train on; None: never
     validation: str | None = "validation"  # split to evaluate on; None: never
 
@@ -80,26 +81,20 @@ def fields(name: str, row: Row, names: Sequence[str]) -> str:
 
 
 def classification(
-    name: str, labels: Sequence[str], names: Sequence[str], *, prefix: str | None = None, **settings: Any
+    name: str, labels: tuple[str, ...], names: Sequence[str], *, prefix: str | None = None, **settings: Any
 ) -> Task:
     """A task that answers with one of the label words."""
     return Task(
-        name=name,
-        to_text=lambda row: (fields(prefix or name, row, names), label_word(labels, row)),
-        from_text=label(labels),
-        target=lambda row: row["label"],
-        **settings,
-    )
+        name=name, labels=labels, target=lambda row: row["label"], from_text=label(labels),
+        to_text=lambda row: (fields(prefix or name, row, names), label_word(labels, row)), **settings,
+    )  # fmt: skip
 
 
 def summarisation(name: str, source: str, document: str, summary: str) -> Task:
     """A task that shortens the field ``document`` to the field ``summary``."""
     return Task(
-        name=name,
-        source=source,
-        column="CNNDM",
+        name=name, source=source, column="CNNDM", target=lambda row: row[summary],
         to_text=lambda row: (f"summarize: {row[document]}", row[summary]),
-        target=lambda row: row[summary],
         metrics={kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")},
         beside=("rouge1", "rougeLsum"),
-    )
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Everything that can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from experiments.experiment import Experiment
+from experiments.prepare import Prepared, mixed_batches, prepare, pretraining_batches, tuning_lengths
+from experiments.results import check_settings
+from lm import sharding
+from lm.config import SettingError, to_json
+from lm.data import pipeline
+from lm.data.checks import check_batches
+from lm.data.labelled import Reader
+from lm.data.packing import row_length
+from lm.data.tasks.labelled import labelled
+from lm.train.log import replace_file
+
+
+def check(
+    experiment: Experiment, folder: Path, cache: Path, say: Callable[[str], object]
+) -> tuple[Prepared, jax.sharding.Mesh]:
+    """Data and mesh of a run that can be started in ``folder``, which is then its own."""
+    sizes = experiment.mesh.sizes(jax.device_count())
+    for phase in (experiment.pretraining, experiment.finetuning):
+        sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
+    check_heads(experiment)
+    check_mixing(experiment)
+    architecture, tuning, tunes = experiment.model.architecture, experiment.tuning, experiment.finetuning.steps > 0
+    if tunes and tuning.mixtures:
+        check_batches(architecture, experiment.finetuning.batch_size, writes=True)
+    check_folder(experiment, folder, cache)
+    prepared = prepare(experiment, cache, say)
+    if experiment.mixing.pretraining != "corpus":
+        mixed_batches(experiment, prepared, cache)
+    for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
+        check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
+    for name in tuning.heads if tunes else ():
+        Reader(labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
+    if jax.process_index() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / "settings.json", to_json(experiment) + "\n")
+    return prepared, sharding.make_mesh(experiment.mesh)
+
+
+def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:
+    """SettingError if rows are longer than the positions that the model has learned."""
+    model, tuning = experiment.model, experiment.tuning
+    asks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
+    tuned = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if asks]
+    rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.limits, *tuned)]
+    longest = max(*rows, tuning.inputs_length)
+    if model.positions == "learned" and longest > model.max_length:
+        raise SettingError(f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row")
+
+
+ANSWERS = {  # what an objective asks, and the heads of the model that answer
+    ("pairs", "next-sentence"): {"pooler", "next-sentence"},
+    ("pairs", "sentence-order"): {"pooler", "sentence-order"},
+    ("targets", "replaced"): {"replaced-token"},
+}
+
+
+def check_heads(experiment: Experiment) -> None:
+    """SettingError if the model lacks the heads of the objective, or replaced tokens are told and none are asked."""
+    objective, heads = experiment.objective, experiment.model.heads
+    for (field, value), needed in ANSWERS.items():
+        if getattr(objective, field) == value and not needed <= set(heads):
+            raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
+    if objective.targets == "replaced" and objective.pairs != "none":
+        raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with objective.targets='replaced'")
+    if "replaced-token" in heads and objective.targets != "replaced":
+        raise SettingError(f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}")
+
+
+def check_mixing(experiment: Experiment) -> None:
+    """SettingError if tasks are mixed or models answer together in a way that comes to nothing."""
+    mixing, tuning, team = experiment.mixing.pretraining, experiment.tuning, experiment.ensemble.members
+    others = mixing == "corpus+other-tasks"
+    if mixing != "corpus" and len(tuning.mixtures) < 1 + others:
+        raise SettingError(
+            f"mixing.pretraining={mixing!r} needs {1 + others} or more tuning.mixtures={tuning.mixtures}"
+        )
+    if mixing != "corpus" and not experiment.finetuning.steps and (others or team > 1):
+        raise SettingError(f"mixing.pretraining={mixing!r} and ensemble.members={team} need finetuning.steps above 0")
+    if mixing != "corpus" and not experiment.pretraining.steps:
+        raise SettingError(f"mixing.pretraining={mixing!r} needs pretraining.steps above 0")
+    if team > 1 and tuning.heads:
+        raise SettingError(f"ensemble.members={team} answer in words only: tuning.heads={tuning.heads} should be ()")
+
+
+def check_folder(experiment: Experiment, folder: Path, cache: Path) -> None:
+    """SettingError if ``folder`` is another experiment's, or nothing can be written beside it."""
+    check_settings(experiment, folder)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        raise SettingError(f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder") from error
