@@ -48,6 +48,9 @@ def orders(table: Table, found: Finished) -> tuple[Sheet | None, str]:
         told = [columns.index(c) for c in stds]
         scaled = [sample[:, told] / list(stds.values()) for sample in ours]
         sides = {"average": (scaled, paper[:, told] / [BASELINE_STD[c] for c in stds])} | sides
+    lost = [[run.task_loss for run in found[row.name]] for row in rows]
+    if all(None not in each for each in lost):  # less is better
+        sides |= {"loss on tasks": ([-np.array(each)[:, None] for each in lost], next(iter(sides.values()))[1])}
     order = np.argsort(-next(iter(sides.values()))[1].mean(1), kind="stable")
     sheet, texts = {"row": [Cell(rows[i].label) for i in order]}, []
     for name, (samples, theirs) in sides.items():

@@ -92,11 +92,12 @@ def begun(tables: list[Table], found: Finished) -> list[Table]:
 
 SCORES = """Each row of a table is a change to the baseline; `lm list TABLE` says which. Scores are means ± standard \
 deviations over seeds{paper}. **Bold**: within two deviations of the best. ▲ ▼: above or below the baseline by more \
-than two. These deviations are pooled over the rows of a table{tens}. The held-out loss, of pre-training, is in nats a \
-target token; objectives differ in their targets, so compare it among rows of one objective only."""
+than two. These deviations are pooled over the rows of a table{tens}. Losses are in nats a \
+target token. That on tasks is of their right answers, after fine-tuning: lower is better, and ▲ marks what is better. \
+The held-out loss is of pre-training: objectives differ in their targets, so compare it within one objective only."""
 ORDER = f"""Kendall's τ tells how alike two orders are: 1 the same, 0 unrelated, -1 reversed; with three rows, every \
 sixth order is the paper's by chance. Its interval is of {DRAWS:,} bootstrap draws of rows, seeds and columns. The \
-average is over columns, each divided by its deviation."""
+average is over columns, each divided by its deviation; the order of the loss on tasks is compared with it too."""
 
 
 def header(tables: list[Table], found: Finished, scale: str, left_out: list[str], waiting: list[str]) -> str:

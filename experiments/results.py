@@ -45,9 +45,15 @@ class Result:
     def seed(self) -> int:
         return int(self.folder.name.removeprefix("seed-"))
 
+    @property
+    def task_loss(self) -> float | None:
+        """Mean over tasks of the loss of their targets, nats a token; None if one has none, as heads and ensembles."""
+        found = [best.get("metrics", {}).get("loss") for best in self.tasks.values()]
+        return mean(found) if found and None not in found else None
+
     def phase_folders(self) -> dict[str, Path]:
         """Phase -> the folder with its metrics and predictions, of those that are there."""
-        ups, named = self.folder.parents, self.phases.items()
+        ups, named = (self.folder, *self.folder.parents), self.phases.items()
         found = {name: next((up / path for up in ups if (up / path).exists()), None) for name, path in named}
         return {name: place for name, place in found.items() if place is not None}
 
@@ -178,6 +184,12 @@ def lengths(found: list[Result]) -> dict[int, Score]:
     """How many times as long as in training -> perplexity of held-out text in such rows, over the seeds."""
     times = found[0].length_losses if found else {}
     return {int(n): Score.of(exp(result.length_losses[n]) for result in found) for n in times}
+
+
+def task_losses(found: list[Result]) -> Score | None:
+    """Mean and deviation over the seeds of the loss of the tasks' targets."""
+    values = [result.task_loss for result in found if result.task_loss is not None]
+    return Score.of(values) if values else None
 
 
 def losses(found: list[Result]) -> Score | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.experiment import Row, Table
 from experiments.registry import REGISTRY, baseline_of, twin
-from experiments.results import Result, Score, lengths, losses, scores
+from experiments.results import Result, Score, lengths, losses, scores, task_losses
 from experiments.t5.tables import BASELINE_STD, COLUMNS
 
 Finished = Mapping[str, list[Result]]  # row -> its seeds
@@ -56,15 +56,16 @@ def columns_of(table: Table, found: Finished) -> list[str]:
 
 def noise(table: Table, found: Finished) -> dict[str, float]:
     """Column -> deviation over seeds, pooled over the rows and their baseline; without columns that never vary."""
+    each = {c: pooled(table, found, lambda run, c=c: run.columns.get(c)) for c in columns_of(table, found)}
+    return {c: std for c, std in each.items() if std}
+
+
+def pooled(table: Table, found: Finished, value: Callable[[Result], float | None]) -> float:
+    """The deviation over seeds of a value of runs, over all rows of ``table`` and their baseline; 0 if unknown."""
     rows = {twin(row.name): row.name for row in (*table.rows, base_of(table))}.values()
-    pooled = {}
-    for c in columns_of(table, found):
-        samples = [[run.columns[c] for run in found[name] if c in run.columns] for name in rows]
-        repeated = [sample for sample in samples if len(sample) > 1]
-        freedom = sum(len(sample) - 1 for sample in repeated)
-        squares = sum(variance(sample) * (len(sample) - 1) for sample in repeated)
-        pooled |= {c: sqrt(squares / freedom)} if squares else {}
-    return pooled
+    samples = [[each for run in found[name] if (each := value(run)) is not None] for name in rows]
+    freedom = sum(len(sample) - 1 for sample in samples if sample)
+    return sqrt(sum(variance(s) * (len(s) - 1) for s in samples if len(s) > 1) / freedom) if freedom else 0.0
 
 
 def sign(score: Score | None, baseline: Score | None, std: float) -> int | None:
@@ -93,6 +94,10 @@ def scoreboard(table: Table, found: Finished) -> Sheet:
     perplexity = [lengths(each) for each in runs]
     for n in dict.fromkeys(n for at in perplexity for n in at):
         sheet[f"perplexity at {n} ×"] = [_cell(2, at.get(n)) for at in perplexity]
+    if any(map(task_losses, runs)):
+        lost = [Score(-each.mean, each.std) if each else None for each in map(task_losses, (*runs, found[base.name]))]
+        std = pooled(table, found, lambda run: run.task_loss)
+        sheet["loss on tasks"] = _compared(lost[:-1], lost[-1], std, lambda s: _text(3, Score(-s.mean, s.std)))
     minutes = [Score.of(run.seconds / 60 for run in each) if each else None for each in runs]
     return sheet | {
         "held-out loss": [_cell(3, losses(each)) for each in runs],
