@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import cycle, zip_longest
 from pathlib import Path
+from statistics import mean
 
 from experiments.experiment import Row, Table
 from experiments.registry import build
@@ -12,6 +13,7 @@ from experiments.sheets import Finished, base_of, columns_of
 from lm.config import leaves
 
 PAPER = "Raffel et al. 2020"
+LOSS, AVERAGE = "loss on tasks [nats/token]", "mean of seven columns"  # ours, and what stands below it
 AXES = {  # table -> the setting that these of its rows differ in and in nothing else, and what a picture calls it
     "t5/6-corruption-rate": ("objective.rate", "corruption rate", ("10", "15", "25", "50")),
     "t5/7-span-length": ("objective.mean_span_length", "mean length of a span [tokens]", ("2", "3", "5", "10")),
@@ -60,10 +62,13 @@ def axis_of(table: Table, scale: str) -> dict[str, float]:
 
 def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, float]):
     """A panel a column, ours above and the paper's below, against the setting ``at`` or with the rows side by side."""
-    sides = {"ours": lambda row, c: [run.columns[c] for run in found[row.name] if c in run.columns]}
+    values_of = {column: (lambda run, c=column: run.columns.get(c)) for column in columns_of(table, found)}
+    if any(run.task_loss is not None for row in rows for run in found[row.name]):
+        values_of = {LOSS: lambda run: run.task_loss} | values_of
+    sides = {"ours": lambda row, c: [v for v in map(values_of[c], found[row.name]) if v is not None]}
     if base_of(table).paper:
-        sides[PAPER] = lambda row, c: [row.paper[c]] if c in row.paper else []
-    columns, shape = columns_of(table, found), (len(sides), len(columns_of(table, found)))
+        sides[PAPER] = lambda row, c: [row.paper[c]] if c in row.paper else [mean(row.paper.values())]
+    columns, shape = list(values_of), (len(sides), len(values_of))
     figure, grid = _pyplot().subplots(
         *shape, figsize=(2.9 * shape[1] + 1.6, 2.4 * shape[0] + 1.2), squeeze=False, sharex="all", layout="constrained"
     )
@@ -71,7 +76,7 @@ def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, 
         for column, panel in zip(columns, line, strict=True):
             scores = [(row, Score.of(values(row, column))) for row in rows if values(row, column)]
             _scores(panel, scores, at or {row.name: place for place, row in enumerate(rows)}, color, "-" if at else "")
-            panel.set_title(column)
+            panel.set_title(AVERAGE if (who, column) == (PAPER, LOSS) else column)
         line[0].set_ylabel(who, fontweight="bold")
     for panel in grid[-1]:
         if at:
