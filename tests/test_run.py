@@ -269,10 +269,14 @@ def test_a_row_that_fails_is_left_and_the_others_go_on(tmp_path, monkeypatch):
     assert tried == [*(registry.twin(row.name) for row in registry.find("t5/4-objective")), BASELINE]
 
 
-def test_a_finished_run_of_other_settings_is_not_counted(swept, monkeypatch):
+def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, monkeypatch, capsys):
     monkeypatch.setitem(SCALES, "tiny", TINY | {"model.d_ff": 64})
-    with pytest.raises(SettingError, match=r"belongs to a run with other settings.*\n  model\.d_ff: 32 there, 64 now"):
+    with pytest.raises(SystemExit) as stopped:
         sweep("t5/6-corruption-rate/50", "tiny", 1, swept)
+    assert stopped.value.code == 2
+    assert "belongs to a run with other settings" in (said := capsys.readouterr().out)
+    assert "\n  model.d_ff: 32 there, 64 now" in said
+    assert read_result(folder_of(swept, RATE)) is not None
 
 
 def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
