@@ -9,13 +9,6 @@ from experiments.experiment import Changes
 
 _DOCUMENTATION: Changes = {
     "data.corpus": "documentation",
-    "tuning.mixtures": ("summarise", "acceptability", "follows", "cloze"),
-    "mixing.limit": 2_000,  # of 2,000 to 8,000 examples a task: as the paper's 2^19, between the sizes of its tasks
-    "pretraining.optimizer.timescale": 2_500,  # short runs learn faster at a rate of 0.02, and have no time to decay
-    "finetuning.optimizer.learning_rate": 0.01,
-}
-
-_MINI: Changes = _DOCUMENTATION | {
     "data.vocabulary_size": 2_000,
     "data.inputs_length": 64,
     "model.vocab_size": 2_176,  # 2,000 pieces + 100 sentinels, rounded up to a multiple of 128
@@ -23,10 +16,18 @@ _MINI: Changes = _DOCUMENTATION | {
     "model.num_decoder_layers": 2,
     "model.d_model": 64,
     "model.d_ff": 256,
+    "model.layers": "unroll",  # with two layers as quick to compile, and quicker to run
+    "tuning.inputs_length": 96,
+    "tuning.mixtures": ("summarise", "acceptability", "follows", "cloze"),
+    "mixing.limit": 2_000,  # of 2,000 to 8,000 examples a task: as the paper's 2^19, between the sizes of its tasks
+    "pretraining.optimizer.timescale": 2_500,  # short runs learn faster at a rate of 0.02, and have no time to decay
+    "finetuning.optimizer.learning_rate": 0.01,
+}
+
+_MINI: Changes = _DOCUMENTATION | {
     "model.d_kv": 32,
     "model.num_heads": 2,
     "model.dropout": 0.0,  # no text is seen twice
-    "model.layers": "unroll",
     "pretraining.steps": 4_000,  # small batches: at this size the number of updates counts, not that of tokens
     "pretraining.batch_size": 8,
     "pretraining.save_every": 1_000,
@@ -35,7 +36,6 @@ _MINI: Changes = _DOCUMENTATION | {
     "finetuning.batch_size": 8,
     "finetuning.save_every": 80,
     "finetuning.log_every": 40,
-    "tuning.inputs_length": 96,
     "tuning.evaluation_examples": 256,
 }
 
@@ -54,16 +54,8 @@ SCALES: dict[str, Changes] = {
     "mini": _MINI,
     "mini-real": _MINI | _REAL,
     "nano": _DOCUMENTATION | {
-        "data.vocabulary_size": 2_000,
-        "data.inputs_length": 64,
-        "model.vocab_size": 2_176,  # 2,000 pieces + 100 sentinels, rounded up to a multiple of 128
-        "model.num_encoder_layers": 2,
-        "model.num_decoder_layers": 2,
-        "model.d_model": 64,
-        "model.d_ff": 256,
         "model.d_kv": 16,
         "model.num_heads": 4,
-        "model.layers": "unroll",  # with two layers as quick to compile, and quicker to run
         "pretraining.steps": 200,
         "pretraining.batch_size": 16,
         "pretraining.save_every": 100,
@@ -72,7 +64,6 @@ SCALES: dict[str, Changes] = {
         "finetuning.batch_size": 16,
         "finetuning.save_every": 25,
         "finetuning.log_every": 10,
-        "tuning.inputs_length": 96,
         "tuning.evaluation_examples": 100,
     },
 }  # fmt: skip
