@@ -13,8 +13,7 @@ from flax import nnx
 from experiments.experiment import Experiment
 from experiments.phase import Phase, Session, Start, fit
 from experiments.prepare import Encoded, tuning_lengths
-from experiments.questions import first, questions
-from lm import sharding
+from experiments.questions import first, mine, questions
 from lm.data import pipeline
 from lm.data.labelled import Labelled, Reader
 from lm.data.mixtures import mixture, rates
@@ -146,14 +145,12 @@ def right_answers(session: Session, asked: Questions, lengths: Lengths) -> list[
     """This process's parts of the rows with their targets, which alone have a loss, whatever the architecture."""
     rows = Encoded(asked.task, asked.rows, session.prepared.vocabulary)
     size, architecture = session.experiment.finetuning.batch_size, session.experiment.model.architecture
-    index, count = sharding.shard_of_batch(session.mesh, size)
-    mine, found = slice(index * size // count, (index + 1) * size // count), []
-    for batch in pipeline.eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size):
-        if architecture not in ENCODER_DECODERS:  # whose loss has the inputs in it
+    batches = pipeline.eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
+    if architecture not in ENCODER_DECODERS:  # whose loss has the inputs in it
+        for batch in batches:
             visible = batch["decoder_causal_attention"]  # it reaches one position further than the inputs
             batch["decoder_loss_weights"][:, :-1] *= 1 - visible[:, 1:]
-        found.append({feature: values[mine] for feature, values in batch.items()})
-    return found
+    return mine(session.mesh, size, batches)
 
 
 def adapted(experiment: Experiment) -> ModelConfig:

@@ -95,10 +95,12 @@ def fit(phases: Sequence[Phase]) -> None:
 
 
 def _fit(phases: Sequence[Phase]) -> None:
-    left = [phase for phase in phases if not finished(phase.folder, phase.config.steps)]
+    left = []
     for phase in phases:
-        if phase not in left:
+        if finished(phase.folder, phase.config.steps):
             phase.session.reporter.advance(phase.config.steps)
+        else:
+            left.append(phase)
     if not left:
         return
     config, steps, flops = left[0].config, left[0].steps, left[0].flops

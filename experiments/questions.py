@@ -31,8 +31,6 @@ def questions(
     """Those of ``rows``; answers in words have at most ``targets_length`` tokens."""
     length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
     architecture = experiment.model.architecture
-    index, count = sharding.shard_of_batch(mesh, size)
-    mine = slice(index * size // count, (index + 1) * size // count)
     if isinstance(task, LabelledTask):
         reader = Reader(task, vocabulary, architecture, length)
         batches, output, read = labelled_eval_batches(reader, rows, size), told, reader.answer
@@ -41,8 +39,14 @@ def questions(
         lengths = Lengths(raw=length, inputs=length, targets=1)
         batches = pipeline.eval_batches(prompts, architecture=architecture, lengths=lengths, batch_size=size)
         output, read = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
-    parts = [{feature: values[mine] for feature, values in batch.items()} for batch in batches]
-    return Questions(task, rows, parts, output, read)
+    return Questions(task, rows, mine(mesh, size, batches), output, read)
+
+
+def mine(mesh: jax.sharding.Mesh, size: int, batches: Sequence[pipeline.Batch]) -> list[pipeline.Batch]:
+    """This process's rows of global batches of ``size`` rows."""
+    index, count = sharding.shard_of_batch(mesh, size)
+    rows = slice(index * size // count, (index + 1) * size // count)
+    return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]
 
 
 def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:

@@ -103,7 +103,7 @@ def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
     """On the corpus, on tasks or on both; scored on the tasks if it is not fine-tuned on them."""
     experiment, config = session.experiment, session.experiment.pretraining
     steps, batches = steps_of(experiment, session.mesh), pretraining_batches(experiment, session.prepared, "train")
-    held_out = validation_batches(session, 1, -(-WATCHED // config.batch_size))
+    held_out = cache(partial(validation_batches, session, 1, -(-WATCHED // config.batch_size)))  # if it is trained
     lengths, scores = batches.limits, None
     if experiment.mixing.pretraining != "corpus":
         batches = mixed_batches(experiment, session.prepared, session.cache)
@@ -115,7 +115,7 @@ def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
     checkpoints = opened.enter_context(pretraining_checkpoints(experiment, folder))
     return Phase(
         session, config, steps, batches, lengths, checkpoints,
-        lambda state: steps.evaluate(state, held_out) | (scores(state) if scores else {}),
+        lambda state: steps.evaluate(state, held_out()) | (scores(state) if scores else {}),
     )  # fmt: skip
 
 

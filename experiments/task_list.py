@@ -38,13 +38,11 @@ def show_tasks(pattern: str, cache: Path) -> None:
 
 def split_sizes(name: str, cache: Path) -> Mapping[str, int] | None:
     """Rows of each split of the newest prepared version, read without TFDS; None of a set that is not prepared."""
-    for place in sources.tfds_folders(cache):
-        found = list((place / name).glob("*.*.*/dataset_info.json"))
-        if found:
-            newest = max(found, key=lambda path: [int(n) for n in path.parent.name.split(".") if n.isdigit()])
-            splits = json.loads(newest.read_text())["splits"]
-            return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
-    return None
+    folder = sources.newest(name, "*.*.*", cache)
+    if folder is None:
+        return None
+    splits = json.loads((folder / "dataset_info.json").read_text())["splits"]
+    return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
 
 
 def rows_in(sizes: Mapping[str, int] | None, split: str | None) -> str:

@@ -84,22 +84,24 @@ def examples(name: str, split: str, cache: Path) -> "Rows":
 
 def find(name: str, cache: Path) -> Path:
     """The folder ``name[:version]`` was prepared in (the newest version if none is given)."""
+    name, _, version = name.partition(":")
     if name.startswith("documentation/"):
         from lm.data import documentation
 
-        part = name.partition("/")[2].partition(":")[0]
-        documentation.prepare(Path(cache), name=part, report=lambda line: print(line, file=sys.stderr))
-    name, _, version = name.partition(":")
-    places = tfds_folders(cache)
-    for place in places:
-        found = [folder.parent for folder in (place / name).glob(f"{version or '*.*.*'}/dataset_info.json")]
-        if found:
-            return max(found, key=lambda folder: [int(number) for number in re.findall(r"\d+", folder.name)])
-    there = prepared(cache)
+        documentation.prepare(cache, name=name.partition("/")[2], report=lambda line: print(line, file=sys.stderr))
+    if folder := newest(name, version or "*.*.*", cache):
+        return folder
+    places, there = tfds_folders(cache), prepared(cache)
     hint = nearest(f"{name}/{version}", there) if version else nearest(name, {os.path.dirname(p) for p in there})
-    wanted, looked = f"{name!r} version {version}" if version else repr(name), ", ".join(map(str, places))
-    mend = f"to prepare it: {preparation(name, places[0])}"
-    raise SettingError(f"data set {wanted} is not prepared in {looked}{hint}; {mend}")
+    said = f"data set {name!r}{f' version {version}' * bool(version)} is not prepared in {', '.join(map(str, places))}"
+    raise SettingError(f"{said}{hint}; to prepare it: {preparation(name, places[0])}")
+
+
+def newest(name: str, version: str, cache: Path) -> Path | None:
+    """The folder of the newest prepared version that matches, in the first place that has one; None: there is none."""
+    found = (list((place / name).glob(f"{version}/dataset_info.json")) for place in tfds_folders(cache))
+    folders = [about.parent for about in next(filter(None, found), [])]
+    return max(folders, key=lambda folder: [int(n) for n in re.findall(r"\d+", folder.name)], default=None)
 
 
 def tfds_folders(cache: Path) -> list[Path]:
