@@ -13,12 +13,12 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 demo: $(VENV)/ready
 	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE)
 
-test: $(VENV)/ready
+test: $(VENV)/tpu
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests
 
-test-slow: $(VENV)/ready
+test-slow: $(VENV)/tpu
 	$(BIN)/python -m pytest -q -m slow tests
 
 wheel: $(VENV)/ready
@@ -31,6 +31,12 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+# The compiler for TPUs, with which tests (and `lm plan`) compile for slices that nobody has to own; only for Linux.
+$(VENV)/tpu: $(VENV)/ready
+	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
+	  VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[test,tpu]'; fi
 	@touch $@
 
 clean:

@@ -1,9 +1,12 @@
 """The command ``lm``: finds the command, calls it, and turns what went wrong into a message and an exit code."""
 
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
-from experiments.cli import COMMANDS, clean, convert, run
+from experiments import processes
+from experiments.cli import COMMANDS, clean, convert, plan, run
 from experiments.exit_codes import EXIT_CODES
 from lm.config import SettingError, nearest
 
@@ -32,7 +35,33 @@ def _help() -> str:
 
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
-    sys.exit(dispatch(sys.argv[1:]))
+    report = None
+    try:
+        signal.signal(signal.SIGTERM, _stop)
+        processes.choose_platform()
+        report = processes.join() if sys.argv[1:2] == ["run"] else None
+        code = dispatch(sys.argv[1:])
+    except SettingError as error:
+        code = _bad(error)
+    except SystemExit as asked:
+        code = asked.code
+    except Exception:
+        traceback.print_exc()
+        code = EXIT_CODES["failed"]
+    if report is not None:
+        report(code or EXIT_CODES["done"])
+    sys.exit(code)
+
+
+def _stop(*_) -> None:
+    """On SIGTERM, but for training, which saves first, and for several processes, of which jax takes care."""
+    print("lm: stopped by SIGTERM; to go on, give the same command again", file=sys.stderr)
+    sys.exit(EXIT_CODES["start again"])
+
+
+def _bad(error: SettingError) -> int:
+    print(f"lm: {error}", file=sys.stderr)
+    return EXIT_CODES["bad settings"]
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -46,8 +75,7 @@ def dispatch(arguments: Sequence[str]) -> int:
             raise SettingError(f"there is no command {name!r}{nearest(name, COMMANDS)}")
         _call(COMMANDS[name], name, rest)
     except SettingError as error:
-        print(f"lm: {error}", file=sys.stderr)
-        return EXIT_CODES["bad settings"]
+        return _bad(error)
     except KeyboardInterrupt:
         print("lm: interrupted; to go on, give the same command again", file=sys.stderr)
         return EXIT_CODES["interrupted"]
@@ -55,7 +83,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def _call(command: Callable, name: str, arguments: Sequence[str]) -> None:
-    if command in (run, convert, clean):  # which read their arguments themselves
+    if command in (run, convert, clean, plan):  # which read their arguments themselves
         command(arguments)
     else:
         import tyro  # takes a third of a second, which `lm --help` need not wait for

@@ -8,6 +8,7 @@ import jax
 
 from experiments.experiment import Experiment
 from experiments.prepare import Prepared, mixed_batches, prepare, pretraining_batches, tuning_lengths
+from experiments.processes import first_alone
 from experiments.results import check_settings
 from lm import sharding
 from lm.config import SettingError, to_json
@@ -32,7 +33,7 @@ def check(
     if tunes and tuning.mixtures:
         check_batches(architecture, experiment.finetuning.batch_size, writes=True)
     check_folder(experiment, folder, cache)
-    prepared = prepare(experiment, cache, say)
+    prepared = first_alone(lambda: prepare(experiment, cache, say))
     if experiment.mixing.pretraining != "corpus":
         mixed_batches(experiment, prepared, cache)
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
@@ -52,6 +53,7 @@ def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> Non
     tuned = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if asks]
     rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.limits, *tuned)]
     longest = max(*rows, tuning.inputs_length)
+    sharding.check_rows(max(rows), experiment.mesh.sizes(jax.device_count()))
     if model.positions == "learned" and longest > model.max_length:
         raise SettingError(f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row")
 

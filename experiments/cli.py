@@ -3,22 +3,26 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from experiments.rows import RUNS, plan, run
 from lm.config import SettingError
 
-RUNS = Path("runs")
 
-
-def list_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS) -> None:
+def list_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, names: bool = False) -> None:
     """List the rows of the study, what each changes, and how many seeds of it have finished.
 
     Args:
         pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
         scale: size of the study: nano, mini, mini-real or base.
         runs: folder that holds the runs.
+        names: print the names alone, one a line.
     """
     from experiments.commands import show_rows
+    from experiments.registry import find
 
-    show_rows(pattern, scale, runs)
+    if names:
+        print("\n".join(row.name for row in find(pattern)))
+    else:
+        show_rows(pattern, scale, runs)
 
 
 def show(name: str, /, scale: str = "nano") -> None:
@@ -251,59 +255,12 @@ def doctor(runs: Path = RUNS) -> None:
     examine(runs)
 
 
-def run(arguments: Sequence[str]) -> None:
-    """Train, fine-tune and evaluate one row; any of its settings can be changed on the command line."""
-    from typing import Annotated
-
-    import tyro
-
-    from experiments.experiment import Experiment
-    from experiments.registry import BASELINE_ROW, build
-    from experiments.sweep import run_row
-
-    named = arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
-    default = build(named, _option(arguments, "--scale", "nano"))
-
-    def run(
-        name: str,
-        /,
-        experiment: Annotated[Experiment, tyro.conf.arg(name="")] = default,
-        scale: str = "nano",
-        runs: Path = RUNS,
-        check: bool = False,
-    ) -> None:
-        """Train, fine-tune and evaluate one row; any of its settings can be changed.
-
-        Started again, a run goes on where it stopped. Settings given here become part of the run's folder name.
-
-        Args:
-            name: row of the registry, such as t5/6-corruption-rate/15.
-            scale: size of the study: nano, mini, mini-real or base.
-            runs: folder that holds the runs.
-            check: only check settings, data, vocabulary and folder; train nothing.
-        """
-        if name != named:
-            raise SettingError(f"{name!r} should stand first: lm run {name} [OPTIONS]")
-        run_row(name, scale, experiment, runs, check)
-
-    tyro.cli(run, prog="lm run", args=arguments)
-
-
-def _option(arguments: Sequence[str], flag: str, default: str) -> str:
-    """The value of ``flag`` in ``arguments``, whichever way it is written."""
-    for place, argument in enumerate(arguments):
-        if argument == flag and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if argument.startswith(f"{flag}="):
-            return argument.partition("=")[2]
-    return default
-
-
 COMMANDS: dict[str, Callable] = {
     "list": list_rows,
     "show": show,
     "diff": diff,
     "run": run,
+    "plan": plan,
     "sweep": sweep,
     "report": report,
     "clean": clean,

@@ -13,6 +13,7 @@ from flax import nnx
 from experiments.experiment import Experiment
 from experiments.phase import Phase, Session, Start, fit
 from experiments.prepare import Encoded, tuning_lengths
+from experiments.processes import agreed
 from experiments.questions import first, mine, questions
 from lm.data import pipeline
 from lm.data.labelled import Labelled, Reader
@@ -55,7 +56,7 @@ def finetune(session: Session, pretrained: Start | None, name: str, folder: Path
         evaluate = evaluation(session, made.asked, made.lengths, made.steps, folder)
         config = session.experiment.finetuning
         fit([Phase(session, config, made.steps, made.batches, made.lengths, checkpoints, evaluate, pretrained)])
-    return {each.task.name: best_of(each.task, folder) for each in made.asked}
+    return agreed(lambda: {each.task.name: best_of(each.task, folder) for each in made.asked})
 
 
 def answer_together(sessions: Sequence[Session], name: str, folders: Sequence[Path]) -> dict[str, dict]:

@@ -6,7 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.experiment import BASELINE, Experiment
-from lm.config import diff
+from lm.config import SettingError, diff
+
+
+def check_runs(runs: Path) -> None:
+    """SettingError if nothing can be written to ``runs`` as to a folder."""
+    if runs.parts[:1] == ("gs:",):
+        raise SettingError(
+            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does on TPU VMs "
+            "(gcsfuse --implicit-dirs --rename-dir-limit=1000000 BUCKET FOLDER)"
+        )
 
 
 def cache_of(folder: Path) -> Path:

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from experiments.experiment import Experiment, PhaseConfig
 from experiments.prepare import Prepared
+from experiments.processes import agreed
 from experiments.progress import Reporter
 from lm import sharding
 from lm.data import pipeline
@@ -61,13 +60,11 @@ class Phase:
 
     def data(self, first: int) -> Iterator[pipeline.Batch]:
         """This process's parts of the batches from step ``first`` on, each of them a step of progress."""
-        size, reporter = self.config.batch_size, self.session.reporter
-        index, count = sharding.shard_of_batch(self.steps.mesh, size)
+        reporter = self.session.reporter
+        rows = sharding.rows_of_process(self.steps.mesh, self.config.batch_size)
         reporter.advance(first)
-        stream = pipeline.stream(
-            self.batches, first, self.config.steps, batch_size=size, process_index=index, process_count=count,
-            workers=self.session.experiment.data.workers,
-        )  # fmt: skip
+        workers = self.session.experiment.data.workers
+        stream = pipeline.stream(self.batches, first, self.config.steps, rows=rows, workers=workers)
         for batch in stream:
             yield batch
             reporter.advance(1)
@@ -115,12 +112,15 @@ def _fit(phases: Sequence[Phase]) -> None:
 
 def finished(folder: Path, steps: int) -> bool:
     """Whether the phase in ``folder`` was trained, evaluated and saved to its end."""
-    try:
-        ended = json.loads((folder / "run.json").read_text())["status"] == "finished"
-    except (OSError, ValueError, KeyError):  # not begun, or cut short
-        ended = False
-    ended = ended and (folder / "checkpoints" / str(steps)).is_dir()
-    return bool(multihost_utils.broadcast_one_to_all(np.int32(ended)))  # the first process wrote it
+
+    def ended() -> bool:
+        try:
+            status = json.loads((folder / "run.json").read_text())["status"]
+        except (OSError, ValueError, KeyError):  # not begun, or cut short
+            return False
+        return status == "finished" and (folder / "checkpoints" / str(steps)).is_dir()
+
+    return agreed(ended)
 
 
 @contextmanager
@@ -145,6 +145,10 @@ class ShownLog(Log):
     def __init__(self, folder: Path, settings: dict, reporter: Reporter):
         super().__init__(folder, settings)
         self._reporter = reporter
+
+    def began(self, compiling: float) -> None:
+        super().began(compiling)
+        self._reporter.began(compiling)
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         super().write(step, kind, values)

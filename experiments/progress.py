@@ -1,11 +1,14 @@
 """What a user sees while rows train: one bar over all of the work with its ETA, one line for each finished piece."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from experiments.processes import STARTED
 
 
 class Reporter:
@@ -14,12 +17,19 @@ class Reporter:
     def __init__(self, console: Console, bar: Progress, total: int):
         self.console, self._bar = console, bar
         self._task = bar.add_task("starting", total=total, detail="")
+        self._began = False
 
     def start(self, phase: str) -> None:
         """Name what is being done now."""
         self._bar.update(self._task, description=phase, detail="")
         if not self.console.is_terminal:
             self.console.print(phase)
+
+    def began(self, compiling: float) -> None:
+        """The first step of a phase is done; of the first phase it is said how long that took."""
+        if not self._began:
+            self.say(f"first step {time.time() - STARTED:.1f} s after the start; compiling it took {compiling:.1f} s")
+        self._began = True
 
     def advance(self, steps: int, detail: str = "") -> None:
         """``steps`` more are done; ``detail`` is the newest figure, such as the loss."""
@@ -29,11 +39,15 @@ class Reporter:
         """A line that stays."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
+    def complain(self, line: str) -> None:
+        """A line about what failed, which no process keeps to itself."""
+        print(line, file=sys.stderr) if self.console.quiet else self.say(line)
+
 
 @contextmanager
-def reporting(total: int) -> Iterator[Reporter]:
-    """A Reporter over ``total`` steps; its bar is gone when the block ends."""
-    console = Console(stderr=False)
+def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
+    """A Reporter over ``total`` steps; its bar is gone when the block ends. ``quiet``: another process shows it."""
+    console = Console(stderr=False, quiet=quiet)
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(),
         TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[detail]}"),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax
+import numpy as np
 
 from experiments.experiment import Experiment
 from lm import sharding
@@ -44,8 +45,7 @@ def questions(
 
 def mine(mesh: jax.sharding.Mesh, size: int, batches: Sequence[pipeline.Batch]) -> list[pipeline.Batch]:
     """This process's rows of global batches of ``size`` rows."""
-    index, count = sharding.shard_of_batch(mesh, size)
-    rows = slice(index * size // count, (index + 1) * size // count)
+    rows = np.concatenate([np.arange(size)[rows] for rows in sharding.rows_of_process(mesh, size)])
     return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 
 import jax
@@ -23,6 +24,7 @@ from experiments.finetuning import asked as asked_of
 from experiments.folders import home_of, members, phases, pretraining_name, pretraining_of, pretrainings
 from experiments.phase import Phase, Session, Start, fit
 from experiments.prepare import mixed_batches, pretraining_batches
+from experiments.processes import agreed
 from experiments.progress import Reporter
 from lm import sharding
 from lm.config import SettingError, to_json
@@ -62,7 +64,7 @@ def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -
         best |= scores if len(team) == 1 else answer_together(sessions, name, own)
     if experiment.mixing.pretraining != "corpus" and not experiment.finetuning.steps:
         tasks = [task for name in tuning.mixtures for task in mixture(name).evaluated]
-        best = {task.name: best_of(task, places["pretraining"]) for task in tasks}
+        best = agreed(lambda: {task.name: best_of(task, places["pretraining"]) for task in tasks})
     longer = length_losses(session(experiment), next(iter(starts.values()), None))
     if jax.process_index() == 0:
         write_scores(folder, home, places, {"tasks": best, "length_losses": longer})
@@ -166,12 +168,11 @@ def _source(pretrained: frozenset[str], name: str) -> str | None:
 
 def validation_batches(session: Session, times: int, most: int) -> list[pipeline.Batch]:
     """This process's parts of ``most`` held-out batches or of all, in rows ``times`` as long as in training."""
-    experiment, shards = session.experiment, session.mesh.shape["data"] * session.mesh.shape["fsdp"]
+    experiment, shards = session.experiment, prod(session.mesh.shape[axis] for axis in sharding.BATCH)
     rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards  # some for every device
-    index, count = sharding.shard_of_batch(session.mesh, rows)
     batches = pretraining_batches(experiment, session.prepared, "validation", times, rows)
     most = min(most, max(len(batches.segments.starts) // rows, 1))
-    return list(pipeline.stream(batches, 0, most, batch_size=rows, process_index=index, process_count=count))
+    return list(pipeline.stream(batches, 0, most, rows=sharding.rows_of_process(session.mesh, rows)))
 
 
 def length_losses(session: Session, pretrained: Start | None) -> dict[str, float]:

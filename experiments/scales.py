@@ -50,7 +50,7 @@ _REAL: Changes = {  # benchmarks as far as they can be had, each under the paper
 }  # fmt: skip
 
 SCALES: dict[str, Changes] = {
-    "base": {},
+    "base": {"model.dtype": "bfloat16"},  # of activations, as on the TPUs of the paper
     "mini": _MINI,
     "mini-real": _MINI | _REAL,
     "nano": _DOCUMENTATION | {

@@ -9,7 +9,8 @@ from pathlib import Path
 from experiments.commands import show_report
 from experiments.exit_codes import EXIT_CODES
 from experiments.experiment import Experiment
-from experiments.folders import phases
+from experiments.folders import check_runs, phases
+from experiments.processes import agreed, keep_compiled
 from experiments.progress import Reporter, Stopwatch, duration, reporting
 from experiments.registry import baseline_of, build, find, twin
 from experiments.results import check_settings, read_result, run_folder
@@ -24,6 +25,7 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path, together: bool = Fal
     """
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
+    check_runs(runs)
     rows = find(pattern)
     compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
     names = list(dict.fromkeys(map(twin, compared)))
@@ -35,6 +37,7 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path, together: bool = Fal
     todo = [(name, experiment, folder) for name, experiment, folder in wanted if not is_done(experiment, folder)]
     failed = 0
     if todo:
+        keep_compiled(runs / "cache")
         with reporting(sum(work(experiment) for _, experiment, _ in todo)) as reporter:
             reporter.say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished; {len(todo)} to go")
             for name, group in groupby(sorted(todo, key=itemgetter(0)), key=itemgetter(0)) if together else ():
@@ -60,7 +63,7 @@ def pretrain_seeds(name: str, seeds: list[tuple[Experiment, Path]], runs: Path, 
         pretrain_together(*zip(*seeds, strict=True), runs / "cache", reporter)
     except Interrupted as stopped:
         reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
-        sys.exit(EXIT_CODES["interrupted"])
+        sys.exit(EXIT_CODES["start again" if stopped.signal == "SIGTERM" else "interrupted"])
     except Exception as error:
         reporter.say(f"{name}: its seeds could not be pre-trained at once ({error}); one after another, then")
 
@@ -83,6 +86,8 @@ def work(experiment: Experiment) -> int:
 
 def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: Reporter) -> int:
     """One run to its end; its exit code. Being interrupted ends the process, with how to go on."""
+    import jax
+
     from experiments.run import run
     from lm.train.checkpoints import CheckpointError
     from lm.train.log import NonFiniteLoss
@@ -90,39 +95,48 @@ def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: R
 
     watch = Stopwatch()
     try:
-        read_result(folder)  # SettingError if it is damaged
+        agreed(lambda: bool(read_result(folder)))  # SettingError if it is damaged
         run(experiment, folder, runs / "cache", reporter)
     except Interrupted as stopped:
         reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
-        sys.exit(EXIT_CODES["interrupted"])
+        sys.exit(EXIT_CODES["start again" if stopped.signal == "SIGTERM" else "interrupted"])
     except (CheckpointError, NonFiniteLoss, SettingError) as error:
-        reporter.say(f"{name} failed: {error}\n  folder: {folder}")
+        reporter.complain(f"{name} failed: {error}\n  folder: {folder}")
         kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
         return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
     except Exception as error:  # the others go on none the less
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "error.txt").write_text(traceback.format_exc())
-        reporter.say(f"{name} failed: {type(error).__name__}: {error}\n  more in {folder / 'error.txt'}")
+        path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
+        path.write_text(traceback.format_exc())
+        reporter.complain(f"{name} failed: {type(error).__name__}: {error}\n  more in {path}")
         return EXIT_CODES["failed"]
+    reporter.say(f"{name} seed {experiment.seed}: {agreed(lambda: came_to(folder))} ({duration(watch.seconds)})")
+    return EXIT_CODES["done"]
+
+
+def came_to(folder: Path) -> str:
+    """What a finished run scored, in a line."""
     result = read_result(folder)
     shown = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
-    shown = shown or f"held-out loss {result.held_out_loss}"
-    reporter.say(f"{name} seed {experiment.seed}: {shown} ({duration(watch.seconds)})")
-    return EXIT_CODES["done"]
+    return shown or f"held-out loss {result.held_out_loss}"
 
 
 def run_row(name: str, scale: str, experiment: Experiment, runs: Path, check: bool) -> None:
     """Bring one run to its end and say where it lies; with ``check`` only see whether it could be started."""
+    import jax
+
     from experiments.run import check as check_run
 
+    check_runs(runs)
+    keep_compiled(runs / "cache")
     given = {path: new for path, (_, new) in diff(build(name, scale), experiment).items()}
     folder = run_folder(runs, scale, name, experiment.seed, given)
-    with reporting(work(experiment)) as reporter:
+    with reporting(work(experiment), quiet=jax.process_index() > 0) as reporter:
         if check:
             check_run(experiment, folder, runs / "cache", reporter.say)
             reporter.say(f"ready to train in {folder}")
             return
-        if read_result(folder) is not None:
+        if agreed(lambda: read_result(folder) is not None):
             check_run(experiment, folder, runs / "cache", reporter.say)
             reporter.say(f"finished before: {folder}")
             return

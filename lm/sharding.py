@@ -5,24 +5,26 @@ all of this does nothing.
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.experimental.mesh_utils import create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lm.config import SettingError, nearest
 from lm.mesh import MeshConfig, shown
 from lm.nn.config import ModelConfig
 
-BATCH = ("data", "fsdp")  # the mesh axes over which the rows of a batch are spread
+BATCH = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
 
 PARAMETER_AXES: dict[str, str | None] = {
     "vocab": "tensor",
     "embed": "fsdp",
     "heads": "tensor",
-    "kv_heads": None,
+    "kv_heads": "tensor",
     "mlp": "tensor",
     "layers": None,
     "norm": None,
@@ -36,22 +38,38 @@ PARAMETER_AXES: dict[str, str | None] = {
 
 ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "batch": BATCH,
+    "length": "sequence",  # positions of queries; each device has all keys and values of its rows, so that
+    "key_length": None,  # attention needs one all-gather and its mask and bias no other device
     "heads": "tensor",
-    "kv_heads": None,
+    "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
     "layers": None,
-    "length": None,
     "embed": None,
     "kv": None,
+    "dropped": None,
 }
+
+# Elsewhere a size that does not divide is an error. The one token of a step of decoding is whole on each device, and
+# so are the few heads of keys that many heads of queries share.
+WHERE_IT_DIVIDES = ("length", "kv_heads")
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh of these devices, or of all; the compiler places what nothing here does (``AxisType.Auto``)."""
-    sizes = config.sizes(len(devices) if devices is not None else jax.device_count())
-    types = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+    """The mesh of these devices, or of all; the compiler places what nothing here does (``AxisType.Auto``).
+
+    Neighbours on a mesh axis are neighbours in a TPU's network; only the axis "slice" leaves a slice.
+    """
+    devices = list(jax.devices()) if devices is None else devices
+    sizes = config.sizes(len(devices))
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
+    if slices not in (1, sizes["slice"]):
+        raise SettingError(f"mesh.slice={sizes['slice']} should be {slices}: the devices are in so many slices")
+    types, inside = (AxisType.Auto,) * len(sizes), (1, *list(sizes.values())[1:])
+    if slices == 1:
+        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+    across = (slices, *(1,) * (len(sizes) - 1))
+    return Mesh(create_hybrid_device_mesh(inside, across, devices), tuple(sizes), axis_types=types)
 
 
 def check(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
@@ -64,14 +82,16 @@ def check(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microba
     _divide(what, batch_size // microbatches, {axis: sizes[axis] for axis in BATCH})
 
 
+def check_rows(length: int, sizes: Mapping[str, int]) -> None:
+    """SettingError if the longest rows, of ``length`` tokens, cannot be shared out over mesh ``sizes``."""
+    _divide("the longest row", length, {"sequence": sizes["sequence"]})
+
+
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
     """``x`` laid out by the names of its axes; ``x`` itself where there is no mesh, or one of a single device."""
-    spec = _spec(axes, ACTIVATION_AXES, "activation")
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return x
-    _divide_all(f"activation {axes}", axes, x.shape, spec, mesh)
-    return jax.lax.with_sharding_constraint(x, spec)
+    spec = _spec(axes, x.shape, ACTIVATION_AXES, f"activation {axes}", mesh)
+    return x if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(x, spec)
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -98,9 +118,7 @@ def parameters(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
     """``{parameter name: where it lives}``; of a model of shapes alone too (``jax.eval_shape``)."""
     found, leaves = {}, named(model)
     for name, names in axes(model).items():
-        spec = _spec(names, PARAMETER_AXES, f"parameter {name}")
-        _divide_all(f"parameter {name}", names, leaves[name].shape, spec, mesh)
-        found[name] = NamedSharding(mesh, spec)
+        found[name] = NamedSharding(mesh, _spec(names, leaves[name].shape, PARAMETER_AXES, f"parameter {name}", mesh))
     return found
 
 
@@ -142,25 +160,33 @@ def batches(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
-def shard_of_batch(mesh: Mesh, batch_size: int) -> tuple[int, int]:
-    """(index, count): this process feeds the index-th of ``count`` equal parts of a global batch's rows.
+def rows_of_process(mesh: Mesh, batch_size: int) -> list[slice]:
+    """The rows of a global batch that this process feeds, in order; they need not be one block.
 
-    Processes that hold the same rows (a tensor axis over several hosts) get the same index.
+    Where a tensor axis spans several processes, these feed the same rows.
     """
     held = batches(mesh).addressable_devices_indices_map((batch_size,)).values()
-    spans = sorted({index[0].indices(batch_size)[:2] for index in held})
-    rows = spans[-1][1] - spans[0][0]
-    if sum(stop - start for start, stop in spans) != rows or batch_size % rows or spans[0][0] % rows:
-        raise SettingError(f"the rows {spans} of this process are not one block: put data and fsdp before tensor")
-    return spans[0][0] // rows, batch_size // rows
+    return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in held})]
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The global batch on the devices, from the rows that this process feeds (``shard_of_batch``)."""
+    """The global batch on the devices, from the rows that this process feeds (``rows_of_process``)."""
     place = batches(mesh)
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), place)
-    return {name: jax.make_array_from_process_local_data(place, rows) for name, rows in batch.items()}
+    parts = prod(mesh.shape[axis] for axis in BATCH)
+    held = {rows.start: number for number, rows in enumerate(rows_of_process(mesh, parts))}
+
+    def spread(values):
+        size = len(values) // len(held)
+
+        def part(index):
+            first = held[(index[0].start or 0) // size] * size
+            return values[first : first + size]
+
+        return jax.make_array_from_callback((size * parts, *values.shape[1:]), place, part)
+
+    return {name: spread(values) for name, values in batch.items()}
 
 
 def _boxes(model: nnx.Module) -> dict[str, nnx.Variable]:
@@ -174,22 +200,23 @@ def _boxes(model: nnx.Module) -> dict[str, nnx.Variable]:
     return dict(zip(names, boxes, strict=True))
 
 
-def _spec(names: tuple[str, ...], table: Mapping[str, Any], what: str) -> PartitionSpec:
-    for name in names:
+def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):
+    """Where such an array lives; SettingError for a name that the table lacks, or a size that does not divide."""
+    places = []
+    for name, size in zip(names, shape, strict=True):
         if name not in table:
             raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
-    return PartitionSpec(*(table[name] for name in names))
-
-
-def _divide_all(what: str, names: tuple[str, ...], shape: tuple[int, ...], spec: PartitionSpec, mesh: Any) -> None:
-    for name, size, place in zip(names, shape, spec, strict=True):
-        places = (place,) if isinstance(place, str) else place or ()
-        _divide(f"{what}: axis {name!r}", size, {axis: mesh.shape[axis] for axis in places})
+        place = table[name]
+        sizes = {axis: mesh.shape.get(axis, 1) for axis in ((place,) if isinstance(place, str) else place or ())}
+        if name in WHERE_IT_DIVIDES and size % prod(sizes.values()):
+            place, sizes = None, {}
+        _divide(f"{what}: axis {name!r}", size, sizes)
+        places.append(place)
+    return PartitionSpec(*places)
 
 
 def _divide(what: str, size: int, sizes: Mapping[str, int]) -> None:
-    parts = int(np.prod(list(sizes.values())))
-    if size % parts:
+    if size % (parts := prod(sizes.values())):
         fitting = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
         raise SettingError(
             f"{what} of size {size} cannot be split over {shown(sizes)}: make it a multiple of {parts}, "

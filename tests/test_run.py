@@ -26,6 +26,7 @@ from lm import sharding
 from lm.config import SettingError, change
 from lm.data import documentation
 from lm.data.objectives import lengths
+from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig
@@ -92,7 +93,7 @@ def test_every_row_builds_at_every_scale_without_allocating(scale):
     for name in REGISTRY:
         e = build(name, scale)
         for phase in (e.pretraining, e.finetuning):
-            sharding.check(e.model, {"data": 4, "fsdp": 2, "tensor": 1}, phase.batch_size)
+            sharding.check(e.model, MeshConfig(fsdp=2).sizes(8), phase.batch_size)
         if e.model.has_decoder:
             assert 0 < lengths(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, name
         if e.model not in shapes:

@@ -1,5 +1,8 @@
 """Placement: 1 device = 8 devices, and what cannot be placed is refused by name before anything compiles."""
 
+import re
+from dataclasses import fields, replace
+from math import prod
 from types import SimpleNamespace
 
 import jax
@@ -18,13 +21,25 @@ from lm.nn.transformer import Transformer
 from lm.train.config import LossConfig, OptimizerConfig
 from lm.train.step import build
 
+
+def mesh_of(data, fsdp, tensor):
+    return MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
+
+
 MODEL = ModelConfig("decoder", 32, 1, 1, d_model=16, d_ff=32, d_kv=4, num_heads=2, dropout=0.0)
 
 
 def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
-    assert dict(sharding.make_mesh(MeshConfig(fsdp=2)).shape) == {"data": 4, "fsdp": 2, "tensor": 1}
-    for config in (MeshConfig(3), MeshConfig(-1, 3), MeshConfig(-1, -1), MeshConfig(0), MeshConfig(2, 2, 1)):
-        with pytest.raises(SettingError, match="mesh.data"):
+    sizes = {"slice": 1, "data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
+    assert dict(sharding.make_mesh(MeshConfig(fsdp=2)).shape) == sizes
+    for config in (
+        MeshConfig(data=3),
+        MeshConfig(fsdp=3),
+        MeshConfig(fsdp=-1),
+        MeshConfig(data=0),
+        MeshConfig(data=2, fsdp=2),
+    ):
+        with pytest.raises(SettingError, match="mesh.(data|fsdp)"):
             config.sizes(8)
 
 
@@ -40,7 +55,7 @@ def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
 )
 def test_what_does_not_divide_is_named_before_anything_compiles(sizes, rows, micro, message):
     with pytest.raises(SettingError, match=message):
-        sharding.check(MODEL, dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), rows, micro)
+        sharding.check(MODEL, mesh_of(*sizes).sizes(prod(sizes)), rows, micro)
 
 
 def test_an_axis_that_the_tables_lack_is_refused():
@@ -57,13 +72,13 @@ def test_an_axis_that_the_tables_lack_is_refused():
     with pytest.raises(SettingError, match="'heats'.*did you mean 'heads'"):
         sharding.constrain(jnp.zeros((2, 2)), "batch", "heats")
     with pytest.raises(SettingError, match="parameter kernel: axis 'embed' of size 12 cannot .* mesh.fsdp=8"):
-        sharding.parameters(Misspelt(("embed", "mlp")), sharding.make_mesh(MeshConfig(1, 8)))
+        sharding.parameters(Misspelt(("embed", "mlp")), sharding.make_mesh(MeshConfig(fsdp=8, data=1)))
 
 
 def test_constrain_places_by_name_and_does_nothing_without_a_mesh():
     x = jnp.zeros((8, 3, 4))
     assert sharding.constrain(x, "batch", "length", "mlp") is x
-    with jax.set_mesh(sharding.make_mesh(MeshConfig(2, 2, 2))):
+    with jax.set_mesh(sharding.make_mesh(mesh_of(2, 2, 2))):
         placed = jax.jit(lambda x: sharding.constrain(x, "batch", "length", "mlp"))(x)
         with pytest.raises(SettingError, match="axis 'batch' of size 3"):
             sharding.constrain(jnp.zeros((3, 1)), "batch", "length")
@@ -83,7 +98,7 @@ def test_the_optimiser_lives_where_its_parameter_lives():
 
 
 def test_a_square_matrix_has_its_rows_and_columns_told_apart():
-    mesh = sharding.make_mesh(MeshConfig(1, 4, 2))
+    mesh = sharding.make_mesh(mesh_of(1, 4, 2))
     place = {"k": jax.NamedSharding(mesh, P("fsdp", "tensor"))}
     tree = {"v_row": {"k": jnp.zeros(8)}, "v_col": {"k": jnp.zeros(8)}, "count": jnp.zeros(())}
     found = sharding.like_parameters(tree, {"k": (8, 8)}, place)
@@ -91,17 +106,16 @@ def test_a_square_matrix_has_its_rows_and_columns_told_apart():
     assert found["count"].spec == P()
 
 
-def test_processes_that_hold_the_same_rows_feed_the_same_part(monkeypatch):
+def test_a_process_feeds_each_row_that_its_devices_hold_once(monkeypatch):
     def feeding(rows):
         place = SimpleNamespace(addressable_devices_indices_map=lambda shape: dict(enumerate(rows)))
         monkeypatch.setattr(sharding, "batches", lambda mesh: place)
-        return sharding.shard_of_batch(None, 8)
+        return [row for rows in sharding.rows_of_process(None, 8) for row in range(8)[rows]]
 
-    assert feeding([(slice(4, 6),), (slice(6, 8),)]) == (1, 2)
-    assert feeding([(slice(2, 4),), (slice(2, 4),)]) == (1, 4)
-    assert feeding([(slice(None),)]) == (0, 1)
-    with pytest.raises(SettingError, match="not one block"):
-        feeding([(slice(0, 2),), (slice(4, 6),)])
+    assert feeding([(slice(4, 6),), (slice(6, 8),)]) == [4, 5, 6, 7]
+    assert feeding([(slice(2, 4),), (slice(2, 4),)]) == [2, 3]
+    assert feeding([(slice(None),)]) == [*range(8)]
+    assert feeding([(slice(4, 6),), (slice(0, 2),)]) == [0, 1, 4, 5]
 
 
 def transformer_batch(step):
@@ -114,21 +128,61 @@ def transformer_batch(step):
     return tokens | {"decoder_loss_weights": weights, "decoder_segment_ids": (weights > 0).astype(np.int32)}
 
 
-def test_a_transformer_trains_alike_on_one_device_and_on_every_axis_of_eight():
-    def losses(config, devices):
-        steps = build(MODEL, OptimizerConfig(factor_from=16), LossConfig(), sharding.make_mesh(config, devices), 1)
-        assert isinstance(steps.abstract.model, Transformer)
-        state, step = steps.init(0), steps.train_step(0)
-        found = []
-        for i in range(3):
-            state, metrics = step(state, steps.put(transformer_batch(i)))
-            found.append([float(metrics[name]) for name in ("loss", "grad_norm", "accuracy")])
-        return found, {name: np.asarray(value) for name, value in state.params.items()}
+def arrangements(devices, axes):
+    """Every way to multiply ``axes`` sizes to so many devices."""
+    if axes == 1:
+        return [(devices,)]
+    sizes = [n for n in range(1, devices + 1) if devices % n == 0]
+    return [(n, *rest) for n in sizes for rest in arrangements(devices // n, axes - 1)]
 
-    (one, params), (eight, others) = losses(MeshConfig(), jax.devices()[:1]), losses(MeshConfig(2, 2, 2), jax.devices())
-    np.testing.assert_allclose(eight, one, rtol=2e-5)
+
+QUICK = [(2, 1, 2, 1, 2), (1, 2, 1, 4, 1), (1, 1, 8, 1, 1), (1, 1, 1, 1, 8)]
+AXES = [f.name for f in fields(MeshConfig)]
+EVERY = [pytest.param(sizes, marks=[] if sizes in QUICK else pytest.mark.slow) for sizes in arrangements(8, len(AXES))]
+
+
+def steps_on(config, devices):
+    model = replace(MODEL, architecture="encoder-decoder", num_heads=8, d_kv=2, layers="unroll")
+    return build(model, OptimizerConfig(factor_from=16), LossConfig(), sharding.make_mesh(config, devices), 1)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return trained(steps_on(MeshConfig(), jax.devices()[:1]))
+
+
+def trained(steps):
+    assert isinstance(steps.abstract.model, Transformer)
+    state, step = steps.init(0), steps.train_step(0)
+    found = []
+    for i in range(3):
+        state, metrics = step(state, steps.put(transformer_batch(i)))
+        found.append([float(metrics[name]) for name in ("loss", "grad_norm", "accuracy")])
+    return found, {name: np.asarray(value) for name, value in state.params.items()}
+
+
+@pytest.mark.parametrize("sizes", EVERY, ids=lambda sizes: "x".join(map(str, sizes)))
+def test_a_transformer_trains_alike_on_one_device_and_in_every_arrangement_of_eight(sizes, alone):
+    (one, params), (eight, others) = alone, trained(steps_on(MeshConfig(*sizes), jax.devices()))
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
     for name, value in params.items():
         np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_no_device_ever_holds_the_logits_of_the_whole_vocabulary():
+    def program(fsdp, tensor):
+        steps = steps_on(MeshConfig(data=1, fsdp=fsdp, tensor=tensor), jax.devices()[: fsdp * tensor])
+        batch = jax.eval_shape(lambda: steps.put(transformer_batch(0)))
+        batch = {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batches(steps.mesh))
+            for name, x in batch.items()
+        }
+        seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
+        return steps.train.lower(steps.abstract, batch, seed).compile().as_text()
+
+    logits = r"f32\[[0-9]+,6,32\]"  # [rows,T,V]
+    assert re.search(logits, program(2, 1))
+    assert not re.search(logits, program(2, 4))
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 1, 4)])

@@ -26,7 +26,7 @@ HEAD = HeadConfig("classes", classes=2)
 
 
 def built(model, **settings):
-    mesh = sharding.make_mesh(MeshConfig(1), jax.devices()[:1])
+    mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
     return build(model, DECAYING, LossConfig(), mesh, **settings)
 
 

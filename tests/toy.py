@@ -54,9 +54,9 @@ def batch(step, poison=None):
     return {"decoder_input_tokens": inputs, "decoder_target_tokens": tokens, "decoder_loss_weights": weights}
 
 
-def steps(*sizes, model=MODEL, **settings):
+def steps(data=1, fsdp=1, tensor=1, model=MODEL, **settings):
     """The compiled steps on a mesh of these sizes; on one device if none are given."""
-    mesh, devices = MeshConfig(*(sizes or (1, 1, 1))), jax.devices()[: 8 if sizes else 1]
+    mesh, devices = MeshConfig(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor]
     settings = {"optimization": OPTIMIZER, "loss": LossConfig(), "make": Toy, **settings}
     return build(model, mesh=make_mesh(mesh, devices), **settings)
 

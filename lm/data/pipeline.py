@@ -244,10 +244,11 @@ class _Host:
     """step -> this host's rows of the step's batch."""
 
     batches: BatchFunction
-    rows: slice
+    rows: Sequence[slice]
 
     def __call__(self, step: int) -> Batch:
-        return self.batches(int(step), self.rows)
+        parts = [self.batches(int(step), rows) for rows in self.rows]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def stream(
@@ -255,22 +256,16 @@ def stream(
     start: int,
     stop: int,
     *,
-    batch_size: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: Sequence[slice] = (slice(None),),
     workers: int = 0,
 ) -> Iterator[Batch]:
-    """This host's part of the batches of steps start to stop - 1, made ahead in a thread or in ``workers`` processes.
+    """``rows`` of the batches of steps start to stop - 1, made ahead in a thread or in ``workers`` processes.
 
     With workers the calling script needs its ``if __name__ == "__main__":``, since they import it.
     """
-    if batch_size % process_count:
-        raise SettingError(f"batch_size={batch_size} should be a multiple of the number of hosts, {process_count}")
     if workers < 0:
         raise SettingError(f"data.workers={workers} should be 0 or more [processes]")
-    share = batch_size // process_count
-    host = _Host(batches, slice(process_index * share, (process_index + 1) * share))
-    return _iterate(host, start, stop, workers)
+    return _iterate(_Host(batches, rows), start, stop, workers)
 
 
 def _iterate(host: _Host, start: int, stop: int, workers: int) -> Iterator[Batch]:

@@ -11,6 +11,7 @@ from lm.config import SettingError
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
+BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 Head = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
 
 
@@ -99,6 +100,7 @@ class ModelConfig:
     special: SpecialTokens = SpecialTokens()
     dropout: float = 0.1  # rate at which activations and attention weights are zeroed in training
     dtype: Literal["float32", "bfloat16"] = "float32"  # of activations; parameters and softmax stay float32
+    attention: Literal["auto", "xla", "cudnn", "flash"] = "auto"  # auto: by device and length; CPU: xla
     layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled; the numbers are the same
     remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes: nothing, all but matmuls, all
 
@@ -127,6 +129,17 @@ class ModelConfig:
             raise SettingError(
                 f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width} of model.d_kv={self.d_kv} "
                 "features: it should be an even number of them"
+            )
+        if self.attention == "flash" and self.sparsity.random_blocks:
+            raise SettingError(
+                f"model.attention='flash' lacks model.sparsity.random_blocks={self.sparsity.random_blocks}; take 'auto'"
+            )
+        if self.attention == "cudnn" and (
+            self.dtype != "bfloat16" or self.d_kv > 128 or self.d_kv % 8 or self.positions.startswith(BIASES)
+        ):
+            raise SettingError(
+                "model.attention='cudnn' needs model.dtype='bfloat16', model.d_kv of 8, 16, ..., 128, and "
+                f"model.positions that are no bias, not {self.dtype!r}, {self.d_kv} and {self.positions!r}: take 'auto'"
             )
         if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
             raise SettingError(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lm.nn.config import ModelConfig
-from lm.ops.positions import relative_position_bucket
+from lm.ops.biases import Relative
 from lm.sharding import constrain
 
 Keep = dict[str, jax.Array]  # dropout masks by where they go; none of them when evaluating
@@ -33,7 +33,7 @@ def draw_keep(key: jax.Array, rate: float, rows: int, shapes: dict[str, tuple[in
     queries' length as an axis: all positions of a row drop the same features, as in T5.
     """
     sizes = [prod(shape) for shape in shapes.values()]
-    bits = constrain(jax.random.bernoulli(key, 1 - rate, (rows, sum(sizes))), "batch", "length")
+    bits = constrain(jax.random.bernoulli(key, 1 - rate, (rows, sum(sizes))), "batch", "dropped")
     parts = jnp.split(bits, list(accumulate(sizes))[:-1], axis=1)
     return {name: part.reshape(rows, *shapes[name]) for name, part in zip(shapes, parts, strict=True)}
 
@@ -51,6 +51,11 @@ def scaled(keep: jax.Array, rate: float) -> jax.Array:
 def split(key: jax.Array | None, count: int) -> list[jax.Array | None]:
     """``count`` keys, or as many times no key."""
     return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+# What is cheap to compute is computed again in the backward pass, which otherwise would read float32 copies of it from
+# memory. Where blocks are not in a loop the compiler finds the two alike and computes one, which is quicker on a CPU.
+recomputed = partial(jax.checkpoint, prevent_cse=False)
 
 
 class Linear(nnx.Module):
@@ -74,19 +79,24 @@ class Embed(nnx.Module):
     """Ids [B,T] to [B,T,D] by ``table`` [rows,D]."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, rows: int, axis: str):
-        self.dtype = config.dtype
+        self.dtype, self.axis = config.dtype, axis
         # Rows of length 1 make logits of size 1, here or in ELECTRA's generator, which shares them; T5's are sqrt(D)
         # long, and so its tied logits are scaled down.
         std = 1.0 if config.logits in ("tied-scaled", "separate") else config.embed_width**-0.5
         self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen.
-        return self.table[...].at[ids].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
+        table = self.table[...]
+        if self.axis == "vocab":  # whole rows for the look-up: the compiler would rather give all of it to everyone
+            table = constrain(table, "vocab", "embed")
+        # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen. The table is
+        # float32 here, in which the gradients of a frequent token's many places are then added up.
+        return table.at[ids].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """float32 [B,T,rows]: how well x [B,T,D] fits each row."""
-        return jnp.einsum("btd,vd->btv", x, self.table[...].astype(x.dtype), preferred_element_type=jnp.float32)
+        table = self.table[...].astype(x.dtype)
+        return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 
 class Norm(nnx.Module):
@@ -97,6 +107,7 @@ class Norm(nnx.Module):
         self.scale = param(jnp.ones((width,), jnp.float32), "norm")
         self.bias = param(jnp.zeros((width,), jnp.float32), "norm") if config.norm == "layer" else None
 
+    @recomputed
     def __call__(self, x: jax.Array) -> jax.Array:
         y = x.astype(jnp.float32)
         if self.bias is not None:
@@ -127,11 +138,14 @@ class Mlp(nnx.Module):
         self.out = Linear(config, rngs, (config.d_ff, config.d_model), ("mlp", "embed"), config.d_ff**-0.5)
 
     def __call__(self, x: jax.Array, keep: jax.Array | None) -> jax.Array:
-        hidden = ACTIVATIONS[self.config.mlp](self.hidden(x))
-        if self.linear is not None:
-            hidden = hidden * self.linear(x)
-        hidden = constrain(hidden, "batch", "length", "mlp")
-        return self.out(dropout(hidden, keep, self.config.dropout))
+        hidden = constrain(self.hidden(x), "batch", "length", "mlp")
+        linear = None if self.linear is None else constrain(self.linear(x), "batch", "length", "mlp")
+        return self._outward(hidden, linear, keep)
+
+    @recomputed  # but for the product, which its gradients do not ask for
+    def _outward(self, hidden: jax.Array, linear: jax.Array | None, keep: jax.Array | None) -> jax.Array:
+        hidden = ACTIVATIONS[self.config.mlp](hidden)
+        return self.out(dropout(hidden if linear is None else hidden * linear, keep, self.config.dropout))
 
 
 class Adapter(nnx.Module):
@@ -161,28 +175,9 @@ class RelativeBias(nnx.Module):
         shape = (config.relative_buckets, config.num_heads)
         self.table = param(normal(rngs, shape, config.d_model**-0.5), "buckets", "bias_heads")
 
-    def __call__(self, relative_position: jax.Array, bidirectional: bool) -> jax.Array:
-        """float32 [N, ...] for key minus query positions of any shape [...]."""
-        bucket = relative_position_bucket(
-            relative_position,
-            bidirectional=bidirectional,
-            num_buckets=self.config.relative_buckets,
-            max_distance=self.config.relative_max_distance,
-        )
-        # A product with one-hot rows, not a look-up: its gradient is a product too and no scatter-add.
-        one_hot = jax.nn.one_hot(bucket.reshape(-1), self.config.relative_buckets, dtype=jnp.float32)
-        return (one_hot @ self.table[...]).T.reshape(-1, *bucket.shape)
-
-    def full(self, length: int, bidirectional: bool) -> jax.Array:
-        """float32 [1,N,T,T]: T + T - 1 different numbers for each head, laid out along the diagonals."""
-        # With a period of one more than the row length, the rows of a repeated sequence slide by one to the right.
-        period = 2 * length
-        distance = jnp.arange(period)
-        bias = self(jnp.where(distance < length, distance, distance - period), bidirectional)
-        heads = bias.shape[0]
-        rows = jnp.broadcast_to(bias[:, None, :], (heads, length, period)).reshape(heads, -1)
-        rows = rows[:, : length * (period - 1)].reshape(heads, length, period - 1)
-        return rows[None, :, :, :length]
+    def __call__(self, bidirectional: bool) -> Relative:
+        """The bias by distances, both ways or only back."""
+        return Relative(self.table[...], bidirectional, self.config.relative_max_distance)
 
 
 def count(module: nnx.Module) -> int:

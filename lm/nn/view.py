@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lm.config import SettingError
-from lm.nn.attention import View
+from lm.nn.attention import View, implementation
 from lm.nn.config import ModelConfig
 from lm.nn.layers import RelativeBias
 from lm.ops import masks
-from lm.ops.positions import alibi
+from lm.ops.biases import Alibi, Bias
+from lm.ops.masks import Mask, Rule
+from lm.ops.positions import alibi, alibi_slopes
 
 Batch = dict[str, jax.Array]
 
@@ -21,39 +24,52 @@ def full_view(
 ) -> View:
     """What the rows of ``side``, "encoder" or "decoder", see of themselves; in a cache of ``slots``, if given."""
     length = batch[f"{side}_input_tokens"].shape[1]
-    segments = batch.get(f"{side}_segment_ids")
-    positions = batch.get(f"{side}_positions")
-    positions = positions_of(length, segments) if positions is None else positions
-    distance = masks.distances(length, length)
-    mask = None if segments is None else masks.same_segment(segments, segments)
-    if side == "decoder":
-        seen = masks.causal(distance)
-        if config.architecture == "prefix-decoder":
-            seen |= masks.prefix(batch["decoder_causal_attention"])
-        mask = seen if mask is None else mask & seen
+    slots = length if slots is None else slots
+    segments, given = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
+    positions = positions_of(length, segments) if given is None else given
+    members = batch["decoder_causal_attention"] > 0 if config.architecture == "prefix-decoder" else None
+    rule, known = Rule(causal=side == "decoder"), {"segment": segments, "prefix": members}
+    everything = _mask(rule, known, slots)
     named = batch.get("encoder_global_attention") if side == "encoder" else None  # a decoder's cache knows none
-    everywhere, everything = _everywhere(config, named, positions), mask
-    seen = _sparse(config, positions, positions)
-    if seen is not None:
+    everywhere, sparsity = _everywhere(config, named, positions), config.sparsity
+    if sparsity.window is not None:
+        reach = sparsity.window * sparsity.dilation
+        rule = rule._replace(window=(reach, reach, sparsity.dilation))
+        by_place = given is None and sparsity.block == 1  # within a segment places are as far apart as positions
+        known |= {"position": None if by_place else positions // sparsity.block, "everywhere": everywhere}
+    mask = _mask(rule, known, slots)
+    if sparsity.random_blocks:
+        seen = _sparse(config, positions, positions)
         seen = seen if everywhere is None else seen | masks.global_tokens(everywhere, everywhere)
-        mask = seen if mask is None else mask & seen
+        seen = jnp.pad(seen, ((0, 0), (0, 0), (0, slots - length)))
+        mask = seen if everything is None else everything.dense(length, slots) & seen
     bidirectional = side == "encoder" or config.architecture == "prefix-decoder"
-    more = 0 if slots is None else slots - length
+    lays = implementation(config, length, slots, mask, None) == "xla"
 
-    def widened(x):  # to the slots of the cache that are empty yet
-        return x if x is None or not more else jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, more),))
+    def settled(x):
+        """A mask or a bias, laid out once for the whole stack where attention needs it so."""
+        return x.dense(length, slots) if lays and isinstance(x, Mask | Bias) else x
 
     def bias(table):
-        return widened(table.full(length, bidirectional))
+        return settled(table(bidirectional))
 
     return View(
-        mask=widened(mask),
-        bias=_bias(config, relative, bias, lambda: widened(alibi(distance, config.num_heads))),
+        mask=settled(mask),
+        bias=_bias(config, relative, bias, lambda: settled(Alibi(jnp.asarray(alibi_slopes(config.num_heads))))),
         positions=positions,
         layer_bias=bias,
-        everywhere=everywhere if config.sparsity.projections == "separate" else None,
-        everything=everything,
+        everywhere=everywhere if sparsity.projections == "separate" else None,
+        everything=settled(everything),
     )
+
+
+def _mask(rule: Rule, known: dict[str, jax.Array | None], slots: int) -> Mask | None:
+    """Of a rule and what is known of positions [B|1,T], which see those of a cache of ``slots``."""
+    query = {name: x for name, x in known.items() if x is not None}
+    if rule == Rule() and "segment" not in query:
+        return None
+    key = {name: jnp.pad(x, ((0, 0), (0, slots - x.shape[1]))) for name, x in query.items()}
+    return Mask(query, key | (masks.segments(key["segment"]) if "segment" in key else {}), rule)
 
 
 def step_view(config: ModelConfig, length: jax.Array, slots: int, relative: RelativeBias | None) -> View:
@@ -65,7 +81,7 @@ def step_view(config: ModelConfig, length: jax.Array, slots: int, relative: Rela
     mask = mask if seen is None else mask & seen
 
     def bias(table):
-        return table(distance, config.architecture == "prefix-decoder").swapaxes(0, 1)
+        return table(config.architecture == "prefix-decoder").at(distance).swapaxes(0, 1)
 
     return View(
         mask=mask,
@@ -75,8 +91,8 @@ def step_view(config: ModelConfig, length: jax.Array, slots: int, relative: Rela
     )
 
 
-def _bias(config: ModelConfig, relative: RelativeBias | None, learned: Callable, fixed: Callable) -> jax.Array | None:
-    """float32 [B|1,N,T,S] of the whole stack, if its positions are biases."""
+def _bias(config: ModelConfig, relative: RelativeBias | None, learned: Callable, fixed: Callable) -> Any:
+    """float32 [B|1,N,T,S], laid out or not, of the whole stack, if its positions are biases."""
     if relative is not None:
         return learned(relative)
     return fixed() if config.positions == "alibi" else None
@@ -91,13 +107,18 @@ def positions_of(length: int, segments: jax.Array | None) -> jax.Array:
     return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
 
 
-def cross_mask(segments: jax.Array | None, encoder_segments: jax.Array | None) -> jax.Array | None:
-    """bool [B,T,S]; without segments of its own a decoder sees all of its row's encoder output but the padding."""
+def cross_mask(segments: jax.Array | None, encoder_segments: jax.Array | None) -> jax.Array | Mask | None:
+    """Of [B,T] and [B,S]; without segments of its own a decoder sees all of its row's encoder output but the padding.
+
+    Of a single query a row, for each step of a decoder, bool [B,1,S].
+    """
     if encoder_segments is None:
         return None
     if segments is None:
-        return (encoder_segments > 0)[:, None, :]
-    return masks.same_segment(segments, encoder_segments)
+        segments, encoder_segments = jnp.ones((len(encoder_segments), 1), jnp.int32), (encoder_segments > 0) * 1
+    elif segments.shape[1] == 1:
+        return masks.same_segment(segments, encoder_segments)
+    return Mask({"segment": segments}, masks.segments(encoder_segments), Rule())
 
 
 def _everywhere(config: ModelConfig, members: jax.Array | None, positions: jax.Array) -> jax.Array | None:

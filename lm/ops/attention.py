@@ -1,4 +1,4 @@
-"""Attention over explicit scores."""
+"""Attention over explicit scores, and through cuDNN."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,13 +6,16 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from lm.ops.biases import Bias
+from lm.ops.masks import Mask, Rule
+
 
 def dot_product_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
+    mask: jax.Array | Mask | None = None,
+    bias: jax.Array | Bias | None = None,
     *,
     scale: float = 1.0,
     keep: jax.Array | None = None,
@@ -22,22 +25,59 @@ def dot_product_attention(
     Query heads n*N/K ... (n+1)*N/K-1 read key head n. Scores and softmax are float32 whatever the inputs are.
     A query that sees nothing gives zeros, and zero gradients. ``keep`` [B,N,1,S] multiplies the attention weights
     after the softmax: dropout whose mask all queries share, so that it could as well multiply the values.
+    A mask or a bias that is not laid out is laid out here. The backward pass computes the scores again: reading them
+    from memory would take an accelerator longer, and they are most of what a step would have to remember.
     """
-    weights, total = _exponentials(query, key, mask, bias, scale)
-    if keep is not None:
-        weights *= keep
-    weights = weights.reshape(len(query), value.shape[2], -1, value.shape[1]).astype(value.dtype)
-    out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
-    # The weights are divided by their sum after the product with the values: H divisions a query instead of S.
-    out = _by_query(out, query.shape) / total.swapaxes(1, 2)[..., None]
-    return out.astype(value.dtype)
+
+    def attend(query, key, value, mask, bias, keep):
+        weights, total = _exponentials(query, key, mask, bias, scale)
+        if keep is not None:
+            weights *= keep
+        weights = weights.reshape(len(query), value.shape[2], -1, value.shape[1]).astype(value.dtype)
+        out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
+        # The weights are divided by their sum after the product with the values: H divisions a query instead of S.
+        out = _by_query(out, query.shape) / total.swapaxes(1, 2)[..., None]
+        return out.astype(value.dtype)
+
+    return jax.checkpoint(attend, prevent_cse=False)(query, key, value, mask, bias, keep)
+
+
+def cudnn_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | Mask | None = None,
+    bias: None = None,
+    *,
+    scale: float = 1.0,
+    keep: jax.Array | None = None,
+) -> jax.Array:
+    """[B,T,N,H] as ``dot_product_attention`` without a bias, on a GPU; any mask but the causal one is laid out."""
+    key, value = dropped(key, value, keep)
+    call = partial(jax.nn.dot_product_attention, query, key, value, scale=scale, implementation="cudnn")
+    if mask is None or isinstance(mask, Mask) and mask == CAUSAL:
+        return call(is_causal=mask is not None)
+    seen = mask.dense(query.shape[1], key.shape[1]) if isinstance(mask, Mask) else mask
+    out = call(mask=jnp.broadcast_to(seen, (len(query), *seen.shape[1:]))[:, None])
+    return jnp.where(seen.any(-1)[:, :, None, None], out, 0)  # cuDNN takes the mean where nothing is seen
+
+
+CAUSAL = Mask({}, {}, Rule(causal=True))
+
+
+def dropped(key: jax.Array, value: jax.Array, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [B,S,N,H] of [B,S,K,H] with the values times ``keep`` [B,N,1,S]; as they are without it."""
+    if keep is None:
+        return key, value
+    key, value = (jnp.repeat(x, keep.shape[1] // x.shape[2], axis=2) for x in (key, value))
+    return key, (value * jax.lax.stop_gradient(keep)[:, :, 0].swapaxes(1, 2)[..., None]).astype(value.dtype)
 
 
 def attention_weights(
     query: jax.Array,
     key: jax.Array,
-    mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
+    mask: jax.Array | Mask | None = None,
+    bias: jax.Array | Bias | None = None,
     *,
     scale: float = 1.0,
 ) -> jax.Array:
@@ -61,6 +101,7 @@ SCALES: dict[str, Callable[[int], float]] = {  # what the scores of heads of wid
 def _exponentials(query, key, mask, bias, scale):
     """exp(score) float32 [B,N,T,S] over a factor common to a query's, and their sums [B,N,T], or 1 where that is 0."""
     batch, length, heads, _ = query.shape
+    mask, bias = (x.dense(length, key.shape[1]) if isinstance(x, Mask | Bias) else x for x in (mask, bias))
     query = _by_key_head(query * scale if scale != 1.0 else query, key.shape[2])
     scores = jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32)
     scores = scores.reshape(batch, heads, length, key.shape[1])

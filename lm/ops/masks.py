@@ -1,8 +1,14 @@
 """Who sees whom: bool [B|1,T,S], True where query t sees key s; combine with ``&`` and ``|``.
 
 A distance is int32 [B|1,T,S], the key's position minus the query's. Positions within a segment do as well as places in
-a row: other segments are hidden by ``same_segment``.
+a row: other segments are hidden by ``same_segment``. A ``Mask`` is one that is not laid out.
 """
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,3 +98,73 @@ def sparse(
 
 
 _GLOBAL, _RANDOM = global_tokens, random_blocks  # in ``sparse`` these names are settings
+
+
+Numbers = dict[str, jax.Array]  # what is known of positions, by name: int32
+
+
+class Rule(NamedTuple):
+    """Who sees whom, by places in a row and by what is known of a query and a key: all of these rules that apply.
+
+    Numbers: "segment", the same for both, and -1 of padded keys; "position", by which a window goes instead of by
+    places; "prefix" and "everywhere", 1 or 0.
+    """
+
+    causal: bool = False  # a query sees itself, what is before it and, in the prefix, all of the prefix
+    window: tuple[int, int, int] | None = None  # how far behind and ahead, and in which steps; "everywhere": all
+
+    def seen(self, distance: jax.Array, query: Numbers, key: Numbers) -> jax.Array:
+        """bool of distances in places and of numbers, all of shapes that broadcast."""
+        found = []
+        if self.causal:
+            before = causal(distance)
+            found.append(before | (query["prefix"] * key["prefix"] > 0) if "prefix" in key else before)
+        if self.window is not None:
+            behind, ahead, step = self.window
+            away = key["position"] - query["position"] if "position" in key else distance
+            near = sliding_window(away, behind=behind, ahead=ahead)
+            near = near & (jax.lax.rem(jnp.abs(away), jnp.int32(step)) == 0) if step > 1 else near
+            found.append(near | (query["everywhere"] + key["everywhere"] > 0) if "everywhere" in key else near)
+        if "segment" in key:
+            found.append(query["segment"] == key["segment"])
+        return reduce(and_, found)
+
+    def reach(self, names: Container[str]) -> tuple[int | None, int | None]:
+        """How many places behind and ahead of a query the keys are that it may see; None: anywhere."""
+        by_place = self.window is not None and "position" not in names and "everywhere" not in names
+        behind, ahead = self.window[:2] if by_place else (None, None)
+        return behind, 0 if self.causal and "prefix" not in names else ahead
+
+    def meets(self, query: Numbers, key: Numbers) -> jax.Array:
+        """bool scalar: False where, by their least and greatest numbers, none of the queries sees any of the keys."""
+        found = jnp.bool_(True)
+        if "segment" in key:
+            found &= _overlap(query["segment"], key["segment"], 0, 0)
+        if self.window is not None and "position" in key and "everywhere" not in key:
+            found &= _overlap(query["position"], key["position"], *self.window[:2])
+        return found
+
+
+def _overlap(query, key, behind, ahead):
+    return (key.max() >= query.min() - behind) & (key.min() <= query.max() + ahead)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Mask:
+    """A mask that is not laid out: a rule and the numbers [B|1,T] of queries and [B|1,S] of keys that it goes by."""
+
+    query: Numbers
+    key: Numbers
+    rule: Rule = field(metadata={"static": True})
+
+    def dense(self, length: int, key_length: int) -> jax.Array:
+        """bool [B|1,T,S]."""
+        query = {name: x[:, :, None] for name, x in self.query.items()}
+        key = {name: x[:, None, :] for name, x in self.key.items()}
+        return self.rule.seen(distances(length, key_length), query, key)
+
+
+def segments(key: jax.Array) -> Numbers:
+    """The numbers of keys of segment ids [B,S], 0 for padding, which nobody sees."""
+    return {"segment": jnp.where(key > 0, key, -1)}

@@ -22,13 +22,13 @@ def relative_position_bucket(
         distance = jnp.abs(relative_position)
     else:
         distance = jnp.maximum(-relative_position, 0)
-    starts = _logarithmic_starts(num_buckets, max_distance)
+    starts = logarithmic_starts(num_buckets, max_distance)
     exact = num_buckets - len(starts)
     beyond = sum((distance >= start).astype(jnp.int32) for start in starts)
     return offset + jnp.minimum(distance, exact - 1) + beyond
 
 
-def _logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
+def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
     """The least distance in each logarithmic bucket: exact + j is reached at exact * (max / exact) ** (j / many).
 
     In integers, so that no rounding of a logarithm decides on a bucket.

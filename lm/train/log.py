@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -30,6 +32,7 @@ class Log:
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
         self.folder, self._writes = Path(folder), jax.process_index() == 0
         self._board = self._file = None
+        self._start = time.perf_counter()
         if self._writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._run = {
@@ -81,9 +84,16 @@ class Log:
                 self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def lacks(self, step: int, kind: str) -> bool:
-        """Whether no such record is there; False where several processes could not all see the answer."""
-        wanted = (step, kind)
-        return jax.process_count() == 1 and wanted not in {(r["step"], r["kind"]) for r in records(self.folder)}
+        """Whether no such record is there, as the first process finds it."""
+        found = self._writes and (step, kind) in {(r["step"], r["kind"]) for r in records(self.folder)}
+        return not multihost_utils.broadcast_one_to_all(np.int32(found))
+
+    def began(self, compiling: float) -> None:
+        """The first step is done, of which ``compiling`` were seconds that the compiler took."""
+        if self._writes:
+            since = time.perf_counter() - self._start
+            self._run |= {"seconds_to_first_step": round(since, 3), "seconds_compiling": round(compiling, 3)}
+            self._write_run()
 
     def _write_run(self) -> None:
         replace_file(self.folder / "run.json", json.dumps(self._run, indent=1, default=str) + "\n")

@@ -5,14 +5,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from lm import sharding
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss
@@ -46,25 +49,41 @@ def train(
     """Train to ``config.steps`` from the newest checkpoint, else from ``initial`` (random by ``seed``).
 
     ``data(start)`` gives this process's parts of the batches of steps start, start + 1, ... ; ``flops`` is those of
-    one step, for the utilisation of the devices.
+    one step, for the utilisation of the devices. The step is compiled while the first state is made.
     """
     restored = checkpoints.restore(steps.abstract)
-    state = restored if restored is not None else initial() if initial else steps.init(seed)
-    start = int(state.step)
+    start = 0 if restored is None else int(restored.step)
     log.start(start)
     train_step, meter = steps.train_step(seed), Meter(log, config, flops)
-    with Signals() as signals:
+    with Signals() as signals, ThreadPoolExecutor(1, "compile") as other:
         finish = partial(_finish, signals, meter, checkpoints, log, evaluate, config)
+        batches = prefetch(data(start), steps.put, config.prefetch, meter)
+        ahead = other.submit(_prepare, steps, seed, batches) if start < config.steps else None
+        state = restored if restored is not None else initial() if initial else steps.init(seed)
         if restored is not None and _evaluates(start, config) and log.lacks(start, "eval"):
             finish(state, start)  # a signal cut the evaluation short
-        batches = prefetch(data(start), steps.put, config.prefetch, meter)
         for step in range(start + 1, config.steps + 1):
-            batch = next(batches)
+            batch, compiling = ahead.result() if step == start + 1 else (next(batches), None)
+            begin = time.perf_counter()
             state, metrics = train_step(state, batch)
+            if compiling is not None:
+                compiling += time.perf_counter() - begin
+                jax.block_until_ready(metrics["loss"])
+                log.began(compiling)
             meter.add(step, metrics, batch)
             finish(state, step)
     checkpoints.wait()
     return state
+
+
+def _prepare(steps: Steps, seed: int | tuple[int, ...], batches: Iterator[Batch]) -> tuple[Batch, float]:
+    """The first batch, and the seconds it took to compile the step for it; jax finds that when the step is called."""
+    batch, begin = next(batches), time.perf_counter()
+    if np.ndim(seed) == 0:  # several runs at once have states that ``abstract`` does not describe
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), batch)
+        number = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
+        steps.train.lower(steps.abstract, like, number).compile()
+    return batch, time.perf_counter() - begin
 
 
 def _evaluates(step: int, config: LoopConfig) -> bool:
@@ -82,7 +101,7 @@ def _finish(
     step: int,
 ) -> None:
     """Evaluate and save what is due after ``step``, having read that step's numbers; raise if asked to stop."""
-    stop = signals.received(step)
+    stop = signals.received()
     saves = step == config.steps or step % checkpoints.config.every == 0
     if not (stop or saves or _evaluates(step, config)):
         return
@@ -173,6 +192,9 @@ class Meter:
             self.waited += time.perf_counter() - start
 
 
+_asked = count(1)  # how often all processes have looked for a signal: their common clock, over all phases of a run
+
+
 class Signals:
     """SIGINT and SIGTERM are taken down, not obeyed, while in this context; a second one is obeyed.
 
@@ -192,9 +214,9 @@ class Signals:
     def __exit__(self, *_):
         self._restore()
 
-    def received(self, step: int) -> str | None:
+    def received(self) -> str | None:
         """The name of the signal after which to stop, here and now."""
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(next(_asked)):
             return "SIGTERM"
         return self.name
 

@@ -12,6 +12,7 @@ PEAK = {
     "TPU v5p": 459e12,
     "TPU v5": 459e12,
     "TPU v6": 918e12,
+    "TPU7x": 1153.5e12,  # of each of a chip's two devices
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,

@@ -133,6 +133,10 @@ class _Log:
         for log in self.each:
             log.start(step)
 
+    def began(self, compiling: float) -> None:
+        for log in self.each:
+            log.began(compiling)
+
     def lacks(self, step: int, kind: str) -> bool:
         return any(log.lacks(step, kind) for log in self.each)
 

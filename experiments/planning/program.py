@@ -1,0 +1,179 @@
+"""Reads what the compiler made of a step: the text of an optimised program -> its loops, collectives and cycles."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+SMALL = 2**18  # a tensor of fewer elements may be whole everywhere [elements]
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\((.*)$")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_CALLS = re.compile(r"(?:calls|to_apply|\w+_computations?)=\{?((?:%?[\w.\-]+(?:, )?)+)")
+_GROUPS = re.compile(r"replica_groups=\[(\d+),\d+\]<=(\[[\d,]+\](?:T\([\d,]+\))?)")
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((\S*)\))? \{([^}]*)\}")
+_OUTSIDE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_PARTS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")  # 'axis', or 'axis':(places before)places, a part of it
+
+
+class Instruction(NamedTuple):
+    shape: str
+    opcode: str
+    rest: str  # operands and attributes
+
+
+class Collective(NamedTuple):
+    """What devices send each other at one place of the program."""
+
+    kind: str
+    axes: tuple[str, ...]  # of the mesh, along which it goes
+    size: int  # devices that take part together
+    times: int  # how often a step does it
+    bytes: float  # that a device receives each time
+    elements: tuple[int, ...]  # of each result that holds numbers, not ids
+    source: str  # what it was in the program that was compiled
+
+
+class Program(NamedTuple):
+    cycles: int  # by the compiler's estimate, of a step; what devices send each other is not in them
+    loops: dict[str, int]  # the body's name -> how often it runs in a step
+    collectives: list[Collective]
+
+
+def read(text: str, mesh: Mapping[str, int]) -> Program:
+    """The program compiled for mesh ``{axis: size}``; a loop is taken to count from 0, as the compiler's do."""
+    computations, entry = _computations(text)
+    cycles, loops, found, todo = 0, {}, {}, [(entry, 1)]
+    while todo:
+        name, times = todo.pop()
+        for instruction in computations[name]:
+            cycles += times * sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', instruction.rest)))
+            called = _called(instruction, computations)
+            if instruction.opcode == "while":
+                body, trips = re.search(r"body=%?([\w.\-]+)", instruction.rest)[1], _trips(instruction, computations)
+                loops[body] = times * trips
+                called, times_inside = [body], times * trips
+            else:
+                times_inside = times
+            if instruction.opcode in ("while", "call", "conditional"):
+                todo += [(other, times_inside) for other in called]
+                continue
+            for inner, within in [(instruction, name), *_inside(called, computations)]:
+                if one := _collective(inner, within, times, mesh):
+                    # One that runs beside other work is cut into fusions that share its channel; some of them may be
+                    # in a loop that it spans.
+                    channel = re.search(r"channel_id=(\d+)", inner.rest)
+                    key = channel[1] if channel else len(found)
+                    found[key] = min(found.get(key, one), one, key=lambda each: each.times)
+    return Program(cycles, loops, list(found.values()))
+
+
+def unexpected(program: Program, shapes: Collection[tuple[int, ...]], mesh: Mapping[str, int]) -> list[Collective]:
+    """The gathers that a well-placed program does not need, given the shapes of its parameters, stacked ones whole.
+
+    Expected are those of parameters, one layer or all, over what cuts them or the batch up (it may be the second half
+    of a sum), and those of keys and values over the positions (sequence).
+    """
+    wholes = {prod(shape[first:]) for shape in shapes for first in (0, 1)}
+    wholes |= {whole // mesh[axis] for whole in wholes for axis in ("tensor", "fsdp")}
+    return [
+        one
+        for one in program.collectives
+        if one.kind == "all-gather" and one.axes != ("sequence",)
+        if any(size >= SMALL and (size not in wholes or "tensor" in one.axes) for size in one.elements)
+    ]
+
+
+def _computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    found, entry, current = {}, "", []
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            current = found[head[2]] = []
+            entry = head[2] if head[1] else entry
+        elif match := _LINE.match(line):
+            current.append(Instruction(*match.groups()))
+    return found, entry
+
+
+def _called(instruction: Instruction, computations: Mapping) -> list[str]:
+    """The computations that an instruction runs, those of a loop left out."""
+    names = [name for match in _CALLS.findall(instruction.rest) for name in re.findall(r"[\w.\-]+", match)]
+    return [name for name in names if name in computations]
+
+
+def _inside(names: list[str], computations: Mapping) -> Iterator[tuple[Instruction, str]]:
+    """The instructions within fusions, and the computation that holds each."""
+    for name in names:
+        for instruction in computations[name]:
+            yield instruction, name
+            yield from _inside(_called(instruction, computations), computations)
+
+
+def _trips(loop: Instruction, computations: Mapping) -> int:
+    """How often a loop runs: the compiler says it, or it is the one number in the loop's condition."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+        return int(known[1])
+    inside = _inside([re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]], computations)
+    bounds = [re.match(r"(\d+)\)", each.rest) for each, _ in inside if each.opcode == "constant"]
+    return max((int(bound[1]) for bound in bounds if bound), default=1)
+
+
+def _collective(instruction: Instruction, within: str, times: int, mesh: Mapping[str, int]) -> Collective | None:
+    kind, outside = instruction.opcode.removesuffix("-start"), _OUTSIDE.search(instruction.rest)
+    if kind == "recv" and outside:  # what comes from other slices
+        kind = outside[1].lower().replace("_", "-")
+    if kind not in KINDS:
+        return None
+    arrays = [
+        (prod(map(int, filter(None, sides.split(",")))), name) for name, sides in _ARRAY.findall(instruction.shape)
+    ]
+    group = _group(instruction.rest, prod(mesh.values()))
+    places = np.unravel_index(group, tuple(mesh.values()))
+    axes = tuple(axis for axis, place in zip(mesh, places, strict=True) if np.ptp(place))
+    size, axes = (mesh["slice"], ("slice",)) if outside else (len(group), axes)
+    received = sum(count * _width(name) for count, name in arrays)
+    if instruction.opcode.endswith("-start") and kind != "all-reduce":  # the result of a start holds the operand too
+        received *= size / (size + 1) if kind == "all-gather" else 1 / 2
+    if kind == "all-reduce" and within.startswith("all-reduce-scatter"):
+        kind, received = "reduce-scatter", received / size
+    factors = {"all-reduce": 2 * (size - 1) / size, "reduce-scatter": size - 1, "collective-permute": 1}
+    received *= factors.get(kind, (size - 1) / size)
+    source = re.search(r'op_name="([^"]*)"', instruction.rest)
+    elements = tuple(count for count, name in arrays if name[0] in "bcf")  # bf16, complex, float
+    return Collective(kind, axes, size, times, received, elements, source[1] if source else "")
+
+
+def _width(name: str) -> float:
+    return 1 if name == "pred" else int((re.search(r"\d+", name) or "0")[0]) / 8
+
+
+def _group(rest: str, devices: int) -> np.ndarray:
+    """The first of the groups of devices that take part together, by their places in the mesh, row by row."""
+    if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
+        pairs = [pair.split(",") for pair in re.findall(r"\d+,\d+", pairs[1])]
+        return np.array(next(([int(a), int(b)] for a, b in pairs if a != b), [0, 0]))
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        return np.array(match[1].split(","), int)
+    if match := _GROUPS.search(rest):
+        return _iota(match[2], devices).reshape(int(match[1]), -1)[0]
+    if match := _NAMED.search(rest):
+        used = {name: (int(before or 1), int(size or 0)) for name, before, size in _PARTS.findall(match[3])}
+        shape, moving = [], []
+        for name, size in re.findall(r"'(\w+)'=(\d+)", match[1]):
+            before, part = used.get(name, (1, 1))
+            part = part or int(size)
+            shape += [before, part, int(size) // before // part]
+            moving += [0, slice(None) if name in used else 0, 0]
+        return _iota(match[2] or f"[{devices}]", devices).reshape(shape)[tuple(moving)].ravel()
+    return np.arange(devices)
+
+
+def _iota(text: str, devices: int) -> np.ndarray:
+    """[devices]: 0, 1, ... as "[2,4]T(1,0)" lays them out."""
+    shape, _, order = text.strip("()").partition("T(")
+    numbers = np.arange(devices).reshape([int(size) for size in shape.strip("[]").split(",")])
+    return (numbers.transpose([int(axis) for axis in order.split(",")]) if order else numbers).ravel()

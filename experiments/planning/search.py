@@ -1,0 +1,96 @@
+"""Which mesh, rematerialisation and micro-batches: a rough model of memory and time picks what is worth compiling."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import jax
+from flax import nnx
+
+from experiments.chips import Slice
+from experiments.experiment import Experiment
+from experiments.planning.estimate import WIDTH, flops_of
+from lm import sharding
+from lm.config import SettingError
+from lm.data.objectives import Lengths
+from lm.data.packing import row_length
+from lm.mesh import MeshConfig
+from lm.nn.layers import count
+from lm.nn.transformer import Transformer
+
+TRIED = 4  # arrangements that are compiled
+MICROBATCHES = (1, 2, 4, 8)
+AGAIN = {"none": 1.0, "dots": 1.1, "full": 4 / 3}  # what rematerialisation multiplies the arithmetic by
+REACHED = 0.6  # share of a chip's peak that products of a common size reach
+
+
+def candidates(experiment: Experiment, lengths: Lengths, place: Slice) -> list[Experiment]:
+    """The TRIED arrangements that should be fastest of those that should fit, no two alike but in micro-batches."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    parameters = count(jax.eval_shape(lambda key: Transformer(experiment.model, nnx.Rngs(params=key)), key))
+    found = {}
+    for each in arrangements(experiment, place):
+        if memory(each, lengths, place, parameters) < place.room:
+            timed = (time(each, lengths, place, parameters), each)
+            kind = each.mesh, each.model.remat
+            found[kind] = min(found.get(kind, timed), timed, key=lambda pair: pair[0])
+    return [each for _, each in sorted(found.values(), key=lambda pair: pair[0])][:TRIED]
+
+
+def arrangements(experiment: Experiment, place: Slice) -> Iterator[Experiment]:
+    """Every way to share the step out over the slice; the axes slice and sequence stay as they are."""
+    phase, fixed = experiment.pretraining, experiment.mesh
+    devices = place.devices // (fixed.slice * fixed.sequence)
+    divisors = [size for size in range(1, devices + 1) if devices % size == 0]
+    for fsdp, tensor, parts, remat in product(divisors, divisors, MICROBATCHES, AGAIN):
+        if devices % (fsdp * tensor):
+            continue
+        mesh = MeshConfig(fixed.slice, devices // (fsdp * tensor), fsdp, fixed.sequence, tensor)
+        try:
+            sharding.check(experiment.model, mesh.sizes(place.devices), phase.batch_size, parts)
+        except SettingError:
+            continue
+        model, pretraining = replace(experiment.model, remat=remat), replace(phase, microbatches=parts)
+        yield replace(experiment, mesh=mesh, model=model, pretraining=pretraining)
+
+
+def memory(experiment: Experiment, lengths: Lengths, place: Slice, parameters: int) -> float:
+    """About the bytes of a device that a step fills."""
+    model, phase, sizes = experiment.model, experiment.pretraining, experiment.mesh.sizes(place.devices)
+    tensor, wide = sizes["tensor"], WIDTH[model.dtype]
+    rows = phase.batch_size / phase.microbatches / prod(sizes[axis] for axis in sharding.BATCH) / sizes["sequence"]
+    products = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor  # of a block, a position
+    kept = wide * {"full": model.d_model, "dots": products, "none": 3 * products}[model.remat]
+    saved, working = 0.0, 10 * rows * row_length(model.architecture, lengths) * model.vocab_size / tensor  # logits
+    for layers, queries, keys in _stacks(experiment, lengths):
+        scores = 6 * model.num_heads / tensor * queries * keys
+        saved += layers * rows * (queries * kept + scores * (model.remat == "none"))
+        working = max(working, rows * (3 * wide * queries * products + 2 * scores))
+    states = {"adafactor": 2, "adamw": 4}[phase.optimizer.name]  # parameters, gradients and moments
+    gathered = (sizes["fsdp"] > 1) * 4 * wide * parameters / tensor / model.num_decoder_layers
+    return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
+
+
+def time(experiment: Experiment, lengths: Lengths, place: Slice, parameters: int) -> float:
+    """About the seconds of a step: arithmetic, HBM written and read, and half of what devices send, which hides."""
+    model, phase, sizes = experiment.model, experiment.pretraining, experiment.mesh.sizes(place.devices)
+    fsdp, tensor, parts = sizes["fsdp"], sizes["tensor"], phase.microbatches
+    data, axes = sizes["slice"] * sizes["data"], ("slice",) if sizes["slice"] > 1 else ("data",)
+    arithmetic = flops_of(experiment, phase.batch_size, lengths) / (place.chip.peak * place.chips)
+    held, wide = parameters / tensor, WIDTH[model.dtype]
+    positions = sum(layers * queries for layers, queries, _ in _stacks(experiment, lengths))
+    tokens = phase.batch_size / (data * fsdp) * positions
+    sent = 3 * parts * held * wide * (1 - 1 / fsdp) / place.bandwidth(("fsdp",), fsdp)  # there twice, and gradients
+    sent += 8 * parts * held / fsdp * (1 - 1 / data) / place.bandwidth(axes, data)  # float32 gradients, there and back
+    sent += 8 * tokens * model.d_model * wide * (1 - 1 / tensor) / place.bandwidth(("tensor",), tensor)  # four sums
+    moved = 2 * memory(experiment, lengths, place, parameters) * parts * place.chip.devices / place.chip.bandwidth
+    return arithmetic * AGAIN[model.remat] / REACHED + moved + sent / 2
+
+
+def _stacks(experiment: Experiment, lengths: Lengths) -> list[tuple[int, int, int]]:
+    """(layers, queries, keys) of each stack."""
+    model, targets = experiment.model, row_length(experiment.model.architecture, lengths)
+    encoder = [(model.num_encoder_layers, lengths.inputs, lengths.inputs)] * model.has_encoder
+    seen = targets + lengths.inputs * model.has_encoder
+    return encoder + [(model.num_decoder_layers, targets, seen)] * model.has_decoder

@@ -1,0 +1,106 @@
+"""The commands on rows of the study whose every setting can be changed on the command line, as ``--path value``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lm.config import SettingError
+
+RUNS = Path("runs")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Train, fine-tune and evaluate one row; any of its settings can be changed on the command line."""
+    from typing import Annotated
+
+    import tyro
+
+    from experiments.experiment import Experiment
+    from experiments.registry import BASELINE_ROW, build
+    from experiments.sweep import run_row
+
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
+    default = build(named, _option(arguments, "--scale", "nano"))
+
+    def run(
+        name: str,
+        /,
+        experiment: Annotated[Experiment, tyro.conf.arg(name="")] = default,
+        scale: str = "nano",
+        runs: Path = RUNS,
+        check: bool = False,
+    ) -> None:
+        """Train, fine-tune and evaluate one row; any of its settings can be changed.
+
+        Started again, a run goes on where it stopped. Settings given here become part of the run's folder name.
+
+        Args:
+            name: row of the registry, such as t5/6-corruption-rate/15.
+            scale: size of the study: nano, mini, mini-real or base.
+            runs: folder that holds the runs.
+            check: only check settings, data, vocabulary and folder; train nothing.
+        """
+        if name != named:
+            raise SettingError(f"{name!r} should stand first: lm run {name} [OPTIONS]")
+        run_row(name, scale, experiment, runs, check)
+
+    tyro.cli(run, prog="lm run", args=arguments)
+
+
+def plan(arguments: Sequence[str]) -> None:
+    """Compile rows for a TPU slice that need not be there: memory, time and hours before they are paid for."""
+    from typing import Annotated
+
+    import tyro
+
+    from experiments.experiment import Experiment
+    from experiments.plan import row_of, show_plans
+    from experiments.registry import BASELINE_ROW, find
+
+    pattern = arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
+    asked = [
+        _option(arguments, flag, default) for flag, default in (("--scale", "base"), ("--size", ""), ("--mesh", ""))
+    ]
+    rows, given = {}, None
+    for row in find(pattern):
+        default = row_of(row.name, *asked)
+
+        def plan(
+            pattern: str,
+            /,
+            experiment: Annotated[Experiment, tyro.conf.arg(name="")] = default,
+            topology: str = "v5e:4x4",
+            mesh: str = "",
+            scale: str = "base",
+            size: str = "",
+            search: bool = False,
+            price: float = 0.0,
+            runs: Path = RUNS,
+        ) -> tuple:
+            """Compile the training step of rows for a TPU slice with libtpu, here, and say what it needs.
+
+            Any setting of the rows can be changed, as for lm run.
+
+            Args:
+                pattern: shell-style pattern over rows and tables, such as 't5/2-architecture/*'.
+                topology: generation and shape of the slice: v4, v5e, v5p, v6e or tpu7x, such as v5p:4x4x8.
+                mesh: sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data takes what is left.
+                scale: size of the study: nano, mini, mini-real or base.
+                size: a published model's size in place of the scale's, such as t5-11b.
+                search: compile likely meshes, rematerialisations and micro-batches; recommend the fastest that fits.
+                price: of a chip-hour [dollars]; 0: unknown.
+                runs: folder whose cache remembers what was compiled.
+            """
+            return experiment, scale, topology, runs, price, search
+
+        rows[row.name], *given = tyro.cli(plan, prog="lm plan", args=arguments)
+    show_plans(rows, *given)
+
+
+def _option(arguments: Sequence[str], flag: str, default: str) -> str:
+    """The value of ``flag`` in ``arguments``, whichever way it is written."""
+    for place, argument in enumerate(arguments):
+        if argument == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if argument.startswith(f"{flag}="):
+            return argument.partition("=")[2]
+    return default

@@ -1,0 +1,276 @@
+"""The watch over several processes: a parent of each that trains, which no computation holds up.
+
+The parents keep a line to the parent of the first, and say every second that they are there. When a process is gone,
+each of the others is ended, says which it was and on which host, and gives the exit code on which all are started
+again. jax would end them too, later or by a crash, and not say which; a collective may wait for ever.
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from experiments.exit_codes import EXIT_CODES
+from experiments.processes import Patience, Place
+
+AGAIN = EXIT_CODES["start again"]
+BEAT = 1.0  # between two signs of life, and for news that are on their way [seconds]
+GRACE = 5.0  # for a process to end by itself, where another failed [seconds]
+TOGETHER = {EXIT_CODES[name] for name in ("done", "start again", "interrupted")}  # after which all end by themselves
+
+
+class Line:
+    """JSON values through a socket, one a line."""
+
+    def __init__(self, end: socket.socket):
+        self.end, self.heard, self._rest = end, time.monotonic(), b""
+
+    def fileno(self) -> int:
+        return self.end.fileno()
+
+    def send(self, value: dict) -> None:
+        """Nothing, if nobody is there any more: whoever reads finds that out."""
+        with suppress(OSError):
+            self.end.sendall(json.dumps(value).encode() + b"\n")
+
+    def receive(self) -> list[dict] | None:
+        """What has come, waiting for some of it; None at the end."""
+        try:
+            data = self.end.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        self.heard = time.monotonic()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def next(self) -> dict:
+        """The next value; the process ends where there is none."""
+        while not (found := self.receive()):
+            if found is None:
+                os._exit(EXIT_CODES["failed"])
+        return found[0]
+
+    def end_with_it(self) -> None:
+        """From now on this process ends when the other end of the line does."""
+        threading.Thread(target=self.next, daemon=True).start()
+
+
+class Ended(Exception):
+    """This process ends with ``code``; the message is its last line."""
+
+    def __init__(self, code: int, said: str = ""):
+        super().__init__(said)
+        self.code = code
+
+
+def fork(place: Place, patience: Patience) -> Line:
+    """In the child, which trains: its line to the parent. The parent does not return; it ends when the child does."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    ours, childs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        os.setpgid(0, 0)  # a Ctrl-C then reaches the parent alone, which passes it on
+        return Line(childs)
+    childs.close()
+    watch = Watch(place, patience, child, Line(ours))
+    try:
+        watch.meet()
+        watch.run()
+    except Ended as ended:
+        if watch.runs:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        if str(ended):
+            print(f"lm: {ended}", file=sys.stderr, flush=True)
+        os._exit(ended.code)
+
+
+class Watch:
+    """Over the child and the other processes; ends by raising Ended."""
+
+    def __init__(self, place: Place, patience: Patience, child: int, line: Line):
+        self.place, self.patience, self.child, self.line = place, patience, child, line
+        self.hosts = {place.index: socket.gethostname()}
+        self.lines: dict[int, Line] = {}  # of the first process to all others, of the others to the first
+        self.over: set[int] = set()  # of the others, those that have ended
+        self.met = False
+        self.asked: int | None = None  # to end, by this signal
+        self.runs = True  # the child does
+        self.stopped: float | None = None  # since when it is stopped
+        self.code: int | None = None  # with which the child ends
+        self.verdict: tuple[float, Ended] | None = None  # when this ends, and how
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, _) -> None:
+        self.asked = self.asked or number
+        if not self.met:
+            raise Ended(self._again(), "stopped while waiting for the other processes")
+        if self.runs:
+            os.kill(self.child, signal.SIGTERM)  # on which jax has all processes save the same step
+
+    def _again(self) -> int:
+        return EXIT_CODES["interrupted" if self.asked == signal.SIGINT else "start again"]
+
+    def name(self, index: int) -> str:
+        host = f" on {self.hosts[index]}" if index in self.hosts else ""
+        return f"process {index} of {self.place.count}{host}"
+
+    def meet(self) -> None:
+        """Wait until all processes are there; Ended with the names of those that are not."""
+        end = time.monotonic() + self.patience.start
+        found = self._call(end) if self.place.index == 0 else self._answer(end)
+        self.hosts |= {int(index): host for index, host in found["hosts"].items()}
+        self.met = True
+        self.line.send(found)
+
+    def _missing(self, listed: str) -> Ended:
+        waited = f"did not come to {self.place.host} within {self.patience.start:.0f} s"
+        return Ended(AGAIN, f"process {listed} of {self.place.count} {waited}")
+
+    def _call(self, end: float) -> dict:
+        """The first process: take the others in."""
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        try:
+            door = socket.create_server(("", self.place.port), family=family, backlog=9999, dualstack_ipv6=both)
+        except OSError as error:
+            said = f"LM_COORDINATOR={self.place.host}:{self.place.port} should be a free port here: {error}"
+            raise Ended(EXIT_CODES["bad settings"], said) from error
+        with door:
+            while missing := sorted(set(range(self.place.count)) - set(self.hosts)):
+                door.settimeout(max(end - time.monotonic(), 0.01))
+                try:
+                    line = Line(door.accept()[0])
+                except TimeoutError:
+                    listed = ", ".join(map(str, missing))
+                    self.tell({"missing": listed})
+                    raise self._missing(listed) from None
+                self._take_in(line, missing)
+        with socket.create_server(("", 0)) as free:  # for jax, which takes a moment to take it
+            found = {"port": free.getsockname()[1], "hosts": self.hosts}
+        self.tell(found)
+        return found
+
+    def _take_in(self, line: Line, missing: list[int]) -> None:
+        line.end.settimeout(BEAT)
+        try:
+            index, count, host = line.receive()[0]["hello"]
+        except (ValueError, KeyError, TypeError, IndexError):
+            return  # nobody that we know
+        if count == self.place.count and index in missing:
+            self.hosts[index], self.lines[index] = host, line
+        else:
+            said = f"LM_PROCESS={index} of {count} on {host}: the first waits for {missing} of {self.place.count}"
+            line.send({"refused": said})
+
+    def _answer(self, end: float) -> dict:
+        """The others: go to the first process and wait until all have come."""
+        place, found = self.place, None
+        while not found:
+            if time.monotonic() > end:
+                raise self._missing("0")
+            with suppress(OSError):
+                line = Line(socket.create_connection((place.host, place.port), timeout=BEAT))
+                line.end.settimeout(max(end - time.monotonic(), 0) + GRACE)
+                line.send({"hello": [place.index, place.count, self.hosts[place.index]]})
+                found = line.receive()
+            time.sleep(0.1)
+        if "refused" in found[0]:
+            raise Ended(EXIT_CODES["bad settings"], found[0]["refused"])
+        if "missing" in found[0]:
+            raise self._missing(found[0]["missing"])
+        self.lines[0] = line
+        return found[0]
+
+    def tell(self, value: dict) -> None:
+        """Send to all to whom there is a line."""
+        for line in self.lines.values():
+            line.send(value)
+
+    def run(self) -> None:
+        """Until the child has ended, or another process is gone."""
+        beat = 0.0
+        with selectors.DefaultSelector() as ready:
+            for index, line in ((None, self.line), *self.lines.items()):
+                line.end.settimeout(self.patience.silence)
+                line.heard = time.monotonic()
+                ready.register(line, selectors.EVENT_READ, index)
+            while True:
+                if time.monotonic() > beat + BEAT:
+                    beat = time.monotonic()
+                    self.tell({})
+                for key, _ in ready.select(timeout=0.2):
+                    if not self._read(key.data, key.fileobj):
+                        ready.unregister(key.fileobj)
+                self._look(time.monotonic())
+
+    def _read(self, index: int | None, line: Line) -> bool:
+        """Take in what came; False at the end of the line."""
+        found = line.receive()
+        for value in found or ():
+            if index is None:
+                self._child_ends(value["code"])
+            elif "code" in value:
+                self._other_ends(**value)
+        if found is None and index is not None:
+            self._other_ends(index, AGAIN, "is gone")
+        return found is not None
+
+    def _look(self, now: float) -> None:
+        """See who is silent, whether the child runs, and whether the end has come."""
+        for index, line in self.lines.items():
+            if now - line.heard > self.patience.silence:
+                self._other_ends(index, AGAIN, f"was not heard of for {self.patience.silence:.0f} s")
+        ended, status = os.waitpid(self.child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED) if self.runs else (0, 0)
+        if ended:
+            self._child_changes(now, status)
+        if self.stopped is not None and now - self.stopped > self.patience.silence:
+            self._child_ends(AGAIN, f"has been stopped for {now - self.stopped:.0f} s")
+        if self.verdict is not None and now > self.verdict[0]:
+            raise self.verdict[1]
+
+    def _child_changes(self, now: float, status: int) -> None:
+        if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+            self.stopped = now if os.WIFSTOPPED(status) else None
+            return
+        self.runs, code = False, os.waitstatus_to_exitcode(status)
+        if self.code in TOGETHER:
+            raise Ended(self._again() if self.code == AGAIN else self.code)
+        if code >= 0:
+            self._child_ends(code or EXIT_CODES["failed"])  # it always says if it is done
+        else:
+            before = self.asked and code == -signal.SIGTERM
+            self._child_ends(self._again() if before else 128 - code, f"was killed by {signal.Signals(-code).name}")
+
+    def _child_ends(self, code: int, why: str = "") -> None:
+        """What failed may have failed because another process is gone, of which we hear in a moment."""
+        if self.code is not None:
+            return
+        self.code = code
+        self.tell({"index": self.place.index, "code": code, "why": why})
+        if code not in TOGETHER or why:
+            said = f"{self.name(self.place.index)} {why}" if why else ""
+            self.verdict = (time.monotonic() + BEAT, Ended(code, said))
+
+    def _other_ends(self, index: int, code: int, why: str = "") -> None:
+        """Another process ends with ``code``, having saved with all if that is in TOGETHER; or ``why`` it does not."""
+        if index in self.over or index == self.place.index:
+            return
+        self.over.add(index)
+        if self.place.index == 0:
+            self.tell({"index": index, "code": code, "why": why})
+        if why:
+            raise Ended(AGAIN, f"{self.name(index)} {why}; the others end too, to be started again together")
+        if code not in TOGETHER and self.verdict is None:
+            said = f"{self.name(index)} ended with exit code {code}, and said why"
+            self.verdict = (time.monotonic() + GRACE, Ended(code, said))

@@ -1,0 +1,39 @@
+"""The one table of the TPUs that can be asked for: names, runtime images, hosts."""
+
+import math
+from typing import NamedTuple
+
+from launch.command import LaunchError, nearest
+
+
+class Generation(NamedTuple):
+    """What a name ``PREFIX-N`` stands for."""
+
+    topology: str  # its name in topologies, such as v5e:4x4
+    runtime: str  # image of the TPU VMs
+    cores: int  # N counts cores; so many a chip
+    alone: int  # chips of the largest slice on one host; larger slices have 4 on each
+
+
+# Images and hosts: cloud.google.com/tpu/docs/{runtimes,v4,v5e,v5p,v6e,tpu7x}. Which sizes there are, the zone is asked.
+GENERATIONS = {
+    "v4": Generation("v4", "tpu-ubuntu2204-base", 2, 4),
+    "v5litepod": Generation("v5e", "v2-alpha-tpuv5-lite", 1, 8),
+    "v5p": Generation("v5p", "v2-alpha-tpuv5", 2, 4),
+    "v6e": Generation("v6e", "v2-alpha-tpuv6e", 1, 8),
+    "tpu7x": Generation("tpu7x", "v2-alpha-tpu7-ubuntu2404", 2, 4),
+}
+
+
+def resolve(asked: str) -> tuple[str, str, int]:
+    """Accelerator type, runtime image and hosts of ``v5litepod-16``, or of a topology such as ``v5e:4x4``."""
+    prefix, _, size = asked.lower().replace(":", "-").partition("-")
+    prefix = next((name for name, one in GENERATIONS.items() if prefix == one.topology), prefix)
+    if prefix not in GENERATIONS:
+        raise LaunchError(f"--accelerator {asked}: there is no TPU {prefix!r}{nearest(prefix, GENERATIONS)}")
+    made, sides = GENERATIONS[prefix], size.split("x")
+    if not all(side.isdigit() for side in sides):
+        raise LaunchError(f"--accelerator {asked} should be like {prefix}-16, or a topology like {made.topology}:2x4")
+    count = math.prod(map(int, sides)) * (made.cores if ":" in asked else 1)
+    chips = count // made.cores
+    return f"{prefix}-{count}", made.runtime, 1 if chips <= made.alone else chips // 4

@@ -1,0 +1,117 @@
+"""What to do next: the meaning of exit codes, and the state machine of a run on a slice that may be taken away."""
+
+from dataclasses import dataclass, replace
+
+# The exit codes of `lm` (experiments/exit_codes.py), repeated since this package imports nothing of it.
+DONE, FAILED, BAD_SETTINGS, NOT_FINITE, AGAIN, INTERRUPTED = 0, 1, 2, 3, 42, 130
+HOPELESS = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
+
+# States of a queued resource (Cloud TPU API v2, QueuedResourceState.State); PREEMPTED is a node's.
+WAITING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
+LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "PREEMPTED")
+ABSENT = "ABSENT"  # ours: there is none of this name
+REFUSALS = ("QUOTA", "PERMISSION_DENIED", "INVALID_ARGUMENT")  # asking again would be refused again
+
+POLL = 30.0  # seconds between two looks
+LASTING = 1800.0  # seconds: an attempt that went on for so long starts the count of failures anew
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of an action: its exit code or, of a look, the state (empty if it could not be told)."""
+
+    code: int = 0
+    state: str = ""
+    message: str = ""
+    seconds: float = 0.0
+    stopped: bool = False  # the user wants to end
+
+
+@dataclass(frozen=True)
+class State:
+    """The action to do, and what is known of one run's slice."""
+
+    action: str = "look"  # look, ask, set up, start, delete, end
+    after: float = 0.0  # seconds to wait before it
+    why: str = ""
+    adopt: bool = False  # a slice that is there from before is gone on with
+    ours: bool = False  # asked for or adopted: it has to be deleted in the end; else there is none of ours
+    there: bool = False  # and it has been seen since
+    ready: bool = False  # the project is installed on its workers
+    failures: int = 0  # in a row
+    code: int = 0  # how the last attempt ended
+    then: str = "end"  # what follows the deletion
+
+    def to(self, action: str, after: float = 0.0, why: str = "", **known) -> "State":
+        return replace(self, action=action, after=after, why=why, **known)
+
+    def give_up(self, code: int, why: str) -> "State":
+        return self.to("delete" if self.ours else "end", why=why, code=code, then="end", failures=0)
+
+
+def pause(failures: int, first: float) -> float:
+    """Seconds to wait after so many failures in a row: ``first``, doubled each time, ten minutes at most."""
+    return min(first * 2 ** (failures - 1), 600.0) if failures else 0.0
+
+
+def worst(codes: list[int]) -> int:
+    """The exit code that tells why several processes ended: a cause before its consequence in the others."""
+    codes = [128 - code if code < 0 else code for code in codes]  # -15: killed by signal 15
+    rank = {NOT_FINITE: 0, BAD_SETTINGS: 0, INTERRUPTED: 2, AGAIN: 3, DONE: 4}
+    return min(codes, key=lambda code: (rank.get(code, 1), code))
+
+
+def step(state: State, seen: Seen, restarts: int) -> State:
+    """The next action, from what came of this one; ``restarts`` failures in a row are forgiven."""
+    if state.action == "delete":
+        return _deleted(state, seen)
+    if seen.stopped:
+        return state.give_up(INTERRUPTED, "interrupted")
+    if state.action == "look":
+        return _looked(state, seen, restarts)
+    if seen.code == DONE:
+        following = {"ask": "look", "set up": "start", "start": "delete"}[state.action]
+        return state.to(following, ready=state.action == "set up", code=DONE, then="end")
+    if state.action == "start" and seen.code in HOPELESS:
+        return state.give_up(seen.code, f"the run ended with {seen.code}; starting it again would not help")
+    failures = 1 if seen.seconds >= LASTING else state.failures + 1
+    if state.action != "ask":
+        return state.to("look", why=f"{state.action} ended with {seen.code}", failures=failures, code=seen.code)
+    if failures > restarts or any(word in seen.message.upper() for word in REFUSALS):
+        return state.give_up(BAD_SETTINGS, seen.message)
+    return state.to("look", pause(failures, 10.0), seen.message, failures=failures)
+
+
+def _looked(state: State, seen: Seen, restarts: int) -> State:
+    if seen.state in (ABSENT, "DELETING") and state.there:
+        return state.to("end", why="somebody else deleted it", code=FAILED, ours=False)
+    if seen.state == ABSENT:
+        return state.to("ask", ours=True)
+    if seen.state in LOST:  # no failure of ours if we had it
+        failures = 0 if state.ready or state.code else state.failures + 1
+        state, why = replace(state, ours=True), f"{seen.state} {seen.message}".strip()
+        again = state.to("delete", why=why, then="ask", failures=failures)
+        return state.give_up(FAILED, why) if failures > restarts else again
+    if seen.state not in (*WAITING, "ACTIVE"):  # not known just now, or still being deleted by an earlier launch
+        return state.to("look", POLL, seen.message)
+    if not (state.ours or state.adopt):
+        why = f"it is there already ({seen.state}), perhaps watched by another lm-launch; --adopt goes on with it"
+        return state.to("end", why=why, code=BAD_SETTINGS)
+    state = replace(state, ours=True, there=True, failures=state.failures if state.code else 0)
+    if seen.state in WAITING:
+        return state.to("look", POLL)
+    if state.failures > restarts:
+        return state.give_up(state.code, f"failed {state.failures} times in a row")
+    return state.to("start" if state.ready else "set up", pause(state.failures, 10.0))
+
+
+def _deleted(state: State, seen: Seen) -> State:
+    if seen.code and state.failures < 3:
+        return state.to("delete", pause(state.failures + 1, 5.0), failures=state.failures + 1)
+    if seen.code:
+        return state.to("end", why="NOT DELETED, IT MAY STILL COST MONEY", code=FAILED)
+    if seen.stopped and state.then == "ask":
+        return state.to("end", why="interrupted", code=INTERRUPTED, ours=False)
+    if state.then == "end":
+        return state.to("end", ours=False)
+    return state.to("ask", pause(state.failures, 10.0), there=False, ready=False, code=DONE)

@@ -1,0 +1,49 @@
+"""Child processes whose output is shown line by line, each line with a prefix."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+
+def say(who: str, text: str) -> None:
+    """Write ``[who] text`` as whole lines, which several threads may do at once."""
+    sys.stdout.write("".join(f"[{who}] {line}\n" for line in text.splitlines()))
+    sys.stdout.flush()
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Print a command as one would type it."""
+    print(shlex.join(arguments), flush=True)
+
+
+class Child(subprocess.Popen):
+    """A process in a session of its own: the terminal's Ctrl-C does not reach it, only what is sent to it."""
+
+    def __init__(self, arguments: Sequence[str], who: str, environment: Mapping[str, str]):
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        super().__init__(arguments, env=environment, start_new_session=True, text=True, errors="replace", **pipes)
+        self.reader = threading.Thread(target=lambda: [say(who, line) for line in self.stdout], daemon=True)
+        self.reader.start()
+
+    def send_group(self, number: int) -> None:
+        """Send a signal to the process and all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def finish(self) -> int:
+        """End what it has started and left; its exit code, when its last line is shown."""
+        code = self.wait()
+        self.send_group(signal.SIGKILL)
+        self.reader.join(timeout=5)
+        return code
+
+
+def on_signals(act: Callable[[int], None]) -> None:
+    """From now on Ctrl-C, SIGTERM and a closed terminal call ``act(number)`` instead of ending this process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: act(number))

@@ -1,0 +1,43 @@
+"""``lm-launch slurm``: one job array, a task a row, that saves before its time is up and queues itself again."""
+
+import shlex
+import subprocess
+from argparse import Namespace
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from launch.command import Job, find
+from launch.policy import AGAIN, DONE, HOPELESS
+from launch.processes import show
+
+
+def script(jobs: Sequence[Job], asked: Namespace) -> str:
+    """The sbatch script: job.sbatch with its {blanks} filled in; a line whose blank is empty or 0 is left out."""
+    lm = find("lm", "install the project (pip install -e .)")
+    made = {
+        "name": jobs[0].label(),
+        "last": str(len(jobs) - 1),
+        "tasks": max(asked.gpus, 1),
+        "commands": "\n".join("  " + shlex.quote(shlex.join([lm, *job.arguments()])) for job in jobs),
+        "hopeless": " | ".join(map(str, (DONE, *HOPELESS))),
+        "again": AGAIN,
+    }
+    blanks = {f"{{{name}}}": value for name, value in (vars(asked) | made).items()}
+    lines = files("launch").joinpath("job.sbatch").read_text().splitlines(keepends=True)
+    text = "".join(line for line in lines if not any(blank in line and not blanks[blank] for blank in blanks))
+    for blank, value in blanks.items():
+        text = text.replace(blank, str(value))
+    return text
+
+
+def run(jobs: Sequence[Job], asked: Namespace) -> int:
+    """Write the script into this folder and submit it; the exit code is sbatch's."""
+    text, path = script(jobs, asked), Path(f"{jobs[0].label()}.sbatch")
+    if asked.dry_run:
+        print(text)
+        show(["sbatch", str(path)])
+        return DONE
+    find("sbatch", "start this on a machine of the Slurm cluster")
+    path.write_text(text)
+    return subprocess.run(["sbatch", path]).returncode

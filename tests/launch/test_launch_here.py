@@ -1,0 +1,93 @@
+"""The launcher on this machine and on Slurm, and what runs on each worker of a slice."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launch import local, policy
+from launch.__main__ import dispatch
+from launch.accelerators import resolve
+from launch.policy import worst
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+LOCAL = ["local", "t5/a", "--processes=2"]
+
+
+@pytest.mark.parametrize("codes, tells", [
+    ([0, 0], 0), ([0, 42], 42), ([42, 1], 1), ([42, -9, 42], 137), ([3, 1], 3), ([42, 2], 2), ([130, 42], 130),
+])  # fmt: skip
+def test_of_several_exit_codes_the_cause_is_told(codes, tells):
+    assert worst(codes) == worst(codes[::-1]) == tells
+
+
+@pytest.mark.parametrize("does, code, turns", [
+    ("exit 0", 0, 1),
+    ("exit 2", 2, 1),
+    ('[ "$LM_PROCESS" = 0 ] && exit 42 || exit 1', 1, 2),
+    ('mkdir "$0.$LM_PROCESS" 2> /dev/null && exit 42 || exit 0', 0, 2),
+    ("kill -9 $$", 137, 2),
+])  # fmt: skip
+def test_processes_on_this_machine_are_started_again_when_that_helps(stage, monkeypatch, does, code, turns):
+    monkeypatch.setenv("LM_DOES", does)
+    assert dispatch([*LOCAL, "--devices-per-process=4", "--restarts=1", "--", "--seed", "1"]) == code
+    made = sorted((stage.folder / "lm.calls").read_text().splitlines())
+    assert made == sorted(f"{i}/2 cpu run t5/a --scale base --runs runs --seed 1" for i in (0, 1) for _ in range(turns))
+
+
+def test_a_signal_is_passed_on_and_nothing_is_started_again(stage, monkeypatch):
+    monkeypatch.setenv("LM_DOES", "trap 'exit 42' TERM; touch $0.$LM_PROCESS; for _ in {1..200}; do sleep 0.1; done")
+    stage.send(signal.SIGTERM, when=lambda: (stage.folder / "lm.0").exists() and (stage.folder / "lm.1").exists())
+    assert dispatch(["local", "t5/*", "--processes=2"]) == 42
+    assert (stage.folder / "lm.calls").read_text().count("run t5") == 2
+
+
+def test_the_others_are_ended_when_one_process_has_failed(stage, monkeypatch):
+    monkeypatch.setattr(local, "GRACE", 0.2)
+    monkeypatch.setenv("LM_DOES", '[ "$LM_PROCESS" = 0 ] && exit 1; trap "" TERM; sleep 60; sleep 60')
+    assert dispatch([*LOCAL, "--restarts=0"]) == 1
+
+
+@pytest.mark.parametrize("code, turn, requeued", [(0, 0, 0), (2, 0, 0), (3, 0, 0), (42, 99, 1), (1, 0, 1), (1, 3, 0)])
+def test_a_slurm_job_queues_itself_again_when_that_helps(stage, monkeypatch, capfd, code, turn, requeued):
+    asks = {"srun": f'eval "echo ran ${{@: -1}}"; exit {code}', "scontrol": "echo $0 $@", "sbatch": "bash $1"}
+    stage.play(**{name: f"#!/bin/bash\n{text}\n" for name, text in asks.items()})
+    monkeypatch.chdir(stage.folder)
+    for name, value in {"RESTART_COUNT": turn, "JOB_ID": 17, "ARRAY_TASK_ID": 1}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    assert dispatch(["slurm", "t5/*", "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--at-once=2"]) == code
+    out = capfd.readouterr().out
+    assert "run t5/b --scale base --runs runs" in out and out.count("scontrol requeue 17") == requeued
+    text = next(stage.folder.glob("*.sbatch")).read_text()
+    for line in ("--array=0-1%2", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--signal=TERM@120"):
+        assert f"#SBATCH {line}\n" in text
+    assert "--partition" not in text and "{" not in text.replace("${", "")
+
+
+def test_a_worker_goes_on_when_the_connection_is_lost_and_a_new_attempt_ends_the_old_one(tmp_path):
+    def worker(attempt: str, command: str) -> subprocess.Popen:
+        arguments = ["bash", LAUNCH / "worker.sh", "start", attempt, "bash", "-c", command]
+        return subprocess.Popen(
+            arguments, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
+        )
+
+    first = worker(
+        "1", f"trap 'echo > {tmp_path}/saved; exit 42' TERM; echo once; for _ in {{1..200}}; do sleep 0.1; done"
+    )
+    assert first.stdout.readline().endswith("once\n")
+    first.kill()  # what watches, as when ssh is lost; not the run
+    again = worker("1", "echo twice")
+    assert again.stdout.readline().endswith("once\n")
+    assert worker("2", "exit 3").wait() == 3
+    assert (tmp_path / "saved").exists() and again.wait() in (42, 1)  # its record may be gone already
+
+
+def test_the_scripts_for_other_launchers_parse():
+    for name in ("worker.sh", "xpk.sh", "job.sbatch"):
+        assert subprocess.run(["bash", "-n", LAUNCH / name]).returncode == 0
+    task = pytest.importorskip("yaml").safe_load((LAUNCH / "skypilot.yaml").read_text())["resources"]
+    assert task["job_recovery"]["recover_on_exit_codes"] == [policy.AGAIN]
+    accelerator, runtime, _ = resolve(task["accelerators"].removeprefix("tpu-"))
+    assert (accelerator, task["accelerator_args"]["runtime_version"]) == ("v5litepod-16", runtime)

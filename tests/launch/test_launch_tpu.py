@@ -1,0 +1,169 @@
+"""The launcher on Cloud TPU, against a gcloud that plays recorded answers; the real one reads the commands."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.__main__ import dispatch
+from launch.accelerators import resolve
+from launch.gcloud import deletion
+from launch.policy import ABSENT, FAILED, Seen, State, step
+from launch.processes import show
+
+HERE = Path(__file__).parent
+TPU = ["tpu", "t5/a", "--accelerator=v5litepod-16", "--zone=us-west4-a", "--runs=gs://b/r"]
+OFFERED = "auth config types "
+ATTEMPT = "scp ssh START"
+
+
+def queues(stage, *states: str) -> list:
+    return [stage.absent if state == ABSENT else stage.queue(state) for state in states]
+
+
+def test_a_slice_that_is_taken_away_is_deleted_and_asked_for_again_until_the_run_says_done(stage, capsys):
+    states = (ABSENT, "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED", "PROVISIONING", "ACTIVE")
+    stage.record(describe=queues(stage, *states), START=[(42, "", ""), (0, "", "")])
+    assert dispatch(TPU) == 0
+    first, again = f"describe create describe describe {ATTEMPT} describe delete", f"create describe describe {ATTEMPT}"
+    assert stage.calls() == f"{OFFERED}{first} {again} delete "
+    assert "nothing is left of it; exit code 0" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("answers, code, then", [
+    ({"START": [2]}, 2, f"{ATTEMPT} delete"),
+    ({"START": [3]}, 3, f"{ATTEMPT} delete"),
+    ({"START": [1]}, 1, f"{ATTEMPT} {'describe START ' * 3}describe delete"),
+    ({"START": [255, 0]}, 0, f"{ATTEMPT} describe START delete"),
+    ({"ssh": [1, 0]}, 0, f"scp ssh describe {ATTEMPT} delete"),
+    ({"create": ["Quota limit 'TPUV5s' has been exceeded. Limit: 0 in zone us-west4-a."]}, 2, "describe create delete"),
+    ({"create": ["UNAVAILABLE", 0], "describe": [ABSENT, ABSENT, "ACTIVE"]}, 0, f"create describe {ATTEMPT} delete"),
+    ({"describe": [ABSENT, "FAILED"]}, 1, f"describe {'create describe delete ' * 4}".strip()),
+    ({"describe": [ABSENT, "ACTIVE", ABSENT], "START": [255]}, 1, f"create describe {ATTEMPT} describe"),
+    ({"describe": ["ACTIVE"]}, 2, "types describe"),
+    ({"describe": ["DELETING", ABSENT, "ACTIVE"]}, 0, f"describe describe create describe {ATTEMPT} delete"),
+])  # fmt: skip
+def test_each_ending_has_its_policy(stage, answers, code, then):
+    def shown(verb: str, one) -> tuple:
+        if verb == "describe":
+            return stage.absent if one == ABSENT else stage.queue(one)
+        return (1, "", one) if isinstance(one, str) else (one, "", "")
+
+    stage.record(**{verb: [shown(verb, one) for one in given] for verb, given in answers.items()})
+    assert dispatch(TPU) == code
+    assert stage.calls().endswith(f"{then} ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_and_deletes_its_slice(stage, number):
+    stage.record(START=[("hangs", "", "")])
+    stage.send(number, when=lambda: "START" in stage.calls())
+    assert dispatch(TPU) == 130
+    assert stage.calls().endswith("START delete ")
+
+
+def test_a_slice_that_cannot_be_deleted_is_named_with_the_command_that_does_it(stage, capsys):
+    stage.record(delete=[(1, "", "UNAVAILABLE")])
+    assert dispatch(TPU) == FAILED
+    *_, warning, told = capsys.readouterr().out.splitlines()
+    assert "NOT DELETED" in warning and "gcloud compute tpus queued-resources delete lm-t5-a-" in told
+    assert stage.calls().count("delete") == 4
+
+
+def test_a_fault_of_the_launcher_itself_deletes_the_slice(stage):
+    stage.record(describe=[stage.absent, (0, "no JSON", ""), stage.queue("ACTIVE")])
+    assert dispatch([*TPU, "--adopt"]) == 0 and stage.calls().endswith("delete ")
+
+
+def test_only_a_slice_of_ours_is_deleted():
+    assert step(State(), Seen(stopped=True), 3).action == "end"
+    assert step(State(ours=True), Seen(stopped=True), 3).action == "delete"
+    assert step(State(), Seen(state="ACTIVE"), 3).action == "end"
+    assert step(State(adopt=True), Seen(state="ACTIVE"), 3).action == "set up"
+
+
+def test_a_slice_that_was_lost_or_an_attempt_that_lasted_forgives_earlier_failures():
+    tired = State("start", ours=True, there=True, ready=True, failures=3, code=1)
+    assert step(tired, Seen(code=1), 3).failures == 4
+    assert step(tired, Seen(code=1, seconds=3600.0), 3).failures == 1
+    lost = step(tired.to("look"), Seen(state="SUSPENDED"), 3)
+    assert (lost.action, lost.then, lost.failures) == ("delete", "ask", 0)
+
+
+@pytest.mark.parametrize("change, message", [
+    (["--accelerator=v5litpod-16"], "there is no TPU 'v5litpod'; did you mean v5litepod?"),
+    (["--accelerator=v5litepod-17"], "does not offer v5litepod-17; did you mean v5litepod-16?"),
+    (["--accelerator=v6e:AxB"], "should be like v6e-16, or a topology like v6e:2x4"),
+    (["--runs=/tmp/r"], "should be gs://"),
+    (["--source=/"], "no constraints.txt"),
+    ("t5/typo", "did you mean t5/a?"),
+    ({"auth": [(0, "", "")]}, "gcloud auth login"),
+    ({"config": [(0, "(unset)", "")]}, "which project pays?"),
+    ({"types": [(1, "", "PERMISSION_DENIED: zone")]}, "cannot be used in project mine. gcloud says"),
+    (None, "install the Google Cloud SDK"),
+])  # fmt: skip
+def test_what_the_user_can_mend_is_said_before_anything_is_asked_for(stage, change, message, capsys, monkeypatch):
+    options = change if isinstance(change, list) else []
+    if isinstance(change, dict):
+        stage.record(**change)
+    if change is None:
+        (stage.folder / "gcloud").unlink()
+        monkeypatch.setenv("PATH", str(stage.folder))
+    assert dispatch(["tpu", change if isinstance(change, str) else "t5/a", *TPU[2:], *options]) == 2
+    assert message in capsys.readouterr().err and "create" not in stage.calls()
+
+
+def test_a_sweep_runs_so_many_rows_at_once_and_no_more(stage, monkeypatch):
+    now, most = [], []
+
+    def act(one, action, attempt, stop):
+        now.append(one)
+        most.append(len(now))
+        time.sleep(0.02)
+        now.remove(one)
+        return Seen(state="" if action != "look" else ABSENT if most.count(1) < 2 else "ACTIVE")
+
+    monkeypatch.setattr("launch.tpu._act", act)
+    dispatch([*TPU[:1], "x/*", "y/*", *TPU[2:], "--at-once=2", "--adopt"])
+    assert max(most) == 2
+
+
+@pytest.mark.parametrize("asked, given", [
+    ("v5litepod-8", ("v5litepod-8", 1)), ("v5e:4x4", ("v5litepod-16", 4)), ("v4:2x2x2", ("v4-16", 2)),
+    ("v6e-256", ("v6e-256", 64)), ("v5p:8x8x8", ("v5p-1024", 128)), ("tpu7x:2x2x1", ("tpu7x-8", 1)),
+])  # fmt: skip
+def test_types_and_topologies_name_the_same_slices(asked, given):
+    assert resolve(asked)[::2] == given
+
+
+def test_a_dry_run_prints_every_command_and_the_real_gcloud_accepts_each(stage, capsys):
+    real = shutil.which("gcloud", path=os.environ["PATH"].split(":", 1)[1])
+    assert dispatch([*TPU, "--slices=2", "--spot", "--project=p", "--dry-run", "--", "--seed", "3"]) == 0
+    for command in ([*TPU, "--project=p"], ["list", "--project=p"]):
+        dispatch([*command, "--dry-run"])
+    show(deletion("tpu-vm", "x", "us-west4-a", "p"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:9] == (HERE / "commands.txt").read_text().splitlines() and not stage.calls()
+    if not real:
+        pytest.skip("the Google Cloud SDK is not installed")
+    file = stage.folder / "commands.json"
+    file.write_text(json.dumps([{"command_string": line} for line in set(lines)]))
+    lint = [real, "meta", "lint-gcloud-commands", f"--commands-file={file}", "--format=json"]
+    done = subprocess.run(lint, capture_output=True, env=os.environ | {"CLOUDSDK_CONFIG": str(stage.folder)})
+    judged = json.loads(done.stdout.splitlines()[0])
+    assert len(judged) == len(set(lines)) and not [one["error_message"] for one in judged if not one["success"]]
+
+
+def test_what_is_there_is_deleted_by_name_and_a_name_that_is_not_is_refused(stage, capsys):
+    stage.record(list=[(0, "projects/p/locations/us-west4-a/queuedResources/lm-t5-a", ""), (0, "", "")] * 2)
+    assert dispatch(["delete", "lm-t5-b"]) == 2
+    assert "there is no lm-t5-b; did you mean lm-t5-a?" in capsys.readouterr().err and "delete" not in stage.calls()
+    assert dispatch(["delete", "--all"]) == 0
+    assert "queued-resources delete lm-t5-a --quiet --zone=us-west4-a --project=mine --force" in capsys.readouterr().out
+    assert stage.calls().count("delete") == 1
+    assert dispatch(["list"]) == 0 and "none of ours" in capsys.readouterr().out

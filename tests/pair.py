@@ -1,0 +1,107 @@
+"""What one of two processes does in the tests: ``python pair.py PART FOLDER``."""
+
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from experiments import processes
+
+SIZES = (2, 2, 2)  # of the mesh: both processes hold parts of every batch
+STEPS, SAVED = 6, 3
+
+
+def learn(folder, total, stop=None, on=SIZES):
+    """Train the toy on all devices of all processes; ``stop``: process ``stop[0]`` gets a SIGTERM at that batch."""
+    import jax
+    import numpy as np
+    import toy
+
+    from lm import sharding
+    from lm.train.checkpoints import Checkpoints
+    from lm.train.config import CheckpointConfig, LoopConfig
+    from lm.train.log import Log
+    from lm.train.loop import train
+
+    steps = toy.steps(*on)
+    rows = sharding.rows_of_process(steps.mesh, toy.ROWS)
+
+    def part(step):
+        if (jax.process_index(), step) == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {name: np.concatenate([x[each] for each in rows]) for name, x in toy.batch(step).items()}
+
+    def data(start):
+        return (part(step) for step in range(start, total))
+
+    config = LoopConfig(steps=total, log_every=1, evaluate_every=SAVED)
+    with (
+        Log(folder, {}) as log,
+        Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=SAVED, keep=9)) as checkpoints,
+    ):
+        return train(steps, 0, data, checkpoints, log, lambda state: steps.evaluate(state, [part(10_000)]), config)
+
+
+def numbers(folder, step=None, on=SIZES):
+    """The hash of every array of a checkpoint, by name, as this process restores it."""
+    import toy
+    from jax.experimental.multihost_utils import process_allgather
+
+    from lm.sharding import named
+    from lm.train.checkpoints import Checkpoints
+    from lm.train.config import CheckpointConfig
+
+    with Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig()) as checkpoints:
+        state = checkpoints.restore(toy.steps(*on).abstract, step)
+    arrays = {name: process_allgather(leaf, tiled=True) for name, leaf in named(state).items()}
+    return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
+
+
+def agree(folder):
+    """What only the first process finds, both have, an error too; what it made, the other finds made."""
+    import jax
+
+    from lm.config import SettingError
+
+    def refuse():
+        raise SettingError("no" * (jax.process_index() == 0))
+
+    made = folder / "made"
+    found = processes.agreed(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
+    there = processes.first_alone(lambda: made.exists() or made.write_text(""))
+    try:
+        processes.agreed(refuse)
+    except SettingError as error:
+        return found == {"process": 0, "long": "ü" * 2000}, there if jax.process_index() else not there, str(error)
+
+
+def laws(folder):
+    """All that two processes can show in one life; the last of it is to be stopped."""
+    import json
+
+    import jax
+
+    from lm.train.loop import Interrupted
+
+    learn(folder / "two", STEPS)
+    learn(folder / "began-alone", STEPS)
+    told = {"agreed": agree(folder), "numbers": numbers(folder / "alone", SAVED)}
+    try:
+        learn(folder / "stopped", 10**6, stop=(1, 5))
+    except Interrupted as stopped:
+        told |= {"stopped": stopped.step}
+    (folder / f"told-{jax.process_index()}.json").write_text(json.dumps(told))
+    return 42
+
+
+def forever(folder):
+    """Until something happens to it."""
+    learn(folder / "forever", 10**6)
+
+
+if __name__ == "__main__":
+    end = processes.join()
+    code = {"laws": laws, "forever": forever}[sys.argv[1]](Path(sys.argv[2]))
+    end(code)
+    sys.exit(code)

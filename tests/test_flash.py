@@ -1,0 +1,249 @@
+"""Flash attention: equal to explicit scores, forward and backward, with memory linear in the length."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from lm.config import SettingError, change
+from lm.mesh import MeshConfig
+from lm.nn.attention import implementation
+from lm.nn.config import ModelConfig
+from lm.nn.transformer import Transformer
+from lm.ops.attention import cudnn_attention, dot_product_attention
+from lm.ops.biases import Alibi, Relative
+from lm.ops.flash import flash_attention
+from lm.ops.flash_sweep import BACKENDS
+from lm.ops.masks import Mask, Rule
+from lm.ops.masks import segments as key_numbers
+from lm.sharding import make_mesh
+
+INTERPRETED = {
+    "tpu": BACKENDS["cpu"]._replace(tile=8),
+    "gpu": BACKENDS["gpu"]._replace(tile=16, interpret=True),
+}
+ROWS, LENGTH, KEYS, HEADS, GROUPS, WIDTH = 2, 21, 28, 4, 2, 8  # neither length is a multiple of a tile
+SEGMENTS = np.array([[1] * 8 + [2] * 9 + [0] * 4, [1] * 16 + [2] * 5])
+KEY_SEGMENTS = np.array([[1] * 5 + [2] * 19 + [0] * 4, [1] * 20 + [3] * 8])  # whose last queries see nothing
+
+
+def numbers(**more):
+    """A mask's numbers by name, of queries and of keys."""
+    named = {"segment": (SEGMENTS, np.where(KEY_SEGMENTS, KEY_SEGMENTS, -1))} | more
+    return [{name: jnp.asarray(pair[side]) for name, pair in named.items()} for side in (0, 1)]
+
+
+PLACES = np.arange(LENGTH)[None], np.arange(KEYS)[None] + 3
+FIRST = PLACES[0] < 5, PLACES[1] < 5
+MASKS = {
+    "all": None,
+    "causal": Mask({}, {}, Rule(causal=True)),
+    "segments": Mask(*numbers(), Rule()),
+    "prefix": Mask(*numbers(prefix=FIRST), Rule(causal=True)),
+    "window": Mask({}, {}, Rule(window=(4, 2, 1))),
+    "causal-window": Mask({}, {}, Rule(causal=True, window=(4, 4, 1))),
+    "dilated": Mask(*numbers(position=PLACES, everywhere=FIRST), Rule(window=(6, 6, 2))),
+    "positions": Mask(*numbers(position=PLACES), Rule(window=(3, 3, 1))),
+}
+BIASES = {
+    "none": lambda table: None,
+    "both-ways": lambda table: Relative(table, True, 12),
+    "back": lambda table: Relative(table, False, 6),
+    "alibi": lambda table: Alibi(jnp.abs(table[0])),
+}
+# Every mask with some bias and every bias with some mask; all of them is the slow test.
+FEW = [("causal", "back"), ("prefix", "both-ways"), ("dilated", "alibi"), ("positions", "none")]
+ALL = [(mask, bias) for mask in MASKS for bias in BIASES]
+
+
+def draw(*shape, seed):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def results(call, mask, bias, dtype="float32", keep=None):
+    """The output, and the gradients of query, key, value and the bias's table."""
+    shapes = (LENGTH, HEADS), (KEYS, GROUPS), (KEYS, GROUPS)
+    inputs = [draw(ROWS, *shape, WIDTH, seed=i).astype(dtype) for i, shape in enumerate(shapes)]
+
+    def out(*inputs):
+        *inputs, table = inputs
+        return call(*inputs, MASKS[mask], BIASES[bias](table), scale=0.5, keep=keep)
+
+    @jax.jit
+    def both(*inputs):
+        found, back = jax.vjp(out, *inputs)
+        return found, back(draw(ROWS, LENGTH, HEADS, WIDTH, seed=4).astype(dtype))
+
+    return jax.tree.leaves(both(*inputs, draw(8, HEADS, seed=3)))
+
+
+def assert_equal_to_explicit_scores(backend, mask, bias, dtype="float32", keep=None, atol=2e-5):
+    def flash(*inputs, **settings):
+        return flash_attention(*inputs, **settings, backend=backend)
+
+    expected = results(dot_product_attention, mask, bias, dtype, keep)
+    for name, one, other in zip(
+        ("out", "query", "key", "value", "table"), results(flash, mask, bias, dtype, keep), expected, strict=True
+    ):
+        one, other = (np.asarray(x, np.float32) for x in (one, other))
+        scale = max(1.0, np.abs(other).max())
+        np.testing.assert_allclose(one / scale, other / scale, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(("mask", "bias"), FEW)
+def test_flash_is_explicit_scores_and_so_are_its_gradients(mask, bias):
+    assert_equal_to_explicit_scores(INTERPRETED["tpu"], mask, bias)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", INTERPRETED)
+@pytest.mark.parametrize(("mask", "bias"), ALL)
+def test_flash_is_explicit_scores_on_either_kind_of_device(platform, mask, bias):
+    assert_equal_to_explicit_scores(INTERPRETED[platform], mask, bias)
+
+
+def test_dropped_keys_and_low_precision_are_those_of_explicit_scores_and_a_gpu_s_loop_is_a_tpu_s_grid():
+    keep = jax.random.bernoulli(jax.random.key(5), 0.5, (ROWS, HEADS, 1, KEYS)) * 2.0
+    assert_equal_to_explicit_scores(INTERPRETED["gpu"], "segments", "both-ways", "bfloat16", keep, atol=2e-2)
+
+
+TINY = ModelConfig(
+    "encoder-decoder", vocab_size=40, d_model=16, d_ff=16, d_kv=4, num_heads=4, num_encoder_layers=1,
+    num_decoder_layers=1, relative_buckets=8, relative_max_distance=12,
+)  # fmt: skip
+
+
+def example(rows):
+    """A packed batch: two texts a row, and padding."""
+    rng, batch = np.random.default_rng(0), {}
+    for side, lengths in (("encoder", (7, 5, 4)), ("decoder", (3, 4, 1))):
+        segments = np.tile(np.repeat([1, 2, 0], lengths), (rows, 1)).astype(np.int32)
+        batch |= {f"{side}_input_tokens": rng.integers(2, 40, segments.shape), f"{side}_segment_ids": segments}
+    return {name: jnp.asarray(x, jnp.int32) for name, x in batch.items()}
+
+
+def gradients(attention, sizes):
+    config = change(TINY, "attention", attention)
+    model, batch = Transformer(config, nnx.Rngs(params=0)), example(4)
+
+    def loss(model):
+        text = (batch["decoder_segment_ids"] > 0)[:, :, None]
+        return jnp.where(text, model(batch, jax.random.key(1)) ** 2, 0).sum()
+
+    with jax.set_mesh(make_mesh(MeshConfig(**sizes), jax.devices()[: prod(sizes.values())])):
+        return jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(loss))(model))
+
+
+def test_a_model_is_the_same_by_flash_on_devices_that_share_out_rows_queries_and_heads():
+    spread = gradients("flash", {"data": 2, "sequence": 2, "tensor": 2})
+    for one, other in zip(*map(jax.tree.leaves, (spread, gradients("xla", {"data": 1}))), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4 * max(1.0, np.abs(other).max()))
+
+
+def test_nothing_as_large_as_the_scores_is_made_where_flash_is_taken():
+    config = change(TINY, "attention", "flash")
+    ones = jnp.ones((1, 640), jnp.int32)
+    batch = {f"{side}_{what}": ones for side in ("encoder", "decoder") for what in ("input_tokens", "segment_ids")}
+    model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+    program = jax.make_jaxpr(jax.grad(lambda m: m.features(batch, jax.random.key(0)).sum()))(model)
+    shapes = [shape.split(",") for shape in re.findall(r"\w\[([\d,]+)\]", str(program))]
+    assert max(sum(int(size) >= 640 for size in shape) for shape in shapes) == 1
+
+
+def attention_step(call, length, mask):
+    """A training step's attention of one row, 12 heads of 64, with T5's bias: a function and its inputs' shapes."""
+
+    def loss(query, key, value, table, segments):
+        known = {"segment": segments}
+        seen = Mask(known, key_numbers(segments), Rule()) if mask == "segments" else MASKS[mask]
+        return call(query, key, value, seen, Relative(table, mask == "segments", 128)).astype(jnp.float32).sum()
+
+    shapes = [((1, length, 12, 64), jnp.bfloat16)] * 3 + [((32, 12), jnp.float32), ((1, length), jnp.int32)]
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))), shapes
+
+
+def flash_on(platform, **settings):
+    return lambda *inputs: flash_attention(*inputs, backend=BACKENDS[platform]._replace(**settings))
+
+
+@pytest.mark.parametrize("mask", ["segments", "causal"])
+def test_flash_is_three_kernels_for_a_gpu(mask):
+    step, shapes = attention_step(flash_on("gpu"), 8192, mask)
+    lowered = step.trace(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("@__gpu$xla.gpu.triton") == 3
+
+
+def temporaries(call, length, mask):
+    """Bytes on one v5e chip, by the compiler's figures; printed, to be run in a process of its own."""
+    from jax.experimental.topologies import get_topology_desc
+
+    device = get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
+    step, shapes = attention_step(call, length, mask)
+    place = jax.sharding.SingleDeviceSharding(device)
+    inputs = [jax.ShapeDtypeStruct(*shape, sharding=place) for shape in shapes]
+    return step.lower(*inputs).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
+@pytest.mark.parametrize("tile", [256, pytest.param(BACKENDS["tpu"].tile, marks=pytest.mark.slow)])
+def test_temporaries_on_a_tpu_at_8192_tokens_are_a_tenth_of_those_of_explicit_scores_at_4096(tile):
+    code = (
+        "from test_flash import *\n"
+        f"flash = flash_on('tpu', tile={tile})\n"
+        "print([temporaries(flash, 8192, 'segments'), temporaries(dot_product_attention, 4096, 'segments')])"
+    )
+    environment = os.environ | {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
+    here = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=here)
+    assert done.returncode == 0, done.stderr
+    flash, explicit = map(int, re.findall(r"\d+", done.stdout.splitlines()[-1]))
+    assert flash <= min(0.2 * 2**30, explicit / 10)
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
+@pytest.mark.parametrize(("mask", "bias"), ALL)
+def test_flash_is_explicit_scores_on_a_gpu_and_cudnn_too(mask, bias):
+    assert_equal_to_explicit_scores(BACKENDS["gpu"], mask, bias, "bfloat16", atol=2e-2)
+    if bias == "none":
+        for one, other in zip(
+            *(results(f, mask, bias, "bfloat16") for f in (cudnn_attention, dot_product_attention)), strict=True
+        ):
+            np.testing.assert_allclose(one.astype(jnp.float32), other.astype(jnp.float32), atol=5e-2)
+
+
+@pytest.mark.parametrize(
+    ("platform", "length", "mask", "bias", "expected"),
+    [
+        ("cpu", 8192, "causal", "none", "xla"),
+        ("tpu", 1024, "causal", "none", "xla"),
+        ("tpu", 1025, "segments", "both-ways", "flash"),
+        ("tpu", 1, "all", "none", "xla"),
+        ("gpu", 8192, "causal", "none", "cudnn"),
+        ("gpu", 8192, "segments", "none", "flash"),
+        ("gpu", 8192, "all", "alibi", "flash"),
+    ],
+)
+def test_what_computes_attention_goes_by_device_length_mask_and_bias(
+    monkeypatch, platform, length, mask, bias, expected
+):
+    monkeypatch.setattr("jax.default_backend", lambda: platform)
+    config, bias = change(ModelConfig(), "dtype", "bfloat16"), BIASES[bias](jnp.ones((8, 4)))
+    assert implementation(config, length, 8192 if length == 1 else length, MASKS[mask], bias) == expected
+
+
+def test_what_an_implementation_cannot_do_is_refused_by_name():
+    with pytest.raises(SettingError, match="'cudnn' needs model.dtype='bfloat16'.*'float32'"):
+        ModelConfig("decoder", positions="rotary", attention="cudnn")
+    with pytest.raises(SettingError, match="positions that are no bias, not 'bfloat16', 64 and 'relative'"):
+        ModelConfig(dtype="bfloat16", attention="cudnn")
+    with pytest.raises(SettingError, match="'cudnn' is not on 'cpu'"):
+        implementation(ModelConfig(dtype="bfloat16", positions="rotary", attention="cudnn"), 8, 8, None, None)

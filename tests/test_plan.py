@@ -1,0 +1,250 @@
+"""``lm plan``: what it reads in a program, what follows, what it refuses, and what the compiler says of our steps."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+
+import pytest
+
+from experiments import plan as plans
+from experiments.chips import CHIPS, find_slice, shapes_of
+from experiments.planning import compiler
+from experiments.planning.compiler import Compiled, compile_step, features, program_key
+from experiments.planning.estimate import estimate, flops_of, needed, writing
+from experiments.planning.program import read, unexpected
+from experiments.planning.search import candidates
+from experiments.registry import build
+from lm.config import SettingError, changes
+from lm.data.objectives import Lengths
+from lm.train.throughput import PEAK
+
+libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+MESH = {"slice": 1, "data": 2, "fsdp": 2, "sequence": 1, "tensor": 2}
+ROW = "t5/1-baseline/baseline"
+
+PROGRAM = """HloModule step, is_scheduled=true
+
+%piece (p: f32[8]) -> f32[1024,1024] {
+  %p = f32[8]{0} parameter(0)
+  %all-gather.1 = bf16[1024,1024]{1,0:T(8,128)} all-gather(%p), channel_id=3, replica_groups=GROUPS, dimensions={0}
+}
+
+%all-reduce-scatter (q: f32[512]) -> f32[512] {
+  %all-reduce.7 = f32[512]{0} all-reduce(%q), channel_id=5, replica_groups=[4,2]<=[8], to_apply=%add
+}
+
+%body (b: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %fusion.1 = f32[8]{0} fusion(%b), kind=kLoop, calls=%piece, backend_config={"estimated_cycles":"100"}
+  %fusion.2 = f32[8]{0} fusion(%b), kind=kLoop, calls=%piece, backend_config={"estimated_cycles":"10"}
+}
+
+%condition (c: (s32[], f32[8])) -> pred[] {
+  %constant.2 = s32[]{:T(128)} constant(12)
+  ROOT %lt = pred[]{:T(512)} compare(%n, %constant.2), direction=LT
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %while.1 = (s32[], f32[8]{0:T(8)S(1)}) while(%t), condition=%condition, body=%body
+  %all-reduce.2 = f32[1024]{0} all-reduce(%w), channel_id=4, replica_groups={{0,1},{2,3}}, to_apply=%add
+  %fusion.3 = f32[512]{0} fusion(%w), kind=kCustom, calls=%all-reduce-scatter, backend_config={"estimated_cycles":"1"}
+}
+"""
+
+
+def program(groups="{{0,2},{1,3}}"):
+    return read(PROGRAM.replace("GROUPS", groups), MESH)
+
+
+def test_a_loop_counts_its_body_as_often_as_it_runs_and_a_collective_in_pieces_counts_once():
+    found = program()
+    assert (found.cycles, found.loops) == (12 * 110 + 1, {"body": 12})
+    assert [(one.kind, one.times, one.bytes) for one in sorted(found.collectives)] == [
+        ("all-gather", 12, 2 * 2**20 / 2),  # half of bfloat16 [1024, 1024]
+        ("all-reduce", 1, 4 * 1024),  # a half there, a half back
+        ("reduce-scatter", 1, 4 * 512 / 2),
+    ]
+
+
+def test_what_comes_from_other_slices_is_counted():
+    line = '  %recv.1 = (f32[36,8,128]{2,1,0}, u32[], token[]) recv(%t), x={_xla_megascale_transfer_type="ALL_REDUCE"}'
+    text = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n{line}\n}}"
+    (one,) = read(text, MESH | {"slice": 2}).collectives
+    assert (one.kind, one.axes, one.size, one.bytes) == ("all-reduce", ("slice",), 2, 4 * 36 * 8 * 128 + 4)
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        ("{{0,2},{1,3},{4,6},{5,7}}", ("fsdp",)),
+        ("[2,4]<=[8]", ("fsdp", "tensor")),
+        ("[4,2]<=[2,4]T(1,0)", ("data",)),
+        ("mesh['a'=2,'b'=4] {'a'}", ("data",)),
+        ("mesh['a'=8] {'a':(4)2}", ("tensor",)),
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", ("data",)),
+        ("{}", ("data", "fsdp", "tensor")),
+    ],
+)
+def test_the_mesh_axis_is_told_from_every_way_of_writing_groups(groups, axes):
+    (gather,) = (one for one in program(groups).collectives if one.kind == "all-gather")
+    assert gather.axes == axes
+
+
+@pytest.mark.parametrize(
+    ("groups", "parameter", "count"),
+    [
+        ("{{0,2},{1,3}}", (12, 1024, 1024), 0),  # a layer's, over fsdp
+        ("{{0,2},{1,3}}", (2048, 1024), 0),  # the part that tensor parallelism leaves
+        ("{{0,2},{1,3}}", (1024, 1000), 1),  # no parameter: logits, or activations of the whole batch
+        ("{{0,1},{2,3}}", (1024, 1024), 1),  # a parameter, of which each device needs but its part
+    ],
+)
+def test_only_parameters_may_be_gathered_and_not_over_tensor(groups, parameter, count):
+    assert len(unexpected(program(groups), [parameter], MESH)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("v5e:3x5", "v5e:4x4"),
+        ("v5p:8x8", "v5p:4x4x4"),
+        ("v5:4x4", "v5[ep]"),
+        ("v6e-16", "v6e"),
+        ("tpu7x:64x64x64", "9216"),
+    ],
+)
+def test_an_unknown_topology_is_refused_with_the_nearest(name, nearest):
+    with pytest.raises(SettingError, match=f"{name}.*did you mean.*{nearest}"):
+        find_slice(name)
+
+
+@pytest.mark.parametrize("generation", CHIPS)
+def test_slices_go_up_to_full_pods_and_peaks_are_those_of_the_training_log(generation):
+    assert max(len(shape) for shape in shapes_of(generation)) == CHIPS[generation].dimensions
+    largest = max(
+        shapes_of(generation), key=lambda shape: find_slice(f"{generation}:{'x'.join(map(str, shape))}").chips
+    )
+    assert find_slice(f"{generation}:{'x'.join(map(str, largest))}").chips == CHIPS[generation].pod
+    kind = "TPU7x" if generation == "tpu7x" else f"TPU {generation}"
+    if found := [peak for name, peak in PEAK.items() if kind.startswith(name)]:
+        assert found[0] == CHIPS[generation].peak / CHIPS[generation].devices
+
+
+COMPILED = Compiled(parameters=10**8, encoder=4 * 10**7, arguments=2**30, temporaries=2**30, cycles=15 * 10**7)
+
+
+def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps():
+    place, lengths, experiment = find_slice("v5e:4x4"), Lengths(511, 512, 200), build(ROW, "base")
+    made = estimate(experiment, lengths, place, COMPILED)
+    assert (made.bound, made.step) == ("compiler", pytest.approx(0.1))
+    assert made.utilization == pytest.approx(flops_of(experiment, 128, lengths) / (16 * 197e12 * 0.1))
+    short = changes(experiment, {"finetuning.steps": 0, "pretraining.steps": 36_000})
+    assert estimate(short, lengths, place, COMPILED).chip_hours == pytest.approx(16)
+    sent = replace(COMPILED, collectives=(("all-gather", ("fsdp",), 16, 10, 4e9),))
+    assert estimate(experiment, lengths, place, sent).bounds["network"] == pytest.approx(10 * 4e9 / 200e9)
+
+
+def test_writing_reads_the_decoder_and_the_cache_for_each_token():
+    experiment, place, lengths = build(ROW, "base"), find_slice("v5e:2x2"), Lengths(511, 512, 100)
+    found = writing(experiment, lengths, place, COMPILED)
+    assert found.cache == 2 * 12 * 768 * (512 + 100) * 2  # keys and values of self- and cross-attention, bfloat16
+    assert found.single == pytest.approx(4 * 819e9 / (4 * 6 * 10**7 + found.cache))
+    assert found.single < found.full < 4 * 819e9 / found.cache
+
+
+def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_not_fit_gets_advice(
+    monkeypatch, tmp_path, capsys
+):
+    asked = []
+    monkeypatch.setattr(plans, "check_compiler", lambda: None)
+    monkeypatch.setattr(
+        plans, "compile_step", lambda *arguments: asked.append(arguments) or replace(COMPILED, over=3e10)
+    )
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: "1")
+    rows = {name: plans.row_of(name, "base", "", "fsdp=16") for name in ("t5/9-repeats/64", "t5/9-repeats/256")}
+    plans.show_plans(rows, "base", "v5e:4x4", tmp_path, 1.0, False)
+    assert len(asked) == 1
+    assert capsys.readouterr().out.count("does not fit. Try --model.remat") == 2
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ("fsdp=3", "mesh.fsdp=3"),
+        ("tensor=16", "num_heads.*12.*tensor"),
+        ("fdsp=4", "did you mean 'fsdp'"),
+        ("fsdp", "AXIS=SIZE"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused_before_anything_is_compiled(mesh, message, monkeypatch, tmp_path):
+    monkeypatch.setattr(plans, "check_compiler", lambda: None)
+    monkeypatch.setattr(plans, "compile_step", None)
+    with pytest.raises(SettingError, match=message):
+        plans.show_plans({ROW: plans.row_of(ROW, "base", "", mesh)}, "base", "v5e:4x4", tmp_path, 0.0, False)
+
+
+def test_a_published_size_takes_the_place_of_the_scales_and_rows_change_it():
+    model = plans.row_of("t5/2-architecture/encoder-decoder-6-layers", "nano", "t5-11b", "").model
+    assert (model.num_encoder_layers, model.d_ff, model.num_heads, model.d_kv) == (12, 65_536, 128, 128)
+
+
+def test_without_libtpu_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingError, match=r"pip install 'lm-study\[tpu\]'"):
+        compiler.check_compiler()
+
+
+def test_a_compiler_that_breaks_down_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    experiment = build(ROW, "nano")
+    found = compile_step(experiment, features(experiment)[0], find_slice("v5e:2x2"), tmp_path, print)
+    assert "broke down, exit code 1" in found.failed
+
+
+def test_the_search_compiles_different_arrangements_that_fit_by_the_rough_count():
+    experiment, place = plans.row_of(ROW, "base", "t5-3b", ""), find_slice("v5e:8x8")
+    found = candidates(experiment, Lengths(511, 512, 200), place)
+    assert len({(each.mesh, each.model.remat) for each in found}) == len(found) > 1
+    assert all(each.mesh.fsdp * each.mesh.tensor > 1 for each in found)  # 3B parameters fit on no chip
+
+
+@libtpu
+def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_remembered(monkeypatch, tmp_path):
+    small = {"model.architecture": "decoder", "model.num_decoder_layers": 1, "model.dropout": 0.0}
+    small |= {"model.d_model": 256, "model.d_kv": 64}  # so that a device's part fills the chip's tiles of 128
+    experiment = changes(plans.row_of(ROW, "nano", "", "fsdp=2,tensor=2"), small)
+    arguments = experiment, features(experiment)[0], find_slice("v5e:2x4"), tmp_path
+    found = compile_step(*arguments, print)
+    assert (found.failed, found.over, found.lost, found.unexpected) == ("", 0, 0, [])
+    assert found.arguments > found.parameters * 4 / 4  # float32, over fsdp and tensor
+    assert found.arguments < found.parameters * 4 / 2
+    assert found.cycles > 0 < needed(found)
+    assert {axis for _, axes, *_ in found.collectives for axis in axes} >= {"data", "fsdp", "tensor"}
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert compile_step(*arguments, print) == found
+    wider = changes(experiment, {"model.d_ff": 512})
+    assert program_key(wider, *arguments[1:3]) != program_key(*arguments[:3])
+
+
+FIGURES = [  # of shared figures: size, slice, mesh, rematerialisation, batch, arguments and temporaries at most [GiB]
+    ("t5-base", "v5e:2x4", "fsdp=8", "dots", 128, 0.17, 2.50),
+    ("t5-base", "v5e:4x4", "fsdp=16", "none", 128, 0.11, 4.49),
+    ("t5-base", "v5e:4x4", "fsdp=16", "full", 128, 0.11, 0.64),
+    ("t5-large", "v5e:4x4", "fsdp=16", "dots", 128, 0.39, 3.02),
+    ("t5-3b", "v5e:8x8", "fsdp=64", "full", 128, 0.18, 0.63),
+    ("t5-11b", "v5p:8x8x8", "fsdp=64,tensor=8", "dots", 2_048, 0.09, 26.2),
+]
+
+
+@pytest.mark.slow
+@libtpu
+@pytest.mark.parametrize(("size", "slice_", "mesh", "remat", "batch", "arguments", "temporaries"), FIGURES)
+def test_published_sizes_stay_below_the_figures_and_gather_nothing_that_need_not_be(
+    size, slice_, mesh, remat, batch, arguments, temporaries, tmp_path
+):
+    new = {"model.dtype": "bfloat16", "model.remat": remat, "objective.noise": "spans", "pretraining.batch_size": batch}
+    experiment = changes(plans.row_of(ROW, "base", size, mesh), new)
+    found = compile_step(experiment, features(experiment)[0], find_slice(slice_), tmp_path, print)
+    assert (found.failed, found.over, found.lost, found.unexpected) == ("", 0, 0, [])
+    assert found.arguments / 2**30 <= arguments
+    assert found.temporaries / 2**30 <= temporaries

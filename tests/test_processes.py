@@ -1,0 +1,223 @@
+"""Two processes are one run: its numbers, its checkpoints, its end."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import jax
+import pair
+import pytest
+from test_run import TINY
+
+from experiments import processes
+from experiments.processes import Place, find
+from experiments.scales import SCALES
+from lm.config import SettingError
+from lm.data import documentation
+from lm.train.log import records
+from lm.train.step import build
+
+HERE = Path(__file__).parent
+CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def start(*command, count=2, only=None, devices=4, **settings):
+    """The processes of a run, on this machine."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    flags = f"--xla_force_host_platform_device_count={devices} {CHEAP}"
+    common = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(HERE.parent)} | settings
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env=common | {"LM_COORDINATOR": f"localhost:{port}", "LM_PROCESSES": str(count), "LM_PROCESS": str(index)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for index in (range(count) if only is None else only)
+    ]  # fmt: skip
+
+
+def ends(started):
+    """(exit code, last line) of each."""
+    said = [process.communicate(timeout=500)[0] for process in started]
+    lines = [text.strip().splitlines() or [""] for text in said]
+    return [(process.returncode, last) for process, (*_, last) in zip(started, lines, strict=True)]
+
+
+def losses(folder):
+    return {(line["step"], line["kind"]): line.get("loss", line.get("score")) for line in records(folder)}
+
+
+@pytest.fixture(scope="module")
+def laws(tmp_path_factory):
+    """What two processes did and told, beside what one did with as many devices."""
+    folder = tmp_path_factory.mktemp("pair")
+    pair.learn(folder / "alone", pair.STEPS)
+    shutil.copytree(folder / "alone", folder / "began-alone")
+    shutil.rmtree(folder / "began-alone" / "checkpoints" / str(pair.STEPS))
+    codes = [code for code, _ in ends(start(HERE / "pair.py", "laws", folder))]
+    return folder, codes, [json.loads((folder / f"told-{index}.json").read_text()) for index in range(2)]
+
+
+def test_two_processes_learn_what_one_does_from_the_start_and_from_its_checkpoint(laws):
+    folder, _, _ = laws
+    alone = losses(folder / "alone")
+    assert len(alone) == pair.STEPS + 2
+    for other in ("two", "began-alone"):
+        assert losses(folder / other) == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_checkpoint_is_the_same_to_the_bit_for_one_process_and_for_two_on_any_mesh(laws):
+    folder, _, told = laws
+    alone = pair.numbers(folder / "alone", pair.SAVED)
+    assert told[0]["numbers"] == told[1]["numbers"] == alone
+    assert pair.numbers(folder / "two", on=(8, 1, 1)) == pair.numbers(folder / "two", on=())
+
+
+def test_what_the_first_process_finds_all_have_and_its_error_too(laws):
+    assert [each["agreed"] for each in laws[2]] == [[True, True, "no"]] * 2
+
+
+def test_a_sigterm_to_one_of_two_saves_one_step_and_both_ask_to_be_started_again(laws):
+    folder, codes, told = laws
+    saved = sorted(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
+    assert codes == [42, 42]
+    assert told[0]["stopped"] == told[1]["stopped"] == saved[-1]
+
+
+def test_the_step_is_compiled_once_while_the_state_is_made_and_its_time_told(tmp_path, caplog):
+    build.cache_clear()  # of steps that were compiled before
+    jax.config.update("jax_log_compiles", True)
+    try:
+        pair.learn(tmp_path, 2)
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    compiled = [record.threadName for record in caplog.records if "Compiling jit(train)" in record.message]
+    assert len(compiled) == 1 and compiled[0].startswith("compile")
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert 0 < run["seconds_compiling"] < run["seconds_to_first_step"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["watch", "trainer"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_a_process_vanishes_the_others_end_in_time_and_name_it(tmp_path, victim, how, who):
+    started = start(HERE / "pair.py", "forever", tmp_path, LM_HEARTBEAT="8")
+    while len(records(tmp_path / "forever")) < 3:
+        assert all(process.poll() is None for process in started)
+        time.sleep(0.2)
+    pid = started[victim].pid
+    target = pid if who == "watch" else int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+    before = time.monotonic()
+    os.kill(target, how)
+    ((code, said),) = ends([started[1 - victim]])
+    took = time.monotonic() - before
+    started[victim].kill()
+    assert (code, took < 20) == (42, True), said
+    assert f"process {victim} of 2 on {socket.gethostname()} " in said
+
+
+def test_a_process_that_does_not_come_is_named():
+    (((code, said)),) = ends(start(HERE / "pair.py", "forever", "/nowhere", only=[1], count=3, LM_START_TIMEOUT="1"))
+    assert (code, said) == (42, "lm: process 0 of 3 did not come to localhost within 1 s")
+    (((code, said)),) = ends(start(HERE / "pair.py", "forever", "/nowhere", only=[0], count=3, LM_START_TIMEOUT="1"))
+    assert (code, said) == (42, "lm: process 1, 2 of 3 did not come to localhost within 1 s")
+
+
+def row(runs, count, signals=()):
+    """A small row in words and through a head, by ``count`` processes; each signal stops a start of it."""
+    changed = {k: v for k, v in TINY.items() if v != SCALES["nano"].get(k)} | {"pretraining.steps": 40}
+    flags = [word for name, value in changed.items() for word in (f"--{name}", value)]
+    command = "-m", "experiments", "run", "t5/1-baseline/baseline", "--runs", runs, *flags
+    command += "--tuning.mixtures", "follows", "--tuning.heads", "cloze"
+    codes = []
+    for number in (*signals, None):
+        begun, started = len(list(runs.glob("**/metrics.jsonl"))), start(*command, count=count, devices=8 // count)
+        while number and len(list(runs.glob("**/metrics.jsonl"))) == begun and started[0].poll() is None:
+            time.sleep(0.1)
+        if number:
+            started[0].send_signal(number)
+        codes.append([code for code, _ in ends(started)])
+    (scores,) = runs.glob("nano/t5/**/scores.json")
+    return codes, json.loads(scores.read_text()), scores.parent
+
+
+@pytest.mark.slow
+def test_a_row_comes_to_the_same_with_one_process_and_with_two_however_they_are_stopped(tmp_path):
+    documentation.prepare(tmp_path / "cache", packages=documentation.STDLIB)
+    for each in ("one", "two"):
+        shutil.copytree(tmp_path / "cache", tmp_path / each / "cache")
+    codes, due, there = row(tmp_path / "one", 1, [signal.SIGTERM])
+    assert codes == [[42], [0]]
+    codes, found, here = row(tmp_path / "two", 2, [signal.SIGINT, signal.SIGTERM])
+    assert codes == [[130, 42], [42, 42], [0, 0]]
+    assert found["tasks"].keys() == due["tasks"].keys() == {"follows", "cloze"}
+    for path in sorted(there.glob("finetuning/*/metrics.jsonl")):
+        name = path.parent.relative_to(there)
+        assert losses(here / name) == pytest.approx(losses(path.parent), rel=1e-5)
+        for answers in (there / name).glob("predictions/*/*.jsonl"):
+            assert (here / name / answers.relative_to(there / name)).read_text() == answers.read_text()
+    for task, best in due["tasks"].items():
+        assert found["tasks"][task]["metrics"] == pytest.approx(best["metrics"], rel=1e-5)
+    assert found["held_out_loss"] == pytest.approx(due["held_out_loss"], rel=1e-5)
+
+
+SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_JOB_ID": "7"}
+GKE = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, None),
+        ({"LM_COORDINATOR": "h:5", "LM_PROCESSES": "3", "LM_PROCESS": "1"}, Place("h", 5, 3, 1)),
+        ({"LM_COORDINATOR": "h:5", "LM_PROCESSES": "1", "LM_PROCESS": "0"}, None),
+        (SLURM | {"SLURM_STEP_NODELIST": "node[07-10,12],big"}, Place("node07", 61447, 4, 2)),
+        (SLURM | {"SLURM_STEP_NODELIST": "big,node[07-10]"}, Place("big", 61447, 4, 2)),
+        (GKE, Place("a", processes.PORT, 2, 1)),
+        (
+            GKE | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "c:80"},
+            Place("c", processes.PORT, 4, 3),
+        ),
+        ({"LM_COORDINATOR": "h", "LM_PROCESSES": "1"}, "LM_COORDINATOR=h should be host:port"),
+        ({"LM_COORDINATOR": "h:5", "LM_PROCESS": "0"}, "LM_PROCESSES=None should be a number"),
+        ({"LM_COORDINATOR": "h:5", "LM_PROCESSES": "2", "LM_PROCESS": "2"}, "should be below LM_PROCESSES=2"),
+        ({"LM_COORDINATOR": "auto"}, "neither a Slurm step nor a TPU"),
+    ],
+)
+def test_a_process_knows_its_place_from_the_environment(environment, place):
+    if isinstance(place, str):
+        with pytest.raises(SettingError, match=place):
+            find(environment)
+    else:
+        assert find(environment) == place
+
+
+def test_a_tpu_vm_asks_its_metadata_server(monkeypatch):
+    told = {"worker-network-endpoints": "w:0:10.0.0.1,w:1:10.0.0.2", "agent-worker-number": "1"}
+    told["tpu-env"] = "ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.headers["Metadata-Flavor"] == "Google" else 403)
+            self.end_headers()
+            self.wfile.write(told[self.path.rpartition("/")[2]].encode())
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr(processes, "has_tpu", lambda: True)
+    with HTTPServer(("localhost", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = find({"GCE_METADATA_IP": f"localhost:{server.server_port}"})
+        server.shutdown()
+    assert found == Place("10.0.0.1", processes.PORT, 4, 3)
