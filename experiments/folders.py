@@ -13,7 +13,7 @@ def check_runs(runs: Path) -> None:
     """SettingError if nothing can be written to ``runs`` as to a folder."""
     if runs.parts[:1] == ("gs:",):
         raise SettingError(
-            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does on TPU VMs "
+            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does on TPUs "
             "(gcsfuse --implicit-dirs --rename-dir-limit=1000000 BUCKET FOLDER)"
         )
 

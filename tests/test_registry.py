@@ -10,14 +10,14 @@ from experiments.experiment import BASELINE, Experiment
 from experiments.registry import REGISTRY, baseline_of, build, find, find_one, twin
 from experiments.scales import SCALES
 from experiments.t5.tables import COLUMNS, TABLES
-from lm.config import SettingError, comments, diff, from_json, leaves, to_json
+from lm.config import SettingError, change, comments, diff, from_json, leaves, to_json
 
 PAPER = Path(__file__).parents[1].parent / "shared" / "t5" / "tables.json"
 
 
 def test_at_scale_base_the_baseline_is_the_papers_setup():
     e = build("t5/1-baseline/baseline", "base")
-    assert e == BASELINE
+    assert e == change(BASELINE, "model.dtype", "bfloat16")
     assert (e.pretraining.steps, e.finetuning.steps) == (2**19, 2**18)
     assert e.pretraining.batch_size * e.data.inputs_length == 2**16
     assert (e.objective.noise, e.objective.rate, e.data.vocabulary_size, e.data.sentinels) == ("iid", 0.15, 32_000, 100)
