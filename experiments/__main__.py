@@ -1,9 +1,12 @@
 """The command ``lm``: finds the command, calls it, and turns what went wrong into a message and an exit code."""
 
+import os
+import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from experiments import processes
 from experiments.cli import COMMANDS, clean, convert, plan, run
@@ -45,23 +48,39 @@ def main() -> None:
         code = _bad(error)
     except SystemExit as asked:
         code = asked.code
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if not (isinstance(error, BrokenPipeError) and _unread()):
+            traceback.print_exc()
         code = EXIT_CODES["failed"]
+    _unread()
     if report is not None:
         report(code or EXIT_CODES["done"])
     sys.exit(code)
 
 
+def _unread() -> bool:
+    """Whether nobody reads what is printed any more, such as `head`; the rest of it then goes nowhere."""
+    output = select.poll()
+    output.register(1, 0)  # which tells of a closed end alone
+    if found := output.poll(0):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return bool(found)
+
+
 def _stop(*_) -> None:
     """On SIGTERM, but for training, which saves first, and for several processes, of which jax takes care."""
-    print("lm: stopped by SIGTERM; to go on, give the same command again", file=sys.stderr)
+    _say("stopped by SIGTERM; to go on, give the same command again")
     sys.exit(EXIT_CODES["start again"])
 
 
 def _bad(error: SettingError) -> int:
-    print(f"lm: {error}", file=sys.stderr)
+    _say(str(error))
     return EXIT_CODES["bad settings"]
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads any more
+        print(f"lm: {text}", file=sys.stderr)
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -77,7 +96,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     except SettingError as error:
         return _bad(error)
     except KeyboardInterrupt:
-        print("lm: interrupted; to go on, give the same command again", file=sys.stderr)
+        _say("interrupted; to go on, give the same command again")
         return EXIT_CODES["interrupted"]
     return EXIT_CODES["done"]
 

@@ -70,20 +70,23 @@ class Slice:
     def bandwidth(self, axes: tuple[str, ...], size: int) -> float:
         """Bytes/s that a device moves in a collective over ``size`` devices along these mesh axes.
 
-        All links count, both ways, of the dimensions of the network that so many devices fill; slices are left only by
-        what goes over the mesh axis "slice".
+        All links count, both ways, of the dimensions of the network that so many devices fill; half of them where the
+        last chip is not joined to the first: sides other than 16 but in slices made of cubes of 4 x 4 x 4. Slices are
+        left only by what goes over the mesh axis "slice".
         """
         if "slice" in axes:
             return self.chip.outside / self.chip.devices
-        rest, dimensions = ceil(size / self.chip.devices), 0
+        rest, links, cubes = ceil(size / self.chip.devices), 0, self.chip.dimensions == 3 and min(self.shape) >= 4
         for length in sorted(self.shape, reverse=True):
-            dimensions += rest > 1
+            links += (rest > 1) * (2 if cubes or length == 16 else 1)
             rest = ceil(rest / length)
-        return 2 * self.chip.link * max(dimensions, 1) / self.chip.devices
+        return self.chip.link * (links or 2) / self.chip.devices
 
 
 def find_slice(name: str, count: int = 1) -> Slice:
     """The slice called "v5e:4x4"; SettingError with the nearest one that there is."""
+    if count < 1:
+        raise SettingError(f"mesh.slice={count} should say how many slices there are: --topology is one of them")
     generation, _, shape = name.partition(":")
     if generation not in CHIPS:
         raise SettingError(f"--topology {name}: a TPU {generation!r} is unknown{nearest(generation, CHIPS)}")

@@ -1,6 +1,7 @@
 """``lm plan``: what rows will need on a TPU slice, compiled here, and printed before anything is paid for."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,6 @@ from lm import sharding
 from lm.config import SettingError, change, diff, leaves, nearest
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
-from lm.mesh import shown
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
 
@@ -37,6 +37,8 @@ class Plan:
     """A row on a slice, its batch, what the compiler came to, and what follows."""
 
     name: str
+    row: str  # its name, short where that will do
+    label: str  # what it is called where arrangements of one row are compared
     experiment: Experiment
     place: Slice
     batch: Features
@@ -44,20 +46,16 @@ class Plan:
     compiled: Compiled = Compiled()
 
     @property
-    def label(self) -> str:
-        return self.name.rpartition("/")[2]
-
-    @property
     def estimate(self) -> Estimate:
         return estimate(self.experiment, self.lengths, self.place, self.compiled)
 
     @property
     def fits(self) -> bool:
-        return not self.compiled.failed and needed(self.compiled) <= self.place.room
+        return self.compiled.cycles > 0 and not self.compiled.over and needed(self.compiled) <= self.place.room
 
     def compile(self, folder: Path) -> Compiled:
-        mesh = shown(self.experiment.mesh.sizes(self.place.devices))
-        about = f"  {self.label} ({mesh}, remat {self.experiment.model.remat}): "
+        mesh, remat = _arrangement(self.experiment, self.place)
+        about = f"  {self.row} ({mesh}, remat {remat}): "
         return compile_step(
             self.experiment, self.batch, self.place, folder,
             lambda line: CONSOLE.print(about + line, highlight=False, markup=False),
@@ -82,24 +80,25 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
 
 
 def show_plans(
-    rows: Mapping[str, Experiment], scale: str, topology: str, runs: Path, price: float, search: bool
+    rows: Mapping[str, Experiment], scale: str, size: str, topology: str, runs: Path, price: float, search: bool
 ) -> None:
     """Compile each row, or with ``search`` a few arrangements of each, for the slice, and print what it comes to."""
     check_compiler()
-    wanted = []
+    wanted, last = [], [name.rpartition("/")[2] for name in rows]
     for name, experiment in rows.items():
+        row = short if last.count(short := name.rpartition("/")[2]) == 1 else name
         place = find_slice(topology, experiment.mesh.slice)
         batch, lengths = features(experiment)
         tried = candidates(experiment, lengths, place) if search else [experiment]
-        if not tried:
-            raise SettingError(f"--topology {topology}: no arrangement of {name} fits, by a rough count; take a larger")
         for each in tried:
             _check(each, place, lengths)
-        wanted += [Plan(name, each, place, batch, lengths) for each in tried]
+            label = f"{row} {', '.join(_arrangement(each, place))}" if search else row
+            wanted.append(Plan(name, row, label, each, place, batch, lengths))
     plans = _compile_all(wanted, runs / "cache" / "plans")
-    _show(plans, scale, price)
+    _show(plans, scale, size, price)
     for name in rows if search else ():
-        CONSOLE.print(_recommended([plan for plan in plans if plan.name == name], scale), soft_wrap=True)
+        text = _recommended([plan for plan in plans if plan.name == name], scale)
+        CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
     if any(plan.compiled.failed for plan in plans):
         sys.exit(1)
 
@@ -124,19 +123,33 @@ def _compile_all(wanted: Sequence[Plan], folder: Path) -> list[Plan]:
     return [replace(plan, compiled=done[key]) for plan, key in zip(wanted, keys, strict=True)]
 
 
-def _show(plans: Sequence[Plan], scale: str, price: float) -> None:
-    place = plans[0].place
-    chips = f"{place.name}{f' x {place.count}' * (place.count > 1)}, {place.chips} chips, scale {scale}"
-    title = f"{chips}: what training fills of the {place.room / GIB:.2f} GiB of a device"
+def _arrangement(experiment: Experiment, place: Slice) -> tuple[str, str]:
+    """Mesh, and rematerialisation with micro-batches, as they are shown."""
+    parts, sizes = experiment.pretraining.microbatches, experiment.mesh.sizes(place.devices).items()
+    mesh = " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "1"
+    return mesh, experiment.model.remat + f", {parts} parts" * (parts > 1)
+
+
+def _show(plans: Sequence[Plan], scale: str, size: str, price: float) -> None:
+    place, batches = plans[0].place, sorted({plan.experiment.pretraining.batch_size for plan in plans})
+    about = f"{place.name}{f' x {place.count}' * (place.count > 1)}, {place.chips} chips, scale {scale}"
+    about += f", size {size}" * bool(size)
+    if batches != [apply(BASELINE, SCALES[scale]).pretraining.batch_size]:
+        about += f", batch {' or '.join(map(str, batches))}"
+    title = f"{about}: what a step fills of the {place.room / GIB:.2f} GiB of each device [GiB]"
     _print(title, ["row", "mesh", "remat", "parameters", "args", "temps", "code", "all", "fits"], map(_memory, plans))
-    heads = ["row", "tokens", "TFLOP", *BOUNDS, "use", "chip-hours", *["cost"] * (price > 0)]
-    fitting = [_time(plan, price) for plan in plans if plan.compiled.cycles]
-    _print("What bounds a step [ms], and the whole run", heads, fitting)
+    known, heads = [plan for plan in plans if plan.compiled.cycles], ["row", "tokens", "TFLOP", *BOUNDS, "use"]
+    title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
+    _print(title, heads, map(_time, known))
+    heads = ["row", "pre-training", "fine-tuning", *["cost"] * (price > 0)]
+    _print("The whole run: chip-hours, at least", heads, [_run(plan, price) for plan in known])
     heads = ["row", "kind", "over", "times", "MiB", "ms"]
-    _print("What a device receives in a step", heads, [line for plan in plans for line in _traffic(plan)])
+    title = "What each device receives in a step, without what takes less than 1 % of the time"
+    _print(title, heads, [line for plan in plans for line in _traffic(plan)])
     heads = ["row", "a sequence's cache", "batch 1", "largest batch", "with that"]
-    lines = [_writing(plan) for plan in {plan.name: plan for plan in plans}.values()]
-    _print("Writing: tokens/s of the slice, as far as reading HBM allows", heads, filter(None, lines))
+    lines = [_writing(plan) for plan in {plan.name: plan for plan in plans if plan.compiled.parameters}.values()]
+    title = "Writing: the ceiling on tokens/s over all chips that reading HBM sets, parameters in float32"
+    _print(title, heads, filter(None, lines))
     for plan in plans:
         for line in _remarks(plan):
             CONSOLE.print(f"{plan.label}: {line}", highlight=False, markup=False, soft_wrap=True)
@@ -149,23 +162,29 @@ def _print(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> 
 
 
 def _memory(plan: Plan) -> list[str]:
-    experiment, compiled, parts = plan.experiment, plan.compiled, plan.experiment.pretraining.microbatches
-    sizes = experiment.mesh.sizes(plan.place.devices).items()
-    mesh = " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "1"
-    line = [plan.label, mesh, experiment.model.remat + f", {parts} parts" * (parts > 1)]
-    line.append(f"{compiled.parameters / 1e6:,.{0 if compiled.parameters > 1e7 else 2}f} M")
+    compiled = plan.compiled
+    line = [plan.row, *_arrangement(plan.experiment, plan.place), f"{_digits(compiled.parameters / 1e6)} M"]
     filled = (compiled.arguments + compiled.outputs, compiled.temporaries, compiled.code, needed(compiled))
-    line += [f"{part / GIB:.2f}" if part else "-" for part in filled]
+    line += [_digits(part / GIB) if part else "-" for part in filled]
     return [*line, "failed" if compiled.failed else "yes" if plan.fits else "NO"]
 
 
-def _time(plan: Plan, price: float) -> list[str]:
+def _time(plan: Plan) -> list[str]:
     size, lengths, made = plan.experiment.pretraining.batch_size, plan.lengths, plan.estimate
-    line = [plan.label, f"{size * (lengths.inputs + lengths.targets):,}"]
-    line.append(f"{flops_of(plan.experiment, size, lengths) / 1e12:,.0f}")
-    line += [f"{1e3 * made.bounds[name]:,.1f}" + " *" * (name == made.bound) for name in BOUNDS]
-    line += [f"{made.utilization:.0%}", f"{made.chip_hours:,.0f}"]
-    return line + [f"${made.chip_hours * price:,.0f}"] * (price > 0)
+    flops = flops_of(plan.experiment, size, lengths)
+    line = [plan.label, f"{size * (lengths.inputs + lengths.targets):,}", _digits(flops / 1e12)]
+    line += [_digits(1e3 * made.bounds[name]) + " *" * (name == made.bound) for name in BOUNDS]
+    return [*line, f"{made.utilization:.0%}"]
+
+
+def _run(plan: Plan, price: float) -> list[str]:
+    hours = plan.estimate.chip_hours
+    return [plan.label, *map(_digits, hours), *[f"${_digits(sum(hours) * price)}"] * (price > 0)]
+
+
+def _digits(number: float) -> str:
+    """Three digits that count, or all of a larger whole number."""
+    return f"{number:,.0f}" if number >= 99.95 or not number else f"{number:#.3g}"
 
 
 def _traffic(plan: Plan) -> list[list[str]]:
@@ -178,7 +197,7 @@ def _traffic(plan: Plan) -> list[list[str]]:
             found[index] += value
     least = sum(found[2] for found in sums.values()) / 100
     return [
-        [plan.label, *key, f"{times:,}", f"{mib:,.1f}", f"{ms:,.2f}"]
+        [plan.label, *key, f"{times:,}", _digits(mib), _digits(ms)]
         for key, (times, mib, ms) in sorted(sums.items(), key=lambda pair: -pair[1][2])
         if ms > least
     ]
@@ -188,13 +207,8 @@ def _writing(plan: Plan) -> list[str]:
     found = writing(plan.experiment, plan.lengths, plan.place, plan.compiled)
     if not found:
         return []
-    return [
-        plan.label,
-        f"{found.cache / 2**20:,.2f} MiB",
-        f"{found.single:,.0f}",
-        f"{found.batch:,}",
-        f"{found.full:,.0f}",
-    ]
+    cache = f"{_digits(found.cache / 2**20)} MiB of {plan.experiment.model.dtype}"
+    return [plan.row, cache, _digits(found.single), f"{found.batch:,}", _digits(found.full)]
 
 
 def _remarks(plan: Plan) -> list[str]:
@@ -202,6 +216,8 @@ def _remarks(plan: Plan) -> list[str]:
     lines = [compiled.failed] if compiled.failed else []
     for elements, axes, times, source in compiled.unexpected:
         lines.append(f"gathers {max(elements):,} elements over {' x '.join(axes)}, {times} times a step: {source}")
+    if compiled.kernels:
+        lines.append(f"{compiled.kernels} calls of attention's kernel a step, whose time the compiler does not count")
     if compiled.lost:
         lines.append(f"{compiled.lost} tensors are made whole on every device, for want of a way to reshard them")
     if not plan.fits and not compiled.failed:
@@ -221,13 +237,18 @@ def _smaller(plan: Plan) -> str:
             except SettingError:
                 continue
             if changed != experiment and right * memory(changed, *rough) < plan.place.room:
-                return f"Try {_options(experiment, changed)}"
+                return f"Try {options(experiment, changed)}"
     return "Take a larger slice, or see what --search finds"
 
 
-def _options(old: Experiment, new: Experiment) -> str:
+def options(old: Experiment, new: Experiment) -> str:
     """What to add to a command line to come from ``old`` to ``new``."""
-    return " ".join(f"--{path} {value}" for path, (_, value) in diff(old, new).items())
+    words = []
+    for path, (_, value) in diff(old, new).items():
+        group, dot, last = path.rpartition(".")
+        values = () if isinstance(value, bool) else value if isinstance(value, tuple) else (value,)
+        words += [f"--{group}{dot}{'no-' * (value is False)}{last}", *map(str, values)]
+    return shlex.join(words)
 
 
 def _recommended(plans: Sequence[Plan], scale: str) -> str:
@@ -235,5 +256,5 @@ def _recommended(plans: Sequence[Plan], scale: str) -> str:
     if not fitting:
         return f"{plans[0].name}: none of these fits; take a larger slice"
     best = min(fitting, key=lambda plan: plan.estimate.step)
-    paste = _options(build(best.name, scale), best.experiment)
+    paste = options(build(best.name, scale), best.experiment)
     return f"The fastest that fits:\n  lm run {best.name} --scale {scale} {paste}"

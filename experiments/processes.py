@@ -1,17 +1,19 @@
 """Several processes that train one run: which one this is, how they find each other, and what they agree on.
 
 ``LM_COORDINATOR=host:port``, ``LM_PROCESSES=N`` and ``LM_PROCESS=i`` say it; without them a Slurm step of several tasks
-and a TPU of several hosts are recognised, and must be there with ``LM_COORDINATOR=auto``. Only the standard library is
-imported here: jax is loaded by the process that trains.
+and a TPU of several hosts are recognised, and must be there with ``LM_COORDINATOR=auto``; ``LM_PROCESSES=1`` is one
+alone, whatever is around it. Only the standard library is imported here: jax is loaded by the process that trains.
 """
 
 import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,7 @@ from lm.config import SettingError
 STARTED = time.time()  # of this process, near enough
 PORT = 8483  # where the processes of a TPU meet
 METADATA = "metadata.google.internal"  # tells a TPU VM what it is
+WAITS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0}  # for all to be there, for a sign of life [seconds]
 
 
 @dataclass(frozen=True)
@@ -34,27 +37,21 @@ class Place:
     index: int
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long processes wait for each other; ``LM_START_TIMEOUT`` and ``LM_HEARTBEAT`` change it."""
-
-    start: float = 300.0  # for all to be there [seconds]
-    silence: float = 15.0  # until one that is not heard of counts as gone [seconds]
-
-
 def number(environment: Mapping[str, str], name: str, default: Any, kind: type = int) -> Any:
     """A number above or equal to 0 out of the environment; SettingError if it is none."""
     try:
         value = kind(environment.get(name, default))
-        if value >= 0:
+        if 0 <= value < float("inf"):
             return value
     except (TypeError, ValueError):
         pass
-    raise SettingError(f"{name}={environment.get(name)} should be a number")
+    raise SettingError(f"{name}={environment.get(name)} should be a number from 0")
 
 
 def find(environment: Mapping[str, str]) -> Place | None:
     """Where this process stands among several; None if it is the only one."""
+    if environment.get("LM_PROCESSES") == "1":
+        return None
     given = environment.get("LM_COORDINATOR", "")
     if given in ("", "auto"):
         place = slurm(environment) or tpu(environment)
@@ -62,7 +59,7 @@ def find(environment: Mapping[str, str]) -> Place | None:
             raise SettingError("LM_COORDINATOR=auto: this is neither a Slurm step nor a TPU; give host:port instead")
     else:
         host, _, port = given.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdecimal() or int(port) not in range(1, 65536):
             raise SettingError(f"LM_COORDINATOR={given} should be host:port, of the first process, or auto")
         count, index = (number(environment, name, None) for name in ("LM_PROCESSES", "LM_PROCESS"))
         place = Place(host, int(port), count, index)
@@ -92,7 +89,7 @@ def tpu(environment: Mapping[str, str]) -> Place | None:
                 _ask(f"{server}/{key}") for key in ("worker-network-endpoints", "agent-worker-number")
             )
             lines = [line.partition(":") for line in _ask(f"{server}/tpu-env").splitlines()]
-        except OSError:  # not Google's, or of an age that says nothing
+        except LookupError:  # not Google's, or of an age that says nothing
             return None
         about = {key.strip(): value.strip(" '") for key, _, value in lines} | about
     if not hosts:
@@ -101,16 +98,27 @@ def tpu(environment: Mapping[str, str]) -> Place | None:
     names = [end[2] if len(end) == 3 else end[0] for end in ends]
     first = about.get("MEGASCALE_COORDINATOR_ADDRESS", names[0]).split(":")[0]
     count = len(names) * number(about, "MEGASCALE_NUM_SLICES", 1)
-    index = number(about, "TPU_WORKER_ID", 0) + len(names) * number(about, "MEGASCALE_SLICE_ID", 0)
-    return Place(first, PORT, count, index)
+    worker = number(about, "TPU_WORKER_ID", about.get("CLOUD_TPU_TASK_ID", 0))
+    return Place(first, PORT, count, worker + len(names) * number(about, "MEGASCALE_SLICE_ID", 0))
 
 
 def _ask(url: str) -> str:
+    """What the server says; LookupError if there is none or it does not know, OSError if it often does not answer."""
     import urllib.request  # which most need not wait for
 
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    with urllib.request.urlopen(request, timeout=5) as answer:
-        return answer.read().decode()
+    tries = 4
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return answer.read().decode()
+        except OSError as error:
+            tries -= 1
+            if getattr(error, "code", None) == 404 or isinstance(getattr(error, "reason", None), socket.gaierror):
+                raise LookupError(url) from error
+            if not tries:
+                raise
+        time.sleep(0.5)
 
 
 def has_tpu() -> bool:
@@ -120,7 +128,8 @@ def has_tpu() -> bool:
 
 def choose_platform() -> None:
     """Without a TPU or a GPU here jax need not try libtpu, which is there to plan with and complains at length."""
-    if find_spec("libtpu") and not has_tpu() and not Path("/dev/nvidiactl").exists():
+    gpus = ("nvidiactl", "dxg", "kfd")  # of NVIDIA, in WSL2, of AMD
+    if find_spec("libtpu") and not has_tpu() and not any(Path("/dev", name).exists() for name in gpus):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
@@ -142,27 +151,28 @@ def join() -> Callable[[int], None]:
 
     The process that was started watches over the others and over the one that it forks here, which trains.
     """
-    place, names = find(os.environ), {"start": "LM_START_TIMEOUT", "silence": "LM_HEARTBEAT"}
+    place = find(os.environ)
     if place is None:
         return lambda code: None
-    patience = Patience(**{key: number(os.environ, name, getattr(Patience, key), float) for key, name in names.items()})
+    start, silence = (number(os.environ, name, default, float) for name, default in WAITS.items())
     from experiments.watch import fork
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until jax has it save a step with the others
-    line = fork(place, patience)
+    line = fork(place, start, silence)
     import jax  # meanwhile the others come
 
-    met = line.next()
+    met = line.need()
+    line.end_with_it()
     detection = None if os.environ.get("LM_COORDINATOR", "auto") == "auto" else "deactivate"  # of a Slurm task's GPUs
     jax.distributed.initialize(
         f"{place.host}:{met['port']}", place.count, place.index, cluster_detection_method=detection,
-        initialization_timeout=round(patience.start), heartbeat_timeout_seconds=round(4 * patience.silence + 1),
+        initialization_timeout=round(start), heartbeat_timeout_seconds=round(4 * silence + 1),
     )  # fmt: skip
-    line.end_with_it()
 
     def report(code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with suppress(OSError):  # nobody reads any more
+                stream.flush()
         line.send({"code": code})
 
     return report

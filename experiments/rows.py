@@ -90,7 +90,7 @@ def plan(arguments: Sequence[str]) -> None:
                 price: of a chip-hour [dollars]; 0: unknown.
                 runs: folder whose cache remembers what was compiled.
             """
-            return experiment, scale, topology, runs, price, search
+            return experiment, scale, size, topology, runs, price, search
 
         rows[row.name], *given = tyro.cli(plan, prog="lm plan", args=arguments)
     show_plans(rows, *given)

@@ -2,12 +2,14 @@
 
 The parents keep a line to the parent of the first, and say every second that they are there. When a process is gone,
 each of the others is ended, says which it was and on which host, and gives the exit code on which all are started
-again. jax would end them too, later or by a crash, and not say which; a collective may wait for ever.
+again; when one failed, they give its exit code. jax would end them too, later or by a crash, and not say which; a
+collective may wait for ever.
 """
 
 import json
 import os
 import selectors
+import shlex
 import signal
 import socket
 import sys
@@ -16,12 +18,15 @@ import time
 from contextlib import suppress
 
 from experiments.exit_codes import EXIT_CODES
-from experiments.processes import Patience, Place
+from experiments.processes import Place
 
 AGAIN = EXIT_CODES["start again"]
 BEAT = 1.0  # between two signs of life, and for news that are on their way [seconds]
 GRACE = 5.0  # for a process to end by itself, where another failed [seconds]
 TOGETHER = {EXIT_CODES[name] for name in ("done", "start again", "interrupted")}  # after which all end by themselves
+CAUSES = {EXIT_CODES[name] for name in ("bad settings", "loss not finite")}  # which no other process's end brings about
+ABORTED = 128 + signal.SIGABRT  # what jax does when another process is gone
+TWICE = 2.0  # from a signal to one that counts as a second: a launcher may send the first to several [seconds]
 
 
 class Line:
@@ -50,16 +55,19 @@ class Line:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def next(self) -> dict:
-        """The next value; the process ends where there is none."""
-        while not (found := self.receive()):
-            if found is None:
-                os._exit(EXIT_CODES["failed"])
-        return found[0]
+    def next(self) -> dict | None:
+        """The next value, which may come in pieces; None at the end."""
+        while (found := self.receive()) == []:
+            pass
+        return found and found[0]
+
+    def need(self) -> dict:
+        """The next value; where there is none this process ends, with those that it started."""
+        return self.next() or os.killpg(0, signal.SIGKILL)
 
     def end_with_it(self) -> None:
         """From now on this process ends when the other end of the line does."""
-        threading.Thread(target=self.next, daemon=True).start()
+        threading.Thread(target=self.need, daemon=True).start()
 
 
 class Ended(Exception):
@@ -70,53 +78,65 @@ class Ended(Exception):
         self.code = code
 
 
-def fork(place: Place, patience: Patience) -> Line:
-    """In the child, which trains: its line to the parent. The parent does not return; it ends when the child does."""
+def fork(place: Place, start: float, silence: float) -> Line:
+    """In the child, which trains: its line to the parent. The parent does not return; it ends when the child does.
+
+    All have to be there within ``start`` seconds; one that is not heard of for ``silence`` seconds counts as gone.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     ours, childs = socket.socketpair()
     child = os.fork()
+    os.setpgid(child, child)  # by both: a Ctrl-C reaches the parent alone, and one kill all that the child starts
     if child == 0:
         ours.close()
-        os.setpgid(0, 0)  # a Ctrl-C then reaches the parent alone, which passes it on
         return Line(childs)
     childs.close()
-    watch = Watch(place, patience, child, Line(ours))
+    watch = Watch(place, start, silence, child, Line(ours))
     try:
         watch.meet()
         watch.run()
     except Ended as ended:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         if watch.runs:
-            os.kill(child, signal.SIGKILL)
+            watch.pass_on(signal.SIGKILL)
             os.waitpid(child, 0)
         if str(ended):
-            print(f"lm: {ended}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody reads any more
+                print(f"lm: {ended}", file=sys.stderr, flush=True)
         os._exit(ended.code)
 
 
 class Watch:
     """Over the child and the other processes; ends by raising Ended."""
 
-    def __init__(self, place: Place, patience: Patience, child: int, line: Line):
-        self.place, self.patience, self.child, self.line = place, patience, child, line
+    def __init__(self, place: Place, start: float, silence: float, child: int, line: Line):
+        self.place, self.start, self.silence, self.child, self.line = place, start, silence, child, line
         self.hosts = {place.index: socket.gethostname()}
         self.lines: dict[int, Line] = {}  # of the first process to all others, of the others to the first
         self.over: set[int] = set()  # of the others, those that have ended
         self.met = False
         self.asked: int | None = None  # to end, by this signal
+        self.asked_at = 0.0
         self.runs = True  # the child does
-        self.stopped: float | None = None  # since when it is stopped
         self.code: int | None = None  # with which the child ends
         self.verdict: tuple[float, Ended] | None = None  # when this ends, and how
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
 
     def _ask(self, number: int, _) -> None:
-        self.asked = self.asked or number
+        if self.asked is None:
+            self.asked, self.asked_at = number, time.monotonic()
         if not self.met:
             raise Ended(self._again(), "stopped while waiting for the other processes")
+        if time.monotonic() > self.asked_at + TWICE:  # jax looks for the first only between two steps
+            raise Ended(self._again(), "stopped at once: signalled twice")
         if self.runs:
-            os.kill(self.child, signal.SIGTERM)  # on which jax has all processes save the same step
+            self.pass_on(signal.SIGTERM)  # on which jax has all processes save the same step
+
+    def pass_on(self, number: int) -> None:
+        """To the child; SIGKILL to all that it started, too."""
+        with suppress(OSError):  # none is left
+            (os.killpg if number == signal.SIGKILL else os.kill)(self.child, number)
 
     def _again(self) -> int:
         return EXIT_CODES["interrupted" if self.asked == signal.SIGINT else "start again"]
@@ -127,15 +147,18 @@ class Watch:
 
     def meet(self) -> None:
         """Wait until all processes are there; Ended with the names of those that are not."""
-        end = time.monotonic() + self.patience.start
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as for what a script runs in the background
+                signal.signal(number, self._ask)
+        end = time.monotonic() + self.start
         found = self._call(end) if self.place.index == 0 else self._answer(end)
         self.hosts |= {int(index): host for index, host in found["hosts"].items()}
         self.met = True
         self.line.send(found)
 
     def _missing(self, listed: str) -> Ended:
-        waited = f"did not come to {self.place.host} within {self.patience.start:.0f} s"
-        return Ended(AGAIN, f"process {listed} of {self.place.count} {waited}")
+        waited = f"did not come to {self.place.host} within {self.start:.0f} s; LM_PROCESSES=1 runs each alone"
+        return Ended(EXIT_CODES["failed"], f"process {listed} of {self.place.count} {waited}")
 
     def _call(self, end: float) -> dict:
         """The first process: take the others in."""
@@ -164,14 +187,19 @@ class Watch:
     def _take_in(self, line: Line, missing: list[int]) -> None:
         line.end.settimeout(BEAT)
         try:
-            index, count, host = line.receive()[0]["hello"]
-        except (ValueError, KeyError, TypeError, IndexError):
+            index, count, host, command = line.next()["hello"]
+        except (ValueError, KeyError, TypeError):
             return  # nobody that we know
-        if count == self.place.count and index in missing:
+        if count == self.place.count and index in missing and command == sys.argv[1:]:
             self.hosts[index], self.lines[index] = host, line
-        else:
-            said = f"LM_PROCESS={index} of {count} on {host}: the first waits for {missing} of {self.place.count}"
-            line.send({"refused": said})
+            return
+        code = EXIT_CODES["bad settings"]
+        said = f"LM_PROCESS={index} of {count} on {host}: the first waits for {missing} of {self.place.count}"
+        if command != sys.argv[1:]:
+            said += f" with the command {shlex.join(sys.argv[1:])}; LM_PROCESSES=1 runs each alone"
+        elif count == self.place.count and index in self.hosts:  # its line broke, or one of an earlier start is left
+            code = AGAIN
+        line.send({"refused": said, "code": code})
 
     def _answer(self, end: float) -> dict:
         """The others: go to the first process and wait until all have come."""
@@ -182,15 +210,15 @@ class Watch:
             with suppress(OSError):
                 line = Line(socket.create_connection((place.host, place.port), timeout=BEAT))
                 line.end.settimeout(max(end - time.monotonic(), 0) + GRACE)
-                line.send({"hello": [place.index, place.count, self.hosts[place.index]]})
-                found = line.receive()
+                line.send({"hello": [place.index, place.count, self.hosts[place.index], sys.argv[1:]]})
+                found = line.next()
             time.sleep(0.1)
-        if "refused" in found[0]:
-            raise Ended(EXIT_CODES["bad settings"], found[0]["refused"])
-        if "missing" in found[0]:
-            raise self._missing(found[0]["missing"])
+        if "refused" in found:
+            raise Ended(found["code"], found["refused"])
+        if "missing" in found:
+            raise self._missing(found["missing"])
         self.lines[0] = line
-        return found[0]
+        return found
 
     def tell(self, value: dict) -> None:
         """Send to all to whom there is a line."""
@@ -202,7 +230,7 @@ class Watch:
         beat = 0.0
         with selectors.DefaultSelector() as ready:
             for index, line in ((None, self.line), *self.lines.items()):
-                line.end.settimeout(self.patience.silence)
+                line.end.settimeout(self.silence)
                 line.heard = time.monotonic()
                 ready.register(line, selectors.EVENT_READ, index)
             while True:
@@ -229,23 +257,24 @@ class Watch:
     def _look(self, now: float) -> None:
         """See who is silent, whether the child runs, and whether the end has come."""
         for index, line in self.lines.items():
-            if now - line.heard > self.patience.silence:
-                self._other_ends(index, AGAIN, f"was not heard of for {self.patience.silence:.0f} s")
-        ended, status = os.waitpid(self.child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED) if self.runs else (0, 0)
+            if now - line.heard > self.silence:
+                self._other_ends(index, AGAIN, f"was not heard of for {self.silence:.0f} s")
+        ended, status = os.waitpid(self.child, os.WNOHANG) if self.runs else (0, 0)
         if ended:
-            self._child_changes(now, status)
-        if self.stopped is not None and now - self.stopped > self.patience.silence:
-            self._child_ends(AGAIN, f"has been stopped for {now - self.stopped:.0f} s")
+            self._child_is_gone(os.waitstatus_to_exitcode(status))
+        if self.verdict is None and self.code in TOGETHER and len(self.over) == self.place.count - 1:
+            self.verdict = (now + 4 * self.silence, self._as_said())  # where the child hangs, having said its code
         if self.verdict is not None and now > self.verdict[0]:
             raise self.verdict[1]
 
-    def _child_changes(self, now: float, status: int) -> None:
-        if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-            self.stopped = now if os.WIFSTOPPED(status) else None
-            return
-        self.runs, code = False, os.waitstatus_to_exitcode(status)
+    def _as_said(self) -> Ended:
+        return Ended(self._again() if self.code == AGAIN else self.code)
+
+    def _child_is_gone(self, code: int) -> None:
+        self.runs = False
+        self.pass_on(signal.SIGKILL)  # to what it left behind
         if self.code in TOGETHER:
-            raise Ended(self._again() if self.code == AGAIN else self.code)
+            raise self._as_said()
         if code >= 0:
             self._child_ends(code or EXIT_CODES["failed"])  # it always says if it is done
         else:
@@ -253,10 +282,15 @@ class Watch:
             self._child_ends(self._again() if before else 128 - code, f"was killed by {signal.Signals(-code).name}")
 
     def _child_ends(self, code: int, why: str = "") -> None:
-        """What failed may have failed because another process is gone, of which we hear in a moment."""
+        """What failed may have failed because another process is gone, of which we hear in a moment, or have heard."""
         if self.code is not None:
             return
         self.code = code
+        if self.verdict is not None and code not in CAUSES:
+            _, known = self.verdict
+            if known.code in CAUSES or code == ABORTED or not why:
+                self.verdict = (time.monotonic() + BEAT, known)
+                return
         self.tell({"index": self.place.index, "code": code, "why": why})
         if code not in TOGETHER or why:
             said = f"{self.name(self.place.index)} {why}" if why else ""
@@ -269,8 +303,10 @@ class Watch:
         self.over.add(index)
         if self.place.index == 0:
             self.tell({"index": index, "code": code, "why": why})
+        if self.verdict is not None and self.verdict[1].code in CAUSES:
+            return
         if why:
             raise Ended(AGAIN, f"{self.name(index)} {why}; the others end too, to be started again together")
-        if code not in TOGETHER and self.verdict is None:
+        if code in CAUSES or (code not in TOGETHER and self.verdict is None):
             said = f"{self.name(index)} ended with exit code {code}, and said why"
             self.verdict = (time.monotonic() + GRACE, Ended(code, said))

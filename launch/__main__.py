@@ -13,6 +13,7 @@ from launch.processes import show
 
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with its exit code."""
+    sys.stdout.reconfigure(errors="replace")  # a run may write what the terminal cannot show
     sys.exit(dispatch(sys.argv[1:]))
 
 

@@ -27,10 +27,11 @@ class Job:
     def arguments(self) -> list[str]:
         return ["run", self.name, "--scale", self.scale, "--runs", self.runs, *self.extra]
 
-    def label(self) -> str:
-        """A name that clouds and queues accept (63 of a-z0-9-), the same whenever the same job is started."""
-        digest = hashlib.sha256("\0".join(self.arguments()).encode()).hexdigest()[:6]
-        return f"lm-{re.sub('[^a-z0-9]+', '-', self.name.lower())[:36].strip('-')}-{digest}"
+
+def label(*jobs: Job) -> str:
+    """A name that clouds and queues accept (63 of a-z0-9-), the same whenever the same jobs are started."""
+    digest = hashlib.sha256("\0".join(word for job in jobs for word in job.arguments()).encode()).hexdigest()[:6]
+    return f"lm-{re.sub('[^a-z0-9]+', '-', jobs[0].name.lower())[:36].strip('-')}-{digest}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from launch.command import Job, find
-from launch.policy import DONE, HOPELESS, pause, worst
+from launch.policy import DONE, HOPELESS, INTERRUPTED, pause, worst
 from launch.processes import Child, on_signals, say, show
 
 GRACE = 60.0  # seconds that the others have, once one process has failed, to notice it, save and end
@@ -43,7 +43,7 @@ def run(jobs: Sequence[Job], asked: Namespace) -> int:
                 children.append(Child(command, str(process), os.environ | own))
         if told.is_set():  # while they were being started
             pass_on(signal.SIGTERM)
-        return worst(_wait(children) or [DONE])
+        return worst(_wait(children) or [INTERRUPTED if told.is_set() else DONE])
 
     on_signals(pass_on)
     for job in jobs:
@@ -61,15 +61,14 @@ def run(jobs: Sequence[Job], asked: Namespace) -> int:
 
 
 def _wait(children: Sequence[Child]) -> list[int]:
-    """Exit codes of all. When one has failed the others have GRACE to end by themselves, then half of it to save."""
+    """Exit codes of all. When one has failed the others have GRACE to save and end."""
     deadline = float("inf")
     while any(child.poll() is None for child in children):
         if deadline == float("inf") and any(child.poll() for child in children):
             deadline = time.monotonic() + GRACE
-        late = time.monotonic() - deadline
-        for child in children if late > 0 else ():
-            child.send_signal(signal.SIGKILL if late > GRACE / 2 else signal.SIGTERM)
-        time.sleep(1.0 if late > 0 else 0.1)
+        for child in children if time.monotonic() > deadline else ():
+            child.kill()
+        time.sleep(0.1)
     return [child.finish() for child in children]
 
 

@@ -34,8 +34,7 @@ class State:
     action: str = "look"  # look, ask, set up, start, delete, end
     after: float = 0.0  # seconds to wait before it
     why: str = ""
-    adopt: bool = False  # a slice that is there from before is gone on with
-    ours: bool = False  # asked for or adopted: it has to be deleted in the end; else there is none of ours
+    ours: bool = False  # asked for or to be adopted: it has to be deleted in the end; else there is none of ours
     there: bool = False  # and it has been seen since
     ready: bool = False  # the project is installed on its workers
     failures: int = 0  # in a row
@@ -94,10 +93,10 @@ def _looked(state: State, seen: Seen, restarts: int) -> State:
         return state.give_up(FAILED, why) if failures > restarts else again
     if seen.state not in (*WAITING, "ACTIVE"):  # not known just now, or still being deleted by an earlier launch
         return state.to("look", POLL, seen.message)
-    if not (state.ours or state.adopt):
+    if not state.ours:
         why = f"it is there already ({seen.state}), perhaps watched by another lm-launch; --adopt goes on with it"
         return state.to("end", why=why, code=BAD_SETTINGS)
-    state = replace(state, ours=True, there=True, failures=state.failures if state.code else 0)
+    state = replace(state, there=True, failures=state.failures if state.code else 0)
     if seen.state in WAITING:
         return state.to("look", POLL)
     if state.failures > restarts:

@@ -8,12 +8,16 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+
+PATIENCE = 10.0  # seconds that a process has to end by itself, when nobody waits for it any more
 
 
 def say(who: str, text: str) -> None:
-    """Write ``[who] text`` as whole lines, which several threads may do at once."""
-    sys.stdout.write("".join(f"[{who}] {line}\n" for line in text.splitlines()))
-    sys.stdout.flush()
+    """Write ``[who] text`` as whole lines, which several threads may do at once; nothing if nobody reads any more."""
+    with suppress(OSError, ValueError):  # a closed terminal or pipe is no reason to leave a slice running
+        sys.stdout.write("".join(f"[{who}] {line}\n" for line in text.splitlines()))
+        sys.stdout.flush()
 
 
 def show(arguments: Sequence[str]) -> None:
@@ -36,14 +40,21 @@ class Child(subprocess.Popen):
             os.killpg(self.pid, number)
 
     def finish(self) -> int:
-        """End what it has started and left; its exit code, when its last line is shown."""
-        code = self.wait()
+        """End it, if it does not end, and what it has started and left; its exit code, when its last line is shown."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(PATIENCE)
         self.send_group(signal.SIGKILL)
+        for other in Path("/proc").glob("[0-9]*"):  # lm's trainer has a group of its own, in the same session
+            with suppress(OSError):
+                if os.getsid(int(other.name)) == self.pid:
+                    os.kill(int(other.name), signal.SIGKILL)
+        code = self.wait()
         self.reader.join(timeout=5)
         return code
 
 
 def on_signals(act: Callable[[int], None]) -> None:
-    """From now on Ctrl-C, SIGTERM and a closed terminal call ``act(number)`` instead of ending this process."""
+    """From now on Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, if they would have ended this process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: act(number))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP be
+            signal.signal(number, lambda number, _: act(number))

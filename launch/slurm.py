@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from launch.command import Job, find
+from launch.command import Job, find, label
 from launch.policy import AGAIN, DONE, HOPELESS
 from launch.processes import show
 
@@ -16,7 +16,7 @@ def script(jobs: Sequence[Job], asked: Namespace) -> str:
     """The sbatch script: job.sbatch with its {blanks} filled in; a line whose blank is empty or 0 is left out."""
     lm = find("lm", "install the project (pip install -e .)")
     made = {
-        "name": jobs[0].label(),
+        "name": label(*jobs),
         "last": str(len(jobs) - 1),
         "tasks": max(asked.gpus, 1),
         "commands": "\n".join("  " + shlex.quote(shlex.join([lm, *job.arguments()])) for job in jobs),
@@ -33,7 +33,7 @@ def script(jobs: Sequence[Job], asked: Namespace) -> str:
 
 def run(jobs: Sequence[Job], asked: Namespace) -> int:
     """Write the script into this folder and submit it; the exit code is sbatch's."""
-    text, path = script(jobs, asked), Path(f"{jobs[0].label()}.sbatch")
+    text, path = script(jobs, asked), Path(f"{label(*jobs)}.sbatch")
     if asked.dry_run:
         print(text)
         show(["sbatch", str(path)])

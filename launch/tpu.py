@@ -18,44 +18,41 @@ from shlex import join
 
 from launch import gcloud
 from launch.accelerators import resolve
-from launch.command import Job, LaunchError
+from launch.command import Job, LaunchError, label
 from launch.policy import ABSENT, DONE, FAILED, Seen, State, step
 from launch.processes import Child, on_signals, say, show
 
 PACKED = "lm-source.tgz"  # in the workers' home folders; unpacked into ~/lm
 _BUCKET = re.compile("gs://([^/]+)")
-_UNPACK = f"rm -rf lm/lm lm/experiments lm/launch && mkdir -p lm && tar -xzf {PACKED} -C lm"
+_END = "bash lm/launch/worker.sh clean 2> /dev/null"  # what an adopted slice may still run
+_UNPACK = f"{_END}; rm -rf lm/lm lm/experiments lm/launch && mkdir -p lm && tar -xzf {PACKED} -C lm"
+_ALIVE = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]  # a dead connection ends
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One row and the equal TPU slices that it runs on, ``hosts`` workers in all.
-
-    ``packed`` is the source that they get; ``data`` the folder of prepared data sets, or nothing.
-    """
+    """One row and the equal TPU slices that it runs on, each of ``hosts``; ``packed`` is the source that they get."""
 
     job: Job
     accelerator: str
     runtime: str
     hosts: int
-    slices: int
-    spot: bool
-    zone: str
     project: str
     packed: str
-    data: str
+    asked: Namespace
 
     def commands(self, action: str, attempt: str) -> list[list[str]]:
         """The gcloud commands of an action."""
-        name, at = self.job.label(), gcloud.place(self.zone, self.project)
+        name, asked, at = label(self.job), self.asked, gcloud.place(self.asked.zone, self.project)
         workers = ["--worker=all", "--node=all", *at]
         kind = [f"--accelerator-type={self.accelerator}", f"--runtime-version={self.runtime}"]
-        kind += [f"--labels={gcloud.LABEL}", *(["--spot"] if self.spot else [])]
-        nodes = [f"--node-count={self.slices}", f"--node-prefix={name}"] if self.slices > 1 else [f"--node-id={name}"]
-        variables = ["LM_COORDINATOR=auto"] * (self.hosts > 1) + [f"TFDS_DATA_DIR={self.data}"] * bool(self.data)
+        kind += [f"--labels={gcloud.LABEL}", *(["--spot"] if asked.spot else [])]
+        nodes = [f"--node-count={asked.slices}", f"--node-prefix={name}"] if asked.slices > 1 else [f"--node-id={name}"]
+        variables = ["LM_COORDINATOR=auto"] * (self.hosts * asked.slices > 1)
+        variables += [f"TFDS_DATA_DIR={asked.data}"] * bool(asked.data)
         words = [*variables, "lm", *self.job.arguments()]
-        if self.slices > 1 and "--mesh.slice" not in words:
-            words += ["--mesh.slice", str(self.slices)]
+        if asked.slices > 1 and not any(word.split("=")[0] == "--mesh.slice" for word in words):
+            words += ["--mesh.slice", str(asked.slices)]
         buckets = sorted({bucket for word in words for bucket in _BUCKET.findall(word)})
         start = ["bash", "lm/launch/worker.sh", "start", attempt, "env"]
         start += [_BUCKET.sub(r"gs/\1", word) for word in words]  # where setup mounts them
@@ -65,9 +62,9 @@ class Slice:
             "ask": [["create", name, *nodes, *kind, *at]],
             "set up": [
                 ["scp", self.packed, f"{name}:{PACKED}", *workers],
-                ["ssh", name, *workers, f"--command={_UNPACK} && {setup}"],
+                ["ssh", name, *workers, *_ALIVE, f"--command={_UNPACK} && {setup}"],
             ],
-            "start": [["ssh", name, *workers, f"--command={join(start)}"]],
+            "start": [["ssh", name, *workers, *_ALIVE, f"--command={join(start)}"]],
             "delete": [["delete", name, *at, "--force"]],  # with its nodes; answers when they are gone
         }
         return [[*gcloud.TPUS, "queued-resources", *command] for command in commands[action]]
@@ -91,9 +88,9 @@ def run(jobs: Sequence[Job], asked: Namespace) -> int:
         raise LaunchError(f"--runs {asked.runs!r} should be gs://BUCKET/FOLDER: a slice's disks are deleted with it")
     accelerator, runtime, hosts = resolve(asked.accelerator)
     project = asked.project or "PROJECT" if asked.dry_run else gcloud.paying(asked.project)
-    kind = (accelerator, asked.runtime or runtime, hosts * asked.slices, asked.slices, asked.spot, asked.zone, project)
+    kind = (accelerator, asked.runtime or runtime, hosts, project)
     if asked.dry_run:
-        slices = [Slice(job, *kind, PACKED, asked.data) for job in jobs]
+        slices = [Slice(job, *kind, PACKED, asked) for job in jobs]
         steps = [one.commands(do, "ATTEMPT") for one in slices for do in ("look", "ask", "set up", "start", "delete")]
         for command in sum(steps, [gcloud.LOGGED_IN, gcloud.PROJECT, gcloud.types(asked.zone, project)]):
             show(command)
@@ -103,16 +100,16 @@ def run(jobs: Sequence[Job], asked: Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="lm-launch-") as folder:
         packed = Path(folder, PACKED)
         pack(asked.source, packed)
-        on_signals(lambda _: (say("launch", "deleting every slice; please wait"), stop.set()))
+        on_signals(lambda _: (stop.set(), say("launch", "deleting every slice; please wait")))
         with ThreadPoolExecutor(asked.at_once) as pool:
-            slices = [Slice(job, *kind, str(packed), asked.data) for job in jobs]
+            slices = [Slice(job, *kind, str(packed), asked) for job in jobs]
             codes = list(pool.map(lambda one: keep_going(one, stop, asked.restarts, asked.adopt), slices))
     return next(filter(None, codes), DONE)
 
 
 def keep_going(one: Slice, stop: threading.Event, restarts: int, adopt: bool) -> int:
     """Follow the state machine of one row to its end; the exit code."""
-    who, state, seen, attempts = one.job.label(), State(adopt=adopt), Seen(), 0
+    who, state, seen, attempts = label(one.job), State(ours=adopt), Seen(), 0
     while state.action != "end":
         say(who, state.why)
         before, began, seen = seen.state, time.monotonic(), Seen()
@@ -134,13 +131,13 @@ def keep_going(one: Slice, stop: threading.Event, restarts: int, adopt: bool) ->
 def _act(one: Slice, action: str, attempt: str, stop: threading.Event) -> Seen:
     commands = one.commands(action, attempt)
     if action in ("set up", "start"):
-        codes = (_stream(one.job.label(), command, stop) for command in commands)
+        codes = (_stream(label(one.job), command, stop) for command in commands)
         return Seen(next(filter(None, codes), DONE))
     seen = gcloud.run(commands[0])
     if seen.code and "NOT_FOUND" in seen.message:
         return Seen(state=ABSENT)
     if action == "delete":
-        say(one.job.label(), seen.message)
+        say(label(one.job), seen.message)
     if action == "look" and not seen.code:
         state = json.loads(seen.message)["state"]
         return Seen(state=state["state"], message=state.get("failedData", {}).get("error", {}).get("message", ""))

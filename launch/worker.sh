@@ -23,23 +23,23 @@ setup() {
 
 mount() { # again after a reboot; a checkpoint is renamed when it is whole, and data are read from a copy on this disk
   local bucket
-  while read -r bucket; do
+  while read -r bucket <&3; do # 3: what is called here may read its input
     [ -n "$bucket" ] && ! mountpoint -q ~/gs/"$bucket" || continue
     command -v gcsfuse > /dev/null || sudo apt-get install --quiet --yes gcsfuse \
-      || { echo "gcsfuse is needed to mount gs://$bucket: name an image that has it with --runtime" >&2; return 2; }
-    mkdir -p ~/gs/"$bucket" /tmp/gcsfuse
-    gcsfuse --implicit-dirs --rename-dir-limit=1000000 --cache-dir=/tmp/gcsfuse --file-cache-max-size-mb=-1 \
-      "$bucket" ~/gs/"$bucket" || return 2
-  done < "$project/buckets"
+      || { echo "gcsfuse is needed to mount gs://$bucket: name an image that has it with --runtime" >&2; return 1; }
+    mkdir -p ~/gs/"$bucket" "${TMPDIR:-/tmp}/gcsfuse"
+    gcsfuse --implicit-dirs --rename-dir-limit=1000000 --file-cache-max-size-mb=-1 \
+      --cache-dir="${TMPDIR:-/tmp}/gcsfuse" "$bucket" ~/gs/"$bucket" || return 1
+  done 3< "$project/buckets"
 }
 
 clean() { # ends what earlier attempts left; SIGTERM first, on which the run saves
   local pid file
   for file in "$state"/*/pid; do
-    pid=$(cat "$file" 2> /dev/null) && kill -0 "$pid" 2> /dev/null || continue
+    pid=$(cat "$file" 2> /dev/null) && pgrep -s "$pid" > /dev/null || continue
     pkill -TERM -P "$pid"
     for _ in $(seq "${LM_GRACE:-60}"); do kill -0 "$pid" 2> /dev/null && sleep 1; done
-    kill -KILL -- "-$pid" 2> /dev/null
+    pkill -KILL -s "$pid" # the session: lm's trainer has a group of its own
   done
   rm -rf "$state"
   # libtpu leaves its lock when it is killed, and then refuses to start.
@@ -51,7 +51,7 @@ start() {
   shift
   if [ ! -e "$here/pid" ]; then
     clean
-    [ ! -e "$project/buckets" ] || mount || exit 2
+    [ ! -e "$project/buckets" ] || mount || exit 1 # perhaps not so the next time
     mkdir -p "$here"
     export PATH="$project/.venv/bin:$PATH"
     # shellcheck disable=SC2016

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # One row on GKE, over one or more slices, as a JobSet that xpk makes (pip install xpk; a cluster made by xpk).
-#   CLUSTER=mine RUNS=gs://BUCKET/FOLDER launch/xpk.sh NAME [lm arguments]
+# Once, since lm writes to folders only:
+#   xpk storage attach lm --type=gcsfuse --cluster=mine --bucket=BUCKET --size=1 --mount-point=/bucket \
+#     --readonly=false --auto-mount=true --mount-options=implicit-dirs,rename-dir-limit=1000000
+# Then:
+#   CLUSTER=mine RUNS=/bucket/runs launch/xpk.sh NAME [lm arguments]
 #   TPU_TYPE=v6e-256 SLICES=2 XPK_OPTIONS='--spot --zone us-east5-b' ...;  XPK_OPTIONS=--dry-run only shows
 set -euo pipefail
-name=${1:?"usage: CLUSTER=... RUNS=gs://... launch/xpk.sh NAME [lm arguments]"}
+name=${1:?"usage: CLUSTER=... RUNS=/bucket/runs launch/xpk.sh NAME [lm arguments]"}
 shift
-lm=(lm run "$name" --scale "${SCALE:-base}" --runs "${RUNS:?a gs:// folder}" "$@")
+lm=(lm run "$name" --scale "${SCALE:-base}" --runs "${RUNS:?a folder in the mounted bucket}" "$@")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # xpk lays this folder over the image. It starts a workload again when that ends with 42, lm's "start again", without

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.experimental.mesh_utils import create_hybrid_device_mesh
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lm.config import SettingError, nearest
@@ -65,11 +65,13 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
     if slices not in (1, sizes["slice"]):
         raise SettingError(f"mesh.slice={sizes['slice']} should be {slices}: the devices are in so many slices")
-    types, inside = (AxisType.Auto,) * len(sizes), (1, *list(sizes.values())[1:])
+    shape, types = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
     if slices == 1:
-        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
-    across = (slices, *(1,) * (len(sizes) - 1))
-    return Mesh(create_hybrid_device_mesh(inside, across, devices), tuple(sizes), axis_types=types)
+        arranged = create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    else:
+        inside, across = (1, *shape[1:]), (slices, *(1,) * (len(shape) - 1))
+        arranged = create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
+    return Mesh(arranged, tuple(sizes), axis_types=types)
 
 
 def check(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:

@@ -3,10 +3,13 @@
 import hashlib
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 from experiments import processes
+from experiments.watch import fork
 
 SIZES = (2, 2, 2)  # of the mesh: both processes hold parts of every batch
 STEPS, SAVED = 6, 3
@@ -100,7 +103,28 @@ def forever(folder):
     learn(folder / "forever", 10**6)
 
 
+def trainer(how):
+    """One that needs no jax, in ways in which they end badly; the first of the two is the worse."""
+    first = os.environ["LM_PROCESS"] == "0"
+    line = fork(processes.find(os.environ), start=60.0, silence=3.0)
+    line.need()
+    line.end_with_it()
+    if how == "stays":  # deaf to SIGTERM, with a worker
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(subprocess.Popen(["sleep", "99"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)
+    elif how == "done" or first:
+        line.send({"code": 0 if how == "done" else int(how)})
+        time.sleep(99 if how == "done" and first else 0.3)
+        os._exit(0 if how == "done" else int(how))
+    else:  # as jax does then
+        time.sleep(1.0)
+        os.abort()
+    time.sleep(99)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "trainer":
+        trainer(sys.argv[2])
     end = processes.join()
     code = {"laws": laws, "forever": forever}[sys.argv[1]](Path(sys.argv[2]))
     end(code)

@@ -1,21 +1,26 @@
 """``lm plan``: what it reads in a program, what follows, what it refuses, and what the compiler says of our steps."""
 
 import importlib.util
+import shlex
 import sys
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
+import tyro
 
 from experiments import plan as plans
 from experiments.chips import CHIPS, find_slice, shapes_of
+from experiments.experiment import Experiment
 from experiments.planning import compiler
-from experiments.planning.compiler import Compiled, compile_step, features, program_key
+from experiments.planning.compiler import Compiled, compile_step, features, program_key, read_by_writing
 from experiments.planning.estimate import estimate, flops_of, needed, writing
 from experiments.planning.program import read, unexpected
-from experiments.planning.search import candidates
+from experiments.planning.search import arrangements, candidates, memory
 from experiments.registry import build
 from lm.config import SettingError, changes
 from lm.data.objectives import Lengths
+from lm.nn.config import ModelConfig
 from lm.train.throughput import PEAK
 
 libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
@@ -36,6 +41,7 @@ PROGRAM = """HloModule step, is_scheduled=true
 %body (b: (s32[], f32[8])) -> (s32[], f32[8]) {
   %fusion.1 = f32[8]{0} fusion(%b), kind=kLoop, calls=%piece, backend_config={"estimated_cycles":"100"}
   %fusion.2 = f32[8]{0} fusion(%b), kind=kLoop, calls=%piece, backend_config={"estimated_cycles":"10"}
+  %kernel.1 = f32[8]{0} custom-call(%b), custom_call_target="tpu_custom_call"
 }
 
 %condition (c: (s32[], f32[8])) -> pred[] {
@@ -57,7 +63,7 @@ def program(groups="{{0,2},{1,3}}"):
 
 def test_a_loop_counts_its_body_as_often_as_it_runs_and_a_collective_in_pieces_counts_once():
     found = program()
-    assert (found.cycles, found.loops) == (12 * 110 + 1, {"body": 12})
+    assert (found.cycles, found.loops, found.kernels) == (12 * 110 + 1, {"body": 12}, 12)
     assert [(one.kind, one.times, one.bytes) for one in sorted(found.collectives)] == [
         ("all-gather", 12, 2 * 2**20 / 2),  # half of bfloat16 [1024, 1024]
         ("all-reduce", 1, 4 * 1024),  # a half there, a half back
@@ -129,7 +135,13 @@ def test_slices_go_up_to_full_pods_and_peaks_are_those_of_the_training_log(gener
         assert found[0] == CHIPS[generation].peak / CHIPS[generation].devices
 
 
-COMPILED = Compiled(parameters=10**8, encoder=4 * 10**7, arguments=2**30, temporaries=2**30, cycles=15 * 10**7)
+def test_a_dimension_of_the_network_without_wrap_around_counts_half():
+    links = {("v5e:16x16", 256): 4, ("v5e:8x16", 128): 3, ("v5e:4x4", 4): 1, ("v5p:4x4x4", 16): 4, ("v5p:2x4x4", 16): 2}
+    for (name, size), number in links.items():
+        assert find_slice(name).bandwidth(("fsdp",), size) == number * find_slice(name).chip.link
+
+
+COMPILED = Compiled(parameters=10**8, read=6 * 10**7, arguments=2**30, temporaries=2**30, cycles=15 * 10**7)
 
 
 def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps():
@@ -138,9 +150,9 @@ def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps
     assert (made.bound, made.step) == ("compiler", pytest.approx(0.1))
     assert made.utilization == pytest.approx(flops_of(experiment, 128, lengths) / (16 * 197e12 * 0.1))
     short = changes(experiment, {"finetuning.steps": 0, "pretraining.steps": 36_000})
-    assert estimate(short, lengths, place, COMPILED).chip_hours == pytest.approx(16)
+    assert estimate(short, lengths, place, COMPILED).chip_hours == pytest.approx((16, 0))
     sent = replace(COMPILED, collectives=(("all-gather", ("fsdp",), 16, 10, 4e9),))
-    assert estimate(experiment, lengths, place, sent).bounds["network"] == pytest.approx(10 * 4e9 / 200e9)
+    assert estimate(experiment, lengths, place, sent).bounds["network"] == pytest.approx(10 * 4e9 / 100e9)
 
 
 def test_writing_reads_the_decoder_and_the_cache_for_each_token():
@@ -151,17 +163,52 @@ def test_writing_reads_the_decoder_and_the_cache_for_each_token():
     assert found.single < found.full < 4 * 819e9 / found.cache
 
 
+def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as_often_as_it_is_used():
+    shapes = {"embed.table": (2,), "encoder.x": (3,), "decoder.blocks.cross.key.kernel": (5,), "decoder.blocks.x": (7,)}
+    cases = ({}, 2 + 7), ({"logits": "separate"}, 7), ({"shared_layers": True}, 2 + 12 * 7)
+    assert all(read_by_writing(ModelConfig(**new), shapes) == read for new, read in cases)
+
+
+def test_what_overflows_hbm_does_not_fit_and_what_overflows_other_memory_has_failed():
+    assert compiler.overflow("Ran out of memory in memory space hbm. Used 2.50G of 1.75G hbm.") == 2.5 * 2**30
+    assert compiler.overflow("Ran out of memory in memory space vmem. It had size 20.00M.") == 0
+    made = plans.Plan("", "", "", build(ROW, "base"), find_slice("v5e:4x4"), {}, Lengths(1, 1, 1), COMPILED)
+    wrong = replace(COMPILED, over=2e6), Compiled(failed="so")
+    assert made.fits and not any(replace(made, compiled=each).fits for each in wrong)
+
+
+def test_what_is_to_be_pasted_reads_back_as_the_same_settings():
+    old, new = build(ROW, "base"), {"model.bias": True, "tuning.mixtures": ("glue", "squad"), "data.corpus": "text:a b"}
+    for before, after in permutations((old, changes(old, new))):
+        assert tyro.cli(Experiment, default=before, args=shlex.split(plans.options(before, after))) == after
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """Compiles nothing; a test says what the compiler comes to."""
+    monkeypatch.setattr(plans, "check_compiler", lambda: None)
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: "1")
+    return lambda compile_step: monkeypatch.setattr(plans, "compile_step", compile_step)
+
+
+def test_rows_of_one_last_name_are_told_apart_and_so_are_arrangements_and_small_numbers_are_not_0(
+    stub, tmp_path, capsys
+):
+    stub(lambda *_: replace(COMPILED, cycles=10, collectives=(("all-gather", ("fsdp",), 4, 1, 1.0),)))
+    rows = {name: build(name, "nano") for name in ("t5/6-corruption-rate/10", "t5/7-span-length/10")}
+    plans.show_plans(rows, "nano", "", "v5e:2x2", tmp_path, 1.0, True)
+    shown = capsys.readouterr().out
+    assert all(shown.count(f"{name} data 4, dots ") == 3 for name in rows)  # in the tables of time, run and traffic
+    assert " 0 " not in shown
+
+
 def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_not_fit_gets_advice(
-    monkeypatch, tmp_path, capsys
+    stub, tmp_path, capsys
 ):
     asked = []
-    monkeypatch.setattr(plans, "check_compiler", lambda: None)
-    monkeypatch.setattr(
-        plans, "compile_step", lambda *arguments: asked.append(arguments) or replace(COMPILED, over=3e10)
-    )
-    monkeypatch.setattr(compiler.metadata, "version", lambda name: "1")
+    stub(lambda *arguments: asked.append(arguments) or replace(COMPILED, over=3e10))
     rows = {name: plans.row_of(name, "base", "", "fsdp=16") for name in ("t5/9-repeats/64", "t5/9-repeats/256")}
-    plans.show_plans(rows, "base", "v5e:4x4", tmp_path, 1.0, False)
+    plans.show_plans(rows, "base", "", "v5e:4x4", tmp_path, 1.0, False)
     assert len(asked) == 1
     assert capsys.readouterr().out.count("does not fit. Try --model.remat") == 2
 
@@ -173,13 +220,13 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
         ("tensor=16", "num_heads.*12.*tensor"),
         ("fdsp=4", "did you mean 'fsdp'"),
         ("fsdp", "AXIS=SIZE"),
+        ("slice=-1,data=4", "mesh.slice=-1 should say"),
     ],
 )
-def test_a_mesh_that_cannot_be_is_refused_before_anything_is_compiled(mesh, message, monkeypatch, tmp_path):
-    monkeypatch.setattr(plans, "check_compiler", lambda: None)
-    monkeypatch.setattr(plans, "compile_step", None)
+def test_a_mesh_that_cannot_be_is_refused_before_anything_is_compiled(mesh, message, stub, tmp_path):
+    stub(None)
     with pytest.raises(SettingError, match=message):
-        plans.show_plans({ROW: plans.row_of(ROW, "base", "", mesh)}, "base", "v5e:4x4", tmp_path, 0.0, False)
+        plans.show_plans({ROW: plans.row_of(ROW, "base", "", mesh)}, "base", "", "v5e:4x4", tmp_path, 0.0, False)
 
 
 def test_a_published_size_takes_the_place_of_the_scales_and_rows_change_it():
@@ -208,6 +255,24 @@ def test_the_search_compiles_different_arrangements_that_fit_by_the_rough_count(
     assert all(each.mesh.fsdp * each.mesh.tensor > 1 for each in found)  # 3B parameters fit on no chip
 
 
+@pytest.mark.parametrize("slice_", ["v5e:8x8", "v5e:1x1"])  # on which nothing fits
+def test_the_search_tries_the_leanest_arrangement_too(slice_):
+    rough = Lengths(511, 512, 200), find_slice(slice_), 3 * 10**9
+    experiment = plans.row_of(ROW, "base", "t5-3b", "")
+    tried, all_ = candidates(experiment, *rough[:2]), arrangements(experiment, rough[1])
+    assert min(memory(each, *rough) for each in tried) == min(memory(each, *rough) for each in all_)
+
+
+def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_and_an_encoders_logits():
+    def counted(**new):
+        experiment = replace(build(ROW, "base"), model=ModelConfig(architecture="encoder", remat="full", **new))
+        return memory(experiment, Lengths(4_096, 4_096, 0), find_slice("v5e:4x4"), 10**8)
+
+    assert (scores := counted(attention="xla") - counted()) > 2**30
+    assert counted(attention="xla", num_encoder_layers=24) - counted(num_encoder_layers=24) == pytest.approx(scores)
+    assert counted(vocab_size=10**6) > counted(vocab_size=10**5)
+
+
 @libtpu
 def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_remembered(monkeypatch, tmp_path):
     small = {"model.architecture": "decoder", "model.num_decoder_layers": 1, "model.dropout": 0.0}
@@ -222,8 +287,10 @@ def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_remembered(monkeyp
     assert {axis for _, axes, *_ in found.collectives for axis in axes} >= {"data", "fsdp", "tensor"}
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert compile_step(*arguments, print) == found
-    wider = changes(experiment, {"model.d_ff": 512})
-    assert program_key(wider, *arguments[1:3]) != program_key(*arguments[:3])
+    wider, key = changes(experiment, {"model.d_ff": 512}), program_key(*arguments[:3])
+    assert program_key(wider, *arguments[1:3]) != key
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=1")
+    assert program_key(*arguments[:3]) != key
 
 
 FIGURES = [  # of shared figures: size, slice, mesh, rematerialisation, batch, arguments and temporaries at most [GiB]

@@ -20,9 +20,10 @@ from test_run import TINY
 from experiments import processes
 from experiments.processes import Place, find
 from experiments.scales import SCALES
+from experiments.watch import ABORTED, Ended, Line, Watch
 from lm.config import SettingError
 from lm.data import documentation
-from lm.train.log import records
+from lm.train.log import Log, records
 from lm.train.step import build
 
 HERE = Path(__file__).parent
@@ -107,8 +108,9 @@ def test_the_step_is_compiled_once_while_the_state_is_made_and_its_time_told(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["watch", "trainer"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("who", "how"), [("watch", signal.SIGKILL), ("watch", signal.SIGSTOP), ("trainer", signal.SIGKILL)]
+)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_process_vanishes_the_others_end_in_time_and_name_it(tmp_path, victim, how, who):
     started = start(HERE / "pair.py", "forever", tmp_path, LM_HEARTBEAT="8")
@@ -127,10 +129,126 @@ def test_when_a_process_vanishes_the_others_end_in_time_and_name_it(tmp_path, vi
 
 
 def test_a_process_that_does_not_come_is_named():
-    (((code, said)),) = ends(start(HERE / "pair.py", "forever", "/nowhere", only=[1], count=3, LM_START_TIMEOUT="1"))
-    assert (code, said) == (42, "lm: process 0 of 3 did not come to localhost within 1 s")
-    (((code, said)),) = ends(start(HERE / "pair.py", "forever", "/nowhere", only=[0], count=3, LM_START_TIMEOUT="1"))
-    assert (code, said) == (42, "lm: process 1, 2 of 3 did not come to localhost within 1 s")
+    missing = "of 3 did not come to localhost within 1 s; LM_PROCESSES=1 runs each alone"
+    for one, others in ((1, "0"), (0, "1, 2")):
+        started = start(HERE / "pair.py", "forever", "/nowhere", only=[one], count=3, LM_START_TIMEOUT="1")
+        assert ends(started) == [(1, f"lm: process {others} {missing}")]
+
+
+@pytest.mark.parametrize("code", [1, 2, 3])
+def test_all_end_with_the_exit_code_of_the_one_that_failed_though_the_others_then_crash(code):
+    (first, _), (second, said) = ends(start(HERE / "pair.py", "trainer", code))
+    assert (first, second) == (code, code), said
+    assert f"process 0 of 2 on {socket.gethostname()} ended with exit code {code}" in said
+
+
+def watch_of(index):
+    ours, theirs = socket.socketpair()
+    watch = Watch(Place("h", 5, 2, index), 9.0, 9.0, 0, Line(ours))
+    watch.lines = {0: Line(theirs)} if index else {}
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        ([(None, 1, ""), (0, 42, "is gone")], 42),  # an exception may be the message that another is gone
+        ([(None, 3, ""), (0, 42, "is gone")], 3),  # a loss that is not finite is not
+        ([(None, ABORTED, "was killed by SIGABRT"), (0, 2, "")], 2),
+        ([(0, 1, ""), (None, 137, "was killed by SIGKILL")], 137),
+        ([(0, 2, ""), (None, 2, "")], 2),
+    ],
+)
+def test_what_may_follow_from_another_end_gives_way_to_it(events, code):
+    watch = watch_of(1)
+    try:
+        for index, *how in events:
+            watch._child_ends(*how) if index is None else watch._other_ends(index, *how)
+        found = watch.verdict[1]
+    except Ended as ended:
+        found = ended
+    assert found.code == code
+
+
+def staying():
+    """Two trainers that do not end by themselves: their processes, and the workers' ids."""
+    started = start(HERE / "pair.py", "trainer", "stays")
+    return started, [int(each.stdout.readline()) for each in started]
+
+
+def test_a_second_signal_ends_a_trainer_that_does_not_heed_the_first_and_all_that_it_started():
+    started, workers = staying()
+    for wait in (2.5, 0):
+        started[1].send_signal(signal.SIGINT)
+        time.sleep(wait)
+    (first, said), (second, _) = ends(started)
+    assert (first, second) == (42, 130), said
+    assert not any(map(alive, workers))
+
+
+def test_a_trainer_and_its_workers_do_not_outlive_the_watch():
+    started, workers = staying()
+    started[0].kill()
+    ends(started)
+    time.sleep(0.5)
+    assert not any(map(alive, workers))
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_trainer_that_hangs_when_all_are_done_is_ended():
+    before = time.monotonic()
+    assert [code for code, _ in ends(start(HERE / "pair.py", "trainer", "done"))] == [0, 0]
+    assert 12 < time.monotonic() - before < 30
+
+
+@pytest.mark.parametrize(
+    ("missing", "but", "code"), [([], {}, 42), ([1], {"command": ["another"]}, 2), ([1], {"count": 9}, 2)]
+)
+def test_who_comes_again_is_to_start_again_and_who_does_not_belong_is_told_so(missing, but, code):
+    watch, (ours, theirs) = watch_of(0), socket.socketpair()
+    watch.hosts[1] = "there"
+    told = {"index": 1, "count": 2, "host": "there", "command": sys.argv[1:]} | but
+    ours.settimeout(5)
+    Line(ours).send({"hello": [*told.values()]})
+    watch._take_in(Line(theirs), missing)
+    assert Line(ours).next()["code"] == code
+
+
+def test_values_come_whole_though_their_pieces_do_not():
+    ours, theirs = socket.socketpair()
+    threading.Timer(0.2, ours.sendall, [b"1}\n"]).start()
+    ours.sendall(b'{"a": ')
+    assert Line(theirs).next() == {"a": 1}
+
+
+def test_a_record_of_an_evaluation_is_in_a_closed_file_which_a_bucket_has(tmp_path):
+    with Log(tmp_path, {}) as log:
+        log.start(0)
+        files = []
+        for kind in ("train", "eval"):
+            files.append(log._file)
+            log.write(1, kind, {"loss": 1.0})
+        assert files[0] is files[1] and files[1].closed
+        log.write(2, "train", {"loss": 1.0})
+    assert [(line["step"], line["kind"]) for line in records(tmp_path)] == [(1, "train"), (1, "eval"), (2, "train")]
+
+
+@pytest.mark.parametrize("command", [["--help"], ["list"]])
+def test_nothing_is_said_where_nobody_reads(command):
+    read, write = os.pipe()
+    os.close(read)
+    ran = subprocess.run(
+        [sys.executable, "-m", "experiments", *command], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (ran.returncode in (0, 1), ran.stderr) == (True, "")
 
 
 def row(runs, count, signals=()):
@@ -188,7 +306,10 @@ GKE = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
             GKE | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "c:80"},
             Place("c", processes.PORT, 4, 3),
         ),
-        ({"LM_COORDINATOR": "h", "LM_PROCESSES": "1"}, "LM_COORDINATOR=h should be host:port"),
+        (SLURM | {"SLURM_STEP_NODELIST": "big", "LM_PROCESSES": "1"}, None),
+        ({"TPU_PROCESS_ADDRESSES": "a:1,b:1", "CLOUD_TPU_TASK_ID": "1"}, Place("a", processes.PORT, 2, 1)),
+        ({"LM_COORDINATOR": "h", "LM_PROCESSES": "2"}, "LM_COORDINATOR=h should be host:port"),
+        ({"LM_COORDINATOR": "h:65536", "LM_PROCESSES": "2"}, "LM_COORDINATOR=h:65536 should be host:port"),
         ({"LM_COORDINATOR": "h:5", "LM_PROCESS": "0"}, "LM_PROCESSES=None should be a number"),
         ({"LM_COORDINATOR": "h:5", "LM_PROCESSES": "2", "LM_PROCESS": "2"}, "should be below LM_PROCESSES=2"),
         ({"LM_COORDINATOR": "auto"}, "neither a Slurm step nor a TPU"),
@@ -202,13 +323,15 @@ def test_a_process_knows_its_place_from_the_environment(environment, place):
         assert find(environment) == place
 
 
-def test_a_tpu_vm_asks_its_metadata_server(monkeypatch):
-    told = {"worker-network-endpoints": "w:0:10.0.0.1,w:1:10.0.0.2", "agent-worker-number": "1"}
-    told["tpu-env"] = "ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
+@pytest.fixture
+def metadata(monkeypatch):
+    """What a metadata server tells, and codes that it answers with before; how it is found."""
+    told, faults = {}, []
 
     class Server(BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200 if self.headers["Metadata-Flavor"] == "Google" else 403)
+            code = 200 if self.headers["Metadata-Flavor"] == "Google" else 403
+            self.send_response(faults.pop() if faults else code)
             self.end_headers()
             self.wfile.write(told[self.path.rpartition("/")[2]].encode())
 
@@ -218,6 +341,19 @@ def test_a_tpu_vm_asks_its_metadata_server(monkeypatch):
     monkeypatch.setattr(processes, "has_tpu", lambda: True)
     with HTTPServer(("localhost", 0), Server) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        found = find({"GCE_METADATA_IP": f"localhost:{server.server_port}"})
+        yield told, faults, {"GCE_METADATA_IP": f"localhost:{server.server_port}"}
         server.shutdown()
-    assert found == Place("10.0.0.1", processes.PORT, 4, 3)
+
+
+def test_a_tpu_vm_asks_its_metadata_server_again_if_that_fails(metadata, monkeypatch):
+    told, faults, environment = metadata
+    monkeypatch.setattr(processes.time, "sleep", lambda _: None)
+    told |= {"worker-network-endpoints": "w:0:10.0.0.1,w:1:10.0.0.2", "agent-worker-number": "1"}
+    told["tpu-env"] = "ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
+    faults += [503, 503]
+    assert find(environment) == Place("10.0.0.1", processes.PORT, 4, 3)
+    faults += [404]
+    assert find(environment) is None
+    faults += [503] * 4
+    with pytest.raises(OSError, match="503"):
+        find(environment)

@@ -25,17 +25,18 @@ import jax
 from jax.experimental import topologies
 
 import lm
+from experiments import run
 from experiments.chips import Slice, find_slice
 from experiments.experiment import BASELINE, Experiment
 from experiments.planning import program
 from experiments.prepare import Prepared, pretraining_batches, tuning_lengths
-from experiments.run import steps_of
 from lm import sharding
 from lm.config import SettingError, from_json, to_json
 from lm.data import pipeline
 from lm.data.objectives import Lengths
 from lm.data.tokens import encode_corpus
 from lm.data.vocabulary import Bytes
+from lm.nn.config import ModelConfig
 from lm.train.log import replace_file
 
 Features = dict[str, tuple[list[int], str]]  # shape and dtype
@@ -51,13 +52,14 @@ class Compiled:
     """What the compiler came to; bytes are a device's. Of a step that does not fit, only what it needs is known."""
 
     parameters: int = 0
-    encoder: int = 0  # of them, which writing does not read
+    read: int = 0  # by writing a token, as often as it is
     arguments: int = 0
     temporaries: int = 0
     outputs: int = 0  # that do not take the place of arguments
     code: int = 0
     over: float = 0.0  # what a step needs that does not fit
     cycles: int = 0
+    kernels: int = 0  # that run in a step without being in its cycles
     collectives: tuple[tuple, ...] = ()  # (kind, mesh axes, devices, times a step, bytes each time)
     unexpected: tuple[tuple, ...] = ()  # gathers: (elements, mesh axes, times, source)
     lost: int = 0  # tensors that the partitioner makes whole
@@ -86,8 +88,10 @@ def program_key(experiment: Experiment, batch: Features, place: Slice) -> str:
         pretraining=replace(experiment.pretraining, steps=1, save_every=1, log_every=1),
     )  # fmt: skip
     versions = [metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")]
-    files = [*sorted(Path(lm.__file__).parent.rglob("*.py")), Path(program.__file__), Path(__file__)]
-    digest = hashlib.sha256(json.dumps([to_json(decides), batch, place.name, place.count, versions]).encode())
+    versions += [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
+    files = [*sorted(Path(lm.__file__).parent.rglob("*.py")), *map(Path, (program.__file__, run.__file__, __file__))]
+    slices = [place.name, place.count, dict(place.chip.options)]
+    digest = hashlib.sha256(json.dumps([to_json(decides), batch, slices, versions]).encode())
     for path in files:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -133,18 +137,17 @@ def _compile(experiment: Experiment, batch: Features, place: Slice) -> Compiled:
     if max(place.shape) == 1:
         options["chips_per_host_bounds"] = [1, 1, 1]
     devices = topologies.get_topology_desc(platform="tpu", topology_name=place.name, **options).devices
-    steps = steps_of(experiment, sharding.make_mesh(experiment.mesh, list(devices)))
+    steps = run.steps_of(experiment, sharding.make_mesh(experiment.mesh, list(devices)))
     arrays = {feature: jax.ShapeDtypeStruct(shape, dtype) for feature, (shape, dtype) in batch.items()}
     begin = perf_counter()
     lowered = steps.train.lower(steps.abstract, arrays, jax.ShapeDtypeStruct((), "uint32"))
     print(f"traced in {perf_counter() - begin:.0f} s; the compiler is at work", flush=True)
     shapes = {name: leaf.shape for name, leaf in steps.abstract.params.items()}
-    encoder = sum(prod(shape) for name, shape in shapes.items() if name.startswith("encoder."))
-    known = Compiled(parameters=sum(map(prod, shapes.values())), encoder=encoder)
+    known = Compiled(parameters=sum(map(prod, shapes.values())), read=read_by_writing(experiment.model, shapes))
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if needs := _needs(str(error)):
+        if needs := overflow(str(error)):
             return replace(known, over=needs)
         return replace(known, failed=f"the compiler gave up: {str(error).splitlines()[0][:200]}")
     print(f"compiled in {perf_counter() - begin:.0f} s", flush=True)
@@ -161,14 +164,27 @@ def _read(known: Compiled, compiled: Any, shapes: Mapping[str, tuple[int, ...]],
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
         cycles=found.cycles,
+        kernels=found.kernels,
         collectives=tuple(one[:5] for one in found.collectives),
         unexpected=tuple((one.elements, one.axes, one.times, one.source) for one in unexpected),
     )
 
 
-def _needs(error: str) -> float:
-    """Bytes that a program needs by the message that it does not fit; 0 of any other message."""
-    amount = re.search(r"([\d.]+)([KMGT])\b", error) if "Ran out of memory" in error else None
+def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Parameters that a decoder reads to write a token; what is used twice, as ALBERT's block, is read twice."""
+    skipped = ["encoder.", "decoder.blocks.cross.key.", "decoder.blocks.cross.value."]  # these are in the cache
+    skipped += ["embed."] if model.logits == "separate" else []  # but for a row
+    layers = model.num_decoder_layers if model.shared_layers else 1
+    return sum(
+        prod(shape) * (layers if name.startswith("decoder.blocks.") else 1)
+        for name, shape in shapes.items()
+        if not name.startswith(tuple(skipped))
+    )
+
+
+def overflow(error: str) -> float:
+    """Bytes of HBM that a program needs by the message that it does not fit; 0 of any other message."""
+    amount = re.search(r"memory space hbm\b.*?([\d.]+)([KMGT])\b", error)
     return float(amount[1]) * 2 ** (10 + 10 * "KMGT".index(amount[2])) if amount else 0.0
 
 

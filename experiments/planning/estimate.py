@@ -17,8 +17,9 @@ WIDTH = {"float32": 4, "bfloat16": 2}  # of an activation [bytes]
 ASSUMPTIONS = """\
 compute: FLOPs by formula, what is computed again not counted, over the chips' peak. HBM: the state and temporaries
 read and written once, parameters read three times a micro-batch. network: the bytes of all collectives over all links,
-both ways, of the dimensions that a group of devices spans. compiler: its estimate of cycles, in which no collective is,
-loops counted out, over the clock. A step lasts as long as the longest (*); use is FLOPs over that time at peak."""
+both ways, of the dimensions that a group of devices spans; one without wrap-around counts half: sides other than 16 or,
+in three dimensions, all of slices less than 4 thick. compiler: its estimate of cycles, in which no collective is, loops
+counted out, over the clock. A step lasts as long as the longest (*); use is FLOPs over that time at peak."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Estimate:
 
     bounds: dict[str, float]
     utilization: float  # of the chips' peak
-    chip_hours: float  # of the whole run
+    chip_hours: tuple[float, float]  # of all pre-training and of all fine-tuning, at least
 
     @property
     def step(self) -> float:
@@ -62,21 +63,22 @@ def estimate(experiment: Experiment, lengths: Lengths, place: Slice, compiled: C
     )
     bounds = dict(zip(BOUNDS, seconds, strict=True))
     step = max(bounds.values())
-    return Estimate(bounds, bounds["compute"] / step, run_steps(experiment, flops) * step * place.chips / 3_600)
+    hours = tuple(steps * step * place.chips / 3_600 for steps in run_steps(experiment, flops))
+    return Estimate(bounds, bounds["compute"] / step, hours)
 
 
-def run_steps(experiment: Experiment, flops: float) -> float:
-    """Steps of all phases of a run, in steps of pre-training, which take so many ``flops``."""
-    tuning, total = experiment.tuning, 0.0
+def run_steps(experiment: Experiment, flops: float) -> tuple[float, float]:
+    """Steps of pre-training and of fine-tuning a run has, in steps of pre-training, which take so many ``flops``."""
+    tuning, first, second = experiment.tuning, 0.0, 0.0
     for name in phases(experiment, Path(), Path()):
         if name.startswith("pretraining"):
-            total += experiment.pretraining.steps
+            first += experiment.pretraining.steps
             continue
         mixture = name.split("/")[0]
         lengths = Lengths(tuning.inputs_length, tuning.inputs_length, 0)
         lengths = tuning_lengths(experiment, (mixture,)) if mixture in tuning.mixtures else lengths
-        total += experiment.finetuning.steps * flops_of(experiment, experiment.finetuning.batch_size, lengths) / flops
-    return total
+        second += experiment.finetuning.steps * flops_of(experiment, experiment.finetuning.batch_size, lengths) / flops
+    return first, second
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,6 @@ def writing(experiment: Experiment, lengths: Lengths, place: Slice, compiled: Co
         return None
     kept = row_length(model.architecture, lengths) + (lengths.inputs if model.has_encoder else 0)
     cache = 2 * model.num_decoder_layers * model.key_value_heads * model.d_kv * kept * WIDTH[model.dtype]
-    unread = compiled.encoder + (model.logits == "separate") * model.vocab_size * model.embed_width  # but for its rows
-    read, bandwidth = 4 * (compiled.parameters - unread), place.chip.bandwidth * chips
+    read, bandwidth = 4 * compiled.read, place.chip.bandwidth * chips
     batch = max(int((place.chip.usable * chips - 4 * compiled.parameters) / cache), 0)
     return Writing(cache, bandwidth / (read + cache), batch, batch * bandwidth / (read + batch * cache))

@@ -42,16 +42,18 @@ class Program(NamedTuple):
     cycles: int  # by the compiler's estimate, of a step; what devices send each other is not in them
     loops: dict[str, int]  # the body's name -> how often it runs in a step
     collectives: list[Collective]
+    kernels: int  # calls of hand-written ones, of which the compiler estimates no cycles
 
 
 def read(text: str, mesh: Mapping[str, int]) -> Program:
     """The program compiled for mesh ``{axis: size}``; a loop is taken to count from 0, as the compiler's do."""
     computations, entry = _computations(text)
-    cycles, loops, found, todo = 0, {}, {}, [(entry, 1)]
+    cycles, kernels, loops, found, todo = 0, 0, {}, {}, [(entry, 1)]
     while todo:
         name, times = todo.pop()
         for instruction in computations[name]:
             cycles += times * sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', instruction.rest)))
+            kernels += times * ('custom_call_target="tpu_custom_call"' in instruction.rest)
             called = _called(instruction, computations)
             if instruction.opcode == "while":
                 body, trips = re.search(r"body=%?([\w.\-]+)", instruction.rest)[1], _trips(instruction, computations)
@@ -69,7 +71,7 @@ def read(text: str, mesh: Mapping[str, int]) -> Program:
                     channel = re.search(r"channel_id=(\d+)", inner.rest)
                     key = channel[1] if channel else len(found)
                     found[key] = min(found.get(key, one), one, key=lambda each: each.times)
-    return Program(cycles, loops, list(found.values()))
+    return Program(cycles, loops, list(found.values()), kernels)
 
 
 def unexpected(program: Program, shapes: Collection[tuple[int, ...]], mesh: Mapping[str, int]) -> list[Collective]:

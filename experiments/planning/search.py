@@ -16,6 +16,8 @@ from lm.config import SettingError
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.mesh import MeshConfig
+from lm.nn.attention import SHORT
+from lm.nn.config import ModelConfig
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
 
@@ -26,16 +28,18 @@ REACHED = 0.6  # share of a chip's peak that products of a common size reach
 
 
 def candidates(experiment: Experiment, lengths: Lengths, place: Slice) -> list[Experiment]:
-    """The TRIED arrangements that should be fastest of those that should fit, no two alike but in micro-batches."""
+    """TRIED arrangements: those that should be fastest of those that should fit, no two alike but in micro-batches, and
+    the leanest, for the count is rough. What cannot be shared out at all comes back as it is."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     parameters = count(jax.eval_shape(lambda key: Transformer(experiment.model, nnx.Rngs(params=key)), key))
-    found = {}
-    for each in arrangements(experiment, place):
-        if memory(each, lengths, place, parameters) < place.room:
-            timed = (time(each, lengths, place, parameters), each)
-            kind = each.mesh, each.model.remat
-            found[kind] = min(found.get(kind, timed), timed, key=lambda pair: pair[0])
-    return [each for _, each in sorted(found.values(), key=lambda pair: pair[0])][:TRIED]
+    rough = lengths, place, parameters
+    counted = [(memory(each, *rough), time(each, *rough), each) for each in arrangements(experiment, place)]
+    leanest = min(counted, key=lambda one: one[:2], default=(0, 0, experiment))[2]
+    fastest = {}
+    for _, _, each in sorted((one for one in counted if one[0] < place.room), key=lambda one: one[1]):
+        fastest.setdefault((each.mesh, each.model.remat), each)
+    tried = list(fastest.values())[:TRIED]
+    return tried if leanest in tried else [*tried[: TRIED - 1], leanest]
 
 
 def arrangements(experiment: Experiment, place: Slice) -> Iterator[Experiment]:
@@ -61,12 +65,12 @@ def memory(experiment: Experiment, lengths: Lengths, place: Slice, parameters: i
     tensor, wide = sizes["tensor"], WIDTH[model.dtype]
     rows = phase.batch_size / phase.microbatches / prod(sizes[axis] for axis in sharding.BATCH) / sizes["sequence"]
     products = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor  # of a block, a position
-    kept = wide * {"full": model.d_model, "dots": products, "none": 3 * products}[model.remat]
-    saved, working = 0.0, 10 * rows * row_length(model.architecture, lengths) * model.vocab_size / tensor  # logits
-    for layers, queries, keys in _stacks(experiment, lengths):
-        scores = 6 * model.num_heads / tensor * queries * keys
-        saved += layers * rows * (queries * kept + scores * (model.remat == "none"))
-        working = max(working, rows * (3 * wide * queries * products + 2 * scores))
+    kept = wide * {"full": model.d_model, "dots": products, "none": 2 * products}[model.remat]
+    words = row_length(model.architecture, lengths) if model.has_decoder else lengths.inputs
+    saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
+    for layers, queries, scores in _stacks(model, lengths):
+        saved += layers * rows * queries * kept
+        working = max(working, rows * (3 * wide * queries * products + 12 * model.num_heads / tensor * scores))
     states = {"adafactor": 2, "adamw": 4}[phase.optimizer.name]  # parameters, gradients and moments
     gathered = (sizes["fsdp"] > 1) * 4 * wide * parameters / tensor / model.num_decoder_layers
     return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
@@ -79,7 +83,7 @@ def time(experiment: Experiment, lengths: Lengths, place: Slice, parameters: int
     data, axes = sizes["slice"] * sizes["data"], ("slice",) if sizes["slice"] > 1 else ("data",)
     arithmetic = flops_of(experiment, phase.batch_size, lengths) / (place.chip.peak * place.chips)
     held, wide = parameters / tensor, WIDTH[model.dtype]
-    positions = sum(layers * queries for layers, queries, _ in _stacks(experiment, lengths))
+    positions = sum(layers * queries for layers, queries, _ in _stacks(model, lengths))
     tokens = phase.batch_size / (data * fsdp) * positions
     sent = 3 * parts * held * wide * (1 - 1 / fsdp) / place.bandwidth(("fsdp",), fsdp)  # there twice, and gradients
     sent += 8 * parts * held / fsdp * (1 - 1 / data) / place.bandwidth(axes, data)  # float32 gradients, there and back
@@ -88,9 +92,14 @@ def time(experiment: Experiment, lengths: Lengths, place: Slice, parameters: int
     return arithmetic * AGAIN[model.remat] / REACHED + moved + sent / 2
 
 
-def _stacks(experiment: Experiment, lengths: Lengths) -> list[tuple[int, int, int]]:
-    """(layers, queries, keys) of each stack."""
-    model, targets = experiment.model, row_length(experiment.model.architecture, lengths)
-    encoder = [(model.num_encoder_layers, lengths.inputs, lengths.inputs)] * model.has_encoder
-    seen = targets + lengths.inputs * model.has_encoder
-    return encoder + [(model.num_decoder_layers, targets, seen)] * model.has_decoder
+def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
+    """(layers, queries, scores of a head that are in memory at a time) of each stack; a kernel keeps none."""
+    inputs, targets = lengths.inputs, row_length(model.architecture, lengths)
+
+    def scores(queries, keys):
+        kernel = {"auto": max(queries, keys) > SHORT, "flash": True}.get(model.attention, False)
+        return 0 if kernel and not model.sparsity.random_blocks else queries * keys
+
+    encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs))] * model.has_encoder
+    most = max(scores(targets, targets), scores(targets, inputs) * model.has_encoder)
+    return encoder + [(model.num_decoder_layers, targets, most)] * model.has_decoder

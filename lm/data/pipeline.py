@@ -1,7 +1,8 @@
 """Settings -> batches. A batch is a pure function of (seed, step), and so is each of its rows.
 
-A batch function is ``batches(step, rows)``: rows ``rows`` of the global batch of that step. Host h of H asks for rows
-h*B/H to (h+1)*B/H; who asks, and in which order, changes nothing. The step is the only state there is.
+A batch function is ``batches(step, rows)``: rows ``rows`` of the global batch of that step. A host asks for those that
+its devices hold, which need not be one block; who asks, and in which order, changes nothing. The step is the only
+state there is.
 
 grain is imported where it is used: it brings jax along, which nothing here needs.
 """

@@ -29,8 +29,9 @@ class Questions:
 def predict(model: Any, asked: Questions, put: Callable) -> list[Any]:
     """The model's prediction for every row, in order; ``put`` places this process's part of a batch."""
     outputs: list[np.ndarray] = []
-    for batch in asked.batches:
-        outputs.extend(multihost_utils.process_allgather(asked.output(model, put(batch)), tiled=True))
+    for batch in map(put, asked.batches):
+        with jax.set_mesh(next(iter(batch.values())).sharding.mesh):  # by which a model places what it computes
+            outputs.extend(multihost_utils.process_allgather(asked.output(model, batch), tiled=True))
     # The last batch is filled up with rows of padding.
     return [asked.read(row, np.asarray(output)) for row, output in zip(asked.rows, outputs, strict=False)]
 

@@ -179,6 +179,8 @@ def _sharded(call: Callable, query: jax.Array, seen: KeyValue, mask: Any, bias: 
     if mesh.empty or mesh.size == 1:
         return call(query, *seen, mask, bias, keep=keep, offset=None)
     batch, length, heads = (ACTIVATION_AXES[name] for name in ("batch", "length", "heads"))
+    if query.shape[1] % mesh.shape[length]:
+        length = None  # rows that do not divide are whole on each device, as in lm.sharding
     if seen.key.shape[2] % mesh.shape[heads]:
         seen = KeyValue(*(jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in seen))
 
@@ -192,7 +194,8 @@ def _sharded(call: Callable, query: jax.Array, seen: KeyValue, mask: Any, bias: 
     bias_places = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads), bias)
 
     def part(query, key, value, mask, bias, keep):
-        return call(query, key, value, mask, bias, keep=keep, offset=jax.lax.axis_index(length)[None] * query.shape[1])
+        offset = None if length is None else jax.lax.axis_index(length)[None] * query.shape[1]
+        return call(query, key, value, mask, bias, keep=keep, offset=offset)
 
     return jax.shard_map(
         part,

@@ -130,9 +130,9 @@ class ModelConfig:
                 f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width} of model.d_kv={self.d_kv} "
                 "features: it should be an even number of them"
             )
-        if self.attention == "flash" and self.sparsity.random_blocks:
+        if self.attention in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
             raise SettingError(
-                f"model.attention='flash' lacks model.sparsity.random_blocks={self.sparsity.random_blocks}; take 'auto'"
+                f"model.attention={self.attention!r} lacks model.sparsity.random_blocks={count}: take 'auto'"
             )
         if self.attention == "cudnn" and (
             self.dtype != "bfloat16" or self.d_kv > 128 or self.d_kv % 8 or self.positions.startswith(BIASES)

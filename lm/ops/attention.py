@@ -58,7 +58,7 @@ def cudnn_attention(
     if mask is None or isinstance(mask, Mask) and mask == CAUSAL:
         return call(is_causal=mask is not None)
     seen = mask.dense(query.shape[1], key.shape[1]) if isinstance(mask, Mask) else mask
-    out = call(mask=jnp.broadcast_to(seen, (len(query), *seen.shape[1:]))[:, None])
+    out = call(mask=jnp.broadcast_to(seen, (len(query), query.shape[1], key.shape[1]))[:, None])
     return jnp.where(seen.any(-1)[:, :, None, None], out, 0)  # cuDNN takes the mean where nothing is seen
 
 

@@ -79,6 +79,9 @@ class Log:
         values = {name: value for name, value in values.items() if value is not None}
         self._file.write(json.dumps({"step": step, "kind": kind, "time": round(time.time(), 3), **values}) + "\n")
         self._file.flush()
+        if kind != "train":  # a mounted bucket takes a file when it is closed, and best_of its scores from there
+            self._file.close()
+            self._file = (self.folder / "metrics.jsonl").open("a")
         for name, value in values.items():
             if isinstance(value, float | int) and math.isfinite(value):
                 self._board.add_scalar(f"{kind}/{name}", value, step)

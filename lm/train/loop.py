@@ -196,9 +196,10 @@ _asked = count(1)  # how often all processes have looked for a signal: their com
 
 
 class Signals:
-    """SIGINT and SIGTERM are taken down, not obeyed, while in this context; a second one is obeyed.
+    """SIGINT and SIGTERM are taken down, not obeyed, while in this context.
 
-    With several processes jax passes a SIGTERM on to all of them, and they agree on the step to stop after.
+    A second one is obeyed where there is one process. With several jax passes a SIGTERM on to all of them, and they
+    agree on the step to stop after.
     """
 
     def __init__(self):

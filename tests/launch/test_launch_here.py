@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from launch import local, policy
 from launch.__main__ import dispatch
 from launch.accelerators import resolve
+from launch.command import Job, label
 from launch.policy import worst
 
 LAUNCH = Path(__file__).parents[2] / "launch"
@@ -44,10 +46,32 @@ def test_a_signal_is_passed_on_and_nothing_is_started_again(stage, monkeypatch):
     assert (stage.folder / "lm.calls").read_text().count("run t5") == 2
 
 
+def test_a_signal_between_two_attempts_is_an_interruption_of_all_rows(stage, monkeypatch):
+    monkeypatch.setattr(local, "pause", lambda *_: os.kill(os.getpid(), signal.SIGINT) or 0.0)
+    monkeypatch.setenv("LM_DOES", "exit 1")
+    assert dispatch(["local", "t5/*", "--processes=2"]) == 130
+    assert (stage.folder / "lm.calls").read_text().count("run t5") == 2
+
+
+# A process in a group of its own, as lm's trainer is.
+ORPHAN = "set -m; sleep 60 > /dev/null 2>&1 < /dev/null & echo $! > "
+
+
+def gone(file: Path) -> bool:
+    """Whether the process with this number is ended, or soon will be."""
+    about = Path("/proc", file.read_text().strip(), "stat")
+    for _ in range(50):
+        if not about.exists() or ") Z " in about.read_text():
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def test_the_others_are_ended_when_one_process_has_failed(stage, monkeypatch):
     monkeypatch.setattr(local, "GRACE", 0.2)
-    monkeypatch.setenv("LM_DOES", '[ "$LM_PROCESS" = 0 ] && exit 1; trap "" TERM; sleep 60; sleep 60')
+    monkeypatch.setenv("LM_DOES", f'{ORPHAN} "$0.$LM_PROCESS"; [ "$LM_PROCESS" = 0 ] && exit 1; sleep 60; sleep 60')
     assert dispatch([*LOCAL, "--restarts=0"]) == 1
+    assert gone(stage.folder / "lm.0") and gone(stage.folder / "lm.1")
 
 
 @pytest.mark.parametrize("code, turn, requeued", [(0, 0, 0), (2, 0, 0), (3, 0, 0), (42, 99, 1), (1, 0, 1), (1, 3, 0)])
@@ -66,6 +90,11 @@ def test_a_slurm_job_queues_itself_again_when_that_helps(stage, monkeypatch, cap
     assert "--partition" not in text and "{" not in text.replace("${", "")
 
 
+def test_two_sweeps_that_begin_alike_have_names_of_their_own():
+    one, two = (Job(name, "base", "runs", ()) for name in ("t5/a", "t5/b"))
+    assert len({label(one), label(one, two), label(two)}) == 3
+
+
 def test_a_worker_goes_on_when_the_connection_is_lost_and_a_new_attempt_ends_the_old_one(tmp_path):
     def worker(attempt: str, command: str) -> subprocess.Popen:
         arguments = ["bash", LAUNCH / "worker.sh", "start", attempt, "bash", "-c", command]
@@ -73,21 +102,37 @@ def test_a_worker_goes_on_when_the_connection_is_lost_and_a_new_attempt_ends_the
             arguments, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
         )
 
-    first = worker(
-        "1", f"trap 'echo > {tmp_path}/saved; exit 42' TERM; echo once; for _ in {{1..200}}; do sleep 0.1; done"
-    )
+    saves = f"trap 'echo > {tmp_path}/saved; exit 42' TERM; echo once; for _ in {{1..200}}; do sleep 0.1; done"
+    first = worker("1", f"{ORPHAN} {tmp_path}/orphan; {saves}")
     assert first.stdout.readline().endswith("once\n")
     first.kill()  # what watches, as when ssh is lost; not the run
     again = worker("1", "echo twice")
     assert again.stdout.readline().endswith("once\n")
     assert worker("2", "exit 3").wait() == 3
     assert (tmp_path / "saved").exists() and again.wait() in (42, 1)  # its record may be gone already
+    assert gone(tmp_path / "orphan")
+
+
+def test_all_buckets_are_mounted_again_and_one_that_is_not_may_be_the_next_time(stage):
+    stage.play(mountpoint="#!/bin/bash\nexit 1\n")
+    stage.play(gcsfuse='#!/bin/bash\ncat; echo "${@: -2:1}" >> "$0.calls"; [ ! -e "$0.fails" ]\n')
+    (stage.folder / "launch").mkdir()
+    script = stage.folder / "launch" / "worker.sh"
+    script.write_text((LAUNCH / "worker.sh").read_text())
+    (stage.folder / "buckets").write_text("one\ntwo\n")
+    own = os.environ | {"HOME": str(stage.folder), "TMPDIR": str(stage.folder)}
+    assert subprocess.run(["bash", script, "start", "1", "true"], env=own).returncode == 0
+    assert (stage.folder / "gcsfuse.calls").read_text() == "one\ntwo\n"
+    (stage.folder / "gcsfuse.fails").touch()
+    assert subprocess.run(["bash", script, "start", "2", "true"], env=own).returncode == 1
 
 
 def test_the_scripts_for_other_launchers_parse():
     for name in ("worker.sh", "xpk.sh", "job.sbatch"):
         assert subprocess.run(["bash", "-n", LAUNCH / name]).returncode == 0
-    task = pytest.importorskip("yaml").safe_load((LAUNCH / "skypilot.yaml").read_text())["resources"]
+    task = pytest.importorskip("yaml").safe_load((LAUNCH / "skypilot.yaml").read_text())
+    assert "~/bucket" in task["file_mounts"] and '--runs ~/"bucket/' in task["run"]
+    task = task["resources"]
     assert task["job_recovery"]["recover_on_exit_codes"] == [policy.AGAIN]
     accelerator, runtime, _ = resolve(task["accelerators"].removeprefix("tpu-"))
     assert (accelerator, task["accelerator_args"]["runtime_version"]) == ("v5litepod-16", runtime)

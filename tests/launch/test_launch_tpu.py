@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from launch.__main__ import dispatch
 from launch.accelerators import resolve
 from launch.gcloud import deletion
 from launch.policy import ABSENT, FAILED, Seen, State, step
-from launch.processes import show
+from launch.processes import on_signals, show
 
 HERE = Path(__file__).parent
 TPU = ["tpu", "t5/a", "--accelerator=v5litepod-16", "--zone=us-west4-a", "--runs=gs://b/r"]
@@ -60,11 +61,27 @@ def test_each_ending_has_its_policy(stage, answers, code, then):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_run_and_deletes_its_slice(stage, number):
+def test_a_signal_ends_the_run_and_deletes_its_slice_even_if_the_terminal_is_gone(stage, number, monkeypatch):
+    monkeypatch.setattr("sys.stdout", Mock(**{"write.side_effect": OSError(5, "Input/output error")}))
+    monkeypatch.setattr("launch.processes.PATIENCE", 0.2)
     stage.record(START=[("hangs", "", "")])
     stage.send(number, when=lambda: "START" in stage.calls())
-    assert dispatch(TPU) == 130
+    began = time.monotonic()
+    assert dispatch(TPU) == 130 and time.monotonic() - began < 30
     assert stage.calls().endswith("START delete ")
+
+
+def test_under_nohup_a_closed_terminal_deletes_nothing(stage):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    on_signals(print)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN != signal.getsignal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("options, last", [([], "describe "), (["--adopt"], "delete ")])
+def test_before_the_first_look_a_signal_deletes_only_a_slice_that_was_to_be_adopted(stage, options, last):
+    stage.record(describe=[(1, "", "UNAVAILABLE")])
+    stage.send(signal.SIGTERM, when=lambda: "describe" in stage.calls())
+    assert dispatch([*TPU, *options]) == 130 and stage.calls().endswith(last)
 
 
 def test_a_slice_that_cannot_be_deleted_is_named_with_the_command_that_does_it(stage, capsys):
@@ -84,7 +101,7 @@ def test_only_a_slice_of_ours_is_deleted():
     assert step(State(), Seen(stopped=True), 3).action == "end"
     assert step(State(ours=True), Seen(stopped=True), 3).action == "delete"
     assert step(State(), Seen(state="ACTIVE"), 3).action == "end"
-    assert step(State(adopt=True), Seen(state="ACTIVE"), 3).action == "set up"
+    assert step(State(ours=True), Seen(state="ACTIVE"), 3).action == "set up"
 
 
 def test_a_slice_that_was_lost_or_an_attempt_that_lasted_forgives_earlier_failures():
@@ -144,10 +161,11 @@ def test_types_and_topologies_name_the_same_slices(asked, given):
 def test_a_dry_run_prints_every_command_and_the_real_gcloud_accepts_each(stage, capsys):
     real = shutil.which("gcloud", path=os.environ["PATH"].split(":", 1)[1])
     assert dispatch([*TPU, "--slices=2", "--spot", "--project=p", "--dry-run", "--", "--seed", "3"]) == 0
-    for command in ([*TPU, "--project=p"], ["list", "--project=p"]):
-        dispatch([*command, "--dry-run"])
+    for command in (TPU, ["list"], [*TPU, "--slices=2"]):
+        dispatch([*command, "--project=p", "--dry-run", *["--", "--mesh.slice=2"] * ("--slices=2" in command)])
     show(deletion("tpu-vm", "x", "us-west4-a", "p"))
     lines = capsys.readouterr().out.splitlines()
+    assert sum("--mesh.slice 2" in line for line in lines) == 1
     assert lines[2:9] == (HERE / "commands.txt").read_text().splitlines() and not stage.calls()
     if not real:
         pytest.skip("the Google Cloud SDK is not installed")
