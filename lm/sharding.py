@@ -48,6 +48,8 @@ ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "embed": None,
     "kv": None,
     "dropped": None,
+    "batch_of_features": ("slice", "data"),  # where a look-up in a table leaves its rows, before they change places:
+    "features": "fsdp",  # with the features that the table has there
 }
 
 # Elsewhere a size that does not divide is an error. The one token of a step of decoding is whole on each device, and

@@ -79,19 +79,24 @@ class Embed(nnx.Module):
     """Ids [B,T] to [B,T,D] by ``table`` [rows,D]."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, rows: int, axis: str):
-        self.dtype, self.axis = config.dtype, axis
+        self.dtype = config.dtype
         # Rows of length 1 make logits of size 1, here or in ELECTRA's generator, which shares them; T5's are sqrt(D)
         # long, and so its tied logits are scaled down.
         std = 1.0 if config.logits in ("tied-scaled", "separate") else config.embed_width**-0.5
         self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        table = self.table[...]
-        if self.axis == "vocab":  # whole rows for the look-up: the compiler would rather give all of it to everyone
-            table = constrain(table, "vocab", "embed")
-        # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen. The table is
-        # float32 here, in which the gradients of a frequent token's many places are then added up.
-        return table.at[ids].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
+        if len(ids) == 1:  # positions that all rows share
+            return self._rows(ids)
+        # Each device looks up its features of the rows of others too, which then change places: the compiler, left to
+        # itself, gives everything to everyone.
+        x = self._rows(constrain(ids, "batch_of_features", "key_length"))
+        return constrain(constrain(x, "batch_of_features", "key_length", "features"), "batch", "length", "embed")
+
+    def _rows(self, ids: jax.Array) -> jax.Array:
+        # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen. Gradients
+        # of a frequent token's many places are added up in float32.
+        return self.table[...].at[ids].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """float32 [B,T,rows]: how well x [B,T,D] fits each row."""
