@@ -56,7 +56,8 @@ class Stage:
             until = time.monotonic() + 20
             while not when() and time.monotonic() < until:
                 time.sleep(0.05)
-            os.kill(os.getpid(), number)
+            if when():
+                os.kill(os.getpid(), number)
 
         threading.Thread(target=wait).start()
 
