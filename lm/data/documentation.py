@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
+from absl import logging
 
 from lm.config import SettingError, nearest
 from lm.data import sources
@@ -60,6 +61,7 @@ class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         self.features, self.rows = tfds.features.FeaturesDict(features), rows
         config = config and tfds.core.BuilderConfig(name=config)
         tfds.disable_progress_bar()
+        logging.set_verbosity(logging.ERROR)  # that a configuration is not one of TFDS's own is no news
         super().__init__(config=config, file_format="array_record", **rest)
 
     def _info(self) -> tfds.core.DatasetInfo:
