@@ -175,6 +175,7 @@ def flash_on(platform, **settings):
     return lambda *inputs: flash_attention(*inputs, backend=BACKENDS[platform]._replace(**settings))
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="newer ones lower kernels for a GPU only where one is")
 @pytest.mark.parametrize("mask", ["segments", "causal"])
 def test_flash_is_three_kernels_for_a_gpu(mask):
     step, shapes = attention_step(flash_on("gpu"), 8192, mask)
