@@ -15,10 +15,10 @@ def run(arguments: Sequence[str]) -> None:
     import tyro
 
     from experiments.experiment import Experiment
-    from experiments.registry import BASELINE_ROW, build
+    from experiments.registry import build
     from experiments.sweep import run_row
 
-    named = arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
+    named = _named(arguments)
     default = build(named, _option(arguments, "--scale", "nano"))
 
     def run(
@@ -54,14 +54,13 @@ def plan(arguments: Sequence[str]) -> None:
 
     from experiments.experiment import Experiment
     from experiments.plan import row_of, show_plans
-    from experiments.registry import BASELINE_ROW, find
+    from experiments.registry import find
 
-    pattern = arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
     asked = [
         _option(arguments, flag, default) for flag, default in (("--scale", "base"), ("--size", ""), ("--mesh", ""))
     ]
     rows, given = {}, None
-    for row in find(pattern):
+    for row in find(_named(arguments)):
         default = row_of(row.name, *asked)
 
         def plan(
@@ -94,6 +93,13 @@ def plan(arguments: Sequence[str]) -> None:
 
         rows[row.name], *given = tyro.cli(plan, prog="lm plan", args=arguments)
     show_plans(rows, *given)
+
+
+def _named(arguments: Sequence[str]) -> str:
+    """The row or pattern that stands first; what is wrong with the arguments is found when they are read."""
+    from experiments.registry import BASELINE_ROW
+
+    return arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
 
 
 def _option(arguments: Sequence[str], flag: str, default: str) -> str:

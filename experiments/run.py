@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
-from math import prod
 from pathlib import Path
 
 import jax
@@ -168,7 +167,7 @@ def _source(pretrained: frozenset[str], name: str) -> str | None:
 
 def validation_batches(session: Session, times: int, most: int) -> list[pipeline.Batch]:
     """This process's parts of ``most`` held-out batches or of all, in rows ``times`` as long as in training."""
-    experiment, shards = session.experiment, prod(session.mesh.shape[axis] for axis in sharding.BATCH)
+    experiment, shards = session.experiment, sharding.batch_parts(session.mesh.shape)
     rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards  # some for every device
     batches = pretraining_batches(experiment, session.prepared, "validation", times, rows)
     most = min(most, max(len(batches.segments.starts) // rows, 1))

@@ -164,6 +164,16 @@ def batches(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
+def batch_parts(sizes: Mapping[str, int]) -> int:
+    """Into how many parts a mesh of these ``sizes`` cuts the rows of a batch."""
+    return prod(sizes[axis] for axis in BATCH)
+
+
+def described(tree: Any) -> Any:
+    """Shapes, dtypes and places of the arrays of a tree."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
 def rows_of_process(mesh: Mesh, batch_size: int) -> list[slice]:
     """The rows of a global batch that this process feeds, in order; they need not be one block.
 
@@ -178,7 +188,7 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
     place = batches(mesh)
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), place)
-    parts = prod(mesh.shape[axis] for axis in BATCH)
+    parts = batch_parts(mesh.shape)
     held = {rows.start: number for number, rows in enumerate(rows_of_process(mesh, parts))}
 
     def spread(values):

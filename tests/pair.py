@@ -1,8 +1,9 @@
-"""What one of two processes does in the tests: ``python pair.py PART FOLDER``."""
+"""What one of two processes does in the tests, ``python pair.py PART FOLDER``, and how they are started."""
 
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,8 +12,33 @@ from pathlib import Path
 from experiments import processes
 from experiments.watch import fork
 
+HERE = Path(__file__).parent
+CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 SIZES = (2, 2, 2)  # of the mesh: both processes hold parts of every batch
 STEPS, SAVED = 6, 3
+
+
+def start(*command, count=2, only=None, devices=4, **settings):
+    """The processes of a run, on this machine."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    flags = f"--xla_force_host_platform_device_count={devices} {CHEAP}"
+    common = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(HERE.parent)} | settings
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env=common | {"LM_COORDINATOR": f"localhost:{port}", "LM_PROCESSES": str(count), "LM_PROCESS": str(index)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for index in (range(count) if only is None else only)
+    ]  # fmt: skip
+
+
+def ends(started):
+    """(exit code, last line) of each."""
+    said = [process.communicate(timeout=500)[0] for process in started]
+    lines = [text.strip().splitlines() or [""] for text in said]
+    return [(process.returncode, last) for process, (*_, last) in zip(started, lines, strict=True)]
 
 
 def learn(folder, total, stop=None, on=SIZES):

@@ -4,53 +4,25 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import jax
 import pair
 import pytest
+from pair import HERE, ends, start
 from test_run import TINY
 
 from experiments import processes
 from experiments.processes import Place, find
 from experiments.scales import SCALES
-from experiments.watch import ABORTED, Ended, Line, Watch
 from lm.config import SettingError
 from lm.data import documentation
 from lm.train.log import Log, records
 from lm.train.step import build
-
-HERE = Path(__file__).parent
-CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-
-
-def start(*command, count=2, only=None, devices=4, **settings):
-    """The processes of a run, on this machine."""
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={devices} {CHEAP}"
-    common = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(HERE.parent)} | settings
-    return [
-        subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env=common | {"LM_COORDINATOR": f"localhost:{port}", "LM_PROCESSES": str(count), "LM_PROCESS": str(index)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for index in (range(count) if only is None else only)
-    ]  # fmt: skip
-
-
-def ends(started):
-    """(exit code, last line) of each."""
-    said = [process.communicate(timeout=500)[0] for process in started]
-    lines = [text.strip().splitlines() or [""] for text in said]
-    return [(process.returncode, last) for process, (*_, last) in zip(started, lines, strict=True)]
 
 
 def losses(folder):
@@ -105,127 +77,6 @@ def test_the_step_is_compiled_once_while_the_state_is_made_and_its_time_told(tmp
     assert len(compiled) == 1 and compiled[0].startswith("compile")
     run = json.loads((tmp_path / "run.json").read_text())
     assert 0 < run["seconds_compiling"] < run["seconds_to_first_step"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("who", "how"), [("watch", signal.SIGKILL), ("watch", signal.SIGSTOP), ("trainer", signal.SIGKILL)]
-)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_when_a_process_vanishes_the_others_end_in_time_and_name_it(tmp_path, victim, how, who):
-    started = start(HERE / "pair.py", "forever", tmp_path, LM_HEARTBEAT="8")
-    while len(records(tmp_path / "forever")) < 3:
-        assert all(process.poll() is None for process in started)
-        time.sleep(0.2)
-    pid = started[victim].pid
-    target = pid if who == "watch" else int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
-    before = time.monotonic()
-    os.kill(target, how)
-    ((code, said),) = ends([started[1 - victim]])
-    took = time.monotonic() - before
-    started[victim].kill()
-    assert (code, took < 20) == (42, True), said
-    assert f"process {victim} of 2 on {socket.gethostname()} " in said
-
-
-def test_a_process_that_does_not_come_is_named():
-    missing = "of 3 did not come to localhost within 1 s; LM_PROCESSES=1 runs each alone"
-    for one, others in ((1, "0"), (0, "1, 2")):
-        started = start(HERE / "pair.py", "forever", "/nowhere", only=[one], count=3, LM_START_TIMEOUT="1")
-        assert ends(started) == [(1, f"lm: process {others} {missing}")]
-
-
-@pytest.mark.parametrize("code", [1, 2, 3])
-def test_all_end_with_the_exit_code_of_the_one_that_failed_though_the_others_then_crash(code):
-    (first, _), (second, said) = ends(start(HERE / "pair.py", "trainer", code))
-    assert (first, second) == (code, code), said
-    assert f"process 0 of 2 on {socket.gethostname()} ended with exit code {code}" in said
-
-
-def watch_of(index):
-    ours, theirs = socket.socketpair()
-    watch = Watch(Place("h", 5, 2, index), 9.0, 9.0, 0, Line(ours))
-    watch.lines = {0: Line(theirs)} if index else {}
-    return watch
-
-
-@pytest.mark.parametrize(
-    ("events", "code"),
-    [
-        ([(None, 1, ""), (0, 42, "is gone")], 42),  # an exception may be the message that another is gone
-        ([(None, 3, ""), (0, 42, "is gone")], 3),  # a loss that is not finite is not
-        ([(None, ABORTED, "was killed by SIGABRT"), (0, 2, "")], 2),
-        ([(0, 1, ""), (None, 137, "was killed by SIGKILL")], 137),
-        ([(0, 2, ""), (None, 2, "")], 2),
-    ],
-)
-def test_what_may_follow_from_another_end_gives_way_to_it(events, code):
-    watch = watch_of(1)
-    try:
-        for index, *how in events:
-            watch._child_ends(*how) if index is None else watch._other_ends(index, *how)
-        found = watch.verdict[1]
-    except Ended as ended:
-        found = ended
-    assert found.code == code
-
-
-def staying():
-    """Two trainers that do not end by themselves: their processes, and the workers' ids."""
-    started = start(HERE / "pair.py", "trainer", "stays")
-    return started, [int(each.stdout.readline()) for each in started]
-
-
-def test_a_second_signal_ends_a_trainer_that_does_not_heed_the_first_and_all_that_it_started():
-    started, workers = staying()
-    for wait in (2.5, 0):
-        started[1].send_signal(signal.SIGINT)
-        time.sleep(wait)
-    (first, said), (second, _) = ends(started)
-    assert (first, second) == (42, 130), said
-    assert not any(map(alive, workers))
-
-
-def test_a_trainer_and_its_workers_do_not_outlive_the_watch():
-    started, workers = staying()
-    started[0].kill()
-    ends(started)
-    time.sleep(0.5)
-    assert not any(map(alive, workers))
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.slow
-def test_a_trainer_that_hangs_when_all_are_done_is_ended():
-    before = time.monotonic()
-    assert [code for code, _ in ends(start(HERE / "pair.py", "trainer", "done"))] == [0, 0]
-    assert 12 < time.monotonic() - before < 30
-
-
-@pytest.mark.parametrize(
-    ("missing", "but", "code"), [([], {}, 42), ([1], {"command": ["another"]}, 2), ([1], {"count": 9}, 2)]
-)
-def test_who_comes_again_is_to_start_again_and_who_does_not_belong_is_told_so(missing, but, code):
-    watch, (ours, theirs) = watch_of(0), socket.socketpair()
-    watch.hosts[1] = "there"
-    told = {"index": 1, "count": 2, "host": "there", "command": sys.argv[1:]} | but
-    ours.settimeout(5)
-    Line(ours).send({"hello": [*told.values()]})
-    watch._take_in(Line(theirs), missing)
-    assert Line(ours).next()["code"] == code
-
-
-def test_values_come_whole_though_their_pieces_do_not():
-    ours, theirs = socket.socketpair()
-    threading.Timer(0.2, ours.sendall, [b"1}\n"]).start()
-    ours.sendall(b'{"a": ')
-    assert Line(theirs).next() == {"a": 1}
 
 
 def test_a_record_of_an_evaluation_is_in_a_closed_file_which_a_bucket_has(tmp_path):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from math import prod
 
 import jax
 from flax import nnx
@@ -63,7 +62,7 @@ def memory(experiment: Experiment, lengths: Lengths, place: Slice, parameters: i
     """About the bytes of a device that a step fills."""
     model, phase, sizes = experiment.model, experiment.pretraining, experiment.mesh.sizes(place.devices)
     tensor, wide = sizes["tensor"], WIDTH[model.dtype]
-    rows = phase.batch_size / phase.microbatches / prod(sizes[axis] for axis in sharding.BATCH) / sizes["sequence"]
+    rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
     products = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor  # of a block, a position
     kept = wide * {"full": model.d_model, "dots": products, "none": 2 * products}[model.remat]
     words = row_length(model.architecture, lengths) if model.has_decoder else lengths.inputs

@@ -121,7 +121,8 @@ class Transformer(nnx.Module):
         """Embeddings, types and view of the decoder's stack."""
         view = full_view(self.config, batch, "decoder", self.decoder.relative)
         if encoded is not None:
-            sees = cross_mask(batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids"))
+            length = batch["decoder_input_tokens"].shape[1]
+            sees = cross_mask(self.config, length, batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids"))
             view = view._replace(encoded=encoded, cross_mask=sees)
         return self.embed(batch["decoder_input_tokens"]), batch.get("decoder_token_types"), view
 
@@ -137,7 +138,7 @@ class Transformer(nnx.Module):
         if config.has_encoder:
             encoded = self.encode(batch)
             cross = self.decoder.cross_key_value(encoded)
-            sees = cross_mask(jnp.ones((rows, 1), jnp.int32), batch.get("encoder_segment_ids"))
+            sees = cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), batch.get("encoder_segment_ids"))
         cached = empty(config.num_decoder_layers, rows, size, config.key_value_heads, config.d_kv, config.dtype)
         view = full_view(config, batch, "decoder", self.decoder.relative, slots=size)
         view = view._replace(cross_mask=sees, slot=jnp.zeros(rows, jnp.int32))

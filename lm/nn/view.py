@@ -107,18 +107,19 @@ def positions_of(length: int, segments: jax.Array | None) -> jax.Array:
     return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
 
 
-def cross_mask(segments: jax.Array | None, encoder_segments: jax.Array | None) -> jax.Array | Mask | None:
-    """Of [B,T] and [B,S]; without segments of its own a decoder sees all of its row's encoder output but the padding.
+def cross_mask(
+    config: ModelConfig, length: int, segments: jax.Array | None, encoder_segments: jax.Array | None
+) -> jax.Array | Mask | None:
+    """What ``length`` queries with segments [B,T] or [B,1] see of the encoder's [B,S], laid out where it must be.
 
-    Of a single query a row, for each step of a decoder, bool [B,1,S].
+    Without segments of its own a decoder sees all of its row's encoder output but the padding.
     """
     if encoder_segments is None:
         return None
     if segments is None:
         segments, encoder_segments = jnp.ones((len(encoder_segments), 1), jnp.int32), (encoder_segments > 0) * 1
-    elif segments.shape[1] == 1:
-        return masks.same_segment(segments, encoder_segments)
-    return Mask({"segment": segments}, masks.segments(encoder_segments), Rule())
+    mask, slots = Mask({"segment": segments}, masks.segments(encoder_segments), Rule()), encoder_segments.shape[1]
+    return mask.dense(segments.shape[1], slots) if implementation(config, length, slots, mask, None) == "xla" else mask
 
 
 def _everywhere(config: ModelConfig, members: jax.Array | None, positions: jax.Array) -> jax.Array | None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from lm.ops.attention import dropped
 from lm.ops.biases import Bias, Slope, Steps
-from lm.ops.flash_sweep import Backend, Input, Output, Sweep, Tiles, power_of_two, sweep
+from lm.ops.flash_sweep import Backend, Input, Sweep, Tiles, power_of_two, sweep
 from lm.ops.masks import Mask, Numbers, Rule
 
 
@@ -120,7 +120,10 @@ def _forward(plan, query, key, value, numbers, inputs):
         # Where nothing is seen the backward pass takes exp(score - infinity): no weight there either.
         return out / whole, jnp.where(seen, highest + jnp.log(whole), jnp.inf)
 
-    outputs = (Output(query.shape, query.dtype), Output((rows, heads, 1, length), jnp.float32))
+    outputs = (
+        jax.ShapeDtypeStruct(query.shape, query.dtype),
+        jax.ShapeDtypeStruct((rows, heads, 1, length), jnp.float32),
+    )
     given = {"query": query}, {"key": key, "value": value}
     out, normaliser = _by_query(plan, given, outputs, numbers, inputs, start, step, finish)
     return out, (query, key, value, numbers, inputs, out, normaliser)
@@ -158,8 +161,8 @@ def _query_gradient(plan, queries, keys, numbers, inputs):
     count_padded = power_of_two(count)  # Triton's tiles are powers of two
     blocks = length // plan.tile
     outputs = (
-        Output(queries["query"].shape, queries["query"].dtype),
-        Output((rows, heads, blocks, count_padded, 1), jnp.float32),
+        jax.ShapeDtypeStruct(queries["query"].shape, queries["query"].dtype),
+        jax.ShapeDtypeStruct((rows, heads, blocks, count_padded, 1), jnp.float32),
     )
     d_query, found = _by_query(plan, (queries, keys), outputs, numbers, inputs, start, step, lambda carry: carry)
     return d_query, found.sum((0, 2, 4))[:, :count]
@@ -179,43 +182,34 @@ def _key_gradient(plan, queries, keys, numbers, inputs):
         d_key += _product(tiles["query"], d_scores.astype(dtype), 1, 1)
         return d_key, d_value + _product(tiles["gradient"], weights.astype(dtype), 1, 1)
 
-    behind, ahead = _reach(plan, inputs)
-    output = Output((rows, heads, width, size), dtype if groups == heads else jnp.float32)
-    found = sweep(
-        Sweep(
-            plan.backend,
-            still=_inputs(keys, inputs.key_numbers, plan.key_tile, 2),
-            moving=_inputs(queries, inputs.query_numbers, plan.tile, 3),
-            outputs=(output, output),
-            reach=(ahead, behind),
-            origins=(0, 1),
-            start=start,
-            step=_guarded(plan, step),
-            finish=lambda carry: carry,
-        ),
-        inputs.offset,
-        numbers,
-    )
+    output = jax.ShapeDtypeStruct((rows, heads, width, size), dtype if groups == heads else jnp.float32)
+    found = _by_key(plan, (queries, keys), (output, output), numbers, inputs, start, step, lambda carry: carry)
     return [x.reshape(rows, groups, -1, width, size).sum(2).astype(dtype) for x in found]
 
 
-def _by_query(plan, given, outputs, numbers, inputs, start, step, finish):
+def _by_query(plan, given, outputs, numbers, inputs, *steps):
     """What is found of queries, tile by tile, from the keys that each sees."""
+    queries, keys = _sides(plan, given, inputs)
+    return _swept(plan, queries, keys, outputs, _reach(plan, inputs), (1, 0), numbers, inputs, *steps)
+
+
+def _by_key(plan, given, outputs, numbers, inputs, *steps):
+    """What is found of keys, tile by tile, from the queries that see each."""
+    queries, keys = _sides(plan, given, inputs)
+    return _swept(plan, keys, queries, outputs, _reach(plan, inputs)[::-1], (0, 1), numbers, inputs, *steps)
+
+
+def _swept(plan, still, moving, outputs, reach, origins, numbers, inputs, start, step, finish):
+    job = Sweep(plan.backend, still, moving, outputs, reach, origins, start, _guarded(plan, step), finish)
+    return sweep(job, inputs.offset, numbers)
+
+
+def _sides(plan, given, inputs):
+    """What is read of queries and of keys."""
     queries, keys = given
-    return sweep(
-        Sweep(
-            plan.backend,
-            still=_inputs(queries, inputs.query_numbers, plan.tile, 3),
-            moving=_inputs(keys, inputs.key_numbers, plan.key_tile, 2),
-            outputs=outputs,
-            reach=_reach(plan, inputs),
-            origins=(1, 0),
-            start=start,
-            step=_guarded(plan, step),
-            finish=finish,
-        ),
-        inputs.offset,
-        numbers,
+    return (
+        _inputs(queries, inputs.query_numbers, plan.tile, 3),
+        _inputs(keys, inputs.key_numbers, plan.key_tile, 2),
     )
 
 

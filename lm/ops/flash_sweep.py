@@ -71,13 +71,6 @@ class Input(NamedTuple):
         return ref[(places, slice(None)) if self.axis == 2 else (slice(None), places)]
 
 
-class Output(NamedTuple):
-    """[B,N,...] of which a tile is the last axis's, or [B,N,tiles,...] where there are five."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
 class Tiles(NamedTuple):
     """What a step reads."""
 
@@ -95,7 +88,7 @@ class Sweep(NamedTuple):
     backend: Backend
     still: dict[str, Input]
     moving: dict[str, Input]
-    outputs: tuple[Output, ...]  # in tiles as the still ones
+    outputs: tuple[jax.ShapeDtypeStruct, ...]  # in tiles as the still ones: [B,N,..., places] or [B,N,tiles,...]
     reach: tuple[int | None, int | None]  # places behind and ahead of a still tile; None: all
     origins: tuple[int, int]  # 1 for the side, still or moving, that ``offset`` is the first place of: the queries
     start: Callable[[], tuple[jax.Array, ...]]  # what is carried from tile to tile
@@ -229,8 +222,7 @@ def _sweep_gpu(job, offset, numbers):
 
 
 def _call(job, kernel, **how):
-    shapes = [jax.ShapeDtypeStruct(*item) for item in job.outputs]
-    return pl.pallas_call(kernel, out_shape=shapes, interpret=job.backend.interpret, **how)
+    return pl.pallas_call(kernel, out_shape=list(job.outputs), interpret=job.backend.interpret, **how)
 
 
 def _arrays(job):

@@ -101,7 +101,7 @@ class Checkpoints:
         if step is None:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
         names = {name: found for name in state.params if (found := source(name)) is not None}
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.params)
+        like = sharding.described(state.params)
         found = self._read(step, {f"params.{there}": like[name] for name, there in names.items()}, partial=True)
         return replace(state, params=state.params | {name: found[f"params.{there}"] for name, there in names.items()})
 

@@ -80,9 +80,8 @@ def _prepare(steps: Steps, seed: int | tuple[int, ...], batches: Iterator[Batch]
     """The first batch, and the seconds it took to compile the step for it; jax finds that when the step is called."""
     batch, begin = next(batches), time.perf_counter()
     if np.ndim(seed) == 0:  # several runs at once have states that ``abstract`` does not describe
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), batch)
         number = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
-        steps.train.lower(steps.abstract, like, number).compile()
+        steps.train.lower(steps.abstract, sharding.described(batch), number).compile()
     return batch, time.perf_counter() - begin
 
 

@@ -1,0 +1,137 @@
+"""The watch over several processes: who is gone is named, and the cause of an end is not its consequences."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pair import HERE, ends, start
+
+from experiments.processes import Place
+from experiments.watch import ABORTED, Ended, Line, Watch
+from lm.train.log import records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("who", "how"), [("watch", signal.SIGKILL), ("watch", signal.SIGSTOP), ("trainer", signal.SIGKILL)]
+)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_a_process_vanishes_the_others_end_in_time_and_name_it(tmp_path, victim, how, who):
+    started = start(HERE / "pair.py", "forever", tmp_path, LM_HEARTBEAT="8")
+    while len(records(tmp_path / "forever")) < 3:
+        assert all(process.poll() is None for process in started)
+        time.sleep(0.2)
+    pid = started[victim].pid
+    target = pid if who == "watch" else int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+    before = time.monotonic()
+    os.kill(target, how)
+    ((code, said),) = ends([started[1 - victim]])
+    took = time.monotonic() - before
+    started[victim].kill()
+    assert (code, took < 20) == (42, True), said
+    assert f"process {victim} of 2 on {socket.gethostname()} " in said
+
+
+def test_a_process_that_does_not_come_is_named():
+    missing = "of 3 did not come to localhost within 1 s; LM_PROCESSES=1 runs each alone"
+    for one, others in ((1, "0"), (0, "1, 2")):
+        started = start(HERE / "pair.py", "forever", "/nowhere", only=[one], count=3, LM_START_TIMEOUT="1")
+        assert ends(started) == [(1, f"lm: process {others} {missing}")]
+
+
+@pytest.mark.parametrize("code", [1, 2, 3])
+def test_all_end_with_the_exit_code_of_the_one_that_failed_though_the_others_then_crash(code):
+    (first, _), (second, said) = ends(start(HERE / "pair.py", "trainer", code))
+    assert (first, second) == (code, code), said
+    assert f"process 0 of 2 on {socket.gethostname()} ended with exit code {code}" in said
+
+
+def watch_of(index):
+    ours, theirs = socket.socketpair()
+    watch = Watch(Place("h", 5, 2, index), 9.0, 9.0, 0, Line(ours))
+    watch.lines = {0: Line(theirs)} if index else {}
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        ([(None, 1, ""), (0, 42, "is gone")], 42),  # an exception may be the message that another is gone
+        ([(None, 3, ""), (0, 42, "is gone")], 3),  # a loss that is not finite is not
+        ([(None, ABORTED, "was killed by SIGABRT"), (0, 2, "")], 2),
+        ([(0, 1, ""), (None, 137, "was killed by SIGKILL")], 137),
+        ([(0, 2, ""), (None, 2, "")], 2),
+    ],
+)
+def test_what_may_follow_from_another_end_gives_way_to_it(events, code):
+    watch = watch_of(1)
+    try:
+        for index, *how in events:
+            watch._child_ends(*how) if index is None else watch._other_ends(index, *how)
+        found = watch.verdict[1]
+    except Ended as ended:
+        found = ended
+    assert found.code == code
+
+
+def staying():
+    """Two trainers that do not end by themselves: their processes, and the workers' ids."""
+    started = start(HERE / "pair.py", "trainer", "stays")
+    return started, [int(each.stdout.readline()) for each in started]
+
+
+def test_a_second_signal_ends_a_trainer_that_does_not_heed_the_first_and_all_that_it_started():
+    started, workers = staying()
+    for wait in (2.5, 0):
+        started[1].send_signal(signal.SIGINT)
+        time.sleep(wait)
+    (first, said), (second, _) = ends(started)
+    assert (first, second) == (42, 130), said
+    assert not any(map(alive, workers))
+
+
+def test_a_trainer_and_its_workers_do_not_outlive_the_watch():
+    started, workers = staying()
+    started[0].kill()
+    ends(started)
+    time.sleep(0.5)
+    assert not any(map(alive, workers))
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_trainer_that_hangs_when_all_are_done_is_ended():
+    before = time.monotonic()
+    assert [code for code, _ in ends(start(HERE / "pair.py", "trainer", "done"))] == [0, 0]
+    assert 12 < time.monotonic() - before < 30
+
+
+@pytest.mark.parametrize(
+    ("missing", "but", "code"), [([], {}, 42), ([1], {"command": ["another"]}, 2), ([1], {"count": 9}, 2)]
+)
+def test_who_comes_again_is_to_start_again_and_who_does_not_belong_is_told_so(missing, but, code):
+    watch, (ours, theirs) = watch_of(0), socket.socketpair()
+    watch.hosts[1] = "there"
+    told = {"index": 1, "count": 2, "host": "there", "command": sys.argv[1:]} | but
+    ours.settimeout(5)
+    Line(ours).send({"hello": [*told.values()]})
+    watch._take_in(Line(theirs), missing)
+    assert Line(ours).next()["code"] == code
+
+
+def test_values_come_whole_though_their_pieces_do_not():
+    ours, theirs = socket.socketpair()
+    threading.Timer(0.2, ours.sendall, [b"1}\n"]).start()
+    ours.sendall(b'{"a": ')
+    assert Line(theirs).next() == {"a": 1}
