@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lm.data.sources import prepared, tfds_folders
+from lm.data.rows import prepared, tfds_folders
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "sentencepiece")
 

@@ -36,7 +36,9 @@ def show_examples(name: str, scale: str, count: int, runs: Path) -> None:
     _print(_parts(batch, row, prepared.vocabulary) for row in range(shown))
     for mixed in experiment.tuning.mixtures:
         for task in mixture(mixed):
-            examples = Encoded(task, task.rows("train", runs / "cache"), prepared.vocabulary)
+            examples = Encoded(
+                task, task.rows("train", runs / "cache", experiment.data.corrupt_records), prepared.vocabulary
+            )
             CONSOLE.print(f"[bold]{task.name}[/], {len(examples):,} examples, for the paper's column {task.column}")
             few = [examples[place] for place in range(min(count, len(examples)))]
             lengths = tuning_lengths(experiment, (mixed,))
@@ -44,7 +46,7 @@ def show_examples(name: str, scale: str, count: int, runs: Path) -> None:
             for batch in pipeline.eval_batches(few, architecture=architecture, lengths=lengths, batch_size=len(few)):
                 _print(_parts(batch, row, prepared.vocabulary) for row in range(len(few)))
     for task in map(labelled, experiment.tuning.heads):
-        rows = task.rows("train", runs / "cache")
+        rows = task.rows("train", runs / "cache", experiment.data.corrupt_records)
         CONSOLE.print(f"[bold]{task.name}[/], {len(rows):,} examples for a head, for the paper's column {task.column}")
         _print(_labelled(task, rows[place]) for place in range(min(count, len(rows))))
 

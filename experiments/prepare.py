@@ -4,18 +4,20 @@ Everything that can be wrong with settings, data and devices is found here, befo
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from experiments.experiment import Experiment
 from lm.config import SettingError
 from lm.data import pipeline
+from lm.data.files import is_sealed
 from lm.data.mixtures import mixture, rates
 from lm.data.objectives import EOS, PAD, Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.sources import Joined, Rows, documents, examples
+from lm.data.rows import Rows, examples
+from lm.data.sources import Joined, documents, left_out
 from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import labelled
 from lm.data.tasks.task import Task
@@ -34,6 +36,7 @@ class Prepared:
     vocabulary: Vocabulary
     train: Tokens
     validation: Tokens
+    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records not trained on, by corpus or task
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,17 @@ class Encoded(Sequence[pipeline.Example]):
 
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
-    for name in experiment.tuning.mixtures:
-        for task in mixture(name):
-            for split in filter(None, (task.train, task.validation)):
-                examples(task.source, split, cache)  # finds it, and reads nothing yet
-    for name in experiment.tuning.heads:
-        labelled(name).rows("validation", cache)
-    corpus = documents(experiment.data.corpus, "train", cache)
+    corrupt, missing = experiment.data.corrupt_records, {}
+    tasks = [task for name in experiment.tuning.mixtures for task in mixture(name)]
+    for task in (*tasks, *map(labelled, experiment.tuning.heads)):  # finds their files, and reads nothing yet
+        if task.train:
+            missing[task.name] = left_out(examples(task.source, task.train, cache, corrupt))
+        if task.validation:
+            examples(task.source, task.validation, cache)
+    corpus = documents(experiment.data.corpus, "train", cache, corrupt)
+    missing = {name: count for name, count in (missing | {CORPUS: left_out(corpus)}).items() if count}
+    for name, count in missing.items():
+        say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
     vocabulary = find_vocabulary(experiment, cache, say)
     check_special(experiment, vocabulary)
     if vocabulary.size > experiment.model.vocab_size:
@@ -72,7 +79,7 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     if experiment.data.repeats:
         train = train.cut(unique_tokens(experiment))
     validation = encode_corpus(documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens")
-    return Prepared(vocabulary, train, validation)
+    return Prepared(vocabulary, train, validation, missing)
 
 
 def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
@@ -100,15 +107,14 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
         return find_tokenizer(Path(data.vocabulary), experiment.model.vocab_size)
     if kind != "unigram":
         return SentencePiece(Path(data.vocabulary), data.sentinels)
-    corpus = documents(named or data.corpus, "train", cache)
+    corpus = documents(named or data.corpus, "train", cache, data.corrupt_records)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
     about = [corpus.fingerprint, data.vocabulary_size, *(f"{name} {r.fingerprint}" for name, r in tasks.items())]
     key = hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()[:16]
     path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
-    if not path.exists():
+    if not is_sealed(path):
         on = (named or data.corpus) + " and the tasks" * bool(tasks)
         say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {on}")
-        path.parent.mkdir(parents=True, exist_ok=True)
         texts = [text for name, rows in tasks.items() for row in rows for text in TASKS[name].to_text(row)]
         train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path)
     return SentencePiece(path, data.sentinels)
@@ -117,7 +123,7 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
 def task_rows(experiment: Experiment, cache: Path) -> dict[str, Rows]:
     """The training sets of all tasks that the experiment is tuned on, by task."""
     tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
-    return {task.name: examples(task.source, task.train, cache) for task in tasks}
+    return {task.name: examples(task.source, task.train, cache, experiment.data.corrupt_records) for task in tasks}
 
 
 def unique_tokens(experiment: Experiment) -> int:
@@ -152,7 +158,7 @@ def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> pi
     """The batch function of multi-task pre-training: the tasks' training sets, and the corpus if it is one of them."""
     mixing, tuning = experiment.mixing, experiment.tuning
     examples: dict[str, Sequence[pipeline.Example]] = {
-        task.name: Encoded(task, task.rows("train", cache), prepared.vocabulary)
+        task.name: Encoded(task, task.rows("train", cache, experiment.data.corrupt_records), prepared.vocabulary)
         for name in tuning.mixtures
         for task in mixture(name)
         if task.train

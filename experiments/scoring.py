@@ -18,7 +18,7 @@ from experiments.folders import cache_of
 from experiments.questions import first, questions
 from experiments.trained import Trained, chosen, load_settings, open_run, pretrained, restored, vocabulary_of
 from lm import sharding
-from lm.config import SettingError, nearest
+from lm.config import SettingError, nearest, parse_json
 from lm.data.mixtures import MIXTURES
 from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
@@ -66,7 +66,7 @@ def score_file(path: Path, name: str, split: str, limit: int, runs: Path) -> Non
         raise SettingError(f"--task: there is no task {name!r}{nearest(name, ALL)}")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        found = [json.loads(line) for line in lines] if path.suffix == ".jsonl" else lines
+        found = [parse_json(line, "a line") for line in lines] if path.suffix == ".jsonl" else lines
         found = [line["prediction"] if isinstance(line, dict) else line for line in found]
     except (OSError, ValueError, KeyError) as error:
         raise SettingError(f"--predictions {path} should hold one answer a line ({error!r})") from error
@@ -77,7 +77,11 @@ def score_file(path: Path, name: str, split: str, limit: int, runs: Path) -> Non
             f"{path} has {len(found)} predictions and split {split!r} of {name} has {len(rows)} references; "
             "as many are needed, in the order of the data set"
         )
-    show([(name, str(path), len(rows), task.evaluate(rows, found))])
+    try:
+        scored = task.evaluate(rows, found)
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+        raise SettingError(f"{path} has an answer of a kind that {name} has not: {error!r:.200}") from error
+    show([(name, str(path), len(rows), scored)])
 
 
 def show(lines: Sequence[tuple[str, str, int, Mapping[str, float]]]) -> None:

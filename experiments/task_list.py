@@ -1,6 +1,5 @@
 """``lm tasks``: which tasks there are, and which of their data sets are prepared here."""
 
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -9,7 +8,7 @@ from rich.table import Table as Grid
 
 from experiments.commands import CONSOLE
 from lm.config import SettingError, nearest
-from lm.data import sources
+from lm.data import rows
 from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 
@@ -32,17 +31,16 @@ def show_tasks(pattern: str, cache: Path) -> None:
     if own:
         CONSOLE.print(f"{', '.join(sorted(own))}: written by the first run that reads them", highlight=False)
     if missing - own:
-        command = sources.preparation("NAME", sources.tfds_folders(cache)[0])
+        command = rows.preparation("NAME", rows.tfds_folders(cache)[0])
         CONSOLE.print(f"To prepare a data set: {command}", highlight=False)
 
 
 def split_sizes(name: str, cache: Path) -> Mapping[str, int] | None:
     """Rows of each split of the newest prepared version, read without TFDS; None of a set that is not prepared."""
-    folder = sources.newest(name, "*.*.*", cache)
+    folder = rows.newest(name, "*.*.*", cache)
     if folder is None:
         return None
-    splits = json.loads((folder / "dataset_info.json").read_text())["splits"]
-    return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
+    return rows.split_sizes(folder)
 
 
 def rows_in(sizes: Mapping[str, int] | None, split: str | None) -> str:

@@ -162,7 +162,7 @@ def newest_masked(runs: Path) -> Path:
     """The folder below ``runs`` with the masked language model that was finished last."""
     for path in sorted(runs.glob("**/settings.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            experiment = from_json(Experiment, path.read_text())
+            experiment = load_settings(path.parent)
             name = masked(experiment)[0]
         except SettingError:
             continue
@@ -180,4 +180,7 @@ def load_settings(folder: Path) -> Experiment:
     if not path.exists():
         found = sorted(str(p.parent) for p in Path().glob("runs/**/settings.json"))
         raise SettingError(f"{folder} is no run: it has no settings.json{nearest(str(folder), found)}")
-    return from_json(Experiment, path.read_text())
+    try:
+        return from_json(Experiment, path.read_bytes())
+    except (SettingError, OSError) as error:
+        raise SettingError(f"{path} cannot be read: {error}") from error

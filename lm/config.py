@@ -21,6 +21,10 @@ class SettingError(ValueError):
     """A setting is unknown or has a value it cannot take; the message names both and the mend."""
 
 
+class DataError(SettingError):
+    """Stored data is missing or damaged; the message names the file, the place in it, and the mend."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the choice spelt most like ``name``, or all choices when they are few."""
     choices = sorted(choices)
@@ -86,9 +90,20 @@ def to_json(config: Any) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1)
 
 
-def from_json(cls: type[T], text: str) -> T:
-    """The config that ``to_json`` wrote; SettingError on unknown, missing or ill-typed settings."""
-    return _from_dict(cls, json.loads(text), "")
+def from_json(cls: type[T], text: str | bytes) -> T:
+    """The config that ``to_json`` wrote; what it lacks, being newer, has its default.
+
+    SettingError on unknown or ill-typed settings.
+    """
+    return _from_dict(cls, parse_json(text, "settings"), "")
+
+
+def parse_json(text: str | bytes, name: Any) -> Any:
+    """What JSON says, wherever it comes from; SettingError with ``name`` if it is none, or too deep or long to read."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingError(f"{name} is no JSON: {error}") from error
 
 
 def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
@@ -99,17 +114,17 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
         if name not in names:
             raise SettingError(f"{cls.__name__} has no setting {prefix + name!r}{nearest(name, names)}")
     hints, found = typing.get_type_hints(cls), {}
-    for name in names:
-        path = prefix + name
-        if name not in values:
-            raise SettingError(f"{cls.__name__} lacks the setting {path!r}")
-        kind = hints[name]
+    for name, value in values.items():
+        path, kind = prefix + name, hints[name]
         found[name] = (
-            _from_dict(kind, values[name], f"{path}.")
-            if dataclasses.is_dataclass(kind)
-            else _checked(path, values[name], kind)
+            _from_dict(kind, value, f"{path}.") if dataclasses.is_dataclass(kind) else _checked(path, value, kind)
         )
-    return cls(**found)
+    try:
+        return cls(**found)
+    except SettingError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:  # numbers nobody reckons with
+        raise SettingError(f"{prefix or cls.__name__} has values that make no sense: {error}") from error
 
 
 def _checked(path: str, value: Any, kind: Any) -> Any:
@@ -125,8 +140,9 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
         if value is None and type(None) in arguments:
             return None
         return _checked(path, value, next(a for a in arguments if a is not type(None)))
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1023:
         return float(value)
-    if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+    known = isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if known and value == value:  # not NaN
         return value
     raise SettingError(f"{path}={value!r} should be of type {getattr(kind, '__name__', kind)}")

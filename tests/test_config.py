@@ -57,11 +57,15 @@ def test_a_wrong_setting_is_refused_by_name_with_the_mend(path, value, message):
 
 @pytest.mark.parametrize(
     "text",
-    ['{"inner": 3, "names": [], "size": 1, "flag": false}', '{"size": 1}', '{"zise": 1}'],
+    ['{"inner": 3, "names": [], "size": 1, "flag": false}', '{"size": "1"}', '{"zise": 1}'],
 )
 def test_a_damaged_settings_file_is_refused(text):
     with pytest.raises(SettingError):
         from_json(Outer, text)
+
+
+def test_a_setting_that_is_newer_than_the_file_has_its_default():
+    assert from_json(Outer, '{"size": 1}') == change(Outer(), "size", 1)
 
 
 def test_every_leaf_has_its_comment():

@@ -11,7 +11,7 @@ import pytest
 from test_benchmarks import TEXT, prepare
 
 from lm.config import SettingError
-from lm.data import sources
+from lm.data import rows, sources
 
 TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
 needs_data = pytest.mark.skipif(not TFDS.exists(), reason="no prepared data")
@@ -138,7 +138,7 @@ def test_rows_hold_plain_python_values(tmp_path):
 
 def test_values_become_plain():
     value = {"a": np.array([b"x", b"y"], object), "b": np.int64(3), "c": np.zeros((1, 2)), "d": np.array(b"z", object)}
-    assert sources.plain(value) == {"a": ["x", "y"], "b": 3, "c": [[0.0, 0.0]], "d": "z"}
+    assert rows.plain(value) == {"a": ["x", "y"], "b": 3, "c": [[0.0, 0.0]], "d": "z"}
 
 
 @needs_data
@@ -153,8 +153,7 @@ def test_a_set_without_random_access_is_an_error_with_the_command_that_converts_
 
 
 def test_without_a_validation_split_the_last_rows_of_train_are_held_out(tmp_path):
-    rows = [{"text": f"text {i}"} for i in range(100)]
-    prepare("mine", tmp_path, ({"text": TEXT}, rows, "train"))
+    prepare("mine", tmp_path, ({"text": TEXT}, [{"text": f"text {i}"} for i in range(100)], "train"))
     train, validation = (sources.documents("tfds:mine", split, tmp_path) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (95, 5)
     assert not set(train) & set(validation)

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -15,7 +15,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lm.config import SettingError
+from lm.config import SettingError, parse_json
 from lm.convert.config_json import config_json, family_of, model_config, parts_in, parts_of
 from lm.convert.names import NAMES, Names, Tensor, is_constant, tensors
 from lm.nn.config import ModelConfig
@@ -39,12 +39,16 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
     """
     folder = Path(folder)
     theirs = _json(folder / CONFIG)
-    names = NAMES[family_of(theirs)]
     with ExitStack() as stack:
         files = _open(folder, stack)
-        stored = _renamed(names, files)
-        config = model_config(theirs, parts_in(theirs, stored))
-        abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+        try:
+            names = NAMES[family_of(theirs)]
+            stored = _renamed(names, files)
+            config = model_config(theirs, parts_in(theirs, stored))
+            _check_sizes(config, [files[name].get_slice(name).get_shape() for name in files])
+            abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:  # of values that no model has
+            raise CheckpointError(f"{folder / CONFIG} makes no sense: {error!r:.300}") from error
         shapes = {path: leaf.shape for path, leaf in named(abstract).items()}
         due = tensors(names, config, shapes)
 
@@ -66,8 +70,8 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        found = parse_json(path.read_bytes(), path)
+    except (OSError, SettingError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} should hold settings by name, not a {type(found).__name__}")
@@ -88,7 +92,7 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     for file in [] if wrong else files:
         try:
             opened = stack.enter_context(safe_open(folder / file, framework="numpy"))
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             wrong.append(f"{file}: {error}")
             continue
         wrong += [f"{file}: {name} is in another file too" for name in opened.keys() if name in found]
@@ -96,6 +100,22 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     if wrong:
         raise CheckpointError(f"{folder} cannot be read:\n  " + "\n  ".join(wrong))
     return found
+
+
+def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
+    """Before anything is made for the model: each of its sizes is one that tensors of these shapes can have."""
+    count, numbers = len(shapes), sum(map(prod, shapes))
+    sizes = ["vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "d_embed", "type_vocab_size", "adapter_width"]
+    sizes += ["max_length", "position_offset"] * (config.positions == "learned")
+    sizes += ["relative_buckets"] * config.positions.startswith("relative")
+    limits = dict.fromkeys(sizes, numbers)
+    limits |= dict.fromkeys(["num_encoder_layers"] * config.has_encoder, numbers if config.shared_layers else count)
+    limits |= dict.fromkeys(["num_decoder_layers"] * config.has_decoder, numbers if config.shared_layers else count)
+    for name, limit in limits.items():
+        if (getattr(config, name) or 0) > limit:
+            raise CheckpointError(
+                f"{CONFIG} asks for {name}={getattr(config, name)}, the files have {count} tensors of {numbers} numbers"
+            )
 
 
 def _renamed(names: Names, stored: Iterable[str]) -> dict[str, str]:
@@ -127,9 +147,10 @@ def _misfits(due: Mapping[str, Tensor], stored: Mapping[str, Any]) -> Iterator[s
 def _known(name: str, names: Names, config: ModelConfig, due: Mapping[str, Tensor], read: Read) -> bool:
     """Whether a tensor beside the parameters repeats one of them, or is the same in every model."""
     source = next((n for n, t in due.items() if t.parts == ((names.copies.get(name), None),)), None)
-    if source is not None:
-        return np.array_equal(read(name), read(source))
-    return is_constant(name, read(name), config)
+    try:
+        return is_constant(name, read(name), config) if source is None else np.array_equal(read(name), read(source))
+    except (TypeError, ValueError, SafetensorError):  # numpy has no such type, or the tensor no such shape
+        return False
 
 
 def tensor_names(config: ModelConfig) -> list[str]:

@@ -97,13 +97,14 @@ def is_constant(name: str, tensor: np.ndarray, config: ModelConfig) -> bool:
     if name.endswith("position_ids"):
         return np.array_equal(tensor.reshape(-1), np.arange(size))
     if re.search(r"att(n|ention)\.bias$", name):  # the causal mask of GPT-2 and GPT-NeoX
-        return np.array_equal(tensor.reshape(-1, size) != 0, np.tri(size, dtype=bool))
+        square = size * size == tensor.size
+        return square and np.array_equal(tensor.reshape(size, size) != 0, np.tri(size, dtype=bool))
     if name.endswith("masked_bias"):
         return tensor.size == 1 and bool((tensor <= -1e4).all())
     if name.endswith("rotary_emb.inv_freq"):
         due = config.rotary.base ** -(np.arange(size) * 2 / config.rotary_width)
         return 2 * size == config.rotary_width and np.allclose(tensor, due, rtol=1e-2)
-    if name.endswith("embed_positions.weight") and config.positions == "sinusoidal":
+    if name.endswith("embed_positions.weight") and config.positions == "sinusoidal" and tensor.ndim == 2:
         return np.allclose(tensor, sinusoids(np.arange(len(tensor)), size, layout=config.sinusoid), atol=1e-5)
     # Written by the first export of T5, and read by nothing: cross-attention has no bias.
     return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"

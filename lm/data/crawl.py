@@ -16,6 +16,8 @@ from lm.data.sources import BLANK_LINE, document, pieces
 
 PART = 1 << 26  # one process reads so much at a time, of small sources less; a compressed file is never split [bytes]
 PARTS = 64  # a source has as many, if they are of a mebibyte at least
+LINE = 1 << 27  # no page of JSON lines is as long [bytes]
+FIELDS = 1_000  # no record of a WET file has as many headers
 RECORD = 1 << 30  # no record of a WET file is as long [bytes]
 
 
@@ -86,6 +88,15 @@ def _open(path: str) -> BinaryIO:
     return gzip.open(path) if path.lower().endswith(".gz") else open(path, "rb")
 
 
+def lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines; of one of more than LINE bytes that many, which is no JSON then."""
+    for line in iter(lambda: file.readline(LINE), b""):
+        end = line
+        while len(end) == LINE and not end.endswith(b"\n"):
+            end = file.readline(LINE)
+        yield line
+
+
 def text_pages(piece: Piece) -> Iterator[Page]:
     """Documents cut as the corpus ``text:PATH`` cuts them."""
     for start, end, _ in pieces(Path(piece.path), piece.start, piece.end):
@@ -96,7 +107,7 @@ def json_pages(piece: Piece) -> Iterator[Page | Damage]:
     packed = piece.path.lower().endswith(".gz")
     with _open(piece.path) as file:
         file.seek(piece.start)
-        for number, line in enumerate(iter(file.readline, b""), 1):
+        for number, line in enumerate(lines(file), 1):
             try:
                 row = json.loads(line) if line.strip() else {"text": ""}
                 yield Page(row["text"] + "", (row.get("url") or "") + "")
@@ -118,7 +129,7 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
     """Of the records of WARC/1.0 (ISO 28500) those that hold the text of a page."""
     with _open(piece.path) as file:
         number, lost = 1, False
-        for line in iter(file.readline, b""):
+        for line in lines(file):
             place = f"{piece.path}, record {number}"
             if not line.startswith(b"WARC/"):
                 if line.strip() and not lost:
@@ -126,12 +137,13 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
                     yield Damage(place, f"begins with {line[:40]!r}, not with 'WARC/'")
                 continue
             number, lost = number + 1, False
-            rows = (row.decode(errors="replace").partition(":") for row in iter(lambda: file.readline().strip(), b""))
+            head = itertools.islice(iter(lambda: next(lines(file), b"").strip(), b""), FIELDS)
+            rows = (row.decode(errors="replace").partition(":") for row in head)
             headers = {name.lower(): value.strip() for name, _, value in rows}
             length = headers.get("content-length", "")
-            if not length.isdecimal() or int(length) >= RECORD:
+            if not re.fullmatch("[0-9]{1,10}", length) or int(length) >= RECORD:
                 lost = True
-                yield Damage(place, f"Content-Length is {length!r}")
+                yield Damage(place, f"Content-Length is {length[:40]!r}")
                 continue
             body = file.read(int(length))
             if len(body) < int(length):

@@ -23,7 +23,7 @@ from lm.config import SettingError, nearest
 from lm.data import sources
 from lm.data.cleaning import sentences
 from lm.data.harvest import PACKAGES, STDLIB, Document, harvest, share, unfiltered
-from lm.data.sources import Row
+from lm.data.rows import Row
 
 TRAIN, VALIDATION = 0.8, 0.9  # a document's share below the first: train; below the second: validation; else test
 EVALUATED = 500  # at most so many validation rows per task: the standard error of an accuracy is then 2 % [rows]

@@ -6,14 +6,12 @@ and is not written again, so that a killed command goes on where it stopped; non
 """
 
 import bisect
-import contextlib
 import dataclasses
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -21,6 +19,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from lm.data import cleaning, crawl
+from lm.data.files import complete
 from lm.data.harvest import share
 
 FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
@@ -39,16 +38,6 @@ class Cleaning:
     deduplicate: cleaning.Unit
     validation: float
     rules: cleaning.Rules
-
-
-@contextlib.contextmanager
-def complete(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that is there whole or not at all."""
-    path.parent.mkdir(exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        yield file
-    os.replace(draft, path)
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:

@@ -3,10 +3,11 @@
 They are vocabularies (``lm.data.vocabulary.Vocabulary``) with the ids of the special tokens besides.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from lm.config import SettingError
-from lm.data.vocabulary import BLANK, STOPS
+from lm.config import SettingError, parse_json
+from lm.data.vocabulary import BLANK, STOPS, read_sentencepiece
 
 SPECIAL = {  # what a special token is for, and its usual spellings
     "pad": ("[PAD]", "<pad>"),
@@ -30,6 +31,17 @@ SENTINELS = 100  # of T5, above the pieces of its SentencePiece model [tokens]
 PIECES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm")
 SETTINGS = "tokenizer_config.json"
 FILES = ("tokenizer.json", "vocab.txt", *PIECES, "target.spm", "vocab.json", "merges.txt", SETTINGS)
+
+
+@contextlib.contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Turns whatever a tokenizer's package has against its file into a SettingError."""
+    try:
+        yield
+    except BaseException as error:  # the packages raise nothing narrower, and a panic in Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise SettingError(f"{path} is not a tokenizer that works: {error}") from error
 
 
 class Tokenizer:
@@ -46,7 +58,7 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        return max(self.ids.values()) + 1
+        return max(self.ids.values(), default=-1) + 1
 
     @property
     def num_sentinels(self) -> int:
@@ -102,33 +114,34 @@ class Fast(Tokenizer):
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        try:
+        with usable(self.path):
             if self.path.suffix == ".json":
                 found = tokenizers.Tokenizer.from_file(str(self.path))
             else:
                 lower = json.loads(self.settings).get("do_lower_case", True)
                 found = tokenizers.BertWordPieceTokenizer(str(self.path), lowercase=lower)
-        except Exception as error:  # the package raises nothing narrower
-            raise SettingError(f"{self.path} is not a tokenizer: {error}") from error
-        found.no_padding()  # some files ask for a fixed length
-        found.no_truncation()
-        return found
+            found.no_padding()  # some files ask for a fixed length
+            found.no_truncation()
+            return found
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
         return self.tokenizer.get_vocab(with_added_tokens=True)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        with usable(self.path):
+            found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(encoded.ids, np.int32) for encoded in found]
 
     def framed(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         """(ids, token types) of one or two texts with the special tokens that the model expects around them."""
-        found = self.tokenizer.encode(text, pair)
+        with usable(self.path):
+            found = self.tokenizer.encode(text, pair)
         return found.ids, found.type_ids
 
     def _text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
+        with usable(self.path):
+            return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @dataclass(frozen=True)
@@ -142,18 +155,16 @@ class Pieces(Tokenizer):
     def processors(self) -> tuple[sentencepiece.SentencePieceProcessor, ...]:
         """Those of the source and, in Marian another, of the target language."""
         target = self.path.with_name("target.spm") if self.path.suffix == ".spm" else self.path
-        try:
-            return tuple(
-                sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes()) for path in (self.path, target)
-            )
-        except (OSError, RuntimeError) as error:
-            raise SettingError(f"{self.path} is not a SentencePiece model: {error}") from error
+        return tuple(map(read_sentencepiece, (self.path, target)))
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
         table = self.path.with_name("vocab.json")
         if self.path.suffix == ".spm" and table.exists():
-            return json.loads(table.read_text())
+            found = parse_json(table.read_bytes(), table)
+            if isinstance(found, dict) and all(type(number) is int and number >= 0 for number in found.values()):
+                return found
+            raise SettingError(f"{table} should hold the id of each piece")
         pieces, count = self.processors[0], self.processors[0].get_piece_size()
         top = count + self.sentinels - 1
         return {pieces.id_to_piece(k): k for k in range(count)} | {
@@ -175,16 +186,18 @@ class Pieces(Tokenizer):
 
 def find_tokenizer(folder: Path, vocab_size: int) -> Fast | Pieces:
     """The tokenizer in ``folder`` of a model whose embedding has ``vocab_size`` rows."""
-    settings = (folder / SETTINGS).read_text() if (folder / SETTINGS).exists() else "{}"
+    settings = parse_json((folder / SETTINGS).read_bytes(), folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    if not isinstance(settings, dict) or type(settings.get("extra_ids", 0)) is not int:
+        raise SettingError(f"{folder / SETTINGS} should hold settings by name, and extra_ids be a number")
     found = next((folder / name for name in FILES[: 2 + len(PIECES)] if (folder / name).exists()), None)
     if found is None:
         raise SettingError(f"{folder} has no tokenizer: none of {', '.join(FILES[: 2 + len(PIECES)])}")
     if found.name not in PIECES:
-        tokenizer = Fast(found, settings)
+        tokenizer = Fast(found, json.dumps(settings))
     else:
         tokenizer = Pieces(found, 0)
         # T5's have sentinels that the model file does not know of.
-        extra = json.loads(settings).get("extra_ids", SENTINELS if found.name == PIECES[0] else 0)
+        extra = settings.get("extra_ids", SENTINELS if found.name == PIECES[0] else 0)
         if (
             "<extra_id_0>" not in tokenizer.ids
             and "[CLS]" not in tokenizer.ids

@@ -5,16 +5,20 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lm.config import SettingError
+from lm.config import SettingError, parse_json
+from lm.data.files import draft_of
 from lm.data.vocabulary import Vocabulary
 
 CHUNK = 4_000_000  # text that is encoded at a time [characters]
+SUMMED = 1 << 32  # of each end of a file that is read to see whether it is damaged: some seconds [bytes]
 ORDER = 0  # seed of the order in which documents are stored
 
 
@@ -54,22 +58,49 @@ class Tokens:
 
 
 def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path) -> Tokens:
-    """The encoded corpus, from ``folder`` if it has been encoded there before. Documents are stored shuffled, once."""
+    """The encoded corpus, from ``folder`` if it is there undamaged. Documents are stored shuffled, once."""
     fingerprint = hashlib.sha256(f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER}".encode()).hexdigest()
     place = Path(folder) / fingerprint[:16]
-    if not (place / "about.json").exists():
-        draft = place.with_name(f".{place.name}-{os.getpid()}")
-        shutil.rmtree(draft, ignore_errors=True)
+    if not whole(place, fingerprint):
+        draft, damaged = draft_of(place), draft_of(place)
         draft.mkdir(parents=True)
         try:
             _write(documents, vocabulary, draft, fingerprint)
-            os.rename(draft, place)
+            if not whole(place, fingerprint):
+                with suppress(FileNotFoundError):
+                    os.rename(place, damaged)
+                os.rename(draft, place)
         except OSError:
-            if not (place / "about.json").exists():  # else another process was faster, with the same result
+            if not whole(place, fingerprint):  # else another process was faster, with the same result
                 raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(damaged, ignore_errors=True)
     return Tokens(place)
+
+
+def whole(folder: Path, fingerprint: str) -> bool:
+    """Whether an encoded corpus is there as it was written."""
+    try:
+        about = parse_json((folder / "about.json").read_bytes(), folder)
+        size = about["tokens"] * np.dtype(about["dtype"]).itemsize
+        return about["fingerprint"] == fingerprint and about["sums"] == _sums(folder, about["dtype"], size)
+    except (OSError, SettingError, KeyError, TypeError):
+        return False
+
+
+def _sums(folder: Path, dtype: str, size: int) -> dict[str, int]:
+    """CRC-32 of dtype and size [bytes], and of each file, or its first and last SUMMED bytes if it is longer."""
+    found = {"about": zlib.crc32(f"{dtype} {size}".encode())}
+    for name in ("tokens", "offsets.npy"):
+        with (folder / name).open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            found[name] = zlib.crc32(b"%d" % end)
+            for start, stop in ((0, min(SUMMED, end)), (max(SUMMED, end - SUMMED), end)):
+                file.seek(start)
+                for place in range(start, stop, 1 << 24):
+                    found[name] = zlib.crc32(file.read(min(1 << 24, stop - place)), found[name])
+    return found
 
 
 def _fingerprint(documents: Sequence[str]) -> str:
@@ -96,6 +127,7 @@ def _write(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, finge
         raise SettingError("data.corpus gives no text to train on; name one with at least one document of text")
     np.save(folder / "offsets.npy", offsets)
     about = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents), "tokens": int(offsets[-1])}
+    about["sums"] = _sums(folder, dtype.name, int(offsets[-1]) * dtype.itemsize)
     (folder / "about.json").write_text(json.dumps(about, indent=1))
 
 

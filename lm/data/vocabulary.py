@@ -7,7 +7,6 @@ decoded, as in the T5 code; where they are not told apart the first is the mask 
 import functools
 import hashlib
 import io
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import sentencepiece
 
 from lm.config import SettingError
+from lm.data.files import seal
 from lm.data.objectives import EOS, PAD, UNK
 
 SAMPLE = 750  # text that a vocabulary is trained on; twice as much saves under 1 % of tokens [characters per piece]
@@ -100,6 +100,22 @@ class Special:
         return marks
 
 
+def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """The model in a file; SettingError if it is none."""
+    try:
+        found = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        for token in range(found.get_piece_size()):
+            found.id_to_piece(token)  # of a damaged file it may be no text
+        found.encode("")  # or have no model at all
+    except OSError as error:
+        raise SettingError(
+            f"data.vocabulary={path} cannot be read ({error}); give the path of a .model file"
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        raise SettingError(f"data.vocabulary={path} is not a SentencePiece model ({error}); train it anew") from error
+    return found
+
+
 @dataclass(frozen=True)
 class SentencePiece(Special):
     """A trained model file, and sentinels above its pieces."""
@@ -115,14 +131,7 @@ class SentencePiece(Special):
 
     @functools.cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor:
-        try:
-            return sentencepiece.SentencePieceProcessor(model_proto=Path(self.path).read_bytes())
-        except OSError as error:
-            raise SettingError(
-                f"data.vocabulary={self.path} cannot be read ({error}); give the path of a .model file"
-            ) from error
-        except RuntimeError as error:
-            raise SettingError(f"data.vocabulary={self.path} is not a SentencePiece model; train it anew") from error
+        return read_sentencepiece(Path(self.path))
 
     def __getstate__(self) -> dict[str, object]:
         return {"path": self.path, "num_sentinels": self.num_sentinels}
@@ -203,7 +212,7 @@ class Bytes(Special):
 
 
 def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
-    """Train a unigram model of ``size`` pieces on a sample of ``texts`` and write it whole or not.
+    """Train a unigram model of ``size`` pieces on a sample of ``texts`` and ``seal`` it.
 
     The same texts give the same model. As T5's: normalisation nmt_nfkc, unknown characters are id 2 (no byte fallback).
     """
@@ -216,12 +225,8 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
         )  # fmt: skip
     except RuntimeError as error:
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {_reason(error)}") from error
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    draft.write_bytes(model.getvalue())
-    os.replace(draft, path)
-    return path
+    seal(Path(path), model.getvalue())
+    return Path(path)
 
 
 def _sample(texts: Iterable[str], left: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lm import metrics
 from lm.config import SettingError, nearest
+from lm.data.rows import Corrupt
 from lm.data.tasks import TASKS
 from lm.data.tasks.task import Row, Scored
 
@@ -32,8 +33,8 @@ class LabelledTask(Scored):
     def __reduce__(self) -> tuple[Any, ...]:
         return labelled, (self.name,)  # its functions do not pickle, its name does
 
-    def rows(self, split: str, cache: Path) -> Sequence[Row]:
-        rows = super().rows(split, cache)
+    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+        rows = super().rows(split, cache, corrupt)
         return self.make(rows) if self.make else rows
 
     def to_text(self, row: Row) -> tuple[Any, Any]:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from lm import metrics
 from lm.config import SettingError
+from lm.data.rows import Corrupt, Row, examples
 
-Row = dict[str, Any]
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
 
 
@@ -28,14 +28,12 @@ class Scored:
     train: str | None = "train"  # split to train on; None: never
     validation: str | None = "validation"  # split to evaluate on; None: never
 
-    def rows(self, split: str, cache: Path) -> Sequence[Row]:
-        """The rows to train or to evaluate on, or those of another split."""
-        from lm.data import sources
-
+    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+        """The rows to train or to evaluate on, or those of another split; ``corrupt`` is of what is trained on."""
         named = {"train": self.train, "validation": self.validation}.get(split, split)
         if named is None:
             raise SettingError(f"task {self.name!r} has no {split} split in the study")
-        return sources.examples(self.source, named, cache)
+        return examples(self.source, named, cache, corrupt)
 
     def evaluate(self, rows: Sequence[Row], predictions: Sequence[Any]) -> dict[str, float]:
         """All metrics, and ``score``: the mean of those that count."""
@@ -58,8 +56,8 @@ class Task(Scored):
 
         return task, (self.name,)
 
-    def rows(self, split: str, cache: Path) -> Sequence[Row]:
-        rows = super().rows(split, cache)
+    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+        rows = super().rows(split, cache, corrupt)
         if split != "train" or self.training is None:
             return rows
         return [row for given in rows for row in self.training(given)]

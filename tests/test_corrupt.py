@@ -1,0 +1,321 @@
+"""Damaged data is named or made anew: never other text, never other numbers, never half a file."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordReader
+from test_benchmarks import TEXT, prepare
+from test_vocabulary import TEXTS
+
+from experiments.experiment import Experiment
+from experiments.prepare import find_vocabulary
+from lm.config import DataError, SettingError, change
+from lm.data import crawl, pipeline, rows, sources, tokens
+from lm.data.files import complete, is_sealed, seal
+from lm.data.vocabulary import Bytes
+
+MINE = [f"text {i} " + "words and more words " * (i % 7) for i in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def places(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    prepare("mine", tmp_path, ({"text": TEXT}, [{"text": text} for text in MINE], "train validation"))
+    return tmp_path / "tfds" / "mine" / "1.0.0"
+
+
+def shard(folder, split="train"):
+    return next(folder.glob(f"*{split}*array_record*"))
+
+
+def flip(path, place, bit=1):
+    content = bytearray(path.read_bytes())
+    content[place] ^= bit
+    path.write_bytes(content)
+
+
+def damage(path, *numbers):
+    """Flip a bit within the stored text of these records."""
+    for number in numbers:
+        flip(path, path.read_bytes().index(f"text {number} ".encode()) + 2)
+
+
+@pytest.fixture
+def stored(folder):
+    """With records that are kept as they are, so that a test finds them."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    for split in ("train", "validation"):
+        reader = ArrayRecordReader(str(shard(folder, split)))
+        records = reader.read_all()
+        reader.close()
+        writer = ArrayRecordWriter(str(shard(folder, split)), "group_size:1,uncompressed")
+        for text in MINE:  # in order
+            writer.write(next(record for record in records if text.encode() + b"|" in record + b"|"))
+        writer.close()
+    rows.open_set.cache_clear()
+    return folder
+
+
+def test_a_record_with_any_byte_changed_is_read_right_or_is_an_error_that_names_file_and_record(stored, tmp_path):
+    path = shard(stored)
+    good = path.read_bytes()
+    used = np.flatnonzero(np.frombuffer(good, np.uint8))
+    reached, named = 0, 0
+    for place in [*used[:: len(used) // 150], *range(0, len(good), len(good) // 40)]:
+        path.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
+        try:
+            found = sources.tfds_texts("mine", "train", tmp_path).rows
+        except DataError as error:  # the index of the records
+            assert path.name in str(error)
+            continue
+        for number, text in enumerate(MINE[: len(found)]):
+            try:
+                assert found[number]["text"] == text
+                reached += 1
+            except DataError as error:
+                assert f"record {number} (number {number} of {path.name})" in str(error)
+                named += 1
+    assert reached and named
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (lambda path: path.write_bytes(path.read_bytes()[:70_000]), "cannot be opened"),
+        (lambda path: path.write_bytes(b"no records " * 10_000), "cannot be opened"),
+    ],
+)
+def test_a_missing_or_broken_file_is_named_before_anything_is_read(folder, tmp_path, break_it, message):
+    break_it(shard(folder))
+    for corrupt in ("stop", "skip"):
+        with pytest.raises(DataError, match=rf"(?s)mine/1\.0\.0, split 'train'.*train\.array_record.*{message}"):
+            sources.documents("tfds:mine", "train", tmp_path, corrupt)
+    assert len(rows.examples("mine", "validation", tmp_path)) == len(MINE)
+
+
+def test_a_file_with_another_number_of_records_is_named(folder, tmp_path):
+    about = folder / "dataset_info.json"
+    about.write_text(about.read_text().replace('"40"', '"41"'))
+    with pytest.raises(DataError, match="has 40 records, dataset_info.json counts 41"):
+        rows.examples("mine", "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", "3", "\udcff", '{"splits": 3}', '{"a":' * 5000, '{"name": "mine"}']
+)
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_a_damaged_description_of_a_set_is_one_clear_error(folder, tmp_path, name, text):
+    (folder / name).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(SettingError, match=r"mine/1\.0\.0"):
+        rows.examples("mine", "train", tmp_path)
+
+
+@pytest.mark.parametrize("form", ["pythonClassName", "type", "json"])
+def test_a_set_that_names_code_outside_of_tfds_is_refused_and_the_code_does_not_run(
+    folder, tmp_path, form, monkeypatch
+):
+    (tmp_path / "evil.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    about = json.loads((folder / "features.json").read_text())
+    if form == "json":
+        about = {**about, "jsonFeature": {"json": json.dumps({"text": {"type": "evil.Text", "content": {}}})}}
+    else:
+        about = {form: "evil.Text", "content": {}} if form == "type" else {**about, form: "evil.Text"}
+    (folder / "features.json").write_text(json.dumps(about))
+    with pytest.raises(DataError, match=r"'evil\.Text', code outside of TFDS"):
+        rows.examples("mine", "train", tmp_path)
+    assert not Path("ran").exists()
+
+
+def test_corrupt_records_are_left_out_of_training_counted_and_never_of_evaluation(stored, tmp_path):
+    whole = rows.examples("mine", "train", tmp_path)
+    prints = [rows.examples("mine", "train", tmp_path, corrupt).fingerprint for corrupt in ("stop", "skip")]
+    assert prints == [whole.fingerprint] * 2  # nothing changes where nothing is corrupt
+    damage(shard(stored), 0, 7, 8, 39)
+    damage(shard(stored, "validation"), 3)
+    left = rows.examples("mine", "train", tmp_path, "skip")
+    assert left.left_out == (0, 7, 8, 39)
+    assert [row["text"] for row in left] == [text for k, text in enumerate(MINE) if k not in left.left_out]
+    corpus = sources.documents("tfds:mine", "train", tmp_path, "skip")
+    assert list(corpus) == [row["text"] for row in left]
+    assert sources.left_out(corpus) == sources.left_out(left) == 4
+    assert rows.corrupt_records(rows.Rows(stored, "train"), tmp_path) == left.left_out
+    with pytest.raises(DataError, match=r"record 3 .*data\.corrupt_records='skip'"):
+        list(sources.documents("tfds:mine", "validation", tmp_path))
+
+
+def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behind(stored, tmp_path):
+    damage(shard(stored), 7)
+    corpus, place = sources.documents("tfds:mine", "train", tmp_path), tmp_path / "tokens"
+    with pytest.raises(DataError, match="record 7 "):
+        tokens.encode_corpus(corpus, Bytes(100), place)
+    assert not list(place.iterdir())
+    kept = tokens.encode_corpus(sources.documents("tfds:mine", "train", tmp_path, "skip"), Bytes(100), place)
+    assert len(kept.tokens) == sum(len(text.encode()) for k, text in enumerate(MINE) if k != 7)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_corrupt_record_in_the_middle_of_training_arrives_as_it_is_named(stored, tmp_path, workers):
+    damage(shard(stored), 20)
+    stream = pipeline.stream(Lengths(rows.Rows(stored, "train")), 0, 40, workers=workers)
+    with pytest.raises(Exception, match=r"(?s)record 20 \(number 20 of mine-train\.array_record") as caught:
+        list(stream)
+    assert isinstance(caught.value, DataError)
+
+
+class Lengths:
+    """A batch function of rows."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def __call__(self, step, chosen):
+        return {"lengths": np.array([len(self.found[step]["text"])])}
+
+
+@pytest.mark.parametrize("name", ["tokens", "offsets.npy", "about.json"])
+@pytest.mark.parametrize("kind", ["flipped", "cut", "empty", "gone"])
+def test_damaged_tokens_are_made_anew(tmp_path, name, kind):
+    made = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
+    good = (made.tokens[:].tolist(), made.offsets.tolist())
+    path = made.folder / name
+    content = path.read_bytes()
+    if kind == "flipped":
+        flip(path, len(content) // 2, 2)
+    elif kind == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[: len(content) // 2 if kind == "cut" else 0])
+    again = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
+    assert (again.tokens.tolist(), again.offsets.tolist()) == good
+    assert [folder.name for folder in tmp_path.iterdir()] == [again.folder.name]
+
+
+def test_a_damaged_vocabulary_is_trained_anew(tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS))
+    experiment = change(Experiment(), "data.corpus", f"text:{tmp_path / 'text.txt'}")
+    experiment, said = change(experiment, "data.vocabulary_size", 45), []
+    good = find_vocabulary(experiment, tmp_path, said.append)
+    find_vocabulary(experiment, tmp_path, said.append)
+    assert len(said) == 1
+    flip(good.path, 1000)
+    again = find_vocabulary(experiment, tmp_path, said.append)
+    assert len(said) == 2
+    assert again.fingerprint == good.fingerprint
+    assert again.path == good.path
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    seal(tmp_path / "a", b"first")
+    with pytest.raises(KeyError), complete(tmp_path / "a") as file:
+        file.write(b"half of the sec")
+        file.flush()
+        assert is_sealed(tmp_path / "a")
+        raise KeyError
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.sha256"]
+    (tmp_path / "a").write_bytes(b"second")
+    assert not is_sealed(tmp_path / "a")
+
+
+ENCODE = """
+import sys; from pathlib import Path; from lm.data import tokens; from lm.data.vocabulary import Bytes
+tokens.CHUNK = 10
+print("go", flush=True); sys.stdin.read(1)
+made = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), Path(sys.argv[1]))
+print(len(made.tokens), int(made.tokens[:].sum()))
+"""
+
+
+def encoder(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENCODE, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "go\n"
+    return process
+
+
+def test_processes_that_encode_at_once_or_are_killed_do_no_harm(tmp_path):
+    first, second, killed = (encoder(tmp_path) for _ in range(3))
+    for process in (killed, first, second):
+        process.stdin.write("x")
+        process.stdin.close()
+    for _ in range(1000):
+        time.sleep(0.01)
+        if list(tmp_path.glob(".*/tokens")):
+            break
+    killed.kill()
+    found = {process.stdout.read() for process in (first, second)}
+    assert [first.wait(), second.wait(), bool(killed.wait())] == [0, 0, True]
+    (place,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
+    assert tokens.whole(place, tokens.Tokens(place).fingerprint)
+    alone = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), tmp_path / "other")
+    assert found == {f"{len(alone.tokens)} {int(alone.tokens[:].sum())}\n"}
+
+
+def pages(path):
+    found = list(crawl.read(crawl.Piece(str(path), 0, os.path.getsize(path))))
+    return [f for f in found if isinstance(f, crawl.Page)], [f for f in found if isinstance(f, crawl.Damage)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{", b"[" * 100_000, b"null", b"3", b"NaN", b'{"text": NaN}', b'{"text": 1' + b"0" * 5000 + b"}",
+        b'{"text": []}',
+        b'{"text": "\xff"}', b"\xff\xfe", b'"text"', b'{"text": null}', b"x" * 5000, b'{"text": "a", "url": 3}',
+    ],
+)  # fmt: skip
+def test_a_malformed_line_is_named_and_the_others_are_read(tmp_path, line, monkeypatch):
+    monkeypatch.setattr(crawl, "LINE", 4096)
+    for name, opened in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
+        with opened(tmp_path / name, "wb") as file:
+            file.write(b'{"text": "first"}\n' + line + b'\n{"text": "last", "text": "twice"}\n')
+        found, wrong = pages(tmp_path / name)
+        assert [page.text for page in found] == ["first", "twice"]
+        assert [place.endswith("line 2") for place, _ in wrong] == [True]
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "", "1e3", "٣", "99999999999"])
+def test_a_wet_record_of_no_sensible_length_is_named(tmp_path, length):
+    whole = "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
+    bad = f"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: {length}\r\n\r\nlost\r\n\r\n"
+    (tmp_path / "a.wet").write_text(bad + whole)
+    found, wrong = pages(tmp_path / "a.wet")
+    assert [page.text for page in found] == ["text"]
+    assert len(wrong) == 1
+
+
+def test_a_gzip_that_is_cut_short_gives_what_is_before_and_is_named(tmp_path):
+    content = gzip.compress(b"".join(b'{"text": "page %d"}\n' % n for n in range(20_000)))
+    for end in (5, len(content) // 2, len(content) - 3):
+        (tmp_path / "a.jsonl.gz").write_bytes(content[:end])
+        found, wrong = pages(tmp_path / "a.jsonl.gz")
+        assert [page.text for page in found] == [f"page {n}" for n in range(len(found))]
+        assert len(wrong) == 1
+    (tmp_path / "a.jsonl.gz").write_bytes(b"not gzip")
+    assert pages(tmp_path / "a.jsonl.gz")[1]
+
+
+def test_text_that_changed_since_it_was_counted_is_an_error(tmp_path):
+    (tmp_path / "a.txt").write_text("good text\n\n" * 2000)
+    corpus = sources.documents(f"text:{tmp_path / 'a.txt'}", "train", tmp_path)
+    (tmp_path / "a.txt").write_bytes(b"\xff" * 22_000)
+    with pytest.raises(DataError, match=r"a\.txt: bytes"):
+        list(corpus)

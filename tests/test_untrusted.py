@@ -1,0 +1,340 @@
+"""Files that others wrote: each works, or is one clear error; none runs code, ends the process or fills the memory."""
+
+import ast
+import copy
+import json
+import os
+import resource
+import shutil
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_benchmarks import SETS, TEXT, prepare
+from test_layout import FILES
+from test_tokenizers import TEXTS, byte_pairs
+
+from experiments.experiment import BASELINE, Experiment
+from experiments.scoring import score_file
+from experiments.trained import load_settings
+from lm.config import SettingError, from_json, leaves, to_json
+from lm.convert import load
+from lm.convert.settings import SETTINGS
+from lm.data import crawl, rows
+from lm.data.tokenizers import find_tokenizer
+from lm.data.vocabulary import SentencePiece, train_sentencepiece
+
+GOLDEN = Path(__file__).parent / "golden"
+FAMILIES = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "longformer", "marian_sinusoidal"]
+MOST, LONGEST = 1 << 29, 20.0  # what one example may add to the memory [bytes], and how long it may take [seconds]
+WEIRD = [
+    *(None, True, -1, 0, 1, 3, 2**31, 2**63, 10**15, 10**400, 0.5, 1e300, float("nan"), float("inf")),
+    *("", "x", "../../etc/passwd", "/etc/passwd", "\0", "\ud800", [], [0], [2**63, 2], [[]], {}, {"a": 1}),
+]
+each_count = pytest.mark.parametrize("count", [12, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"])
+
+
+def places(value, path=()):
+    found = [path] if path else []
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        found += places(value[key], (*path, key))
+    return found
+
+
+@st.composite
+def changed(draw, value):
+    """A copy of a JSON value in which some places have another value, are gone or are there twice."""
+    value = copy.deepcopy(value)
+    for _ in range(draw(st.integers(1, 3))):
+        if not (paths := places(value)):
+            break
+        *path, last = draw(st.sampled_from(paths))
+        inner = value
+        for key in path:
+            inner = inner[key]
+        what = draw(st.integers(0, 5))
+        if what == 0:
+            del inner[last]
+        elif what == 1 and isinstance(inner, dict):
+            inner[draw(st.sampled_from([str(key) for key in inner] + ["other"]))] = inner.pop(last)
+        else:
+            inner[last] = copy.deepcopy(draw(st.sampled_from(WEIRD) | st.integers(-3, 600)))
+    return value
+
+
+def written(value):
+    return changed(value).map(lambda value: json.dumps(value).encode())
+
+
+@st.composite
+def broken(draw, content):
+    """Bytes of which some are others, inserted or gone."""
+    content = bytearray(content)
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(content)) | st.integers(0, min(200, len(content))))
+        end = draw(st.sampled_from([start, start + 1, start + 1, start + 9, len(content)]))
+        content[start:end] = draw(st.binary(min_size=1, max_size=3) | st.just(b""))
+    return bytes(content)
+
+
+def fuzz(count, strategy, law):
+    """``law`` holds for ``count`` values: it works, or is a SettingError, in bounded memory and time."""
+
+    @settings(
+        max_examples=count, deadline=None, database=None, derandomize=count < 100, print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(strategy)
+    def check(value):
+        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+        try:
+            law(value)
+        except SettingError as error:
+            assert str(error)
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST
+        assert time.perf_counter() - start < LONGEST
+
+    check()
+
+
+@pytest.fixture(params=FAMILIES)
+def folder(request, tmp_path):
+    return shutil.copytree(GOLDEN / request.param, tmp_path / "in", ignore=shutil.ignore_patterns("golden.npz"))
+
+
+def split_header(content):
+    size = struct.unpack("<Q", content[:8])[0]
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+@each_count
+def test_safetensors(folder, count):
+    path = folder / "model.safetensors"
+    header, tensors = split_header(path.read_bytes())
+
+    def joined(header):
+        text = json.dumps(header).encode(errors="surrogatepass")
+        return struct.pack("<Q", len(text)) + text + tensors
+
+    def law(content):
+        path.write_bytes(content)
+        load(folder)
+
+    sizes = st.sampled_from([0, 1, 2**20, 2**63, 2**64 - 1]).map(lambda n: struct.pack("<Q", n) + joined(header)[8:])
+    fuzz(count, changed(header).map(joined) | broken(joined(header)) | sizes, law)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ("F32", [2], [0, 4]), ("F32", [2], [4, 8]), ("F32", [2], [8, 0]), ("F32", [2], [-8, 0]), ("F32", [-2], [0, 8]),
+        ("F32", [2**62, 2**62], [0, 8]), ("F32", [2], [8, 16]), ("OBJ", [2], [0, 8]),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_lies_outside_of_its_file_or_upon_another_is_refused(tmp_path, entry):
+    entry = dict(zip(("dtype", "shape", "data_offsets"), entry, strict=True))
+    shutil.copy(GOLDEN / "gpt2" / "config.json", tmp_path)
+    header = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "b": entry}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    with pytest.raises(SettingError, match="model.safetensors"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../a", "/etc/passwd", "..", ".", "", "in/../a", "\0", "\ud800", "gone"])
+def test_an_index_names_files_of_its_folder_only(tmp_path, file):
+    folder = shutil.copytree(GOLDEN / "gpt2", tmp_path / "in")
+    (folder / "model.safetensors").rename(tmp_path / "a")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(SettingError, match="cannot be read"):
+        load(folder)
+
+
+@each_count
+def test_config_json(folder, count):
+    path = folder / "config.json"
+    theirs = json.loads(path.read_text())
+
+    def law(content):
+        path.write_bytes(content)
+        load(folder)
+
+    fuzz(count, written(theirs) | broken(path.read_bytes()), law)
+
+
+@pytest.mark.parametrize("size", [10**6, 10**15, 10**400], ids=["million", "vast", "endless"])
+def test_a_model_far_larger_than_its_files_is_refused_before_it_is_made(folder, size):
+    theirs = json.loads((folder / "config.json").read_text())
+    names = {row.theirs for row in SETTINGS[theirs["model_type"]].rows} & theirs.keys()
+    for name in [name for name in names if type(theirs[name]) is int and "token_id" not in name]:
+        (folder / "config.json").write_text(json.dumps(theirs | {name: size}))
+        start = time.perf_counter()
+        try:
+            load(folder)
+            assert name in ("max_position_embeddings", "relative_attention_max_distance")  # makes no array
+        except SettingError:
+            assert time.perf_counter() - start < LONGEST
+
+
+@each_count
+def test_settings_of_a_run(tmp_path, count):
+    good, path = to_json(BASELINE), tmp_path / "settings.json"
+
+    def law(content):
+        path.write_bytes(content)
+        experiment = load_settings(tmp_path)
+        assert from_json(Experiment, to_json(experiment)) == experiment
+        assert all(value == value for _, value in leaves(experiment))
+
+    fuzz(4 * count, written(json.loads(good)) | broken(good.encode()), law)
+
+
+def test_a_setting_that_is_no_number_is_refused():
+    with pytest.raises(SettingError, match="norm_epsilon"):
+        from_json(Experiment, to_json(BASELINE).replace('"norm_epsilon": 1e-06', '"norm_epsilon": NaN'))
+
+
+@each_count
+def test_input_of_lm_clean(tmp_path, count):
+    lines = b'{"text": "one page", "url": "a.b"}\n\n{"text": "\\ud800 two"}\n' * 3
+    wet = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n" * 3
+
+    def law(given):
+        name, content = given
+        path = tmp_path / name
+        path.write_bytes(content)
+        for found in crawl.read(crawl.Piece(str(path), 0, os.path.getsize(path))):
+            assert isinstance(found, crawl.Page | crawl.Damage)
+            str(found).encode()
+
+    named = [(name, lines if "json" in name else wet) for name in ("a.jsonl", "a.jsonl.gz", "a.wet", "a.txt")]
+    strategies = [broken(content).map(lambda content, name=name: (name, content)) for name, content in named]
+    fuzz(4 * count, st.one_of(*strategies), law)
+
+
+@each_count
+def test_array_record(tmp_path, count):
+    texts = [f"text {i} " * (1 + i % 5) for i in range(12)]
+    prepare("mine", tmp_path, ({"text": TEXT}, [{"text": text} for text in texts], "train"))
+    path = next(tmp_path.glob("tfds/mine/1.0.0/*array_record*"))
+    good = sorted(row["text"] for row in rows.examples("mine", "train", tmp_path))
+
+    def law(content):
+        path.write_bytes(content)
+        assert sorted(row["text"] for row in rows.examples("mine", "train", tmp_path)) == good
+
+    content = path.read_bytes()
+    bits = st.tuples(
+        st.integers(0, 1200) | st.integers(65_500, 65_600) | st.integers(0, len(content) - 1), st.integers(0, 7)
+    )
+    flipped = bits.map(lambda at: content[: at[0]] + bytes([content[at[0]] ^ 1 << at[1]]) + content[at[0] + 1 :])
+    fuzz(4 * count, flipped | broken(content) | st.integers(0, len(content)).map(lambda end: content[:end]), law)
+
+
+@each_count
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_description_of_a_set(tmp_path, name, count):
+    prepare("mine", tmp_path, ({"text": TEXT}, [{"text": "text"}] * 3, "train"))
+    path = tmp_path / "tfds" / "mine" / "1.0.0" / name
+    good = path.read_bytes()
+
+    def law(content):
+        path.write_bytes(content)
+        rows.open_set.cache_clear()
+        assert len(list(rows.examples("mine", "train", tmp_path))) == 3
+
+    fuzz(4 * count, written(json.loads(good)) | broken(good), law)
+
+
+def word_pieces(path):
+    ids = {token: k for k, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "."])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
+    made.normalizer = tokenizers.normalizers.BertNormalizer()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made.save(str(path))
+
+
+def used(folder):
+    found = find_tokenizer(folder, 300)
+    ids = [*found.encode(TEXTS[1]), 0, 1, 2, found.size - 1]
+    found.decode(ids)
+    assert len(found.word_starts) == len(found.sentence_ends) == found.size
+    if hasattr(found, "framed"):
+        found.framed(*TEXTS[:2])
+
+
+@each_count
+@pytest.mark.parametrize("make", [byte_pairs, word_pieces])
+def test_tokenizer_json(tmp_path, make, count):
+    path = tmp_path / "tokenizer.json"
+    make(path)
+    good = json.loads(path.read_text())
+
+    def law(content):
+        path.write_bytes(content)
+        used(tmp_path)
+
+    fuzz(8 * count, written(good) | broken(path.read_bytes()), law)
+
+
+@each_count
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer_config.json", "vocab.json"])
+def test_sentencepiece(tmp_path, name, count):
+    folder = tmp_path / "in"
+    train_sentencepiece(TEXTS * 50, 28, folder / "spiece.model")
+    good = (folder / "spiece.model").read_bytes()
+    if name == "vocab.json":
+        ids = find_tokenizer(folder, 28).ids
+        (folder / "spiece.model").rename(folder / "source.spm")
+        shutil.copy(folder / "source.spm", folder / "target.spm")
+    value = {"extra_ids": 10, "do_lower_case": True} if name == "tokenizer_config.json" else None
+    value = ids if name == "vocab.json" else value
+
+    def law(content):
+        (folder / name).write_bytes(content)
+        used(folder)
+        if name == "spiece.model":
+            vocabulary = SentencePiece(folder / name, 100)
+            vocabulary.decode(vocabulary.encode_batch(TEXTS)[0])
+            assert len(vocabulary.word_starts) == vocabulary.size
+
+    pieces = broken(good[-900:]).map(lambda end: good[:-900] + end)  # before them, the table of normalisation
+    strategy = broken(good) | pieces if value is None else written(value)
+    fuzz(4 * count, strategy, law)
+
+
+@each_count
+def test_answers_in_a_file(tmp_path, count):
+    prepare("cnn_dailymail", tmp_path / "cache", SETS["cnn_dailymail"])
+    path = tmp_path / "answers.jsonl"
+
+    def law(content):
+        path.write_bytes(content)
+        score_file(path, "cnn_dailymail", "validation", 0, tmp_path)
+
+    two = changed(["Ann ran.", {"prediction": "Bea"}]).map(lambda lines: "\n".join(map(json.dumps, lines)).encode())
+    fuzz(2 * count, two | broken(b'"Ann ran."\n{"prediction": "Bea"}\n') | st.just(b"[" * 100_000), law)
+
+
+def dangerous(node):
+    """What runs or unpickles what it reads."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+        return {name.split(".")[0] for name in names} & {"pickle", "dill", "cloudpickle", "marshal", "shelve", "yaml"}
+    if isinstance(node, ast.Call):
+        if any(keyword.arg in ("allow_pickle", "shell") for keyword in node.keywords):
+            return {"allow_pickle or shell"}
+        return {getattr(node.func, "id", None)} & {"eval", "exec", "compile", "__import__"}
+    return set()
+
+
+def test_nothing_runs_or_unpickles_what_it_reads():
+    found = {path: set().union(*map(dangerous, ast.walk(ast.parse(path.read_text())))) for path in FILES}
+    assert not {path: names for path, names in found.items() if names}
