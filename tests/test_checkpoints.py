@@ -1,18 +1,32 @@
 """A checkpoint is restored bit for bit on any mesh, or it is found to be damaged."""
 
+import json
+import os
+import resource
 import shutil
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
+from golden import make_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lm.config import SettingError
-from lm.train.checkpoints import MANIFEST, CheckpointError, Checkpoints
+from experiments.folders import phases
+from experiments.registry import build
+from experiments.verify import verify
+from lm.config import SettingError, to_json
+from lm.train import manifest
+from lm.train.checkpoints import CheckpointError, Checkpoints, SaveError
 from lm.train.config import CheckpointConfig, OptimizerConfig
+from lm.train.manifest import MANIFEST
 
 
 def opened(folder, **settings):
@@ -112,7 +126,7 @@ def test_what_a_kill_inside_a_save_left_is_ignored_and_swept(copied):
         state = checkpoints.restore(toy.steps().abstract)
         assert toy.numbers(state) == numbers[2]
         checkpoints.save(at(state, 3))
-    assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2", "3"]
 
 
 def test_nothing_saved_is_none_for_a_run_and_an_error_for_fine_tuning(tmp_path):
@@ -154,13 +168,34 @@ def test_fine_tuning_takes_the_parameters_alone_under_another_optimiser(saved):
     assert int(state.step) == 0 and state.params["table"].sharding == fresh.params["table"].sharding
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path):
+def test_the_newest_and_the_best_by_each_score_are_kept(tmp_path):
     state = toy.steps().init(0)
     with opened(tmp_path, keep=2, best="highest") as checkpoints:
-        for step, score in enumerate((0.1, 0.9, float("nan"), None, 0.3), 1):
-            checkpoints.save(at(state, step), score)
+        for step, score in enumerate((0.1, 0.9, float("nan"), None, 0.9, 0.3), 1):
+            checkpoints.save(at(state, step), {"score": score, "cola/score": -abs(step - 3.0)})
         checkpoints.wait()
-        assert (checkpoints.steps(), checkpoints.best()) == ([2, 4, 5], 2)
+        assert checkpoints.steps() == [2, 3, 5, 6]
+        assert [checkpoints.best(), checkpoints.best("cola/score"), checkpoints.best("absent")] == [2, 3, None]
+
+
+def kept_of(times, **settings):
+    """The places in ``times`` [minutes] of the checkpoints that are there in the end."""
+    config, there = CheckpointConfig(**{"keep": 1} | settings), {}
+    for step, minutes in enumerate(times):
+        saved = 60.0 * minutes
+        there[step] = {"saved": saved, "hour": manifest.hour(there, saved, config), "scores": {}}
+        there = {step: there[step] for step in manifest.kept(there, config)}
+    return sorted(there)
+
+
+def test_one_checkpoint_an_hour_is_kept_also_by_a_clock_that_jumps():
+    steady = [20 * i for i in range(10)]
+    assert kept_of(steady) == [3, 6, 9]
+    assert kept_of(steady, hours=2) == [6, 9] and kept_of(steady, hours=0) == [9]
+    assert kept_of([0, 59, 61, 120, 122, 130]) == [2, 4, 5]
+    assert kept_of([0, 20, 40, 9000, 9020, 9040, 9060, 9080]) == [3, 6, 7]
+    assert kept_of([9000, 9020, 9040, 0, 20, 40, 60, 80]) == [3, 6, 7]
+    assert kept_of([100, 120, 70, 90, 110, 130, 150, 170, 190]) == [7, 8]  # put back by less than an hour
 
 
 def test_training_may_go_on_while_a_state_is_being_written(tmp_path):
@@ -174,3 +209,180 @@ def test_training_may_go_on_while_a_state_is_being_written(tmp_path):
         checkpoints.wait()
         found = checkpoints.restore(big.abstract)
     assert toy.numbers(found) == numbers and np.isfinite(np.asarray(found.params["table"])).all()
+
+
+FAILURES = {
+    "file": "File too large",
+    "room": "GB are free",
+    "rename": "Operation not permitted",
+    "read-only": "Permission denied",
+}
+
+
+@contextmanager
+def failing(how, monkeypatch, folder):
+    """Nothing is saved in here."""
+    if how == "read-only" and os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500 if how == "file" else soft, hard))
+    folder.chmod(0o500 if how == "read-only" else 0o700)
+    with monkeypatch.context() as patch:
+        if how == "room":
+            patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=9, free=9))
+        elif how == "rename":
+            patch.setattr(Path, "rename", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+        yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(tmp_path, monkeypatch, capsys, how):
+    state = toy.steps().init(0)
+    said = rf"step 2 could not be saved in {tmp_path}: .*{FAILURES[how]}.* good checkpoint is 1. .* start again"
+    with opened(tmp_path, keep=3) as checkpoints:
+        checkpoints.save(at(state, 1))
+        checkpoints.wait()
+        with failing(how, monkeypatch, tmp_path), pytest.raises(SaveError, match=said):
+            checkpoints.save(at(state, 2))
+            checkpoints.save(at(state, 3))
+        assert checkpoints.steps() == [1] and manifest.fault(tmp_path / "1", 1) is None
+        checkpoints.save(at(state, 2))
+    with opened(tmp_path, keep=3, failed_save="go on") as checkpoints:
+        with failing(how, monkeypatch, tmp_path):
+            checkpoints.save(at(state, 4))
+            checkpoints.save(at(state, 5))  # this one tells of the one before
+            assert "warning: step 4 could not be saved" in capsys.readouterr().out
+            with pytest.raises(SaveError, match="step 5"):  # nobody tries again
+                checkpoints.wait()
+        checkpoints.save(at(state, 6))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["1", "2", "6"]
+
+
+def test_a_save_that_fails_does_not_hide_what_ended_the_run(tmp_path, monkeypatch, capsys):
+    with pytest.raises(ZeroDivisionError), failing("rename", monkeypatch, tmp_path), opened(tmp_path) as checkpoints:
+        checkpoints.save(toy.steps().init(0))
+        raise ZeroDivisionError
+    assert "Operation not permitted; no checkpoint is good" in capsys.readouterr().out
+
+
+class Killed(BaseException):
+    """What a kill does, as far as one process can tell of its own."""
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_kill_while_a_step_is_replaced_or_deleted_loses_none_and_halves_none(copied, monkeypatch, moment):
+    folder, numbers = copied
+    moments, rename, rmtree = iter(range(99)), Path.rename, shutil.rmtree
+
+    def dying_rename(path, target):
+        if next(moments) == moment:
+            raise Killed
+        return rename(path, target)
+
+    def dying_rmtree(path, **options):
+        if next(moments) == moment:
+            next(file for file in files(path) if file.name != MANIFEST).unlink()
+            raise Killed
+        return rmtree(path, **options)
+
+    with opened(folder, keep=1) as checkpoints, monkeypatch.context() as patch, suppress(Killed):
+        state = checkpoints.restore(toy.steps().abstract)
+        patch.setattr(Path, "rename", dying_rename)
+        patch.setattr(shutil, "rmtree", dying_rmtree)
+        checkpoints.save(state)
+        checkpoints.wait()
+    assert next(moments) == moment + 1
+    with opened(folder, keep=1) as checkpoints:
+        assert all(manifest.fault(path, step) is None for step, path in manifest.steps(folder).items())
+        assert toy.numbers(checkpoints.restore(toy.steps().abstract)) == numbers[2]
+        checkpoints.save(at(state, 3))
+    assert [path.name for path in folder.iterdir()] == ["3"]
+
+
+def written(folder, text=None, **changed):
+    """A checkpoint of step 5 by hand, whose manifest is ``text`` or sealed with what was ``changed``."""
+    about = {"step": 5, "saved": 1.0, "hour": 1.0, "scores": {}, "arrays": {}} | changed
+    folder.mkdir(exist_ok=True)
+    (folder / "data").write_bytes(b"numbers")
+    about = {"files": manifest.checksums(folder)} | about
+    text = json.dumps(about | {"sha256": manifest.seal(about)}).encode() if text is None else text
+    (folder / MANIFEST).write_bytes(text)
+    return manifest.fault(folder, 5)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["step", "saved", "hour", "scores", "arrays", "files"]), JSON, st.binary(max_size=50))
+def test_a_manifest_of_any_kind_is_a_fault_in_words_and_never_a_crash(tmp_path_factory, name, value, junk):
+    folder = tmp_path_factory.getbasetemp() / "fuzzed"
+    assert written(folder) is None
+    for fault in (written(folder, json.dumps(value).encode()), written(folder, junk), written(folder, **{name: value})):
+        assert fault is None or fault.isprintable()
+    assert written(folder, json.dumps(value).encode()) and written(folder, junk)
+    assert manifest.manifests(folder.parent) is not None
+
+
+def test_what_is_no_step_or_not_all_there_is_told(tmp_path):
+    at_five = tmp_path / "5"
+    for name in ("/etc/hosts", "../6/data", "\x1b[2J\ud800"):
+        assert written(at_five, files={name: "0"}) == f"file {name!r} is missing"
+    assert written(at_five, files={}) == "file 'data' is unknown"
+    assert written(at_five, step=6) == "manifest.json is of step 6"
+    assert written(at_five, b"[" * 10**5).startswith("manifest.json cannot be read")
+    assert written(at_five) is None
+    (tmp_path / "elsewhere").write_bytes(b"numbers")
+    for link in (at_five / "data", at_five / MANIFEST):
+        moved = link.rename(tmp_path / "moved")
+        link.symlink_to(moved)
+        assert manifest.fault(at_five, 5)
+        moved.rename(link)
+    assert manifest.fault(at_five, 5) is None
+    for name in ("007", "-1", "1e3", "²", "5.0", "unfinished-4", "99999999999999"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "8").write_text("a file")
+    assert manifest.steps(tmp_path) == {5: at_five}
+
+
+def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, tmp_path, capsys):
+    run = tmp_path / "runs" / "nano" / "seed-0"
+    for folder in (run / "finetuning" / "cloze", tmp_path / "runs" / "cache"):
+        folder.mkdir(parents=True)
+    experiment = build("t5/1-baseline/baseline", "nano", {})
+    (run / "settings.json").write_text(to_json(experiment))
+    shared = phases(experiment, run, run.parent)["pretraining"]
+    shutil.copytree(copied[0], shared / "checkpoints")
+    copied[0].rename(run / "finetuning" / "cloze" / "checkpoints")
+    assert verify([run, tmp_path / "runs"]) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    own, others = f"{run}/finetuning/cloze/checkpoints/", f"{shared}/checkpoints/"
+    assert [line[::2] for line in lines] == [[f"{place}{step}", "good"] for place in (own, others) for step in (1, 2)]
+    (shared / "checkpoints" / "1" / "_METADATA").unlink()
+    for folder in (run, shared, shared / "checkpoints", tmp_path):
+        assert verify([folder]) == 1
+        assert f"{others}1  0.0 MB  file '_METADATA' is missing\n" in capsys.readouterr().out
+    with pytest.raises(SettingError, match="cache holds no checkpoint"):
+        verify([run, tmp_path / "runs" / "cache"])
+
+
+def test_the_checkpoint_of_an_earlier_release_is_good_and_training_goes_on_from_it(tmp_path):
+    for file in files(make_checkpoint.HERE):  # as git keeps it: without empty folders
+        copy = tmp_path / file.relative_to(make_checkpoint.HERE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    due, made = json.loads(make_checkpoint.HERE.with_suffix(".json").read_text()), make_checkpoint.steps()
+    with opened(tmp_path) as checkpoints:
+        state = checkpoints.restore(made.abstract)
+        assert make_checkpoint.hashes(state) == due["arrays"] and checkpoints.best("cola/score") == 3
+        state, loss = make_checkpoint.next_step(made, state)
+        assert loss == pytest.approx(due["next_loss"], rel=1e-4)
+        checkpoints.save(state)
+        checkpoints.wait()
+        assert checkpoints.steps() == [3, 4]

@@ -1,85 +1,100 @@
 """Checkpoints that are proved: written by orbax, listed with a checksum for every file, verified before use.
 
-A step is written under another name, then its manifest, then it is renamed: what has a step's name was complete.
+A step is written under another name, then its manifest, then it is renamed: what has a step's name was complete. What
+is taken away gets another name before it is deleted.
 """
 
-import hashlib
 import json
 import math
+import os
+import re
+import shutil
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from errno import ECHILD, ENOSPC
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.experimental import multihost_utils
 
 from lm import sharding
 from lm.config import SettingError
+from lm.train import manifest
 from lm.train.config import CheckpointConfig
+from lm.train.manifest import MANIFEST, REPLACED, Manifest
 from lm.train.state import State
 
-MANIFEST = "manifest.json"
-UNFINISHED = "unfinished-"
+UNFINISHED = "unfinished-"  # before the name of what is no step yet, or no more
 
 
 class CheckpointError(RuntimeError):
     """There are checkpoints and none can be used; the message lists them with what is wrong with each."""
 
 
-class Checkpoints:
-    """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save."""
+class SaveError(CheckpointError):
+    """A step was not saved; the message says why, which checkpoint is the newest good one, and what to do."""
 
-    def __init__(self, folder: str, config: CheckpointConfig):
-        self.folder, self.config = epath.Path(folder).absolute(), config
+
+class Checkpoints:
+    """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save.
+
+    Without ``config.failed_save="go on"``, a save that fails is a SaveError of the next ``save`` or ``wait``; with it,
+    of ``wait`` alone, so that what is saved last is saved.
+    """
+
+    def __init__(self, folder: str | Path, config: CheckpointConfig):
+        self.folder, self.config = Path(folder).absolute(), config
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._saving: Future | None = None
-        self._swept = False
+        self._saving: tuple[int, Future[Exception | None]] | None = None  # its step, and what went wrong here
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind: type | None, *_):
         try:
-            self.wait()
+            if kind is None:
+                self.wait()
+            elif self._saving is not None and (error := self._saving[1].result()) is not None:
+                print(f"warning: {self._said(self._saving[0], error)}", flush=True)  # what came before it is raised
         finally:
             self._thread.shutdown()
             self._orbax.close()
 
     def steps(self) -> list[int]:
         """The steps that were saved completely, in order; they may have been damaged since."""
-        if not self.folder.exists():
-            return []
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        return [*manifest.steps(self.folder)]
 
-    def save(self, state: State, score: float | None = None) -> None:
-        """Start saving; returns when the state may be changed. Errors of the last save are raised here, or by wait."""
-        self.wait()
-        step, first = int(state.step), jax.process_index() == 0
-        unfinished = self.folder / f"{UNFINISHED}{step}"
-        if first and not self._swept and self.folder.exists():  # what a kill left behind
-            for path in self.folder.iterdir():
-                if path.name.startswith(UNFINISHED):
-                    path.rmtree()
-        self._swept = True
-        self.folder.mkdir(parents=True, exist_ok=True)
-        arrays = sharding.named(state)
-        self._orbax.save(unfinished, args=ocp.args.PyTreeSave(arrays), force=True)
-        score = score if score is not None and math.isfinite(score) else None
-        about = {"step": step, "score": score, "arrays": {name: _about(array) for name, array in arrays.items()}}
-        self._saving = self._thread.submit(self._finish, unfinished, about) if first else None
+    def save(self, state: State, scores: Mapping[str, float | None] | None = None) -> None:
+        """Start saving; returns when the state may be changed. ``scores``: by name, those that are finite are kept."""
+        stops = self.config.failed_save == "stop"
+        self._settle(stops)
+        arrays, finite = sharding.named(state), {}
+        for name, score in (scores or {}).items():
+            if score is not None and math.isfinite(score):
+                finite[name] = float(score)
+        about = {"step": int(state.step), "saved": time.time(), "scores": finite}
+        about["arrays"] = {name: _about(array) for name, array in arrays.items()}
+        unfinished = self.folder / f"{UNFINISHED}{about['step']}"
+        error = self._agreed(_error(partial(self._begin, sum(array.nbytes for array in arrays.values()))))
+        if error is None:
+            error = _error(partial(self._orbax.save, unfinished, args=ocp.args.PyTreeSave(arrays), force=True))
+            if error is not None and jax.process_count() > 1:  # the others wait for this one, inside of orbax
+                raise SaveError(self._said(about["step"], error)) from error
+        self._saving = about["step"], self._thread.submit(self._finish, unfinished, about, error)
+        if error is not None and stops:
+            self.wait()
 
     def wait(self) -> None:
-        """Return when the last save is complete and proved."""
-        saving, self._saving = self._saving, None
-        if saving is None:
-            self._orbax.wait_until_finished()
-        else:
-            saving.result()
+        """Return when the last save is complete and proved; SaveError if it failed."""
+        self._settle(stops=True)
 
     def restore(self, abstract: State, step: int | None = None) -> State | None:
         """The newest good state, or that of ``step``, placed as ``abstract`` says; None if nothing was ever saved.
@@ -105,11 +120,12 @@ class Checkpoints:
         found = self._read(step, {f"params.{there}": like[name] for name, there in names.items()}, partial=True)
         return replace(state, params=state.params | {name: found[f"params.{there}"] for name, there in names.items()})
 
-    def best(self) -> int | None:
-        """The step with the best score."""
-        sign = {"lowest": 1, "highest": -1}[self.config.best]
-        scores = {step: score for step in self.steps() if (score := self._score(step)) is not None}
-        return min(scores, key=lambda step: (sign * scores[step], step), default=None)
+    def best(self, name: str = "score") -> int | None:
+        """The step with the best score of this name; None if no step has one."""
+        return manifest.best(manifest.manifests(self.folder), name, self.config.best)
+
+    def _place(self, step: int) -> Path:
+        return manifest.steps(self.folder).get(step, self.folder / str(step))
 
     def _good(self, step: int | None) -> int | None:
         """The newest good step, or ``step`` if that is good; the first process looks and tells the others."""
@@ -117,7 +133,7 @@ class Checkpoints:
         found, faults = -1, {}
         if jax.process_index() == 0:
             for candidate in reversed(self.steps()) if step is None else [step]:
-                fault = self._fault(candidate)
+                fault = manifest.fault(self._place(candidate), candidate)
                 if fault is None:
                     found = candidate
                     break
@@ -132,8 +148,8 @@ class Checkpoints:
 
     def _read(self, step: int, like: Mapping[str, Any], partial: bool) -> dict[str, jax.Array]:
         """The arrays named in ``like``, bit for bit: orbax would cast another dtype without a word."""
-        folder = self.folder / str(step)
-        saved = json.loads((folder / MANIFEST).read_text())["arrays"]
+        folder = self._place(step)
+        saved = manifest.read(folder, step)["arrays"]
         due = {name: _about(leaf) for name, leaf in like.items()}
         names = due.keys() if partial else due.keys() | saved.keys()
         wrong = [
@@ -146,65 +162,110 @@ class Checkpoints:
             folder, args=ocp.args.PyTreeRestore(dict(like), restore_args=arguments, partial_restore=partial)
         )
 
-    def _finish(self, unfinished: epath.Path, about: dict[str, Any]) -> None:
-        self._orbax.wait_until_finished()
-        manifest = {**about, "files": _checksums(unfinished)}
-        (unfinished / MANIFEST).write_text(json.dumps({"sha256": _seal(manifest), **manifest}, indent=1))
-        done = self.folder / str(about["step"])
+    def _settle(self, stops: bool) -> None:
+        """Wait for the last save; if it failed, raise or, unless it ``stops``, warn. All processes do the same."""
+        saving, self._saving = self._saving, None
+        if saving is None or (error := self._agreed(saving[1].result())) is None:
+            return
+        if jax.process_index() == 0:
+            with suppress(OSError):
+                self._sweep()
+        said = self._said(saving[0], error)
+        if stops:
+            raise SaveError(said) from error
+        print(f"warning: {said}, or with the next save", flush=True)
+
+    def _agreed(self, error: Exception | None) -> Exception | None:
+        """The error of this process or, where all go on after one, that of another.
+
+        Where it stops, the process that failed ends at once, and so do the others, which may wait for it.
+        """
+        if jax.process_count() == 1 or self.config.failed_save == "stop":
+            return error
+        failed = multihost_utils.process_allgather(np.asarray(error is not None)).any()
+        return error or (ChildProcessError(ECHILD, "another process could not write its part") if failed else None)
+
+    def _said(self, step: int, error: Exception) -> str:
+        code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it, among much else
+        why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or repr(error)
+        good = "no checkpoint is good"
+        with suppress(OSError):
+            places = reversed(manifest.steps(self.folder).items())
+            newest = (f"the newest good checkpoint is {n}" for n, path in places if manifest.fault(path, n) is None)
+            good = next(newest, good)
+        return (
+            f"step {step} could not be saved in {self.folder}: {why}; {good}. "
+            "Mend this and start again: training goes on from the newest"
+        )
+
+    def _begin(self, size: int) -> None:
+        """Make the folder, and OSError if nothing can be made in it or there is no room for ``size`` bytes."""
+        if jax.process_index() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            disk = shutil.disk_usage(self.folder)
+            if disk.free < size and disk.total:  # some file systems say 0 of everything
+                raise OSError(ENOSPC, f"{size / 1e9:.2g} GB are needed, {disk.free / 1e9:.2g} GB are free")
+            probe = self.folder / f"{UNFINISHED}probe"
+            probe.mkdir()
+            probe.rmdir()
+
+    def _finish(self, unfinished: Path, about: Manifest, error: Exception | None) -> Exception | None:
+        """In the thread, of each process: what went wrong."""
+        error = error or _error(self._orbax.wait_until_finished)
+        if error is None and jax.process_index() == 0:
+            error = _error(partial(self._complete, unfinished, about))
+        return error
+
+    def _complete(self, unfinished: Path, about: Manifest) -> None:
+        """Give the checkpoint its manifest and its name, and take those away that are not kept."""
+        step = about["step"]
+        before = {n: each for n, each in manifest.manifests(self.folder).items() if n < step}
+        about["hour"] = manifest.hour(before, about["saved"], self.config)
+        about["files"] = manifest.checksums(unfinished)
+        (unfinished / MANIFEST).write_text(json.dumps({"sha256": manifest.seal(about), **about}, indent=1))
+        done = self.folder / str(step)
         if done.exists():
-            done.rmtree()
+            done.rename(self.folder / f"{REPLACED}{step}")
         unfinished.rename(done)
-        for step in self.steps():
-            if step > about["step"]:  # of a course given up: it was damaged, and this run went on from before it
-                (self.folder / str(step)).rmtree()
-        for step in self.steps()[: -self.config.keep]:
-            if step != self.best():
-                (self.folder / str(step)).rmtree()
-
-    def _score(self, step: int) -> float | None:
         try:
-            return json.loads((self.folder / str(step) / MANIFEST).read_text())["score"]
-        except (OSError, ValueError, KeyError):
-            return None
+            found = manifest.manifests(self.folder)  # later ones are of a course given up: this run began before them
+            stay = manifest.kept({n: each for n, each in found.items() if n <= step}, self.config)
+            for each in found.keys() - stay:
+                self._remove(self._place(each))
+            self._sweep()
+        except OSError as error:
+            print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
 
-    def _fault(self, step: int) -> str | None:
-        """What is wrong with a checkpoint, or None."""
-        folder = self.folder / str(step)
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text())
-            seal = manifest.pop("sha256")
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            return f"{MANIFEST} cannot be read ({type(error).__name__})"
-        if seal != _seal(manifest):
-            return f"{MANIFEST} was changed"
-        found = _checksums(folder)
-        for name in manifest["files"].keys() | found.keys():
-            if manifest["files"].get(name) != found.get(name):
-                kind = "missing" if name not in found else "unknown" if name not in manifest["files"] else "changed"
-                return f"file {name} is {kind}"
-        return None
+    def _remove(self, path: Path) -> None:
+        _delete(path.rename(self.folder / f"{UNFINISHED}{path.name}-removed"))
+
+    def _sweep(self) -> None:
+        """Clear away what a kill or a failed save left; what it was about to replace gets its name back."""
+        for path in [*self.folder.iterdir()]:
+            done = self.folder / path.name.removeprefix(REPLACED)
+            if path.name.startswith(UNFINISHED):
+                _delete(path)
+            elif done != path and done.exists():
+                self._remove(path)
+            elif done != path:
+                path.rename(done)
+
+
+def _error(work: Callable[[], Any]) -> Exception | None:
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _about(array: Any) -> list:
     return [list(array.shape), str(array.dtype)]
-
-
-def _checksums(folder: epath.Path) -> dict[str, str]:
-    """``{path below folder: sha256}`` of every file but the manifest."""
-
-    def files(below):
-        for path in below.iterdir():
-            yield from files(path) if path.is_dir() else [path]
-
-    def checksum(path):
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    paths = {str(path.relative_to(folder)): path for path in files(folder)} if folder.exists() else {}
-    paths.pop(MANIFEST, None)
-    with ThreadPoolExecutor(8) as pool:
-        return dict(zip(paths, pool.map(checksum, paths.values()), strict=True))
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,74 @@
+"""Make checkpoint/ anew, as this release saves it: ``python make_checkpoint.py``. Beside it, in checkpoint.json: the
+sha256 of every array, and the loss of the step after. Later releases have to read what is here, so that it is made anew
+only when a format is given up on purpose.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from lm import sharding
+from lm.mesh import MeshConfig
+from lm.nn.config import ModelConfig
+from lm.train import manifest
+from lm.train.checkpoints import Checkpoints
+from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
+from lm.train.state import State
+from lm.train.step import Steps, build
+
+HERE = Path(__file__).parent / "checkpoint"
+STEP = 3
+MODEL = ModelConfig(
+    architecture="decoder", vocab_size=40, num_decoder_layers=1, d_model=8, d_ff=16, d_kv=4, num_heads=2, dropout=0.1,
+    relative_buckets=8, relative_max_distance=6,
+)  # fmt: skip
+
+
+def steps() -> Steps:
+    """Of T5's decoder on one device, whose Adafactor factors some of its parameters."""
+    mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    return build(MODEL, OptimizerConfig(factor_from=8), LossConfig(), mesh)
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    """Eight rows of six tokens."""
+    targets = np.random.default_rng(step).integers(3, MODEL.vocab_size, (8, 6), np.int32)
+    return {
+        "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
+        "decoder_segment_ids": np.ones_like(targets),
+        "decoder_target_tokens": targets,
+        "decoder_loss_weights": np.ones(targets.shape, np.float32),
+    }
+
+
+def next_step(made: Steps, state: State) -> tuple[State, float]:
+    """The state after the next step, and its loss."""
+    state, metrics = made.train_step(0)(state, sharding.put_batch(batch(int(state.step)), made.mesh))
+    return state, float(metrics["loss"])
+
+
+def hashes(state: State) -> dict[str, str]:
+    """sha256 of every array, by name."""
+    return {
+        name: hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for name, leaf in sharding.named(state).items()
+    }
+
+
+if __name__ == "__main__":
+    shutil.rmtree(HERE, ignore_errors=True)
+    made = steps()
+    state = made.init(0)
+    for _ in range(STEP):
+        state, _ = next_step(made, state)
+    with Checkpoints(HERE, CheckpointConfig()) as checkpoints:
+        checkpoints.save(state, {"score": 0.5, "cola/score": 0.25})
+    folder = HERE / str(STEP)
+    (folder / "commit_success.txt").write_text("orbax names the machine's folder here\n")
+    sealed = manifest.read(folder, STEP) | {"files": manifest.checksums(folder)}
+    (folder / manifest.MANIFEST).write_text(json.dumps(sealed | {"sha256": manifest.seal(sealed)}, indent=1))
+    about = {"arrays": hashes(state), "next_loss": next_step(made, state)[1]}
+    HERE.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
