@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,8 +12,10 @@ from contextlib import suppress
 from experiments import processes
 from experiments.cli import COMMANDS, clean, convert, plan, run
 from experiments.exit_codes import EXIT_CODES
+from experiments.restart import supervise
 from lm.config import SettingError, nearest
 
+GRACE = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.
 
 usage: lm COMMAND [OPTIONS]        lm COMMAND --help tells more
@@ -40,6 +43,8 @@ def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
     report = None
     try:
+        if (code := supervise(sys.argv[1:])) is not None:
+            sys.exit(code)
         signal.signal(signal.SIGTERM, _stop)
         processes.choose_platform()
         report = processes.join() if sys.argv[1:2] == ["run"] else None
@@ -68,8 +73,14 @@ def _unread() -> bool:
 
 
 def _stop(*_) -> None:
-    """On SIGTERM, but for training, which saves first, and for several processes, of which jax takes care."""
+    """On SIGTERM, but for training, which saves first, and for several processes, of which jax takes care.
+
+    What is raised inside of a callback gets lost, and some of what is to be left takes its time: hence the timer.
+    """
     _say("stopped by SIGTERM; to go on, give the same command again")
+    end = threading.Timer(GRACE, os._exit, [EXIT_CODES["start again"]])
+    end.daemon = True
+    end.start()
     sys.exit(EXIT_CODES["start again"])
 
 

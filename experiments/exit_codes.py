@@ -5,6 +5,7 @@ EXIT_CODES = {
     "failed": 1,
     "bad settings": 2,
     "loss not finite": 3,
-    "start again": 42,  # asked to stop by SIGTERM, having saved; or another process is gone
-    "interrupted": 130,  # by Ctrl-C
+    "start again": 42,  # stopped by a signal, having saved what there was; or another process is gone
+    "stuck": 43,  # nothing was done for LM_STEP_TIMEOUT
+    "interrupted": 130,  # by Ctrl-C, with nothing to save
 }

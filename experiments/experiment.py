@@ -12,7 +12,7 @@ from lm.config import SettingError, change, leaves
 from lm.data.objectives import OBJECTIVES, Objective
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
-from lm.train.config import OptimizerConfig
+from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class DataConfig:
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
     held_out_lengths: tuple[int, ...] = (1,)  # rows on which held-out text is scored in the end [x inputs_length]
+    corrupt_records: Literal["stop", "skip"] = "stop"  # skip: TFDS records that cannot be read are not trained on
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
 
     def __post_init__(self):
@@ -133,6 +134,7 @@ class Experiment:
     mixing: MixingConfig = MixingConfig()
     tuning: TuningConfig = TuningConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
+    guard: GuardConfig = EVERY_UPDATE
     generator_share: float = 0.25  # width of ELECTRA's generator over the model's; unused without replaced-token
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # of initial parameters, order of examples, noise and dropout

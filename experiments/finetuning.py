@@ -85,7 +85,9 @@ def on_mixture(session: Session, name: str) -> FineTuning:
     phase, lengths, tuned = experiment.finetuning, tuning_lengths(experiment, (name,)), experiment.tuning
     model = adapted(experiment)
     examples = {
-        task.name: Encoded(task, task.rows("train", session.cache), vocabulary) for task in mixture(name) if task.train
+        task.name: Encoded(task, task.rows("train", session.cache, experiment.data.corrupt_records), vocabulary)
+        for task in mixture(name)
+        if task.train
     }
     sizes = {task: len(rows) for task, rows in examples.items()}
     batches = pipeline.task_batches(
@@ -96,7 +98,10 @@ def on_mixture(session: Session, name: str) -> FineTuning:
         batch_size=phase.batch_size,
         seed=experiment.seed,
     )
-    steps = build(model, phase.optimizer, LossConfig(), session.mesh, phase.microbatches, tune=tune_of(experiment))
+    steps = build(
+        model, phase.optimizer, LossConfig(), session.mesh, phase.microbatches, tune=tune_of(experiment),
+        guarding=experiment.guard,
+    )  # fmt: skip
     return FineTuning(steps, batches, lengths, asked(session, (name,)))
 
 
@@ -105,7 +110,8 @@ def on_labels(session: Session, name: str) -> FineTuning:
     experiment, task = session.experiment, labelled_task(name)
     length, phase = experiment.tuning.inputs_length, experiment.finetuning
     reader = Reader(task, session.prepared.vocabulary, experiment.model.architecture, length)
-    batches = Labelled(reader, task.rows("train", session.cache), phase.batch_size, experiment.seed)
+    rows = task.rows("train", session.cache, experiment.data.corrupt_records)
+    batches = Labelled(reader, rows, phase.batch_size, experiment.seed)
     lengths = Lengths(raw=length, inputs=length, targets=length)
     return FineTuning(head_steps(experiment, session.mesh, name), batches, lengths, [ask(session, task, length)])
 
@@ -179,7 +185,10 @@ def head_steps(experiment: Experiment, mesh: jax.sharding.Mesh, name: str) -> St
         layers=experiment.tuning.layers,
     )
     tune = tuning.body_frozen if experiment.tuning.layers == "mixed-frozen" else tune_of(experiment)
-    return build(model, phase.optimizer, LossConfig(), mesh, phase.microbatches, with_head(head), labelled, tune)
+    return build(
+        model, phase.optimizer, LossConfig(), mesh, phase.microbatches, with_head(head), labelled, tune,
+        experiment.guard,
+    )  # fmt: skip
 
 
 @cache
@@ -189,9 +198,9 @@ def with_head(head: HeadConfig) -> Callable[[ModelConfig, nnx.Rngs], Tuned]:
 
 
 def best_checkpoints(experiment: Experiment, folder: Path) -> Checkpoints:
-    """Of a fine-tuning: the newest, and the one that scored best."""
-    config = CheckpointConfig(every=experiment.finetuning.save_every, keep=1, best="highest")
-    return Checkpoints(folder / "checkpoints", config)
+    """Of a fine-tuning: the newest, and those that scored best, of each task and of all."""
+    every, failed_save = experiment.finetuning.save_every, experiment.guard.failed_save
+    return Checkpoints(folder / "checkpoints", CheckpointConfig(every, best="highest", failed_save=failed_save))
 
 
 def best_of(task: Any, folder: Path) -> dict:

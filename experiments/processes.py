@@ -21,10 +21,13 @@ from typing import Any
 
 from lm.config import SettingError
 
-STARTED = time.time()  # of this process, near enough
+STARTED = time.monotonic()  # of this process, near enough
 PORT = 8483  # where the processes of a TPU meet
 METADATA = "metadata.google.internal"  # tells a TPU VM what it is
-WAITS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0}  # for all to be there, for a sign of life [seconds]
+WAITS = {  # for all processes to be there, for a sign of life of one, for a step or a batch of an evaluation [seconds]
+    "LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0, "LM_STEP_TIMEOUT": 1_800.0,
+}  # fmt: skip
+_tell: Callable[[dict], None] = dict  # the watch over this process, where there is one
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ def join() -> Callable[[int], None]:
     place = find(os.environ)
     if place is None:
         return lambda code: None
-    start, silence = (number(os.environ, name, default, float) for name, default in WAITS.items())
+    start, silence, _ = (number(os.environ, name, default, float) for name, default in WAITS.items())
     from experiments.watch import fork
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until jax has it save a step with the others
@@ -163,6 +166,8 @@ def join() -> Callable[[int], None]:
 
     met = line.need()
     line.end_with_it()
+    global _tell
+    _tell = line.send
     detection = None if os.environ.get("LM_COORDINATOR", "auto") == "auto" else "deactivate"  # of a Slurm task's GPUs
     jax.distributed.initialize(
         f"{place.host}:{met['port']}", place.count, place.index, cluster_detection_method=detection,
@@ -176,6 +181,11 @@ def join() -> Callable[[int], None]:
         line.send({"code": code})
 
     return report
+
+
+def trains(now: bool) -> None:
+    """Whether a signal should wait for a checkpoint; otherwise the watch ends all processes at once."""
+    _tell({"trains": now})
 
 
 def agreed(find: Callable[[], Any]) -> Any:

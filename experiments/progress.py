@@ -28,7 +28,8 @@ class Reporter:
     def began(self, compiling: float) -> None:
         """The first step of a phase is done; of the first phase it is said how long that took."""
         if not self._began:
-            self.say(f"first step {time.time() - STARTED:.1f} s after the start; compiling it took {compiling:.1f} s")
+            since = time.monotonic() - STARTED
+            self.say(f"first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
         self._began = True
 
     def advance(self, steps: int, detail: str = "") -> None:

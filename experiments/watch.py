@@ -23,10 +23,10 @@ from experiments.processes import Place
 AGAIN = EXIT_CODES["start again"]
 BEAT = 1.0  # between two signs of life, and for news that are on their way [seconds]
 GRACE = 5.0  # for a process to end by itself, where another failed [seconds]
-TOGETHER = {EXIT_CODES[name] for name in ("done", "start again", "interrupted")}  # after which all end by themselves
+TOGETHER = {EXIT_CODES[name] for name in ("done", "start again")}  # after which all end by themselves
 CAUSES = {EXIT_CODES[name] for name in ("bad settings", "loss not finite")}  # which no other process's end brings about
 ABORTED = 128 + signal.SIGABRT  # what jax does when another process is gone
-TWICE = 2.0  # from a signal to one that counts as a second: a launcher may send the first to several [seconds]
+TWICE = 2.0  # as in lm.train.signals, which would bring jax along [seconds]
 
 
 class Line:
@@ -120,6 +120,7 @@ class Watch:
         self.asked: int | None = None  # to end, by this signal
         self.asked_at = 0.0
         self.runs = True  # the child does
+        self.trains = False  # what the child has learnt since its last checkpoint would be lost with it
         self.code: int | None = None  # with which the child ends
         self.verdict: tuple[float, Ended] | None = None  # when this ends, and how
 
@@ -127,19 +128,16 @@ class Watch:
         if self.asked is None:
             self.asked, self.asked_at = number, time.monotonic()
         if not self.met:
-            raise Ended(self._again(), "stopped while waiting for the other processes")
+            raise Ended(AGAIN, "stopped while waiting for the other processes")
         if time.monotonic() > self.asked_at + TWICE:  # jax looks for the first only between two steps
-            raise Ended(self._again(), "stopped at once: signalled twice")
-        if self.runs:
+            raise Ended(AGAIN, "stopped at once: signalled twice")
+        if self.runs and self.trains:
             self.pass_on(signal.SIGTERM)  # on which jax has all processes save the same step
 
     def pass_on(self, number: int) -> None:
         """To the child; SIGKILL to all that it started, too."""
         with suppress(OSError):  # none is left
             (os.killpg if number == signal.SIGKILL else os.kill)(self.child, number)
-
-    def _again(self) -> int:
-        return EXIT_CODES["interrupted" if self.asked == signal.SIGINT else "start again"]
 
     def name(self, index: int) -> str:
         host = f" on {self.hosts[index]}" if index in self.hosts else ""
@@ -246,7 +244,9 @@ class Watch:
         """Take in what came; False at the end of the line."""
         found = line.receive()
         for value in found or ():
-            if index is None:
+            if index is None and "trains" in value:
+                self.trains = value["trains"]
+            elif index is None:
                 self._child_ends(value["code"])
             elif "code" in value:
                 self._other_ends(**value)
@@ -263,23 +263,24 @@ class Watch:
         if ended:
             self._child_is_gone(os.waitstatus_to_exitcode(status))
         if self.verdict is None and self.code in TOGETHER and len(self.over) == self.place.count - 1:
-            self.verdict = (now + 4 * self.silence, self._as_said())  # where the child hangs, having said its code
+            self.verdict = (now + 4 * self.silence, Ended(self.code))  # where the child hangs, having said its code
         if self.verdict is not None and now > self.verdict[0]:
             raise self.verdict[1]
-
-    def _as_said(self) -> Ended:
-        return Ended(self._again() if self.code == AGAIN else self.code)
+        if self.asked is not None and not self.trains and self.code is None:
+            why = f"was stopped by {signal.Signals(self.asked).name}"
+            self.tell({"index": self.place.index, "code": AGAIN, "why": why})
+            raise Ended(AGAIN, f"{why[4:]} while there was nothing to save")
 
     def _child_is_gone(self, code: int) -> None:
         self.runs = False
         self.pass_on(signal.SIGKILL)  # to what it left behind
         if self.code in TOGETHER:
-            raise self._as_said()
+            raise Ended(self.code)
         if code >= 0:
             self._child_ends(code or EXIT_CODES["failed"])  # it always says if it is done
         else:
             before = self.asked and code == -signal.SIGTERM
-            self._child_ends(self._again() if before else 128 - code, f"was killed by {signal.Signals(-code).name}")
+            self._child_ends(AGAIN if before else 128 - code, f"was killed by {signal.Signals(-code).name}")
 
     def _child_ends(self, code: int, why: str = "") -> None:
         """What failed may have failed because another process is gone, of which we hear in a moment, or have heard."""

@@ -65,6 +65,7 @@ def learn(folder, total, stop=None, on=SIZES):
         return (part(step) for step in range(start, total))
 
     config = LoopConfig(steps=total, log_every=1, evaluate_every=SAVED)
+    processes.trains(True)
     with (
         Log(folder, {}) as log,
         Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=SAVED, keep=9)) as checkpoints,
@@ -111,7 +112,7 @@ def laws(folder):
 
     import jax
 
-    from lm.train.loop import Interrupted
+    from lm.train.signals import Interrupted
 
     learn(folder / "two", STEPS)
     learn(folder / "began-alone", STEPS)
@@ -135,8 +136,9 @@ def trainer(how):
     line = fork(processes.find(os.environ), start=60.0, silence=3.0)
     line.need()
     line.end_with_it()
-    if how == "stays":  # deaf to SIGTERM, with a worker
+    if how in ("stays", "prepares"):  # deaf to SIGTERM, with a worker
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        line.send({"trains": how == "stays"})
         print(subprocess.Popen(["sleep", "99"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)
     elif how == "done" or first:
         line.send({"code": 0 if how == "done" else int(how)})

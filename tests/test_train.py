@@ -17,7 +17,7 @@ import toy
 from lm.nn.config import ModelConfig
 from lm.train.config import LossConfig, OptimizerConfig
 from lm.train.log import NonFiniteLoss, records
-from lm.train.loop import Interrupted
+from lm.train.signals import Interrupted
 from lm.train.throughput import step_flops
 
 NO_DROPOUT = replace(toy.MODEL, dropout=0.0)
@@ -156,7 +156,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninterrupted)
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_no_state_from_it_is_saved(tmp_path):
     with pytest.raises(NonFiniteLoss, match="step 7 is not finite"):  # batch 6 makes step 7
-        toy.run(tmp_path, 12, log_every=100, poison=6)
+        toy.run(tmp_path, 12, log_every=100, poison=[6])
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
     assert "NonFiniteLoss: step 7" in json.loads((tmp_path / "run.json").read_text())["status"]
     assert int(toy.run(tmp_path, 8).step) == 8
@@ -164,7 +164,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_no_state_from_it_is_saved(t
 
 def test_a_loss_that_is_not_finite_is_noticed_before_a_save(tmp_path):
     with pytest.raises(NonFiniteLoss, match="step 8"):
-        toy.run(tmp_path, 12, log_every=100, poison=7)
+        toy.run(tmp_path, 12, log_every=100, poison=[7])
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
 
 

@@ -13,7 +13,7 @@ from lm.nn.config import ModelConfig
 from lm.nn.layers import param
 from lm.sharding import constrain, make_mesh, named
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, LoopConfig, LossConfig, OptimizerConfig
+from lm.train.config import EVERY_UPDATE, CheckpointConfig, LoopConfig, LossConfig, OptimizerConfig
 from lm.train.log import Log
 from lm.train.loop import train
 from lm.train.step import build
@@ -43,12 +43,12 @@ class Toy(nnx.Module):
         return x @ self.table[...].T
 
 
-def batch(step, poison=None):
-    """Batch number ``step``; every row has another number of targets. ``poison``: the step with infinite weights."""
+def batch(step, poison=()):
+    """Batch number ``step``; every row has another number of targets. ``poison``: batches whose loss is no number."""
     rng = np.random.default_rng(step)
     tokens = rng.integers(3, MODEL.vocab_size, (ROWS, LENGTH), np.int32)
     weights = (np.arange(LENGTH) < rng.integers(0, LENGTH + 1, (ROWS, 1))).astype(np.float32)
-    if step == poison:
+    if step in poison:
         weights[0] = np.nan
     inputs = np.pad(tokens[:, :-1], ((0, 0), (1, 0)))
     return {"decoder_input_tokens": inputs, "decoder_target_tokens": tokens, "decoder_loss_weights": weights}
@@ -61,7 +61,10 @@ def steps(data=1, fsdp=1, tensor=1, model=MODEL, **settings):
     return build(model, mesh=make_mesh(mesh, devices), **settings)
 
 
-def run(folder, total, *, every=4, log_every=1, evaluate=None, poison=None, seed=0, on_batch=None):
+def run(
+    folder, total, *, every=4, log_every=1, evaluate=None, poison=(), seed=0, on_batch=None, guarding=EVERY_UPDATE,
+    patience=float("inf"),
+):  # fmt: skip
     """Train ``total`` steps in ``folder``, going on from what is there."""
 
     def data(start):
@@ -70,8 +73,8 @@ def run(folder, total, *, every=4, log_every=1, evaluate=None, poison=None, seed
                 on_batch(step)
             yield batch(step, poison)
 
-    made = steps()
-    config = LoopConfig(steps=total, log_every=log_every, evaluate_every=every)
+    made = steps(guarding=guarding)
+    config = LoopConfig(total, log_every, evaluate_every=every, in_a_row=guarding.in_a_row, patience=patience)
     with (
         Log(folder, {"seed": seed}) as log,
         Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=every)) as checkpoints,

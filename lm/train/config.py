@@ -55,8 +55,42 @@ class CheckpointConfig:
     """When the state is saved and what is kept."""
 
     every: int = 5_000  # time between two checkpoints; the last step is always saved [steps]
-    keep: int = 2  # how many of the newest are kept [checkpoints]
-    best: Literal["lowest", "highest"] = "lowest"  # the score whose checkpoint is kept besides
+    keep: int = 3  # how many of the newest are kept [checkpoints]
+    best: Literal["lowest", "highest"] = "lowest"  # of each score, the one whose checkpoint is kept besides
+    hours: float = 1.0  # one checkpoint is kept besides in so long a time; 0: none [hours]
+    failed_save: Literal["stop", "go on"] = "stop"  # "go on" to the next save, with a warning; never from the last
+
+    def __post_init__(self):
+        for name, least in (("every", 1), ("keep", 1), ("hours", 0)):
+            if not getattr(self, name) >= least:
+                raise SettingError(f"checkpoints.{name}={getattr(self, name)} should be at least {least}")
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """What is done about bad numbers and bad disks.
+
+    Of an update that is left out parameters and the optimiser's memory stay as they are, bit for bit.
+    """
+
+    non_finite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is not finite ends the run, or is left out
+    spikes: float | None = None  # leave out a loss or gradient norm so far above the last 128 [standard deviations]
+    in_a_row: int = 10  # as many updates are left out one after another, then the run ends [steps]
+    failed_save: Literal["stop", "go on"] = "stop"  # go on: after a warning; it is tried again with the next one
+
+    def __post_init__(self):
+        if self.spikes is not None and not self.spikes > 0:
+            raise SettingError(f"guard.spikes={self.spikes} should be above 0, such as 6.0, or None")
+        if self.in_a_row < 1:
+            raise SettingError(f"guard.in_a_row={self.in_a_row} should be at least 1")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether an update may be left out."""
+        return self.non_finite == "skip" or self.spikes is not None
+
+
+EVERY_UPDATE = GuardConfig()
 
 
 @dataclass(frozen=True)
@@ -67,4 +101,6 @@ class LoopConfig:
     log_every: int = 100  # time between two lines of metrics.jsonl [steps]
     evaluate_every: int = 5_000  # time between two evaluations; the end is always evaluated [steps]
     score: str = "loss"  # the number of an evaluation by which checkpoints are ranked
+    in_a_row: int = 10  # updates left out one after another before training ends [steps]
+    patience: float = float("inf")  # time without a step, a batch of an evaluation or a save, then it ends [seconds]
     prefetch: int = 2  # batches sent to the devices ahead of their step [batches]

@@ -1,38 +1,29 @@
 """The loop: step, read the step before while the device works, evaluate, save; until the end or a signal."""
 
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import count
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from lm import sharding
-from lm.train.checkpoints import Checkpoints
+from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss
+from lm.train.signals import Interrupted, Signals
 from lm.train.state import State
 from lm.train.step import Batch, Metrics, Steps
 from lm.train.throughput import peak
+from lm.train.watchdog import Watchdog
 
 HostBatch = dict[str, np.ndarray]
 Evaluate = Callable[[State], dict[str, float]]
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal asked to stop; the state after ``step`` is saved and training goes on from it when started again."""
-
-    def __init__(self, name: str, step: int):
-        super().__init__(f"{name}: stopped after step {step}, which is saved")
-        self.signal, self.step = name, step
 
 
 def train(
@@ -49,21 +40,24 @@ def train(
     """Train to ``config.steps`` from the newest checkpoint, else from ``initial`` (random by ``seed``).
 
     ``data(start)`` gives this process's parts of the batches of steps start, start + 1, ... ; ``flops`` is those of
-    one step, for the utilisation of the devices. The step is compiled while the first state is made.
+    one step, for the utilisation of the devices. The step is compiled while the first state is made. Raises
+    Interrupted after a signal, having saved, and NonFiniteLoss, each process having written its part of the batch.
     """
     restored = checkpoints.restore(steps.abstract)
     start = 0 if restored is None else int(restored.step)
     log.start(start)
     train_step, meter = steps.train_step(seed), Meter(log, config, flops)
-    with Signals() as signals, ThreadPoolExecutor(1, "compile") as other:
+    stacks = log.folder / f"stuck-{jax.process_index()}.txt"
+    with Signals() as signals, Watchdog(config.patience, stacks) as watchdog, _batch_kept(data, log, checkpoints):
         finish = partial(_finish, signals, meter, checkpoints, log, evaluate, config)
-        batches = prefetch(data(start), steps.put, config.prefetch, meter)
-        ahead = other.submit(_prepare, steps, seed, batches) if start < config.steps else None
+        put = partial(sharding.put_batch, mesh=steps.mesh)
+        batches = prefetch(data(start), put, config.prefetch, meter)
+        ahead = _begin(partial(_prepare, steps, seed, batches)) if start < config.steps else None
         state = restored if restored is not None else initial() if initial else steps.init(seed)
         if restored is not None and _evaluates(start, config) and log.lacks(start, "eval"):
             finish(state, start)  # a signal cut the evaluation short
         for step in range(start + 1, config.steps + 1):
-            batch, compiling = ahead.result() if step == start + 1 else (next(batches), None)
+            batch, compiling = _first(signals, ahead, start) if step == start + 1 else (next(batches), None)
             begin = time.perf_counter()
             state, metrics = train_step(state, batch)
             if compiling is not None:
@@ -71,9 +65,51 @@ def train(
                 jax.block_until_ready(metrics["loss"])
                 log.began(compiling)
             meter.add(step, metrics, batch)
+            watchdog.beat()
             finish(state, step)
-    checkpoints.wait()
+        checkpoints.wait()
+        if signals.name:
+            raise Interrupted(signals.name, config.steps)
     return state
+
+
+def _begin(work: Callable[[], Any]) -> Future:
+    """``work`` in a thread which no end of the process waits for: nothing interrupts a compiler."""
+    future = Future()
+
+    def run():
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="compile", daemon=True).start()
+    return future
+
+
+def _first(signals: Signals, ahead: Future, start: int) -> tuple[Batch, float]:
+    """What ``_prepare`` gives; a signal need not wait for it, as all there is to save is saved."""
+    prepared = signals.until_received(ahead.result)
+    if prepared is None:
+        raise Interrupted(signals.name, start)
+    return prepared
+
+
+@contextmanager
+def _batch_kept(data: Callable[[int], Iterable[HostBatch]], log: Log, checkpoints: Checkpoints) -> Iterator[None]:
+    """Of a step that is not finite the batch is written beside the log, and the message says where."""
+    try:
+        yield
+    except NonFiniteLoss as error:
+        path = log.folder / f"batch-{error.step}-{jax.process_index()}.npz"
+        with suppress(OSError):
+            np.savez(path, **next(iter(data(error.step - 1))))
+            error.add(f"its batch is in {path}")
+        with suppress(CheckpointError):
+            checkpoints.wait()
+        newest = max(checkpoints.steps(), default=None)
+        error.add("nothing was saved yet" if newest is None else f"the checkpoint of step {newest} is from before it")
+        raise
 
 
 def _prepare(steps: Steps, seed: int | tuple[int, ...], batches: Iterator[Batch]) -> tuple[Batch, float]:
@@ -110,11 +146,16 @@ def _finish(
         log.write(step, "eval", values)
     stop = stop or signals.name
     if stop or saves:
-        checkpoints.save(state, None if values is None else values.get(config.score))
+        checkpoints.save(state, None if values is None else _scores(values, config))
     if stop:
         checkpoints.wait()
         raise Interrupted(stop, step)
     meter.restart()
+
+
+def _scores(values: Mapping[str, Any], config: LoopConfig) -> dict[str, Any]:
+    """What ranks a checkpoint: the score, and that of each task."""
+    return {name: value for name, value in values.items() if name.split("/")[-1] == config.score}
 
 
 def prefetch(
@@ -137,6 +178,7 @@ class Meter:
     def __init__(self, log: Log, config: LoopConfig, flops: float | None):
         self.log, self.config, self.flops = log, config, flops
         self.unread: list[tuple[int, Metrics]] = []
+        self.left_out = 0.0  # updates since the last line
         device_peak = peak(jax.devices()[0])
         self.peak = device_peak and device_peak * jax.device_count()
         self.restart()
@@ -158,15 +200,27 @@ class Meter:
 
     def read(self, last: int) -> None:
         """Read all steps not yet read, up to ``last``, and write that one if it is due."""
-        names = ("loss", "grad_norm")
-        checked = jax.device_get([{name: metrics[name] for name in names} for _, metrics in self.unread])
+        names = ("loss", "grad_norm", "left_out", "left_out_in_a_row")
+        checked = jax.device_get([{name: m[name] for name in names if name in m} for _, m in self.unread])
         for (step, _), values in zip(self.unread, checked, strict=True):
-            if not np.isfinite([*values.values()]).all():
-                raise NonFiniteLoss(step, {name: value.tolist() for name, value in values.items()})
+            self._check(step, values)
         if self.unread and (last % self.config.log_every == 0 or last == self.config.steps):
-            values = {name: value.tolist() for name, value in jax.device_get(self.unread[-1][1]).items()}
+            found = jax.device_get(self.unread[-1][1])
+            if "left_out" in found:
+                found["left_out"], self.left_out = self.left_out, 0.0
+            values = {n: np.where(np.isfinite(x), x, None).tolist() for n, x in found.items() if n not in names[3:]}
             self.log.write(last, "train", values | self._rates(last))
         self.unread.clear()
+
+    def _check(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        left_out = values.get("left_out", 0.0)
+        self.left_out = self.left_out + left_out
+        finite = np.isfinite(values["loss"]) & np.isfinite(values["grad_norm"])
+        shown = {name: values[name].tolist() for name in ("loss", "grad_norm")}
+        if not (finite | (left_out > 0)).all():
+            raise NonFiniteLoss(step, f"is not finite: {shown}")
+        if np.max(values.get("left_out_in_a_row", 0)) >= self.config.in_a_row:
+            raise NonFiniteLoss(step, f"is the last of {self.config.in_a_row} in a row to be left out: {shown}")
 
     def _rates(self, last: int) -> dict[str, float | None]:
         if self.since is None or last <= self.first:
@@ -189,57 +243,3 @@ class Meter:
         yield
         if not self.unread or self.unread[-1][1]["loss"].is_ready():
             self.waited += time.perf_counter() - start
-
-
-_asked = count(1)  # how often all processes have looked for a signal: their common clock, over all phases of a run
-
-
-class Signals:
-    """SIGINT and SIGTERM are taken down, not obeyed, while in this context.
-
-    A second one is obeyed where there is one process. With several jax passes a SIGTERM on to all of them, and they
-    agree on the step to stop after.
-    """
-
-    def __init__(self):
-        self.name: str | None = None
-        self._interruptible = False
-
-    def __enter__(self) -> "Signals":
-        here = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
-        taken = (signal.SIGINT, signal.SIGTERM) if here else ()
-        self._before = {number: signal.signal(number, self._take) for number in taken}
-        return self
-
-    def __exit__(self, *_):
-        self._restore()
-
-    def received(self) -> str | None:
-        """The name of the signal after which to stop, here and now."""
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(next(_asked)):
-            return "SIGTERM"
-        return self.name
-
-    def until_received(self, work: Callable[[], Any]) -> Any:
-        """What ``work`` gives; None if a signal came before its end."""
-        try:
-            self._interruptible = True
-            return None if self.name else work()
-        except _Stop:
-            return None
-        finally:
-            self._interruptible = False
-
-    def _take(self, number: int, _) -> None:
-        self.name = signal.Signals(number).name
-        self._restore()
-        if self._interruptible:
-            raise _Stop
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-class _Stop(BaseException):
-    """Leaves an evaluation at once."""

@@ -12,11 +12,16 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.train import guard
+from lm.train.config import EVERY_UPDATE, GuardConfig
+from lm.train.guard import Guard
 
 Make = Callable[[jax.Array], nnx.Module]  # key -> model
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("step", "params", "opt_state"), meta_fields=("structure",))
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("step", "params", "opt_state", "guard"), meta_fields=("structure",)
+)
 @dataclass(frozen=True)
 class State:
     """A pytree. Parameters are held by name, since jax takes apart a dictionary ten times as fast as a module."""
@@ -25,6 +30,7 @@ class State:
     params: dict[str, jax.Array]  # by dotted name
     opt_state: Any
     structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and the names of its leaves in order
+    guard: Guard | None = None  # what is remembered to leave updates out
 
     @property
     def model(self) -> nnx.Module:
@@ -40,17 +46,21 @@ class State:
         return replace(self, params=params)
 
 
-def create(make: Make, optimizer: optax.GradientTransformation, key: jax.Array) -> State:
+def create(
+    make: Make, optimizer: optax.GradientTransformation, key: jax.Array, guarding: GuardConfig = EVERY_UPDATE
+) -> State:
     """The state before the first step."""
     model = make(key)
     params = sharding.named(model)
     structure = (jax.tree.structure(model), tuple(params))
-    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), structure)
+    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), structure, guard.create(guarding))
 
 
-def abstract(make: Make, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
+def abstract(
+    make: Make, optimizer: optax.GradientTransformation, mesh: Mesh, guarding: GuardConfig = EVERY_UPDATE
+) -> State:
     """Shapes, dtypes and places of the state that ``create`` makes; nothing is computed."""
-    state = jax.eval_shape(partial(create, make, optimizer), jax.random.key(0))
+    state = jax.eval_shape(partial(create, make, optimizer, guarding=guarding), jax.random.key(0))
 
     def placed(leaf, place):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
@@ -67,4 +77,6 @@ def _places(state: State, mesh: Mesh) -> State:
     params = sharding.parameters(state.model, mesh)
     shapes = {name: leaf.shape for name, leaf in state.params.items()}
     opt_state = sharding.like_parameters(state.opt_state, shapes, params)
-    return replace(state, step=sharding.replicated(mesh), params=params, opt_state=opt_state)
+    everywhere = sharding.replicated(mesh)
+    beside = jax.tree.map(lambda _: everywhere, state.guard)
+    return replace(state, step=everywhere, params=params, opt_state=opt_state, guard=beside)

@@ -1,7 +1,7 @@
 """One step: state in, state out. Compiled once for all runs of one shape in a process."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import jax
@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from lm import sharding
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
+from lm.train import guard, signals, watchdog
 from lm.train import state as states
-from lm.train.config import LossConfig, OptimizerConfig
+from lm.train.config import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig
 from lm.train.losses import Batch, Loss, language_model
 from lm.train.optimizers import learning_rate, optimizer
 from lm.train.state import State
@@ -50,6 +51,9 @@ class Steps:
         return lambda state, batch: self.train(state, batch, seed)
 
     def put(self, batch: dict[str, np.ndarray]) -> Batch:
+        """A batch on the devices: of an evaluation, which a signal may end here."""
+        watchdog.beat()
+        signals.check()
         return sharding.put_batch(batch, self.mesh)
 
     def evaluate(self, state: State, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -78,23 +82,24 @@ def build(
     make: Callable[[ModelConfig, nnx.Rngs], nnx.Module] = Transformer,
     objective: Loss = language_model,
     tune: Tune = same,
+    guarding: GuardConfig = EVERY_UPDATE,
 ) -> Steps:
     """The steps of a model on a mesh; the same arguments give the same compiled functions.
 
     A batch is cut into ``microbatches``, whose gradients are added up. ``tune(updates, step)`` may zero or scale
-    the updates of parameters, by their names.
+    the updates of parameters, by their names. Of an update that is left out only the step counts.
     """
 
     def new(key):
         return make(model, nnx.Rngs(params=key))
 
     transform = optimizer(optimization, sharding.axes(jax.eval_shape(new, jax.random.key(0))))
-    abstract = states.abstract(new, transform, mesh)
+    abstract = states.abstract(new, transform, mesh, guarding)
     places, rows, everywhere = states.shardings(abstract), sharding.batches(mesh), sharding.replicated(mesh)
     compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
     def create(seed):
-        return states.create(new, transform, jax.random.split(jax.random.key(seed))[0])
+        return states.create(new, transform, jax.random.split(jax.random.key(seed))[0], guarding)
 
     def train(state, batch, seed):
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)
@@ -105,7 +110,11 @@ def build(
         updates, rate = tune(updates, state.step), learning_rate(optimization, state.step)
         params = {name: value - rate * updates[name] for name, value in state.params.items()}
         metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
-        return State(state.step + 1, params, opt_state, state.structure), metrics
+        after = State(state.step + 1, params, opt_state, state.structure, state.guard)
+        if guarding.leaves_out:
+            after, left_out = _guarded(guarding, state, after, metrics)
+            metrics |= left_out
+        return after, metrics
 
     return Steps(
         mesh,
@@ -114,6 +123,16 @@ def build(
         compiled(train, in_shardings=(places, rows, everywhere), out_shardings=(places, everywhere), donate_argnums=0),
         compiled(partial(_evaluate, mesh, objective), in_shardings=(places, rows), out_shardings=everywhere),
     )
+
+
+def _guarded(config: GuardConfig, before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
+    """``after``, or ``before`` but for its step if that update is to be left out; and how many were, one by one."""
+    good, memory = guard.judge(config, before.guard, metrics["loss"], metrics["grad_norm"])
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(good, new, old), (after.params, after.opt_state), (before.params, before.opt_state)
+    )
+    kept = replace(after, params=params, opt_state=opt_state, guard=memory)
+    return kept, {"left_out": 1.0 - good, "left_out_in_a_row": memory["in_a_row"].astype(jnp.float32)}
 
 
 def _evaluate(mesh: Mesh, objective: Loss, state: State, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:

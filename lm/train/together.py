@@ -82,7 +82,7 @@ def together(steps: Steps) -> Steps:
 
 @lru_cache(maxsize=16)  # for the same steps the same functions, which are compiled once
 def _mapped(create: Callable, train: Callable, structure: Any) -> tuple[Callable, Callable]:
-    axes = State(None, 0, 0, structure)
+    axes = State(None, 0, 0, structure, 0)
     mapped = jax.vmap(train, in_axes=(axes, 0, 0), out_axes=(axes, 0))
     return jax.jit(jax.vmap(create, out_axes=axes)), jax.jit(mapped, donate_argnums=0)
 
@@ -98,9 +98,9 @@ def stack(states: Sequence[State]) -> State:
 def split(state: State) -> list[State]:
     """The states of which ``stack`` made one."""
     count = next(iter(state.params.values())).shape[0]
-    parts = (state.params, state.opt_state)
+    parts = (state.params, state.opt_state, state.guard)
     each = [jax.tree.map(lambda leaf, index=index: leaf[index], parts) for index in range(count)]
-    return [State(state.step, *part, state.structure) for part in each]
+    return [State(state.step, params, opt_state, state.structure, guard) for params, opt_state, guard in each]
 
 
 class _Checkpoints:
@@ -113,10 +113,12 @@ class _Checkpoints:
         found = [checkpoints.restore(abstract) for checkpoints in self.each]
         return None if found[0] is None else stack(found)
 
-    def save(self, state: State, score: list[float] | None = None) -> None:
-        scores = score or [None] * len(self.each)
-        for checkpoints, part, own in zip(self.each, split(state), scores, strict=True):
-            checkpoints.save(part, own)
+    def save(self, state: State, scores: Mapping[str, list[float | None]] | None = None) -> None:
+        for index, (checkpoints, part) in enumerate(zip(self.each, split(state), strict=True)):
+            checkpoints.save(part, {name: values[index] for name, values in (scores or {}).items()})
+
+    def steps(self) -> list[int]:
+        return self.each[0].steps()
 
     def wait(self) -> None:
         for checkpoints in self.each:
@@ -127,7 +129,7 @@ class _Log:
     """``Log`` of several runs: numbers that are lists are one for each, the others are of all."""
 
     def __init__(self, each: Sequence[Log]):
-        self.each = each
+        self.each, self.folder = each, each[0].folder
 
     def start(self, step: int) -> None:
         for log in self.each:

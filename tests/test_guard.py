@@ -1,0 +1,139 @@
+"""An update that is left out changes nothing; a process that is stuck says where, and ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from lm.config import SettingError
+from lm.train import guard
+from lm.train.config import GuardConfig
+from lm.train.log import NonFiniteLoss, records
+from lm.train.signals import Interrupted
+from lm.train.watchdog import STUCK
+
+SKIP = GuardConfig(non_finite="skip", in_a_row=3)
+
+
+def test_of_an_update_that_is_left_out_only_the_step_counts():
+    steps = toy.steps(guarding=SKIP)
+    state, train = steps.init(0), steps.train_step(0)
+    state, _ = train(state, steps.put(toy.batch(0)))
+    before = toy.numbers(state)
+    state, metrics = train(state, steps.put(toy.batch(1, poison=[1])))
+    after = toy.numbers(state)
+    assert {name for name in before if before[name] != after[name]} == {"step", "guard.in_a_row"}
+    assert not np.isfinite(metrics["loss"]) and metrics["left_out"] == metrics["left_out_in_a_row"] == 1
+    state, metrics = train(state, steps.put(toy.batch(2)))
+    assert toy.numbers(state) != after and metrics["left_out"] == metrics["left_out_in_a_row"] == 0
+
+
+def test_a_guard_that_never_has_to_act_changes_no_number(tmp_path):
+    plain, guarded = (
+        toy.run(tmp_path / "plain", 8),
+        toy.run(tmp_path / "guarded", 8, guarding=replace(SKIP, spikes=6.0)),
+    )
+    mine = {name: value for name, value in toy.numbers(guarded).items() if not name.startswith("guard.")}
+    assert mine == toy.numbers(plain)
+
+
+def test_what_was_left_out_is_counted_and_a_run_in_two_sessions_is_the_run_in_one(tmp_path):
+    whole = toy.run(tmp_path / "whole", 12, poison=[3, 4, 8], guarding=SKIP, log_every=6)
+    toy.run(tmp_path / "parts", 4, poison=[3, 4, 8], guarding=SKIP, log_every=6)
+    assert toy.numbers(toy.run(tmp_path / "parts", 12, poison=[3, 4, 8], guarding=SKIP)) == toy.numbers(whole)
+    lines = [record for record in records(tmp_path / "whole") if record["kind"] == "train"]
+    assert [(line["step"], line["left_out"]) for line in lines] == [(6, 2), (12, 1)]
+    json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[0], parse_constant=pytest.fail)
+
+
+def test_too_many_in_a_row_end_the_run(tmp_path):
+    with pytest.raises(NonFiniteLoss, match="step 8 is the last of 3 in a row .*the checkpoint of step 4"):
+        toy.run(tmp_path, 12, poison=[5, 6, 7], guarding=SKIP)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+
+
+def test_the_batch_of_a_step_that_is_not_finite_is_kept(tmp_path):
+    with pytest.raises(NonFiniteLoss, match=r"its batch is in .*/batch-7-0.npz; the checkpoint of step 4"):
+        toy.run(tmp_path, 12, poison=[6], log_every=100)
+    with np.load(tmp_path / "batch-7-0.npz") as kept:
+        for name, due in toy.batch(6, poison=[6]).items():
+            np.testing.assert_array_equal(kept[name], due)
+
+
+def judged(config, losses, norms):
+    """Which updates are made."""
+    step = jax.jit(lambda memory, loss, norm: guard.judge(config, memory, loss, norm))
+    memory, made = guard.create(config), []
+    for loss, norm in zip(losses, norms, strict=True):
+        good, memory = step(memory, jnp.float32(loss), jnp.float32(norm))
+        made.append(bool(good))
+    return made
+
+
+def test_a_spike_is_left_out_and_the_course_of_an_ordinary_run_never():
+    rng = np.random.default_rng(0)
+    course = 3 + 6 * np.exp(-np.arange(1_000) / 200)  # of a loss: steep, then flat
+    losses, norms = course + rng.normal(0, 0.1, 1_000), rng.lognormal(0, 0.25, 1_000)
+    config = GuardConfig(spikes=6.0)
+    assert all(judged(config, losses, norms))
+    losses[300], norms[400], losses[500:504], losses[50] = 12, 20, 9, 30
+    made = judged(config, losses, norms)
+    assert [step for step, good in enumerate(made) if not good] == [300, 400, 500, 501, 502, 503]  # at 50 who knows?
+    losses[600] = np.nan
+    assert judged(config, losses, norms)[600]  # on which the loop stops
+    assert not judged(replace(config, non_finite="skip"), losses, norms)[600]
+
+
+@pytest.mark.parametrize(("new", "said"), [({"spikes": 0.0}, "spikes=0.0 .* above 0"), ({"in_a_row": 0}, "at least 1")])
+def test_a_guard_that_makes_no_sense_is_refused(new, said):
+    with pytest.raises(SettingError, match=said):
+        GuardConfig(**new)
+
+
+def test_a_stuck_step_ends_the_process_which_writes_where_its_threads_stand(tmp_path):
+    script = f"""
+import time, toy
+def stuck(state):
+    time.sleep(99 * (int(state.step) == 8))
+    return {{"loss": 0.0}}
+toy.run({str(tmp_path)!r}, 99, patience=15.0, evaluate=stuck)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2]))}
+    before = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, time.monotonic() - before < 80) == (STUCK, True), done.stderr
+    assert "nothing was done for 15 s" in done.stderr and str(tmp_path / "stuck-0.txt") in done.stderr
+    assert "in stuck" in (tmp_path / "stuck-0.txt").read_text()
+    assert (tmp_path / "checkpoints" / "4").is_dir()
+
+
+def test_a_signal_need_not_wait_for_the_compiler(tmp_path):
+    def stop(step):
+        if step == 0:  # in the thread that prepares the first step, before it compiles
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+
+    before = time.monotonic()
+    with pytest.raises(Interrupted, match="SIGTERM: nothing was begun"):
+        toy.run(tmp_path, 4, on_batch=stop)
+    assert time.monotonic() - before < 15
+
+
+def test_a_signal_during_the_last_save_is_not_lost(tmp_path):
+    def stop(state):
+        if int(state.step) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"loss": 0.0}
+
+    with pytest.raises(Interrupted, match="after step 4, which is saved"):
+        toy.run(tmp_path, 4, evaluate=stop)
