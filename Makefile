@@ -8,7 +8,9 @@ TABLE ?= t5/6-corruption-rate
 # Huge pages for XLA's buffers: without them page faults take half of a small model's step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: demo test test-slow lint wheel clean
+MINUTES ?= 30
+
+.PHONY: demo test test-slow test-faults soak lint wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE)
@@ -20,6 +22,13 @@ test: $(VENV)/tpu
 
 test-slow: $(VENV)/tpu
 	$(BIN)/python -m pytest -q -m slow tests
+
+# What a run survives, dealt out; the results are written to tests/faults/README.md.
+test-faults: $(VENV)/tpu
+	$(BIN)/python -m pytest -q -m '' --faults
+
+soak: $(VENV)/ready
+	$(BIN)/python tests/faults/soak.py --minutes $(MINUTES)
 
 wheel: $(VENV)/ready
 	$(BIN)/python -m pip wheel --no-deps -w dist .

@@ -8,7 +8,7 @@ import jax
 
 from experiments.experiment import Experiment
 from experiments.prepare import Prepared, mixed_batches, prepare, pretraining_batches, tuning_lengths
-from experiments.processes import first_alone
+from experiments.processes import agreed, first_alone
 from experiments.results import check_settings
 from lm import sharding
 from lm.config import SettingError, to_json
@@ -21,9 +21,16 @@ from lm.train.log import replace_file
 
 
 def check(
-    experiment: Experiment, folder: Path, cache: Path, say: Callable[[str], object]
+    experiment: Experiment,
+    folder: Path,
+    cache: Path,
+    say: Callable[[str], object],
+    allow: frozenset[str] = frozenset(),
 ) -> tuple[Prepared, jax.sharding.Mesh]:
-    """Data and mesh of a run that can be started in ``folder``, which is then its own."""
+    """Data and mesh of a run that can be started in ``folder``, which is then its own.
+
+    Its settings may be others than it was begun with if "settings" are in ``allow``.
+    """
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
@@ -32,7 +39,7 @@ def check(
     architecture, tuning, tunes = experiment.model.architecture, experiment.tuning, experiment.finetuning.steps > 0
     if tunes and tuning.mixtures:
         check_batches(architecture, experiment.finetuning.batch_size, writes=True)
-    check_folder(experiment, folder, cache)
+    check_folder(experiment, folder, cache, say if "settings" in allow else None)
     prepared = first_alone(lambda: prepare(experiment, cache, say))
     if experiment.mixing.pretraining != "corpus":
         mixed_batches(experiment, prepared, cache)
@@ -93,9 +100,9 @@ def check_mixing(experiment: Experiment) -> None:
         raise SettingError(f"ensemble.members={team} answer in words only: tuning.heads={tuning.heads} should be ()")
 
 
-def check_folder(experiment: Experiment, folder: Path, cache: Path) -> None:
-    """SettingError if ``folder`` is another experiment's, or nothing can be written beside it."""
-    check_settings(experiment, folder)
+def check_folder(experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None) -> None:
+    """SettingError if ``folder`` is another experiment's, of which else ``allowed`` is told, or cannot be written."""
+    agreed(lambda: check_settings(experiment, folder, allowed))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):

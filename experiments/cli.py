@@ -1,8 +1,10 @@
 """The commands of ``lm``: each is one function, whose signature is its options and whose docstring its help."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from experiments.exit_codes import EXIT_CODES
 from experiments.rows import RUNS, plan, run
 from lm.config import SettingError
 
@@ -50,7 +52,16 @@ def diff(name: str, other: str = "", /, scale: str = "nano") -> None:
     show_diff(name, other, scale)
 
 
-def sweep(pattern: str, /, scale: str = "nano", seeds: int = 1, runs: Path = RUNS, together: bool = False) -> None:
+def sweep(
+    pattern: str,
+    /,
+    scale: str = "nano",
+    seeds: int = 1,
+    runs: Path = RUNS,
+    together: bool = False,
+    allow: str = "",
+    restart: int = 0,
+) -> None:
     """Train and evaluate every row that matches and has not finished, then write the report.
 
     Killed or interrupted, it goes on where it stopped when started again.
@@ -61,10 +72,14 @@ def sweep(pattern: str, /, scale: str = "nano", seeds: int = 1, runs: Path = RUN
         seeds: runs of each row, with seeds 0, 1, ...
         runs: folder that holds the runs.
         together: pre-train the seeds of a row at once on one device: for small models on an accelerator; not on a CPU.
+        allow: go on although these changed since a run was begun: settings,vocabulary,data,code,packages.
+        restart: start the command again, so many times at most, when it crashes or ends with exit code 42; after bad
+            settings, a loss that is not finite, or a signal to this command it is not.
     """
+    from experiments.origin import allowed
     from experiments.sweep import sweep as train
 
-    train(pattern, scale, seeds, runs, together)
+    train(pattern, scale, seeds, runs, together, allowed(allow))
 
 
 def report(
@@ -81,6 +96,22 @@ def report(
     from experiments.commands import show_report
 
     show_report(pattern, scale, runs, watch)
+
+
+def verify(run: tuple[Path, ...], /) -> None:
+    """Check every file of the checkpoints of runs against the checksums that were saved with them.
+
+    The exit code is 1 if one is bad.
+
+    Args:
+        run: folders of runs, of phases, or of many runs, such as runs.
+    """
+    from experiments.verify import verify as bad
+
+    if not run:
+        raise SettingError("lm verify takes one or more folders, such as runs")
+    if bad(run):
+        sys.exit(EXIT_CODES["failed"])
 
 
 def clean(arguments: Sequence[str]) -> None:
@@ -263,6 +294,7 @@ COMMANDS: dict[str, Callable] = {
     "plan": plan,
     "sweep": sweep,
     "report": report,
+    "verify": verify,
     "clean": clean,
     "tasks": tasks,
     "score": score,

@@ -88,9 +88,10 @@ def pretraining_of(experiment: Experiment, mixture: str) -> Experiment:
     """The settings that pre-training depends on; all others are those of the baseline."""
     data, mixing, tuning = experiment.data, experiment.mixing, experiment.tuning
     kept = replace(
-        BASELINE, data=replace(data, workers=0, held_out_lengths=(1,)), objective=experiment.objective,
-        model=experiment.model, pretraining=experiment.pretraining, generator_share=experiment.generator_share,
-        seed=experiment.seed,
+        BASELINE, objective=experiment.objective, model=experiment.model, pretraining=experiment.pretraining,
+        data=replace(data, workers=0, held_out_lengths=(1,), corrupt_records=BASELINE.data.corrupt_records),
+        generator_share=experiment.generator_share, seed=experiment.seed,
+        guard=replace(experiment.guard, failed_save=BASELINE.guard.failed_save),
     )  # fmt: skip
     if mixing.pretraining == "corpus":
         return kept

@@ -2,26 +2,33 @@
 
 import fcntl
 import json
+import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import jax
 
+from experiments import origin
 from experiments.experiment import Experiment, PhaseConfig
-from experiments.prepare import Prepared
-from experiments.processes import agreed
+from experiments.prepare import Encoded, Prepared
+from experiments.processes import WAITS, agreed, number, trains
 from experiments.progress import Reporter
 from lm import sharding
 from lm.data import pipeline
+from lm.data.labelled import Labelled
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
+from lm.data.rows import examples
 from lm.nn.tuned import BODY
-from lm.train import together
+from lm.train import manifest, together
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import LoopConfig
-from lm.train.log import Log
+from lm.train.log import Log, now, packages
 from lm.train.state import State
 from lm.train.step import Steps
 from lm.train.throughput import step_flops
@@ -39,6 +46,7 @@ class Session:
     mesh: jax.sharding.Mesh
     cache: Path  # of prepared data
     reporter: Reporter
+    allow: frozenset[str] = frozenset()  # of origin.ORIGINS: what may have changed since a phase was begun
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Phase:
     checkpoints: Checkpoints
     evaluate: Callable[[State], dict[str, float]]
     start: Start | None = None
+    settings: Experiment | None = None  # that matter to it; None: all of the session's
 
     @property
     def folder(self) -> Path:
@@ -78,6 +87,23 @@ class Phase:
         targets = row_length(model.architecture, self.lengths)
         return step_flops(model, self.config.batch_size, self.lengths.inputs, targets)
 
+    def begun_with(self) -> origin.Origin:
+        """What it is trained with."""
+        session, batches, tasks = self.session, self.batches, []
+        if isinstance(batches, pipeline.Mixed):
+            tasks = [each.task for each in batches.examples_by_task.values() if isinstance(each, Encoded)]
+        elif isinstance(batches, Labelled):
+            tasks = [batches.reader.task]
+        corrupt = session.experiment.data.corrupt_records
+        data = {task.name: examples(task.source, task.train, session.cache, corrupt).fingerprint for task in tasks}
+        return {
+            "settings": origin.settings_of(self.settings or session.experiment),
+            "vocabulary": {"fingerprint": session.prepared.vocabulary.fingerprint},
+            "data": {"corpus": session.prepared.train.fingerprint} | data,
+            "code": origin.code(),
+            "packages": packages(),
+        }
+
     def run(self, log: Log) -> Run:
         start = None if self.start is None else lambda: self.start(self.steps)
         return Run(self.session.experiment.seed, self.data, self.checkpoints, log, self.evaluate, start)
@@ -94,20 +120,34 @@ def fit(phases: Sequence[Phase]) -> None:
 def _fit(phases: Sequence[Phase]) -> None:
     left = []
     for phase in phases:
-        if finished(phase.folder, phase.config.steps):
+        done = finished(phase.folder, phase.config.steps)
+        agreed(partial(_check_origin, phase, done))
+        if done:
             phase.session.reporter.advance(phase.config.steps)
         else:
             left.append(phase)
     if not left:
         return
     config, steps, flops = left[0].config, left[0].steps, left[0].flops
-    loop = LoopConfig(config.steps, config.log_every, evaluate_every=config.save_every, score="score")
+    loop = LoopConfig(
+        config.steps, config.log_every, config.save_every, "score", left[0].session.experiment.guard.in_a_row,
+        patience=number(os.environ, "LM_STEP_TIMEOUT", WAITS["LM_STEP_TIMEOUT"], float),
+    )  # fmt: skip
     with ExitStack() as logs:
         runs = []
         for phase in left:
-            shown = ShownLog(phase.folder, asdict(phase.session.experiment), phase.session.reporter)
+            missing = {"corrupt_records_left_out": dict(phase.session.prepared.left_out)}
+            shown = ShownLog(phase.folder, asdict(phase.session.experiment) | missing, phase.session.reporter)
             runs.append(phase.run(logs.enter_context(shown)))
         together.train(steps, runs, loop, flops)
+        agreed(lambda: None)  # the first has written the last checkpoint
+        trains(False)
+
+
+def _check_origin(phase: Phase, done: bool) -> None:
+    begun = any((phase.folder / "checkpoints").glob("[0-9]*"))
+    state = "finished" if done else "begun" if begun else "new"
+    origin.check(phase.folder, phase.begun_with(), state, phase.session.allow, phase.session.reporter.say)
 
 
 def finished(folder: Path, steps: int) -> bool:
@@ -116,27 +156,44 @@ def finished(folder: Path, steps: int) -> bool:
     def ended() -> bool:
         try:
             status = json.loads((folder / "run.json").read_text())["status"]
-        except (OSError, ValueError, KeyError):  # not begun, or cut short
+        except (OSError, ValueError, KeyError, TypeError):  # not begun, cut short or damaged
             return False
-        return status == "finished" and (folder / "checkpoints" / str(steps)).is_dir()
+        return status == "finished" and steps in manifest.steps(folder / "checkpoints")
 
     return agreed(ended)
 
 
 @contextmanager
 def locked(folder: Path, reporter: Reporter) -> Iterator[None]:
-    """The folder of a phase, for one run at a time: another that shares it waits, and then finds it done."""
+    """The folder of a phase, for one run at a time: another that shares it waits, and then finds it done.
+
+    The lock ends with the process that holds it; the file tells which that is.
+    """
     if jax.process_index():
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with (folder / "lock").open("a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            reporter.say(f"another process trains {folder}; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock, folder, reporter)
+        except OSError as error:
+            reporter.complain(
+                f"{lock.name} cannot be locked ({error.strerror}): the file system of --runs has no flock. "
+                f"See to it that no second process trains {folder} now"
+            )
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {platform.node()} since {now()}")
+        lock.flush()
         yield
+
+
+def _lock(lock: TextIO, folder: Path, reporter: Reporter) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        reporter.say(f"{lock.read() or 'another process'} trains {folder}; waiting for it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 class ShownLog(Log):
@@ -148,6 +205,7 @@ class ShownLog(Log):
 
     def began(self, compiling: float) -> None:
         super().began(compiling)
+        trains(True)
         self._reporter.began(compiling)
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:

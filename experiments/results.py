@@ -14,9 +14,10 @@ from typing import Any
 
 from etils import epath
 
+from experiments import origin
 from experiments.experiment import Experiment, Row
 from experiments.registry import build, twin
-from lm.config import SettingError, diff, from_json
+from lm.config import SettingError, parse_json
 
 Runs = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 
@@ -40,6 +41,8 @@ class Result:
             raise ValueError("a score is not finite")
         if not all({"column", "metric"} <= best.keys() for best in self.tasks.values()):
             raise ValueError("a task lacks its column or its metric")
+        if any(Path(place).is_absolute() or ".." in Path(place).parts for place in self.phases.values()):
+            raise ValueError("a phase lies outside of the runs")
 
     @property
     def seed(self) -> int:
@@ -92,18 +95,21 @@ def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[
     return runs / scale / parent / last.decode() / f"seed-{seed}"
 
 
-def check_settings(experiment: Experiment, folder: Path) -> None:
-    """SettingError with the difference if ``folder`` holds a run of other settings."""
+def check_settings(experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None) -> None:
+    """SettingError with the difference if ``folder`` holds a run of other settings; ``allowed`` is told it instead."""
     path = epath.Path(folder) / "settings.json"
-    if path.exists():
-        try:
-            changed = diff(from_json(Experiment, path.read_text()), experiment)
-        except ValueError as error:
-            raise SettingError(f"{path} cannot be read ({error}): choose other --runs or delete {folder}") from error
-        lines = "".join(f"\n  {name}: {old} there, {new} now" for name, (old, new) in changed.items())
-        if changed:
-            said = "belongs to a run with other settings: choose other --runs or delete it"
-            raise SettingError(f"{folder} {said}{lines}")
+    if not path.exists():
+        return
+    try:
+        there = origin.flat(parse_json(path.read_bytes(), path))
+    except (ValueError, AttributeError) as error:
+        raise SettingError(f"{path} cannot be read ({error}): choose other --runs or delete {folder}") from error
+    if lines := origin.changes(there, origin.settings_of(experiment)):
+        text = "".join(f"\n  {line}" for line in lines)
+        if allowed is None:
+            said = "belongs to a run with other settings: choose other --runs, delete it, or, to go on with it, add"
+            raise SettingError(f"{folder} {said} --allow settings{text}")
+        allowed(f"{folder}: allowed:{text}")
 
 
 def read_result(folder: Path) -> Result | None:

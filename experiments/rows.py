@@ -15,6 +15,7 @@ def run(arguments: Sequence[str]) -> None:
     import tyro
 
     from experiments.experiment import Experiment
+    from experiments.origin import allowed
     from experiments.registry import build
     from experiments.sweep import run_row
 
@@ -28,6 +29,8 @@ def run(arguments: Sequence[str]) -> None:
         scale: str = "nano",
         runs: Path = RUNS,
         check: bool = False,
+        allow: str = "",
+        restart: int = 0,
     ) -> None:
         """Train, fine-tune and evaluate one row; any of its settings can be changed.
 
@@ -38,10 +41,12 @@ def run(arguments: Sequence[str]) -> None:
             scale: size of the study: nano, mini, mini-real or base.
             runs: folder that holds the runs.
             check: only check settings, data, vocabulary and folder; train nothing.
+            allow: go on although these changed since it was begun: settings,vocabulary,data,code,packages.
+            restart: start it again so many times when it crashes or is asked to end; see lm sweep --help.
         """
         if name != named:
             raise SettingError(f"{name!r} should stand first: lm run {name} [OPTIONS]")
-        run_row(name, scale, experiment, runs, check)
+        run_row(name, scale, experiment, runs, check, allowed(allow))
 
     tyro.cli(run, prog="lm run", args=arguments)
 

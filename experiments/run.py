@@ -26,7 +26,6 @@ from experiments.prepare import mixed_batches, pretraining_batches
 from experiments.processes import agreed
 from experiments.progress import Reporter
 from lm import sharding
-from lm.config import SettingError, to_json
 from lm.data import pipeline
 from lm.data.mixtures import mixture
 from lm.nn.config import ModelConfig
@@ -43,12 +42,17 @@ WATCHED = 512  # of held-out text, on which the loss of pre-training is watched 
 COMPARED = 1_000  # of held-out text, at most, on which rows of different lengths are compared [batches]
 
 
-def run(experiment: Experiment, folder: Path, cache: Path, reporter: Reporter) -> None:
-    """Bring the run in ``folder`` to its end from wherever it is; SettingError before anything compiles."""
-    prepared, mesh = check(experiment, folder, cache, reporter.say)
+def run(
+    experiment: Experiment, folder: Path, cache: Path, reporter: Reporter, allow: frozenset[str] = frozenset()
+) -> None:
+    """Bring the run in ``folder`` to its end from wherever it is; SettingError before anything compiles.
+
+    ``allow``: which of origin.ORIGINS may have changed since it was begun.
+    """
+    prepared, mesh = check(experiment, folder, cache, reporter.say, allow)
 
     def session(settings: Experiment) -> Session:
-        return Session(settings, prepared, mesh, cache, reporter)
+        return Session(settings, prepared, mesh, cache, reporter, allow)
 
     home, team, tuning = home_of(folder, cache), members(experiment), experiment.tuning
     places, starts, best = phases(experiment, folder, home), {}, {}
@@ -79,14 +83,18 @@ def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: di
 
 
 def pretrain_together(
-    experiments: Sequence[Experiment], folders: Sequence[Path], cache: Path, reporter: Reporter
+    experiments: Sequence[Experiment],
+    folders: Sequence[Path],
+    cache: Path,
+    reporter: Reporter,
+    allow: frozenset[str] = frozenset(),
 ) -> None:
     """The pre-training of seeds of one experiment at once; ``run`` then finds it done for each of them."""
     runs = list(zip(experiments, folders, strict=True))
-    ready = [check(experiment, folder, cache, reporter.say) for experiment, folder in runs]
+    ready = [check(experiment, folder, cache, reporter.say, allow) for experiment, folder in runs]
     for phase in pretrainings(experiments[0]):
         sessions = [
-            Session(pretrainings(experiment)[phase], *made, cache, reporter)
+            Session(pretrainings(experiment)[phase], *made, cache, reporter, allow)
             for experiment, made in zip(experiments, ready, strict=True)
         ]
         pretrain(sessions, [phases(e, folder, home_of(folder, cache))[phase] for e, folder in runs])
@@ -112,39 +120,18 @@ def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
         if not experiment.finetuning.steps:
             asked = asked_of(session, experiment.tuning.mixtures)
             scores = evaluation(session, asked, lengths, steps, folder)
-    check_shared(session, folder)
     checkpoints = opened.enter_context(pretraining_checkpoints(experiment, folder))
     return Phase(
         session, config, steps, batches, lengths, checkpoints,
         lambda state: steps.evaluate(state, held_out()) | (scores(state) if scores else {}),
+        settings=pretraining_of(experiment, ""),
     )  # fmt: skip
-
-
-def check_shared(session: Session, folder: Path) -> None:
-    """SettingError if the pre-training in ``folder`` read other data, or was set otherwise than this run."""
-    prepared, path = session.prepared, folder / "shared.json"
-    about = {
-        "vocabulary": prepared.vocabulary.fingerprint,
-        "corpus": prepared.train.fingerprint,
-        "settings": json.loads(to_json(pretraining_of(session.experiment, ""))),
-    }
-    if path.exists():
-        there = json.loads(path.read_text())
-        if changed := [name for name, value in about.items() if there.get(name) != value]:
-            raise SettingError(
-                f"{folder} was pre-trained with other {' and '.join(changed)} than this run has ({path} says which): "
-                "choose other --runs or delete it"
-            )
-    elif jax.process_index() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(about, indent=1) + "\n")
 
 
 def pretraining_checkpoints(experiment: Experiment, folder: Path) -> Checkpoints:
     """The newest, and the one with the best score if tasks are scored."""
-    return Checkpoints(
-        folder / "checkpoints", CheckpointConfig(every=experiment.pretraining.save_every, best="highest")
-    )
+    every, failed_save = experiment.pretraining.save_every, experiment.guard.failed_save
+    return Checkpoints(folder / "checkpoints", CheckpointConfig(every, best="highest", failed_save=failed_save))
 
 
 def pretrained(session: Session, folder: Path, steps: Steps) -> State:
@@ -193,7 +180,10 @@ def steps_of(experiment: Experiment, mesh: jax.sharding.Mesh) -> Steps:
     elif experiment.model.architecture == "encoder":
         objective = masked_lm
     phase = experiment.pretraining
-    return build(experiment.model, phase.optimizer, LossConfig(), mesh, phase.microbatches, make, objective)
+    return build(
+        experiment.model, phase.optimizer, LossConfig(), mesh, phase.microbatches, make, objective,
+        guarding=experiment.guard,
+    )  # fmt: skip
 
 
 def generator_of(experiment: Experiment) -> ModelConfig:

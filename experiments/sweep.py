@@ -10,6 +10,7 @@ from experiments.commands import show_report
 from experiments.exit_codes import EXIT_CODES
 from experiments.experiment import Experiment
 from experiments.folders import check_runs, phases
+from experiments.origin import FREE
 from experiments.processes import agreed, keep_compiled
 from experiments.progress import Reporter, Stopwatch, duration, reporting
 from experiments.registry import baseline_of, build, find, twin
@@ -17,11 +18,13 @@ from experiments.results import check_settings, read_result, run_folder
 from lm.config import SettingError, diff
 
 
-def sweep(pattern: str, scale: str, seeds: int, runs: Path, together: bool = False) -> None:
+def sweep(
+    pattern: str, scale: str, seeds: int, runs: Path, together: bool = False, allow: frozenset[str] = frozenset()
+) -> None:
     """Train what is missing of ``seeds`` runs of every row, then write and print the report.
 
     With ``together`` the seeds of a row are pre-trained at once. A row that fails is named and left, the others go on;
-    the exit code is then that of the first failure.
+    the exit code is then that of the first failure. ``allow``: which of origin.ORIGINS may have changed.
     """
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
@@ -41,9 +44,9 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path, together: bool = Fal
         with reporting(sum(work(experiment) for _, experiment, _ in todo)) as reporter:
             reporter.say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished; {len(todo)} to go")
             for name, group in groupby(sorted(todo, key=itemgetter(0)), key=itemgetter(0)) if together else ():
-                pretrain_seeds(name, [run[1:] for run in group], runs, reporter)
+                pretrain_seeds(name, [run[1:] for run in group], runs, reporter, allow)
             for name, experiment, folder in todo:
-                code = one(name, experiment, folder, runs, reporter)
+                code = one(name, experiment, folder, runs, reporter, allow)
                 failed = failed or code
     try:
         show_report(pattern, scale, runs)
@@ -54,16 +57,18 @@ def sweep(pattern: str, scale: str, seeds: int, runs: Path, together: bool = Fal
         sys.exit(failed)
 
 
-def pretrain_seeds(name: str, seeds: list[tuple[Experiment, Path]], runs: Path, reporter: Reporter) -> None:
+def pretrain_seeds(
+    name: str, seeds: list[tuple[Experiment, Path]], runs: Path, reporter: Reporter, allow: frozenset[str]
+) -> None:
     """Pre-train all ``seeds`` of a row at once; what fails is said when it is tried again for each alone."""
     from experiments.run import pretrain_together
     from lm.train.loop import Interrupted
 
     try:
-        pretrain_together(*zip(*seeds, strict=True), runs / "cache", reporter)
+        pretrain_together(*zip(*seeds, strict=True), runs / "cache", reporter, allow)
     except Interrupted as stopped:
         reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
-        sys.exit(EXIT_CODES["start again" if stopped.signal == "SIGTERM" else "interrupted"])
+        sys.exit(EXIT_CODES["start again"])
     except Exception as error:
         reporter.say(f"{name}: its seeds could not be pre-trained at once ({error}); one after another, then")
 
@@ -84,10 +89,15 @@ def work(experiment: Experiment) -> int:
     return (len(names) - own) * experiment.pretraining.steps + own * experiment.finetuning.steps
 
 
-def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: Reporter) -> int:
+def one(
+    name: str,
+    experiment: Experiment,
+    folder: Path,
+    runs: Path,
+    reporter: Reporter,
+    allow: frozenset[str] = frozenset(),
+) -> int:
     """One run to its end; its exit code. Being interrupted ends the process, with how to go on."""
-    import jax
-
     from experiments.run import run
     from lm.train.checkpoints import CheckpointError
     from lm.train.log import NonFiniteLoss
@@ -95,23 +105,37 @@ def one(name: str, experiment: Experiment, folder: Path, runs: Path, reporter: R
 
     watch = Stopwatch()
     try:
-        agreed(lambda: bool(read_result(folder)))  # SettingError if it is damaged
-        run(experiment, folder, runs / "cache", reporter)
+        done = agreed(lambda: read_result(folder) is not None)  # SettingError if it is damaged
+        run(experiment, folder, runs / "cache", reporter, allow - {"settings"} if done else allow)
     except Interrupted as stopped:
         reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
-        sys.exit(EXIT_CODES["start again" if stopped.signal == "SIGTERM" else "interrupted"])
+        sys.exit(EXIT_CODES["start again"])
     except (CheckpointError, NonFiniteLoss, SettingError) as error:
         reporter.complain(f"{name} failed: {error}\n  folder: {folder}")
         kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
         return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
     except Exception as error:  # the others go on none the less
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
-        path.write_text(traceback.format_exc())
-        reporter.complain(f"{name} failed: {type(error).__name__}: {error}\n  more in {path}")
+        text = traceback.format_exc()
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            said = f"{error}. Mend that and give the same command again: it goes on from the newest checkpoint"
+        reporter.complain(f"{name} failed: {said}\n  folder: {folder}{keep(text, folder)}")
         return EXIT_CODES["failed"]
     reporter.say(f"{name} seed {experiment.seed}: {agreed(lambda: came_to(folder))} ({duration(watch.seconds)})")
     return EXIT_CODES["done"]
+
+
+def keep(text: str, folder: Path) -> str:
+    """Where the text of an error is kept, as a line; nothing if it cannot be written, perhaps for the same reason."""
+    import jax
+
+    path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError:
+        return ""
+    return f"\n  more in {path}"
 
 
 def came_to(folder: Path) -> str:
@@ -121,7 +145,9 @@ def came_to(folder: Path) -> str:
     return shown or f"held-out loss {result.held_out_loss}"
 
 
-def run_row(name: str, scale: str, experiment: Experiment, runs: Path, check: bool) -> None:
+def run_row(
+    name: str, scale: str, experiment: Experiment, runs: Path, check: bool, allow: frozenset[str] = frozenset()
+) -> None:
     """Bring one run to its end and say where it lies; with ``check`` only see whether it could be started."""
     import jax
 
@@ -129,18 +155,19 @@ def run_row(name: str, scale: str, experiment: Experiment, runs: Path, check: bo
 
     check_runs(runs)
     keep_compiled(runs / "cache")
-    given = {path: new for path, (_, new) in diff(build(name, scale), experiment).items()}
+    changed = diff(build(name, scale), experiment).items()
+    given = {path: new for path, (_, new) in changed if not path.startswith(FREE)}  # a run goes on on another mesh
     folder = run_folder(runs, scale, name, experiment.seed, given)
     with reporting(work(experiment), quiet=jax.process_index() > 0) as reporter:
         if check:
-            check_run(experiment, folder, runs / "cache", reporter.say)
+            check_run(experiment, folder, runs / "cache", reporter.say, allow)
             reporter.say(f"ready to train in {folder}")
             return
         if agreed(lambda: read_result(folder) is not None):
             check_run(experiment, folder, runs / "cache", reporter.say)
             reporter.say(f"finished before: {folder}")
             return
-        code = one(name, experiment, folder, runs, reporter)
+        code = one(name, experiment, folder, runs, reporter, allow)
         reporter.say(f"run: {folder}")
     if code:
         sys.exit(code)

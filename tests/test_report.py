@@ -133,7 +133,7 @@ def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(t
     (run_folder(here, "nano", NAMES[3], 1, {}) / "scores.json").unlink()
     made, text = written([here, there, tmp_path / "nowhere"])
     assert made.path.is_relative_to(here)
-    for said in ("model.d_ff: 3 there", "10/seed-0 belongs", "is damaged", "seed-1 has not finished", "nowhere"):
+    for said in ("model.d_ff: 3 -> ", "10/seed-0 belongs", "is damaged", "seed-1 has not finished", "nowhere"):
         assert said in text
     assert [cell.text for cell in made.sheets[RATES[0].name][0]["seeds"]] == ["3"] * 4
     with pytest.raises(SettingError, match="other settings"):

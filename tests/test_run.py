@@ -21,7 +21,7 @@ from experiments.report import stand_ins
 from experiments.results import read_result, run_folder
 from experiments.run import check, columns, pretrain, run, steps_of
 from experiments.scales import SCALES
-from experiments.sweep import sweep
+from experiments.sweep import one, sweep
 from lm import sharding
 from lm.config import SettingError, change
 from lm.data import documentation
@@ -146,7 +146,7 @@ def test_the_best_checkpoint_of_each_task_counts(tmp_path):
 
 def test_a_folder_of_other_settings_is_refused_with_the_difference(swept):
     other = change(build(RATE, "tiny"), "model.d_ff", 64)
-    with pytest.raises(SettingError, match=r"model\.d_ff: 32 there, 64 now"):
+    with pytest.raises(SettingError, match=r"model\.d_ff: 32 -> 64"):
         check(other, folder_of(swept, RATE), swept / "cache", print)
     assert read_result(folder_of(swept, RATE)) is not None
 
@@ -270,13 +270,26 @@ def test_a_row_that_fails_is_left_and_the_others_go_on(tmp_path, monkeypatch):
     assert tried == [*(registry.twin(row.name) for row in registry.find("t5/4-objective")), BASELINE]
 
 
+def test_a_full_disk_is_told_in_a_line_even_if_nothing_more_can_be_written(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr("experiments.run.run", fails)
+    (tmp_path / "file").write_text("")
+    told = []
+    for folder in (tmp_path / "run", tmp_path / "file" / "run"):  # of which the second cannot be made
+        assert one("a", build(BASELINE, "nano"), folder, tmp_path, SimpleNamespace(complain=told.append)) == 1
+    assert all("No space left on device: 'metrics.jsonl'. Mend that and give" in line for line in told)
+    assert "error.txt" in told[0] and "error.txt" not in told[1] and (tmp_path / "run" / "error.txt").exists()
+
+
 def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, monkeypatch, capsys):
     monkeypatch.setitem(SCALES, "tiny", TINY | {"model.d_ff": 64})
     with pytest.raises(SystemExit) as stopped:
         sweep("t5/6-corruption-rate/50", "tiny", 1, swept)
     assert stopped.value.code == 2
     assert "belongs to a run with other settings" in (said := capsys.readouterr().out)
-    assert "\n  model.d_ff: 32 there, 64 now" in said
+    assert "\n  model.d_ff: 32 -> 64" in said
     assert read_result(folder_of(swept, RATE)) is not None
 
 

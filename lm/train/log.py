@@ -6,7 +6,9 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,36 +17,54 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from lm.config import parse_json
+from lm.train.trackers import Tracker, tensorboard
+
+RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Loss or gradient is infinite or not a number; no state from this step on was saved."""
+    """Loss or gradient is infinite or not a number, or too often left out; no state from this step on was saved."""
 
-    def __init__(self, step: int, values: Mapping[str, float]):
-        super().__init__(f"step {step} is not finite: {dict(values)}; the checkpoints before it are intact")
+    def __init__(self, step: int, why: str):
+        super().__init__(f"step {step} {why}")
         self.step = step
+
+    def add(self, said: str) -> None:
+        """To the message."""
+        self.args = (f"{self}; {said}",)
 
 
 class Log:
-    """One run's records; ``settings`` is what ``run.json`` shows. Use as a context: its end becomes the status."""
+    """One run's records; ``settings`` is what ``run.json`` shows. Use as a context: its end becomes the status.
+
+    ``run.json`` tells of this start of the run, and in "starts" of all: one that did not end in order "vanished".
+    OSError, with the name of the file, where a record cannot be written.
+    """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
         self.folder, self._writes = Path(folder), jax.process_index() == 0
-        self._board = self._file = None
+        self._tracker = self._file = None
         self._start = time.perf_counter()
         if self._writes:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._run = {
+            self._life = {
                 "status": "running",
-                "started": _now(),
+                "started": now(),
                 "ended": None,
                 "host": platform.node(),
+                "pid": os.getpid(),
+                "commit": _commit(),
+                "from_step": None,
+                "restart": os.environ.get(RESTART),
+            }
+            self._run = {
                 "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
                 "python": platform.python_version(),
-                "packages": {name: metadata.version(name) for name in PACKAGES},
-                "commit": _commit(),
+                "packages": packages(),
                 "settings": settings,
+                "starts": [*_earlier(self.folder / "run.json"), self._life],
             }
             self._write_run()
 
@@ -52,39 +72,52 @@ class Log:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _):
-        for file in (self._file, self._board):
-            if file is not None:
-                file.close()
-        if self._writes:
-            status = "finished" if kind is None else f"{kind.__name__}: {error}"
-            self._run |= {"status": status, "ended": _now()}
-            self._write_run()
+        if not self._writes:
+            return
+        if self._tracker is not None:
+            self._tracker.close()
+        self._life |= {"status": "finished" if kind is None else f"{kind.__name__}: {error}", "ended": now()}
+        for finish in (self._close, self._write_run):
+            try:
+                finish()
+            except OSError as fault:
+                if error is None:
+                    raise
+                print(f"warning: {fault}", flush=True)  # beside the error that came first
 
     def start(self, step: int) -> None:
         """Go on after ``step``: forget all later records, which will come again."""
         if not self._writes:
             return
         kept = [record for record in records(self.folder) if record["step"] <= step]
-        path = self.folder / "metrics.jsonl"
-        replace_file(path, "".join(json.dumps(record) + "\n" for record in kept))
-        self._file = path.open("a")
-        from tensorboardX import SummaryWriter  # takes half a second to import
-
-        self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
+        replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+        self._file = self._path.open("a")
+        self._life["from_step"] = step
+        self._write_run()
+        self._tracker = Tracker("TensorBoard", partial(tensorboard, self.folder / "tensorboard", step + 1))
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """One line of numbers after ``step`` updates; ``kind`` is "train", "eval" or what else there is."""
         if not self._writes:
             return
         values = {name: value for name, value in values.items() if value is not None}
-        self._file.write(json.dumps({"step": step, "kind": kind, "time": round(time.time(), 3), **values}) + "\n")
-        self._file.flush()
+        with _naming(self._path):
+            self._file.write(json.dumps({"step": step, "kind": kind, "time": round(time.time(), 3), **values}) + "\n")
+            self._file.flush()
         if kind != "train":  # a mounted bucket takes a file when it is closed, and best_of its scores from there
-            self._file.close()
-            self._file = (self.folder / "metrics.jsonl").open("a")
-        for name, value in values.items():
-            if isinstance(value, float | int) and math.isfinite(value):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+            self._close()
+            self._file = self._path.open("a")
+        shown = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
+        self._tracker.write(step, {f"{kind}/{name}": value for name, value in shown.items()})
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with _naming(self._path):
+                self._file.close()
 
     def lacks(self, step: int, kind: str) -> bool:
         """Whether no such record is there, as the first process finds it."""
@@ -99,31 +132,61 @@ class Log:
             self._write_run()
 
     def _write_run(self) -> None:
-        replace_file(self.folder / "run.json", json.dumps(self._run, indent=1, default=str) + "\n")
+        text = json.dumps(self._life | self._run, indent=1, default=str)
+        replace_file(self.folder / "run.json", text + "\n")
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:
-    """All records of a run in order; a last line that a kill cut short is left out."""
+    """All records of a run in order; a line that a kill cut short, or that is none of ours, is left out."""
     path, found = Path(folder) / "metrics.jsonl", []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            found.append(parse_json(line, path))
+    return [each for each in found if isinstance(each, dict) and isinstance(each.get("step"), int) and "kind" in each]
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """The starts of a run before this one."""
+    try:
+        found = [dict(life) for life in parse_json(path.read_bytes(), path).get("starts", ())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        print(f"warning: {path} is damaged and begun anew ({type(error).__name__}: {error})", flush=True)
+        return [{"status": f"unknown: run.json was damaged ({type(error).__name__})"}]
+    if found and found[-1].get("status") == "running":
+        found[-1]["status"] = "vanished"
     return found
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write ``path`` as a whole or not at all."""
+    """Write ``path`` as a whole or not at all; OSError with its name."""
     new = path.with_name(path.name + ".new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    with _naming(path):
+        with new.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
 
 
-def _now() -> str:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError inside tells which file it was, which those of ``write`` and ``close`` do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def packages() -> dict[str, str]:
+    """The versions of what numbers depend on, of PACKAGES."""
+    return {name: metadata.version(name) for name in PACKAGES}
+
+
+def now() -> str:
+    """Date, time and zone."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 

@@ -74,16 +74,21 @@ def test_the_others_are_ended_when_one_process_has_failed(stage, monkeypatch):
     assert gone(stage.folder / "lm.0") and gone(stage.folder / "lm.1")
 
 
-@pytest.mark.parametrize("code, turn, requeued", [(0, 0, 0), (2, 0, 0), (3, 0, 0), (42, 99, 1), (1, 0, 1), (1, 3, 0)])
-def test_a_slurm_job_queues_itself_again_when_that_helps(stage, monkeypatch, capfd, code, turn, requeued):
+@pytest.mark.parametrize("code, failed, requeued", [
+    (0, 0, 0), (2, 0, 0), (3, 0, 0), (42, 9, 1), (1, 0, 1), (43, 2, 1), (1, 3, 0),
+])  # fmt: skip
+def test_a_slurm_job_queues_itself_again_when_that_helps(stage, monkeypatch, capfd, code, failed, requeued):
     asks = {"srun": f'eval "echo ran ${{@: -1}}"; exit {code}', "scontrol": "echo $0 $@", "sbatch": "bash $1"}
     stage.play(**{name: f"#!/bin/bash\n{text}\n" for name, text in asks.items()})
     monkeypatch.chdir(stage.folder)
-    for name, value in {"RESTART_COUNT": turn, "JOB_ID": 17, "ARRAY_TASK_ID": 1}.items():
+    failures = stage.folder / f"{label(*(Job(name, 'base', 'runs', ()) for name in ('t5/a', 't5/b')))}-1.failures"
+    failures.write_text("1\n" * failed)  # of the turns before, in a row
+    for name, value in {"JOB_ID": 17, "ARRAY_TASK_ID": 1}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     assert dispatch(["slurm", "t5/*", "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--at-once=2"]) == code
     out = capfd.readouterr().out
     assert "run t5/b --scale base --runs runs" in out and out.count("scontrol requeue 17") == requeued
+    assert failures.exists() == (code in (1, 43))
     text = next(stage.folder.glob("*.sbatch")).read_text()
     for line in ("--array=0-1%2", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--signal=TERM@120"):
         assert f"#SBATCH {line}\n" in text

@@ -1,0 +1,121 @@
+"""Files that changed on their way: never a wrong number, and never a start from scratch that nobody asked for."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import jax
+import lives
+import numpy as np
+import pytest
+
+from experiments.experiment import Experiment
+from experiments.run import steps_of
+from lm.config import from_json
+from lm.mesh import MeshConfig
+from lm.sharding import make_mesh, named
+from lm.train.checkpoints import Checkpoints
+from lm.train.config import CheckpointConfig
+
+
+@pytest.fixture(scope="module")
+def trained(undisturbed):
+    """A pre-training with two checkpoints, the steps that it was trained with, and the numbers of both."""
+    runs, _ = undisturbed("encoder-decoder")
+    (settings,) = runs.glob("nano/t5/**/settings.json")
+    (folder,) = runs.glob("nano/pretraining/*/checkpoints")
+    steps = steps_of(from_json(Experiment, settings.read_text()), make_mesh(MeshConfig(), jax.devices()[:1]))
+    old, new = sorted(int(path.name) for path in folder.iterdir())[-2:]
+    return folder, steps, {step: numbers(folder, steps, step) for step in (old, new)}
+
+
+def numbers(folder, steps, step=None):
+    with Checkpoints(folder, CheckpointConfig()) as checkpoints:
+        return {name: np.asarray(x).tobytes() for name, x in named(checkpoints.restore(steps.abstract, step)).items()}
+
+
+def damages(whole, rng, count):
+    """Ways in which a file may be damaged; None: it is gone."""
+    yield from (None, whole + b"\0")
+    if whole:
+        yield from (b"", whole[:-1], whole[: len(whole) // 2])
+    for place in {0, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(count))} if whole else ():
+        yield whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F9", "any damage to any file of a real checkpoint is found, and the step before is restored")
+def test_no_damage_to_any_file_of_a_checkpoint_ever_gives_a_wrong_number(trained, tmp_path, record_property):
+    folder, steps, due = trained
+    (old, new), rng, tried = sorted(due), random.Random(0), 0
+    shutil.copytree(folder, tmp_path / "damaged")
+    assert due[old] != due[new] == numbers(tmp_path / "damaged", steps)
+    paths = sorted(path for path in (tmp_path / "damaged" / str(new)).rglob("*") if path.is_file())
+    assert len(paths) > 8
+    for path in paths:
+        whole = path.read_bytes()
+        for damaged in damages(whole, rng, 2):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            assert numbers(tmp_path / "damaged", steps) == due[old], (path, damaged)
+            path.write_bytes(whole)
+            tried += 1
+    assert numbers(tmp_path / "damaged", steps) == due[new]
+    record_property("dealt", f"{tried} damages to {len(paths)} files")
+
+
+def copy(undisturbed, prepare):
+    """A finished run, whose scores are to be made again."""
+    runs = prepare("copied")
+    shutil.copytree(undisturbed("encoder-decoder")[0] / "nano", runs / "nano")
+    for path in runs.glob("nano/**/scores.json"):
+        path.unlink()
+    return runs
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F10", "lm run ends with exit code 1, lists what is wrong with each, and trains nothing")
+def test_when_all_checkpoints_are_bad_the_command_lists_them_and_starts_nothing(undisturbed, prepare):
+    runs = prepare("refused")
+    shutil.copytree(undisturbed("encoder-decoder")[0] / "nano", runs / "nano")
+    next(runs.glob("nano/t5/**/scores.json")).unlink()
+    (folder,) = runs.glob("nano/pretraining/*")
+    (folder / "run.json").unlink()  # as if it had not finished
+    bad = [max(step.rglob("*"), key=lambda path: path.stat().st_size) for step in folder.glob("checkpoints/*")]
+    for path in bad:
+        path.write_bytes(path.read_bytes()[:-1])
+    before = (folder / "metrics.jsonl").read_bytes()
+    assert lives.ends(lives.start(runs, "encoder-decoder")) == [1], lives.said(runs)
+    said = lives.said(runs)
+    assert "no checkpoint is good" in said and all(path.name in said for path in bad)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F15", "the run ends with a clear error and, once there is room, goes on to the same numbers")
+def test_on_a_full_disk_a_run_ends_and_goes_on_where_it_was_when_there_is_room(prepare, undisturbed):
+    runs = prepare("full")
+    (code,) = lives.ends(lives.start(runs, "encoder-decoder", strike=("saving", 3, "full")))
+    assert code == 1, lives.said(runs)
+    assert "File too large" in lives.said(runs)
+    assert lives.ends(lives.start(runs, "encoder-decoder")) == [0], lives.said(runs)
+    assert lives.came_to(runs) == lives.came_to(undisturbed("encoder-decoder")[0])
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F21", "lm run --restart goes on by itself through five kills to the numbers of an undisturbed run")
+def test_a_run_that_is_started_again_by_itself_survives_five_kills(prepare, undisturbed):
+    runs, rng, dealt = prepare("recovered"), random.Random(0), 0
+    whole, length = undisturbed("encoder-decoder")
+    command = [sys.executable, "-m", "experiments", *lives.command(runs, "encoder-decoder"), "--restart", "9"]
+    with (runs / "said-0.txt").open("w") as said:
+        parent = subprocess.Popen(command, env=os.environ | lives.ENVIRONMENT, stdout=said, stderr=said)
+    while parent.poll() is None:
+        time.sleep(rng.uniform(1, 10 + length / 2))
+        for child in lives.children(parent.pid) if dealt < 5 else ():
+            lives.kill(child)
+            dealt += 1
+    assert (parent.returncode, dealt) == (0, 5), lives.said(runs)
+    assert lives.came_to(runs) == lives.came_to(whole)

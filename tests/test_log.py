@@ -1,0 +1,123 @@
+"""What a run's folder remembers: every start of it, every step once, whatever trackers and disks do."""
+
+import json
+import os
+import resource
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from lm.train import log, trackers
+from lm.train.log import Log, records
+
+
+def write(folder, first, last):
+    with Log(folder, {}) as made:
+        made.start(first)
+        for step in range(first + 1, last + 1):
+            made.write(step, "train", {"loss": 1.0 / step})
+
+
+def starts(folder):
+    return json.loads((folder / "run.json").read_text())["starts"]
+
+
+def test_every_start_is_remembered_and_one_that_was_killed_has_vanished(tmp_path, monkeypatch):
+    write(tmp_path, 0, 2)
+    with pytest.raises(ArithmeticError), Log(tmp_path, {}):
+        raise ArithmeticError("odd")
+    Log(tmp_path, {}).start(2)  # and no end
+    monkeypatch.setenv("LM_RESTART", "1 of 3: killed by SIGKILL")
+    write(tmp_path, 2, 3)
+    assert [life["status"] for life in starts(tmp_path)] == ["finished", "ArithmeticError: odd", "vanished", "finished"]
+    assert [life["from_step"] for life in starts(tmp_path)] == [0, None, 2, 2]
+    assert [life["restart"] for life in starts(tmp_path)] == [None, None, None, "1 of 3: killed by SIGKILL"]
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["status"], run["pid"], run["started"]) == ("finished", os.getpid(), starts(tmp_path)[-1]["started"])
+
+
+@pytest.mark.parametrize("text", ["", '{"starts": [{"sta', "[]", '{"starts": 3}', '{"starts": ["a"]}', "\0" * 9])
+def test_a_damaged_run_json_is_begun_anew_and_says_so(tmp_path, text, capsys):
+    (tmp_path / "run.json").write_text(text)
+    write(tmp_path, 0, 1)
+    assert "run.json is damaged and begun anew" in capsys.readouterr().out
+    assert [life["status"].split(":")[0] for life in starts(tmp_path)] == ["unknown", "finished"]
+
+
+def test_what_a_kill_or_a_full_disk_left_of_a_line_is_mended(tmp_path):
+    write(tmp_path, 0, 3)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'null\n{"step": 3}\n\xff\xfe\n{"step": 4, "kind": "tr')
+    write(tmp_path, 2, 5)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5] and lines == records(tmp_path)
+
+
+def test_a_record_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path, capsys):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*metrics\.jsonl'"), Log(tmp_path, {}) as made:
+            made.start(0)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+            for step in range(100):
+                made.write(step, "train", {"loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "run.json" in capsys.readouterr().out  # which could not be written either
+    assert 0 < len(records(tmp_path)) < 10
+
+
+@contextmanager
+def raises_when_opened(*_):
+    raise OSError("no place")
+    yield
+
+
+@contextmanager
+def raises(*_):
+    yield lambda *_: 1 / 0
+
+
+@contextmanager
+def hangs(*_):
+    yield lambda *_: time.sleep(60)
+
+
+@pytest.mark.parametrize("opened, room, said", [
+    (raises_when_opened, 3, "left out from now on (OSError: no place)"), (raises, 3, "from now on (ZeroDivisionError:"),
+    (hangs, 3, "too slow and lacks up to 9 records"), (hangs, 99, "too slow and lacks up to 10 records"),
+])  # fmt: skip
+def test_a_tracker_that_fails_or_hangs_holds_nothing_up_and_is_said_once(
+    tmp_path, monkeypatch, capsys, opened, room, said
+):
+    monkeypatch.setattr(log, "tensorboard", opened)
+    monkeypatch.setattr(trackers, "PATIENCE", 0.2)
+    monkeypatch.setattr(trackers, "ROOM", room)
+    begin = time.monotonic()
+    with Log(tmp_path, {}) as made:
+        made.start(0)
+        for step in range(1, 11):
+            made.write(step, "train", {"loss": 1.0})
+            time.sleep(0.01)
+    assert time.monotonic() - begin < 2
+    assert len(records(tmp_path)) == 10
+    out = capsys.readouterr().out
+    assert out.count("warning") == 1 and said in out
+
+
+def test_tensorboard_has_every_number_of_every_start(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    write(tmp_path, 0, 4)
+    write(tmp_path, 2, 6)
+    seen = []
+    for path in sorted((tmp_path / "tensorboard").iterdir(), key=lambda path: path.name.rpartition(".")[2]):
+        data = path.read_bytes()
+        while data:  # a length of 8 bytes, its checksum of 4, the event, its checksum
+            size = int.from_bytes(data[:8], "little")
+            event, data = Event.FromString(data[12 : 12 + size]), data[16 + size :]
+            seen.append(("start", event.step)) if event.HasField("session_log") else None
+            seen += [(value.tag, event.step) for value in event.summary.value]
+    due = [("start", 1), *(("train/loss", step) for step in (1, 2, 3, 4))]
+    assert seen == [*due, ("start", 3), *(("train/loss", step) for step in (3, 4, 5, 6))]

@@ -1,0 +1,169 @@
+"""What a phase was begun with: anything else is shown and refused unless it is allowed; and who trains it now."""
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_run import TINY, runs  # noqa: F401
+
+from experiments import origin, phase
+from experiments.experiment import BASELINE
+from experiments.folders import home_of, phases
+from experiments.progress import reporting
+from experiments.registry import build
+from experiments.results import check_settings
+from experiments.run import run
+from lm.config import SettingError, change
+from lm.train.log import records
+
+NOW = {
+    "settings": origin.settings_of(BASELINE), "vocabulary": {"fingerprint": "v"}, "data": {"corpus": "c"},
+    "code": {"lm/config.py": "1", "lm/old.py": "1"}, "packages": {"jax": "0.10"},
+}  # fmt: skip
+OTHER = {
+    "settings": NOW["settings"] | {"model.d_ff": 9}, "vocabulary": {"fingerprint": "w"}, "data": {"corpus": "d"},
+    "code": {"lm/config.py": "2", "lm/new.py": "1"}, "packages": {"jax": "0.11"},
+}  # fmt: skip
+SAID = {
+    "settings": ["settings: model.d_ff: 3072 -> 9"], "vocabulary": ["vocabulary: fingerprint: v -> w"],
+    "data": ["data: corpus: c -> d"], "packages": ["packages: jax: 0.10 -> 0.11"],
+    "code": ["code: lm/config.py: 1 -> 2", "code: lm/new.py: none -> 1", "code: lm/old.py: 1 -> none"],
+}  # fmt: skip
+NONE = frozenset()
+
+
+@pytest.mark.parametrize("name", origin.ORIGINS)
+def test_what_has_changed_is_shown_and_refused_unless_it_is_allowed_which_is_kept(tmp_path, name):
+    told, now = [], NOW | {name: OTHER[name]}
+    origin.check(tmp_path, NOW, "new", NONE)
+    origin.check(tmp_path, NOW, "begun", NONE)
+    others = frozenset(origin.ORIGINS) - {name}
+    with pytest.raises(SettingError, match=f"begun with other {name}:\n(.|\n)*--allow {name}") as refused:
+        origin.check(tmp_path, now, "begun", others)
+    assert all(f"\n  {line}" in str(refused.value) for line in SAID[name])
+    for _ in range(2):  # the second time nothing has changed
+        origin.check(tmp_path, now, "begun", frozenset({name}), told.append)
+    kept = json.loads((tmp_path / "origin.json").read_text())
+    assert len(told) == 1 and kept[name] == OTHER[name]
+    assert [each["changed"] for each in kept["allowed"]] == [SAID[name]]
+    origin.check(tmp_path, NOW, "begun", frozenset({name}), told.append)
+    assert len(json.loads((tmp_path / "origin.json").read_text())["allowed"]) == 2
+
+
+@pytest.mark.parametrize("name", origin.ORIGINS)
+def test_of_what_is_finished_code_and_packages_may_be_others_and_what_it_was_trained_with_stays(tmp_path, name):
+    origin.check(tmp_path, NOW, "new", NONE)
+    text = (tmp_path / "origin.json").read_text()
+    if name in origin.FINISHED:
+        with pytest.raises(SettingError, match=f"trained with other {name}"):
+            origin.check(tmp_path, NOW | {name: OTHER[name]}, "finished", NONE)
+    origin.check(tmp_path, NOW | {name: OTHER[name]}, "finished", frozenset({name} & {*origin.FINISHED}), str)
+    assert (tmp_path / "origin.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"settings": 3, "allowed": {}}'])
+def test_a_damaged_origin_is_not_taken_for_the_same(tmp_path, text):
+    (tmp_path / "origin.json").write_text(text)
+    with pytest.raises(SettingError, match="code: not known: .*origin.json is damaged"):
+        origin.check(tmp_path, NOW, "begun", NONE)
+    origin.check(tmp_path, NOW, "begun", frozenset(origin.ORIGINS), str)
+    origin.check(tmp_path, NOW, "begun", NONE)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    assert origin.allowed("") == NONE and origin.allowed("code,data") == {"code", "data"}
+    with pytest.raises(SettingError, match="--allow 'pakages' .*did you mean 'packages'"):
+        origin.allowed("code,pakages")
+
+
+def test_a_run_goes_on_on_another_mesh_and_with_settings_that_came_since(tmp_path):
+    settings = json.loads(json.dumps(asdict(BASELINE)))
+    del settings["generator_share"]
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    check_settings(change(change(BASELINE, "mesh.fsdp", 4), "data.workers", 2), tmp_path)
+    with pytest.raises(SettingError, match="generator_share: 0.25 -> 0.5"):
+        check_settings(replace(BASELINE, generator_share=0.5), tmp_path)
+    told = []
+    check_settings(replace(BASELINE, generator_share=0.5), tmp_path, told.append)
+    assert "generator_share: 0.25 -> 0.5" in told[0]
+
+
+HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("process 7 on far", file=file, flush=True)
+print("has it", flush=True)
+time.sleep(60)
+"""
+
+
+def test_who_waits_is_told_for_whom_and_a_killed_one_leaves_no_lock(tmp_path, monkeypatch):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path / "lock"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "has it\n"
+    told = []
+    with phase.locked(tmp_path, SimpleNamespace(say=lambda line: told.append(line) or holder.kill())):
+        assert told[0].startswith("process 7 on far")
+        assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
+
+    def none(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with phase.locked(tmp_path, SimpleNamespace(complain=told.append)):
+        assert "the file system of --runs has no flock" in told[1]
+
+
+TWICE = """
+import sys, time
+from pathlib import Path
+from experiments import phase
+from experiments.progress import reporting
+from experiments.registry import build
+from experiments.run import run
+from experiments.scales import SCALES
+SCALES["tiny"] = eval(sys.argv[3])
+locked = phase.locked
+def after_a_moment(folder, reporter):
+    Path(sys.argv[2], "here-" + sys.argv[4]).touch()
+    while len(list(Path(sys.argv[2]).glob("here-*"))) < 2:
+        time.sleep(0.1)
+    return locked(folder, reporter)
+phase.locked = after_a_moment
+new = {"finetuning.steps": 0, "tuning.mixtures": ()}
+with reporting(0) as reporter:
+    run(build("t5/1-baseline/baseline", "tiny", new), Path(sys.argv[2]), Path(sys.argv[1], "cache"), reporter)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_run_train_it_once(runs, tmp_path):  # noqa: F811
+    tiny = {name: value for name, value in TINY.items() if not name.startswith("tuning.mix")}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWICE, runs, tmp_path, repr(tiny), str(turn)],
+            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
+        )
+        for turn in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=300)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    waiting = [text for text in said if "; waiting for it" in text]
+    assert len(waiting) == 1 and f"process {both[said.index(waiting[0]) - 1].pid} on " in waiting[0]
+    experiment = build("t5/1-baseline/baseline", "tiny", {"finetuning.steps": 0, "tuning.mixtures": ()})
+    folder = phases(experiment, tmp_path, home_of(tmp_path, runs / "cache"))["pretraining"]
+    lines = [(line["step"], line["kind"]) for line in records(folder)]
+    assert len(lines) == len(set(lines)) and {step for step, _ in lines} == {1, 2, 3, 4}
+    assert len(json.loads((folder / "run.json").read_text())["starts"]) == 1
+    about = json.loads((folder / "origin.json").read_text())
+    assert about.keys() == {*origin.ORIGINS, "allowed"} and about["code"].keys() >= {"lm/config.py", "lm/nn/stack.py"}
+    (folder / "origin.json").write_text(json.dumps(about | {"data": {"corpus": "other"}}))
+    with reporting(0) as reporter, pytest.raises(SettingError, match="trained with other data:\n  data: corpus: other"):
+        run(experiment, tmp_path, runs / "cache", reporter)
