@@ -28,7 +28,7 @@ from lm.nn.tuned import BODY
 from lm.train import manifest, together
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import LoopConfig
-from lm.train.log import Log, now, packages
+from lm.train.log import Log, now, packages, records
 from lm.train.state import State
 from lm.train.step import Steps
 from lm.train.throughput import step_flops
@@ -158,7 +158,8 @@ def finished(folder: Path, steps: int) -> bool:
             status = json.loads((folder / "run.json").read_text())["status"]
         except (OSError, ValueError, KeyError, TypeError):  # not begun, cut short or damaged
             return False
-        return status == "finished" and steps in manifest.steps(folder / "checkpoints")
+        evaluated = any((line["kind"], line["step"]) == ("eval", steps) for line in records(folder))
+        return status == "finished" and evaluated and steps in manifest.steps(folder / "checkpoints")
 
     return agreed(ended)
 

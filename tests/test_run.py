@@ -30,6 +30,7 @@ from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig
+from lm.train.log import records
 from lm.train.step import build as build_steps
 
 TINY = SCALES["nano"] | {
@@ -119,6 +120,16 @@ def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
     sweep("t5/6-corruption-rate/[15]*", "tiny", 1, swept)
     assert before == {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
+
+
+def test_an_evaluation_whose_record_was_lost_is_made_anew(swept):
+    folder = folder_of(swept, RATE)
+    path = pretraining_of(swept, folder, RATE) / "metrics.jsonl"
+    whole, loss = path.read_text(), read_result(folder).held_out_loss
+    path.write_text(whole[:-9])
+    (folder / "scores.json").unlink()
+    sweep("t5/6-corruption-rate/50", "tiny", 1, swept)
+    assert read_result(folder).held_out_loss == loss == records(path.parent)[-1]["loss"]
 
 
 def test_run_json_and_metrics_tell_what_ran(swept):

@@ -106,7 +106,9 @@ def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit(tmp_path, uninterru
     assert int(state.step) == 8
     assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]
     assert lines(tmp_path) == uninterrupted[1]
-    assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]  # nothing is left to do
+    (tmp_path / "checkpoints" / "unfinished-4-removed").mkdir()  # by a kill after the last save
+    assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]  # nothing is left to do but to tidy up
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["12", "4", "8"]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])

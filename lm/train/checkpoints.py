@@ -124,6 +124,19 @@ class Checkpoints:
         """The step with the best score of this name; None if no step has one."""
         return manifest.best(manifest.manifests(self.folder), name, self.config.best)
 
+    def tidy(self, last: int) -> None:
+        """Take away what is not kept now that ``last`` is the newest step, and what a kill left of doing so."""
+        if jax.process_index():
+            return
+        try:
+            found = manifest.manifests(self.folder)  # later ones are of a course given up: this run began before them
+            stay = manifest.kept({n: each for n, each in found.items() if n <= last}, self.config)
+            for each in found.keys() - stay:
+                self._remove(self._place(each))
+            self._sweep()
+        except OSError as error:
+            print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
+
     def _place(self, step: int) -> Path:
         return manifest.steps(self.folder).get(step, self.folder / str(step))
 
@@ -228,14 +241,7 @@ class Checkpoints:
         if done.exists():
             done.rename(self.folder / f"{REPLACED}{step}")
         unfinished.rename(done)
-        try:
-            found = manifest.manifests(self.folder)  # later ones are of a course given up: this run began before them
-            stay = manifest.kept({n: each for n, each in found.items() if n <= step}, self.config)
-            for each in found.keys() - stay:
-                self._remove(self._place(each))
-            self._sweep()
-        except OSError as error:
-            print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
+        self.tidy(step)
 
     def _remove(self, path: Path) -> None:
         _delete(path.rename(self.folder / f"{UNFINISHED}{path.name}-removed"))

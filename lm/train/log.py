@@ -117,6 +117,8 @@ class Log:
     def _close(self) -> None:
         if self._file is not None:
             with _naming(self._path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
                 self._file.close()
 
     def lacks(self, step: int, kind: str) -> bool:

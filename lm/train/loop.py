@@ -68,6 +68,7 @@ def train(
             watchdog.beat()
             finish(state, step)
         checkpoints.wait()
+        checkpoints.tidy(config.steps)
         if signals.name:
             raise Interrupted(signals.name, config.steps)
     return state

@@ -124,6 +124,10 @@ class _Checkpoints:
         for checkpoints in self.each:
             checkpoints.wait()
 
+    def tidy(self, last: int) -> None:
+        for checkpoints in self.each:
+            checkpoints.tidy(last)
+
 
 class _Log:
     """``Log`` of several runs: numbers that are lists are one for each, the others are of all."""
