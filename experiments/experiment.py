@@ -63,6 +63,7 @@ class PhaseConfig:
     batch_size: int = 128  # global, over all devices and micro-batches [sequences]
     microbatches: int = 1  # parts a batch is split into to save memory; the update is the same [parts]
     save_every: int = 5_000  # between checkpoints; fine-tuning is evaluated at each [steps]
+    keep_hours: float = 1.0  # one checkpoint in so long a time stays, besides the newest and the best; 0: none [hours]
     log_every: int = 100  # between lines of metrics.jsonl [steps]
     optimizer: OptimizerConfig = OptimizerConfig()
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.experiment import Experiment
-from experiments.phase import Phase, Session, Start, fit
+from experiments.phase import Phase, Session, Start, checkpoints_of, fit
 from experiments.prepare import Encoded, tuning_lengths
 from experiments.processes import agreed
 from experiments.questions import first, mine, questions
@@ -27,8 +27,7 @@ from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.ensemble import Ensemble
 from lm.nn.tuned import Tuned
 from lm.train import tuning
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, LossConfig
+from lm.train.config import LossConfig
 from lm.train.log import records
 from lm.train.losses import labelled
 from lm.train.state import State
@@ -52,7 +51,7 @@ def finetune(session: Session, pretrained: Start | None, name: str, folder: Path
     """
     session.reporter.start(f"fine-tuning on {name}")
     made = fine_tuning(session, name)
-    with best_checkpoints(session.experiment, folder) as checkpoints:
+    with checkpoints_of(session.experiment, session.experiment.finetuning, folder) as checkpoints:
         evaluate = evaluation(session, made.asked, made.lengths, made.steps, folder)
         config = session.experiment.finetuning
         fit([Phase(session, config, made.steps, made.batches, made.lengths, checkpoints, evaluate, pretrained)])
@@ -65,7 +64,7 @@ def answer_together(sessions: Sequence[Session], name: str, folders: Sequence[Pa
     made, found = fine_tuning(sessions[0], name), {}
     models = []
     for session, folder in zip(sessions, folders, strict=True):
-        with best_checkpoints(session.experiment, folder) as checkpoints:
+        with checkpoints_of(session.experiment, session.experiment.finetuning, folder) as checkpoints:
             models.append(checkpoints.restore_model(made.steps.abstract, checkpoints.best()).model)
     for each in made.asked:
         path = folders[0].parent / "predictions" / each.task.name / "ensemble.jsonl"
@@ -195,12 +194,6 @@ def head_steps(experiment: Experiment, mesh: jax.sharding.Mesh, name: str) -> St
 def with_head(head: HeadConfig) -> Callable[[ModelConfig, nnx.Rngs], Tuned]:
     """What makes a model with this head; the same for the same, so that its steps are compiled once."""
     return lambda config, rngs: Tuned(config, head, rngs)
-
-
-def best_checkpoints(experiment: Experiment, folder: Path) -> Checkpoints:
-    """Of a fine-tuning: the newest, and those that scored best, of each task and of all."""
-    every, failed_save = experiment.finetuning.save_every, experiment.guard.failed_save
-    return Checkpoints(folder / "checkpoints", CheckpointConfig(every, best="highest", failed_save=failed_save))
 
 
 def best_of(task: Any, folder: Path) -> dict:

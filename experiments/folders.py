@@ -62,7 +62,10 @@ def pretrainings(experiment: Experiment) -> dict[str, Experiment]:
     for suffix, settings, _ in members(experiment) if experiment.pretraining.steps else ():
         for mixture in (*tuning.mixtures, *tuning.heads) or ("",):
             needed = pretraining_of(settings, mixture)
-            own = replace(needed, data=experiment.data, mesh=experiment.mesh, finetuning=experiment.finetuning)
+            own = replace(
+                needed, data=experiment.data, mesh=experiment.mesh, guard=experiment.guard,
+                pretraining=experiment.pretraining, finetuning=experiment.finetuning,
+            )  # fmt: skip
             found.setdefault(pretraining_name(experiment, mixture, suffix), own)
     return found
 
@@ -88,10 +91,11 @@ def pretraining_of(experiment: Experiment, mixture: str) -> Experiment:
     """The settings that pre-training depends on; all others are those of the baseline."""
     data, mixing, tuning = experiment.data, experiment.mixing, experiment.tuning
     kept = replace(
-        BASELINE, objective=experiment.objective, model=experiment.model, pretraining=experiment.pretraining,
+        BASELINE, objective=experiment.objective, model=experiment.model,
+        pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
         data=replace(data, workers=0, held_out_lengths=(1,), corrupt_records=BASELINE.data.corrupt_records),
         generator_share=experiment.generator_share, seed=experiment.seed,
-        guard=replace(experiment.guard, failed_save=BASELINE.guard.failed_save),
+        guard=replace(BASELINE.guard, spikes=experiment.guard.spikes),
     )  # fmt: skip
     if mixing.pretraining == "corpus":
         return kept

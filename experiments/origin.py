@@ -17,7 +17,10 @@ from lm.config import SettingError, nearest, parse_json
 
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished phase
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that is gone on with
-FREE = ("mesh", "data.workers", "guard.failed_save")  # settings that change no number: a run may go on elsewhere
+FREE = (  # settings that change no number of what is done: a run may go on elsewhere, or past what stopped it
+    "mesh", "data.workers", "guard.non_finite", "guard.in_a_row", "guard.failed_save", "pretraining.keep_hours",
+    "finetuning.keep_hours",
+)  # fmt: skip
 SHOWN = 12  # differences of a kind, at most [lines]
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value

@@ -27,7 +27,7 @@ from lm.data.rows import examples
 from lm.nn.tuned import BODY
 from lm.train import manifest, together
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import LoopConfig
+from lm.train.config import CheckpointConfig, LoopConfig
 from lm.train.log import Log, now, packages, records
 from lm.train.state import State
 from lm.train.step import Steps
@@ -109,6 +109,14 @@ class Phase:
         return Run(self.session.experiment.seed, self.data, self.checkpoints, log, self.evaluate, start)
 
 
+def checkpoints_of(experiment: Experiment, config: PhaseConfig, folder: Path) -> Checkpoints:
+    """Of a phase: the newest, the best by each score, and one in every ``config.keep_hours``."""
+    kept = CheckpointConfig(
+        config.save_every, best="highest", hours=config.keep_hours, failed_save=experiment.guard.failed_save
+    )
+    return Checkpoints(folder / "checkpoints", kept)
+
+
 def fit(phases: Sequence[Phase]) -> None:
     """Train phases that differ in seed and data to their end, wherever they are now, several at once on one device."""
     with ExitStack() as locks:
@@ -130,7 +138,7 @@ def _fit(phases: Sequence[Phase]) -> None:
         return
     config, steps, flops = left[0].config, left[0].steps, left[0].flops
     loop = LoopConfig(
-        config.steps, config.log_every, config.save_every, "score", left[0].session.experiment.guard.in_a_row,
+        config.steps, config.log_every, config.save_every, "score", left[0].session.experiment.guard,
         patience=number(os.environ, "LM_STEP_TIMEOUT", WAITS["LM_STEP_TIMEOUT"], float),
     )  # fmt: skip
     with ExitStack() as logs:
@@ -145,7 +153,7 @@ def _fit(phases: Sequence[Phase]) -> None:
 
 
 def _check_origin(phase: Phase, done: bool) -> None:
-    begun = any((phase.folder / "checkpoints").glob("[0-9]*"))
+    begun = bool(manifest.steps(phase.folder / "checkpoints"))
     state = "finished" if done else "begun" if begun else "new"
     origin.check(phase.folder, phase.begun_with(), state, phase.session.allow, phase.session.reporter.say)
 

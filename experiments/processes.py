@@ -24,7 +24,7 @@ from lm.config import SettingError
 STARTED = time.monotonic()  # of this process, near enough
 PORT = 8483  # where the processes of a TPU meet
 METADATA = "metadata.google.internal"  # tells a TPU VM what it is
-WAITS = {  # for all processes to be there, for a sign of life of one, for a step or a batch of an evaluation [seconds]
+WAITS = {  # for all processes to be there, for a sign of life of one, for a step [seconds]; 0: any
     "LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0, "LM_STEP_TIMEOUT": 1_800.0,
 }  # fmt: skip
 _tell: Callable[[dict], None] = dict  # the watch over this process, where there is one

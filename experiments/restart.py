@@ -65,7 +65,7 @@ def _keep_going(command: Sequence[str], times: int) -> int:
         code = child.wait()
         if asked or code in FINAL or turn == times:
             break
-        why, pause = f"killed by {_name(-code)}" if code < 0 else f"exit code {code}", min(2.0**turn, LONGEST)
+        why, pause = f"killed by {_name(-code)}" if code < 0 else f"exit code {code}", min(2.0 ** min(turn, 6), LONGEST)
         about = {"LM_RESTART": f"{turn + 1} of {times}: {why}"}
         with suppress(OSError):  # nobody reads any more
             print(f"lm: {why}; restart {turn + 1} of {times} in {pause:.0f} s", file=sys.stderr, flush=True)
@@ -73,7 +73,7 @@ def _keep_going(command: Sequence[str], times: int) -> int:
         while not asked and time.monotonic() < end:
             time.sleep(0.1)
         if asked:
-            break
+            return EXIT_CODES["start again"]
     return code if code >= 0 else 128 - code
 
 

@@ -107,8 +107,8 @@ def check_settings(experiment: Experiment, folder: Path, allowed: Callable[[str]
     if lines := origin.changes(there, origin.settings_of(experiment)):
         text = "".join(f"\n  {line}" for line in lines)
         if allowed is None:
-            said = "belongs to a run with other settings: choose other --runs, delete it, or, to go on with it, add"
-            raise SettingError(f"{folder} {said} --allow settings{text}")
+            said = "belongs to a run with other settings: choose other --runs, delete it or, unless it is finished,"
+            raise SettingError(f"{folder} {said} go on with --allow settings{text}")
         allowed(f"{folder}: allowed:{text}")
 
 

@@ -21,7 +21,7 @@ from experiments.experiment import Experiment
 from experiments.finetuning import answer_together, best_of, evaluation, finetune
 from experiments.finetuning import asked as asked_of
 from experiments.folders import home_of, members, phases, pretraining_name, pretraining_of, pretrainings
-from experiments.phase import Phase, Session, Start, fit
+from experiments.phase import Phase, Session, Start, checkpoints_of, fit
 from experiments.prepare import mixed_batches, pretraining_batches
 from experiments.processes import agreed
 from experiments.progress import Reporter
@@ -31,8 +31,7 @@ from lm.data.mixtures import mixture
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.tuned import BODY, DISCRIMINATOR, Electra
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, LossConfig
+from lm.train.config import LossConfig
 from lm.train.log import records, replace_file
 from lm.train.losses import language_model, masked_lm, replaced_tokens
 from lm.train.state import State
@@ -120,7 +119,7 @@ def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
         if not experiment.finetuning.steps:
             asked = asked_of(session, experiment.tuning.mixtures)
             scores = evaluation(session, asked, lengths, steps, folder)
-    checkpoints = opened.enter_context(pretraining_checkpoints(experiment, folder))
+    checkpoints = opened.enter_context(checkpoints_of(experiment, experiment.pretraining, folder))
     return Phase(
         session, config, steps, batches, lengths, checkpoints,
         lambda state: steps.evaluate(state, held_out()) | (scores(state) if scores else {}),
@@ -128,20 +127,14 @@ def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
     )  # fmt: skip
 
 
-def pretraining_checkpoints(experiment: Experiment, folder: Path) -> Checkpoints:
-    """The newest, and the one with the best score if tasks are scored."""
-    every, failed_save = experiment.pretraining.save_every, experiment.guard.failed_save
-    return Checkpoints(folder / "checkpoints", CheckpointConfig(every, best="highest", failed_save=failed_save))
-
-
 def pretrained(session: Session, folder: Path, steps: Steps) -> State:
     """What pre-training in ``folder`` came to, as the first state of other steps."""
     experiment, trained = session.experiment, steps_of(session.experiment, session.mesh)
     last = experiment.pretraining.steps
-    with pretraining_checkpoints(experiment, folder) as checkpoints:
+    with checkpoints_of(experiment, experiment.pretraining, folder) as checkpoints:
         fresh = steps.init(experiment.seed)
         if sharding.named(steps.abstract).keys() == sharding.named(trained.abstract).keys():
-            return replace(checkpoints.restore(steps.abstract, last), step=fresh.step)
+            return replace(checkpoints.restore(steps.abstract, last), step=fresh.step, guard=fresh.guard)
         # another optimiser, which remembers other things, or a model with a head
         return checkpoints.restore_model(fresh, last, partial(_source, frozenset(trained.abstract.params)))
 

@@ -156,7 +156,7 @@ def run_row(
     check_runs(runs)
     keep_compiled(runs / "cache")
     changed = diff(build(name, scale), experiment).items()
-    given = {path: new for path, (_, new) in changed if not path.startswith(FREE)}  # a run goes on on another mesh
+    given = {path: new for path, (_, new) in changed if not path.startswith(FREE)}
     folder = run_folder(runs, scale, name, experiment.seed, given)
     with reporting(work(experiment), quiet=jax.process_index() > 0) as reporter:
         if check:

@@ -16,7 +16,7 @@ from test_vocabulary import TEXTS
 
 from experiments.experiment import Experiment
 from experiments.prepare import find_vocabulary
-from lm.config import DataError, SettingError, change
+from lm.config import DataError, change
 from lm.data import crawl, pipeline, rows, sources, tokens
 from lm.data.files import complete, is_sealed, seal
 from lm.data.vocabulary import Bytes
@@ -115,16 +115,6 @@ def test_a_file_with_another_number_of_records_is_named(folder, tmp_path):
         rows.examples("mine", "train", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", "3", "\udcff", '{"splits": 3}', '{"a":' * 5000, '{"name": "mine"}']
-)
-@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
-def test_a_damaged_description_of_a_set_is_one_clear_error(folder, tmp_path, name, text):
-    (folder / name).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(SettingError, match=r"mine/1\.0\.0"):
-        rows.examples("mine", "train", tmp_path)
-
-
 @pytest.mark.parametrize("form", ["pythonClassName", "type", "json"])
 def test_a_set_that_names_code_outside_of_tfds_is_refused_and_the_code_does_not_run(
     folder, tmp_path, form, monkeypatch
@@ -156,7 +146,7 @@ def test_corrupt_records_are_left_out_of_training_counted_and_never_of_evaluatio
     assert list(corpus) == [row["text"] for row in left]
     assert sources.left_out(corpus) == sources.left_out(left) == 4
     assert rows.corrupt_records(rows.Rows(stored, "train"), tmp_path) == left.left_out
-    with pytest.raises(DataError, match=r"record 3 .*data\.corrupt_records='skip'"):
+    with pytest.raises(DataError, match="record 3 .*never out of evaluation"):
         list(sources.documents("tfds:mine", "validation", tmp_path))
 
 

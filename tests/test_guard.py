@@ -56,6 +56,22 @@ def test_what_was_left_out_is_counted_and_a_run_in_two_sessions_is_the_run_in_on
     json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[0], parse_constant=pytest.fail)
 
 
+def test_a_run_that_was_stopped_goes_on_leaving_updates_out_and_back(tmp_path):
+    with pytest.raises(NonFiniteLoss):
+        toy.run(tmp_path, 12, poison=[6])
+    toy.run(tmp_path, 8, poison=[6], guarding=SKIP)
+    whole = toy.numbers(toy.run(tmp_path / "whole", 12, poison=[6], guarding=SKIP))
+    found = toy.numbers(toy.run(tmp_path, 12, poison=[6]))  # nothing is left out any more
+    assert found == {name: value for name, value in whole.items() if name != "guard.in_a_row"}
+
+
+def test_a_run_that_is_trained_further_than_asked_is_left_as_it_is(tmp_path):
+    toy.run(tmp_path, 8)
+    with pytest.raises(SettingError, match="trained to step 8 already, which is more than steps=4"):
+        toy.run(tmp_path, 4)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"4", "8"}
+
+
 def test_too_many_in_a_row_end_the_run(tmp_path):
     with pytest.raises(NonFiniteLoss, match="step 8 is the last of 3 in a row .*the checkpoint of step 4"):
         toy.run(tmp_path, 12, poison=[5, 6, 7], guarding=SKIP)
@@ -89,9 +105,10 @@ def test_a_spike_is_left_out_and_the_course_of_an_ordinary_run_never():
     losses[300], norms[400], losses[500:504], losses[50] = 12, 20, 9, 30
     made = judged(config, losses, norms)
     assert [step for step, good in enumerate(made) if not good] == [300, 400, 500, 501, 502, 503]  # at 50 who knows?
-    losses[600] = np.nan
-    assert judged(config, losses, norms)[600]  # on which the loop stops
-    assert not judged(replace(config, non_finite="skip"), losses, norms)[600]
+    for bad in (np.nan, np.inf):
+        losses[600] = bad
+        assert judged(config, losses, norms)[600]  # on which the loop stops
+        assert not judged(replace(config, non_finite="skip"), losses, norms)[600]
 
 
 @pytest.mark.parametrize(("new", "said"), [({"spikes": 0.0}, "spikes=0.0 .* above 0"), ({"in_a_row": 0}, "at least 1")])

@@ -69,7 +69,7 @@ def test_it_is_started_again_when_that_may_help_and_told_why(tmp_path, codes, ti
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_once_and_nothing_is_started_again(tmp_path, number):
+def test_a_signal_is_passed_on_and_nothing_is_started_again(tmp_path, number):
     process = start(tmp_path, "waits", "0", "--restart=5")
     assert wait_for((tmp_path / "ready").exists)
     child = int((tmp_path / "lives").read_text().split()[0])

@@ -63,7 +63,7 @@ def steps(data=1, fsdp=1, tensor=1, model=MODEL, **settings):
 
 def run(
     folder, total, *, every=4, log_every=1, evaluate=None, poison=(), seed=0, on_batch=None, guarding=EVERY_UPDATE,
-    patience=float("inf"),
+    patience=0.0,
 ):  # fmt: skip
     """Train ``total`` steps in ``folder``, going on from what is there."""
 
@@ -74,7 +74,7 @@ def run(
             yield batch(step, poison)
 
     made = steps(guarding=guarding)
-    config = LoopConfig(total, log_every, evaluate_every=every, in_a_row=guarding.in_a_row, patience=patience)
+    config = LoopConfig(total, log_every, evaluate_every=every, guard=guarding, patience=patience)
     with (
         Log(folder, {"seed": seed}) as log,
         Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=every)) as checkpoints,

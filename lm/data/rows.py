@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +25,9 @@ from lm.data.files import is_sealed, seal
 Row = dict[str, Any]
 Corrupt = Literal["stop", "skip"]  # what becomes of records to train on that cannot be read
 CLASSES = "tensorflow_datasets."  # features.json names classes to import, which runs their module
-OPENERS = 16  # files that are checked at once: most of the time goes into waiting for a disk
+BLOCK = 1_024  # records that are read at once to find the corrupt ones
 MEND = "restore the files, or delete the folder and prepare the set anew"
+MACHINE = re.compile(r"\w\(\) failed:")  # a fault of the machine, such as "open() failed: Too many open files"
 SHOWN = 5  # of what is wrong with a set, so many are named; all is counted
 
 
@@ -155,20 +157,23 @@ def check_files(folder: Path, split: str) -> None:
     files = {Path(file.filename): file.examples_in_shard for file in files_of(folder, split)}
     if outside := [path for path in files if path.parent != folder]:
         raise DataError(f"{folder} names {outside[0]}, which lies elsewhere: {MEND}")
-    with ThreadPoolExecutor(OPENERS) as pool:
-        wrong = [fault for fault in pool.map(_fault, files.keys(), files.values()) if fault]
+    wrong = [fault for path, count in files.items() if (fault := _fault(path, count))]
     if wrong:
         shown = "".join(f"\n  {fault}" for fault in wrong[:SHOWN])
         raise DataError(f"{folder}, split {split!r}: {len(wrong)} of {len(files)} files are damaged ({MEND}):{shown}")
 
 
 def _fault(path: Path, count: int) -> str | None:
-    from array_record.python.array_record_module import ArrayRecordReader  # nothing else that lists rows needs it
-
     if not path.is_file() or not path.stat().st_size:
         return f"{path.name} is {'empty' if path.exists() else 'missing'}"
-    if "array_record" not in path.name:
-        return None
+    return _opened(path, count, path.stat().st_mtime_ns) if "array_record" in path.name else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _opened(path: Path, count: int, changed: int) -> str | None:
+    """What is wrong with the records of a file that was last ``changed`` at this time."""
+    from array_record.python.array_record_module import ArrayRecordReader  # nothing else that lists rows needs it
+
     try:
         reader = ArrayRecordReader(str(path))
         found = reader.num_records()
@@ -182,17 +187,33 @@ def _fault(path: Path, count: int) -> str | None:
 
 def corrupt_records(rows: "Rows", cache: Path) -> tuple[int, ...]:
     """Places of the records that cannot be read; looked for once, then kept in ``cache``."""
-    path = Path(cache) / "corrupt" / f"{rows.fingerprint[:16]}.json"
+    about = [(file.filename, file.skip, file.take, _stamp(file.filename)) for file in files_of(rows.folder, rows.split)]
+    path = Path(cache) / "corrupt" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
     if is_sealed(path):
         return tuple(json.loads(path.read_bytes()))
+    print(f"looking for corrupt records in {rows.folder}, once", file=sys.stderr, flush=True)
     corrupt = []
-    for place in range(len(rows)):
+    for start in range(0, len(rows), BLOCK):
+        places = range(start, min(start + BLOCK, len(rows)))
         try:
-            rows[place]
-        except DataError:
-            corrupt.append(place)
+            rows.source.__getitems__([*places])
+        except Exception:
+            corrupt += [place for place in places if not _reads(rows, place)]
     seal(path, json.dumps(corrupt).encode())
     return tuple(corrupt)
+
+
+def _reads(rows: "Rows", place: int) -> bool:
+    try:
+        rows[place]
+    except DataError:
+        return False
+    return True
+
+
+def _stamp(path: str | Path) -> tuple[int, int]:
+    about = os.stat(path)
+    return about.st_size, about.st_mtime_ns
 
 
 class Rows(Sequence[Row]):
@@ -207,6 +228,8 @@ class Rows(Sequence[Row]):
 
     @functools.cached_property
     def source(self) -> Any:
+        with suppress(OSError, ValueError):  # a reader keeps each of its files open
+            resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         return open_set(self.folder).as_data_source(split=self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -223,9 +246,12 @@ class Rows(Sequence[Row]):
         try:
             return {name: plain(value) for name, value in self.source[place].items()}
         except Exception as error:  # array_record, TFDS and protobuf each have their own
+            if isinstance(error, OSError | MemoryError) or MACHINE.search(str(error)):
+                raise
             raise DataError(
-                f"{self.folder}, split {self.split!r}: record {place} ({self._where(place)}) cannot be read: "
-                f"{MEND}, or train without such records: data.corrupt_records='skip'. {type(error).__name__}: {error}"
+                f"{self.folder}, split {self.split!r}: record {place} ({self._where(place)}) cannot be read: {MEND}; "
+                "data.corrupt_records='skip' leaves such records out of training, never out of evaluation. "
+                f"{type(error).__name__}: {error}"
             ) from error
 
     def _where(self, place: int) -> str:
@@ -237,15 +263,23 @@ class Rows(Sequence[Row]):
 
     @property
     def fingerprint(self) -> str:
-        """Of the stored bytes; of names, sizes and both ends of a file where a file is larger than 64 MiB."""
+        """Of the stored bytes; of a file larger than 64 MiB, of both its ends."""
+        files = sorted((*self.folder.glob("*array_record*"), *self.folder.glob("*parquet*")))
         digest = hashlib.sha256(" ".join([self.split, *map(str, self.left_out)]).encode())
-        for path in sorted((*self.folder.glob("*array_record*"), *self.folder.glob("*parquet*"))):
-            with path.open("rb") as file:
-                size, end = os.fstat(file.fileno()).st_size, 1 << 25
-                digest.update(f"{path.name} {size}".encode() + file.read(end))
-                file.seek(max(end, size - end))
-                digest.update(file.read(end))
+        for path in files:
+            digest.update(_summed(path, *_stamp(path)))
         return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=4096)
+def _summed(path: Path, size: int, changed: int) -> bytes:
+    """The SHA-256 of a file's name, its size and both its ends."""
+    with path.open("rb") as file:
+        end = 1 << 25
+        digest = hashlib.sha256(f"{path.name} {size}".encode() + file.read(end))
+        file.seek(max(end, size - end))
+        digest.update(file.read(end))
+    return digest.digest()
 
 
 def plain(value: Any) -> Any:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +19,8 @@ from lm.data.files import draft_of
 from lm.data.vocabulary import Vocabulary
 
 CHUNK = 4_000_000  # text that is encoded at a time [characters]
-SUMMED = 1 << 32  # of each end of a file that is read to see whether it is damaged: some seconds [bytes]
+ABANDONED = 3600  # is a draft to which nothing was written for so long [seconds]
+SUMMED = 1 << 28  # of each end of a file that is read to see whether it is damaged [bytes]
 ORDER = 0  # seed of the order in which documents are stored
 
 
@@ -62,6 +64,12 @@ def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path
     fingerprint = hashlib.sha256(f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER}".encode()).hexdigest()
     place = Path(folder) / fingerprint[:16]
     if not whole(place, fingerprint):
+        if place.exists():
+            print(f"warning: {place} is damaged, or older than this release, and is encoded anew", flush=True)
+        for left in place.parent.glob(f".{place.name}-*"):  # by a process that was killed, and not by one at work
+            with suppress(OSError):
+                if time.time() - (left / "tokens").stat().st_mtime > ABANDONED:
+                    shutil.rmtree(left)
         draft, damaged = draft_of(place), draft_of(place)
         draft.mkdir(parents=True)
         try:

@@ -107,12 +107,8 @@ def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
         for token in range(found.get_piece_size()):
             found.id_to_piece(token)  # of a damaged file it may be no text
         found.encode("")  # or have no model at all
-    except OSError as error:
-        raise SettingError(
-            f"data.vocabulary={path} cannot be read ({error}); give the path of a .model file"
-        ) from error
-    except (RuntimeError, ValueError) as error:
-        raise SettingError(f"data.vocabulary={path} is not a SentencePiece model ({error}); train it anew") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SettingError(f"the vocabulary {path} cannot be read as a SentencePiece model: {error}") from error
     return found
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
@@ -31,6 +32,7 @@ from lm.train.config import CheckpointConfig
 from lm.train.manifest import MANIFEST, REPLACED, Manifest
 from lm.train.state import State
 
+GUARD = "guard."  # before the names of what is remembered to leave updates out
 UNFINISHED = "unfinished-"  # before the name of what is no step yet, or no more
 
 
@@ -99,13 +101,19 @@ class Checkpoints:
     def restore(self, abstract: State, step: int | None = None) -> State | None:
         """The newest good state, or that of ``step``, placed as ``abstract`` says; None if nothing was ever saved.
 
-        A bad checkpoint is passed over with a warning. CheckpointError where there are some and none is good.
+        A bad checkpoint is passed over with a warning. CheckpointError where there are some and none is good. Updates
+        may be left out from now on though none were before, or no more.
         """
         step = self._good(step)
         if step is None:
             return None
-        found = self._read(step, sharding.named(abstract), partial=False)
-        return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in sharding.named(abstract)])
+        like = sharding.named(abstract)
+        saved = manifest.read(self._place(step), step)["arrays"]
+        new = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
+        found = self._read(step, {name: leaf for name, leaf in like.items() if name not in new}, partial=False)
+        for name, leaf in new.items():
+            found[name] = jax.jit(partial(jnp.zeros, leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
+        return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in like])
 
     def restore_model(self, state: State, step: int | None = None, source: Callable[[str], str | None] = str) -> State:
         """``state`` with the parameters alone from here; never without: CheckpointError if there is no checkpoint.
@@ -140,6 +148,10 @@ class Checkpoints:
     def _place(self, step: int) -> Path:
         return manifest.steps(self.folder).get(step, self.folder / str(step))
 
+    def newest(self) -> int | None:
+        """The newest good step; None if nothing was ever saved."""
+        return self._good(None)
+
     def _good(self, step: int | None) -> int | None:
         """The newest good step, or ``step`` if that is good; the first process looks and tells the others."""
         self.wait()
@@ -156,7 +168,9 @@ class Checkpoints:
         found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
         if found == -2:
             listed = "".join(f"\n  {self.folder / str(step)}: {fault}" for step, fault in faults.items())
-            raise CheckpointError(f"no checkpoint is good; remove {self.folder} to start from scratch:{listed}")
+            older = f"without {self.folder / str(step)} training goes on from an older one"
+            mend = f"remove {self.folder} to start from scratch" if step is None else older
+            raise CheckpointError(f"no checkpoint is good; {mend}:{listed}")
         return None if found == -1 else found
 
     def _read(self, step: int, like: Mapping[str, Any], partial: bool) -> dict[str, jax.Array]:
@@ -164,7 +178,8 @@ class Checkpoints:
         folder = self._place(step)
         saved = manifest.read(folder, step)["arrays"]
         due = {name: _about(leaf) for name, leaf in like.items()}
-        names = due.keys() if partial else due.keys() | saved.keys()
+        others = {name for name in saved if not name.startswith(GUARD)}
+        names = due.keys() if partial else due.keys() | others
         wrong = [
             f"\n  {n}: saved {saved.get(n)}, due {due.get(n)}" for n in sorted(names) if saved.get(n) != due.get(n)
         ]
@@ -172,7 +187,7 @@ class Checkpoints:
             raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
         arguments = ocp.checkpoint_utils.construct_restore_args(dict(like))
         return self._orbax.restore(
-            folder, args=ocp.args.PyTreeRestore(dict(like), restore_args=arguments, partial_restore=partial)
+            folder, args=ocp.args.PyTreeRestore(dict(like), restore_args=arguments, partial_restore=True)
         )
 
     def _settle(self, stops: bool) -> None:

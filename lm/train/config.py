@@ -101,6 +101,6 @@ class LoopConfig:
     log_every: int = 100  # time between two lines of metrics.jsonl [steps]
     evaluate_every: int = 5_000  # time between two evaluations; the end is always evaluated [steps]
     score: str = "loss"  # the number of an evaluation by which checkpoints are ranked
-    in_a_row: int = 10  # updates left out one after another before training ends [steps]
-    patience: float = float("inf")  # time without a step, a batch of an evaluation or a save, then it ends [seconds]
+    guard: GuardConfig = EVERY_UPDATE
+    patience: float = 0.0  # time without a step or a batch of an evaluation, then it ends; 0: any [seconds]
     prefetch: int = 2  # batches sent to the devices ahead of their step [batches]

@@ -27,12 +27,12 @@ def judge(config: GuardConfig, guard: Guard, loss: jax.Array, norm: jax.Array) -
     standard deviation; until there were so many, nothing is a spike.
     """
     values = jnp.stack([loss, norm])
-    good = jnp.isfinite(values).all()
-    good |= config.non_finite == "stop"  # which the loop does when it reads them
+    finite = jnp.isfinite(values).all()
+    good = finite | (config.non_finite == "stop")  # which the loop does when it reads them
     if config.spikes is None:
         return good, {"in_a_row": jnp.where(good, 0, guard["in_a_row"] + 1)}
     mean, deviation = guard["usual"].mean(axis=1), guard["usual"].std(axis=1)
-    good &= ~((guard["made"] >= WINDOW) & (values > mean + config.spikes * deviation).any())
+    good &= ~(finite & (guard["made"] >= WINDOW) & (values > mean + config.spikes * deviation).any())
     usual = jnp.where(good, guard["usual"].at[:, guard["made"] % WINDOW].set(values), guard["usual"])
     in_a_row = jnp.where(good, 0, guard["in_a_row"] + 1)
     return good, {"in_a_row": in_a_row, "made": guard["made"] + good, "usual": usual}

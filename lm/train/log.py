@@ -197,10 +197,11 @@ def _commit() -> str | None:
     try:
         here = Path(__file__)
         subprocess.run(
-            ["git", "ls-files", "--error-unmatch", here.name], cwd=here.parent, capture_output=True, check=True
-        )
+            ["git", "ls-files", "--error-unmatch", here.name],
+            cwd=here.parent, capture_output=True, check=True, timeout=10,
+        )  # fmt: skip
         call = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        done = subprocess.run(call, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(call, cwd=here.parent, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

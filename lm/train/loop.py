@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from lm import sharding
+from lm.config import SettingError
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss
@@ -45,6 +46,8 @@ def train(
     """
     restored = checkpoints.restore(steps.abstract)
     start = 0 if restored is None else int(restored.step)
+    if start > config.steps:
+        raise SettingError(f"{log.folder} is trained to step {start} already, which is more than steps={config.steps}")
     log.start(start)
     train_step, meter = steps.train_step(seed), Meter(log, config, flops)
     stacks = log.folder / f"stuck-{jax.process_index()}.txt"
@@ -69,8 +72,8 @@ def train(
             finish(state, step)
         checkpoints.wait()
         checkpoints.tidy(config.steps)
-        if signals.name:
-            raise Interrupted(signals.name, config.steps)
+    if signals.name:
+        raise Interrupted(signals.name, config.steps)
     return state
 
 
@@ -108,7 +111,7 @@ def _batch_kept(data: Callable[[int], Iterable[HostBatch]], log: Log, checkpoint
             error.add(f"its batch is in {path}")
         with suppress(CheckpointError):
             checkpoints.wait()
-        newest = max(checkpoints.steps(), default=None)
+        newest = max((step for step in checkpoints.steps() if step < error.step), default=None)
         error.add("nothing was saved yet" if newest is None else f"the checkpoint of step {newest} is from before it")
         raise
 
@@ -127,7 +130,7 @@ def _evaluates(step: int, config: LoopConfig) -> bool:
 
 
 def _finish(
-    signals: "Signals",
+    signals: Signals,
     meter: "Meter",
     checkpoints: Checkpoints,
     log: Log,
@@ -209,7 +212,8 @@ class Meter:
             found = jax.device_get(self.unread[-1][1])
             if "left_out" in found:
                 found["left_out"], self.left_out = self.left_out, 0.0
-            values = {n: np.where(np.isfinite(x), x, None).tolist() for n, x in found.items() if n not in names[3:]}
+            found.pop("left_out_in_a_row", None)
+            values = {name: np.where(np.isfinite(x), x, None).tolist() for name, x in found.items()}
             self.log.write(last, "train", values | self._rates(last))
         self.unread.clear()
 
@@ -220,8 +224,8 @@ class Meter:
         shown = {name: values[name].tolist() for name in ("loss", "grad_norm")}
         if not (finite | (left_out > 0)).all():
             raise NonFiniteLoss(step, f"is not finite: {shown}")
-        if np.max(values.get("left_out_in_a_row", 0)) >= self.config.in_a_row:
-            raise NonFiniteLoss(step, f"is the last of {self.config.in_a_row} in a row to be left out: {shown}")
+        if np.max(values.get("left_out_in_a_row", 0)) >= self.config.guard.in_a_row:
+            raise NonFiniteLoss(step, f"is the last of {self.config.guard.in_a_row} in a row to be left out: {shown}")
 
     def _rates(self, last: int) -> dict[str, float | None]:
         if self.since is None or last <= self.first:

@@ -40,6 +40,7 @@ class Signals:
         here = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
         taken = (signal.SIGINT, signal.SIGTERM) if here else ()
         self._outer, _listening = _listening, self
+        taken = [number for number in taken if signal.getsignal(number) is not signal.SIG_IGN]  # as a script has it
         self._before = {number: signal.signal(number, self._take) for number in taken}
         return self
 

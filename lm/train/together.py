@@ -45,8 +45,7 @@ def train(steps: Steps, runs: Sequence[Run], config: LoopConfig, flops: float | 
         raise SettingError(f"mesh of {steps.mesh.size} devices: runs are trained together on one device only")
     groups: dict[int | None, list[Run]] = {None: [*runs]} if len(runs) == 1 else {}
     for run in runs if not groups else ():
-        state = run.checkpoints.restore(steps.abstract)
-        groups.setdefault(None if state is None else int(state.step), []).append(run)
+        groups.setdefault(run.checkpoints.newest(), []).append(run)
     for group in groups.values():
         one, compiled = (group[0], steps) if len(group) == 1 else (_merged(group), together(steps))
         flops_of_all = None if flops is None else flops * len(group)

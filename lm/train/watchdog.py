@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 STUCK = 43  # the exit code
+GRACE = 10.0  # to write the stacks in [seconds]
 
 _alive: "Watchdog | None" = None  # the one that is told, while training
 
@@ -22,7 +23,7 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         global _alive
         self._before, _alive = _alive, self
-        if self.patience < float("inf"):
+        if self.patience:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
@@ -38,6 +39,9 @@ class Watchdog:
         while (left := self._last + self.patience - time.monotonic()) > 0:
             if self._ended.wait(left):
                 return
+        end = threading.Timer(GRACE, os._exit, [STUCK])  # should the disk of the stacks be what hangs
+        end.daemon = True
+        end.start()
         said = f"nothing was done for {self.patience:.0f} s (LM_STEP_TIMEOUT)"
         try:
             with self.stacks.open("w") as file:

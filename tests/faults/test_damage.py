@@ -66,15 +66,6 @@ def test_no_damage_to_any_file_of_a_checkpoint_ever_gives_a_wrong_number(trained
     record_property("dealt", f"{tried} damages to {len(paths)} files")
 
 
-def copy(undisturbed, prepare):
-    """A finished run, whose scores are to be made again."""
-    runs = prepare("copied")
-    shutil.copytree(undisturbed("encoder-decoder")[0] / "nano", runs / "nano")
-    for path in runs.glob("nano/**/scores.json"):
-        path.unlink()
-    return runs
-
-
 @pytest.mark.slow
 @pytest.mark.fault("F10", "lm run ends with exit code 1, lists what is wrong with each, and trains nothing")
 def test_when_all_checkpoints_are_bad_the_command_lists_them_and_starts_nothing(undisturbed, prepare):
