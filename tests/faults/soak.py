@@ -45,7 +45,7 @@ def main(minutes: float, rows: str, folder: Path) -> None:
         (runs / "cache").symlink_to(folder / "calm" / "cache")
         while (code := disturbed(rows, runs, rng, dealt, end)) != DONE:
             said = (runs / "said.txt").read_text()
-            refused = re.search(r"remove (\S+) to start from scratch", said)
+            refused = re.search(r"(?:remove|without) (\S+) (?:to start from scratch|training goes on)", said)
             assert code in STOPPED or refused, f"exit code {code}: {said[-2000:]}"
             if code == FAILED:
                 dealt["refused, and the folder removed"] += 1
