@@ -249,7 +249,7 @@ def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(tmp_pat
             checkpoints.save(at(state, 3))
         assert checkpoints.steps() == [1] and manifest.fault(tmp_path / "1", 1) is None
         checkpoints.save(at(state, 2))
-    with opened(tmp_path, keep=3, failed_save="go on") as checkpoints:
+    with opened(tmp_path, keep=3, failed_save="retry") as checkpoints:
         with failing(how, monkeypatch, tmp_path):
             checkpoints.save(at(state, 4))
             checkpoints.save(at(state, 5))  # this one tells of the one before

@@ -47,7 +47,7 @@ class SaveError(CheckpointError):
 class Checkpoints:
     """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save.
 
-    Without ``config.failed_save="go on"``, a save that fails is a SaveError of the next ``save`` or ``wait``; with it,
+    Without ``config.failed_save="retry"``, a save that fails is a SaveError of the next ``save`` or ``wait``; with it,
     of ``wait`` alone, so that what is saved last is saved.
     """
 

@@ -58,7 +58,7 @@ class CheckpointConfig:
     keep: int = 3  # how many of the newest are kept [checkpoints]
     best: Literal["lowest", "highest"] = "lowest"  # of each score, the one whose checkpoint is kept besides
     hours: float = 1.0  # one checkpoint is kept besides in so long a time; 0: none [hours]
-    failed_save: Literal["stop", "go on"] = "stop"  # "go on" to the next save, with a warning; never from the last
+    failed_save: Literal["stop", "retry"] = "stop"  # retry: with the next one, after a warning; not of the last
 
     def __post_init__(self):
         for name, least in (("every", 1), ("keep", 1), ("hours", 0)):
@@ -76,7 +76,7 @@ class GuardConfig:
     non_finite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is not finite ends the run, or is left out
     spikes: float | None = None  # leave out a loss or gradient norm so far above the last 128 [standard deviations]
     in_a_row: int = 10  # as many updates are left out one after another, then the run ends [steps]
-    failed_save: Literal["stop", "go on"] = "stop"  # go on: after a warning; it is tried again with the next one
+    failed_save: Literal["stop", "retry"] = "stop"  # to save a checkpoint; retry: with the next one, after a warning
 
     def __post_init__(self):
         if self.spikes is not None and not self.spikes > 0:
