@@ -27,7 +27,7 @@ test-slow: $(VENV)/tpu
 test-faults: $(VENV)/tpu
 	$(BIN)/python tests/faults/run.py
 
-# A table trained with a random fault every minute comes to what it does without.
+# A row and its baseline, swept with a random fault about every minute, come to what they do without.
 soak: $(VENV)/ready
 	$(BIN)/python tests/faults/soak.py $(MINUTES)
 

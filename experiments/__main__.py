@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from experiments.cli import COMMANDS, clean, convert, plan, run
 from experiments.exit_codes import EXIT_CODES
 from experiments.restart import supervise
 from lm.config import SettingError, nearest
+from lm.train.watchdog import end_in
 
 GRACE = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.
@@ -78,9 +78,7 @@ def _stop(*_) -> None:
     What is raised inside of a callback gets lost, and some of what is to be left takes its time: hence the timer.
     """
     _say("stopped by SIGTERM; to go on, give the same command again")
-    end = threading.Timer(GRACE, os._exit, [EXIT_CODES["start again"]])
-    end.daemon = True
-    end.start()
+    end_in(GRACE, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])
 
 

@@ -16,7 +16,7 @@ import jax
 from experiments import origin
 from experiments.experiment import Experiment, PhaseConfig
 from experiments.prepare import Encoded, Prepared
-from experiments.processes import WAITS, agreed, number, trains
+from experiments.processes import agreed, trains, wait
 from experiments.progress import Reporter
 from lm import sharding
 from lm.data import pipeline
@@ -139,7 +139,7 @@ def _fit(phases: Sequence[Phase]) -> None:
     config, steps, flops = left[0].config, left[0].steps, left[0].flops
     loop = LoopConfig(
         config.steps, config.log_every, config.save_every, "score", left[0].session.experiment.guard,
-        patience=number(os.environ, "LM_STEP_TIMEOUT", WAITS["LM_STEP_TIMEOUT"], float),
+        patience=wait("LM_STEP_TIMEOUT"),
     )  # fmt: skip
     with ExitStack() as logs:
         runs = []

@@ -51,6 +51,11 @@ def number(environment: Mapping[str, str], name: str, default: Any, kind: type =
     raise SettingError(f"{name}={environment.get(name)} should be a number from 0")
 
 
+def wait(name: str) -> float:
+    """One of WAITS, as the environment has it."""
+    return number(os.environ, name, WAITS[name], float)
+
+
 def find(environment: Mapping[str, str]) -> Place | None:
     """Where this process stands among several; None if it is the only one."""
     if environment.get("LM_PROCESSES") == "1":
@@ -157,7 +162,7 @@ def join() -> Callable[[int], None]:
     place = find(os.environ)
     if place is None:
         return lambda code: None
-    start, silence, _ = (number(os.environ, name, default, float) for name, default in WAITS.items())
+    start, silence, _ = map(wait, WAITS)
     from experiments.watch import fork
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until jax has it save a step with the others

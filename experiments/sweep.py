@@ -62,7 +62,7 @@ def pretrain_seeds(
 ) -> None:
     """Pre-train all ``seeds`` of a row at once; what fails is said when it is tried again for each alone."""
     from experiments.run import pretrain_together
-    from lm.train.loop import Interrupted
+    from lm.train.signals import Interrupted
 
     try:
         pretrain_together(*zip(*seeds, strict=True), runs / "cache", reporter, allow)
@@ -101,7 +101,7 @@ def one(
     from experiments.run import run
     from lm.train.checkpoints import CheckpointError
     from lm.train.log import NonFiniteLoss
-    from lm.train.loop import Interrupted
+    from lm.train.signals import Interrupted
 
     watch = Stopwatch()
     try:

@@ -12,6 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -104,6 +105,17 @@ def parse_json(text: str | bytes, name: Any) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingError(f"{name} is no JSON: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; SettingError if it cannot be read or holds anything else."""
+    try:
+        found = parse_json(path.read_bytes(), path)
+    except (OSError, SettingError) as error:
+        raise SettingError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise SettingError(f"{path} should hold values by name, not a {type(found).__name__}")
+    return found
 
 
 def _from_dict(cls: type[T], values: Any, prefix: str) -> T:

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_run import TINY, runs  # noqa: F401
+import test_run
+from test_run import TINY
 
 from experiments import origin, phase
 from experiments.experiment import BASELINE
@@ -22,6 +23,8 @@ from experiments.results import check_settings
 from experiments.run import run
 from lm.config import SettingError, change
 from lm.train.log import records
+
+runs = test_run.runs
 
 NOW = {
     "settings": origin.settings_of(BASELINE), "vocabulary": {"fingerprint": "v"}, "data": {"corpus": "c"},
@@ -144,7 +147,7 @@ with reporting(0) as reporter:
 
 
 @pytest.mark.slow
-def test_two_processes_of_one_run_train_it_once(runs, tmp_path):  # noqa: F811
+def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     tiny = {name: value for name, value in TINY.items() if not name.startswith("tuning.mix")}
     both = [
         subprocess.Popen(

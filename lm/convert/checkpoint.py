@@ -15,7 +15,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lm.config import SettingError, parse_json
+from lm.config import SettingError, read_object
 from lm.convert.config_json import config_json, family_of, model_config, parts_in, parts_of
 from lm.convert.names import NAMES, Names, Tensor, is_constant, tensors
 from lm.nn.config import ModelConfig
@@ -70,12 +70,9 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(path.read_bytes(), path)
-    except (OSError, SettingError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} should hold settings by name, not a {type(found).__name__}")
-    return found
+        return read_object(path)
+    except SettingError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -109,8 +106,8 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
     sizes += ["max_length", "position_offset"] * (config.positions == "learned")
     sizes += ["relative_buckets"] * config.positions.startswith("relative")
     limits = dict.fromkeys(sizes, numbers)
-    limits |= dict.fromkeys(["num_encoder_layers"] * config.has_encoder, numbers if config.shared_layers else count)
-    limits |= dict.fromkeys(["num_decoder_layers"] * config.has_decoder, numbers if config.shared_layers else count)
+    layers = ["num_encoder_layers"] * config.has_encoder + ["num_decoder_layers"] * config.has_decoder
+    limits |= dict.fromkeys(layers, numbers if config.shared_layers else count)
     for name, limit in limits.items():
         if (getattr(config, name) or 0) > limit:
             raise CheckpointError(

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lm.config import DataError, SettingError, nearest, parse_json
+from lm.config import DataError, SettingError, nearest, parse_json, read_object
 from lm.data.files import is_sealed, seal
 
 Row = dict[str, Any]
@@ -113,12 +113,9 @@ def open_set(folder: Path) -> Any:
 
 def _described(path: Path) -> Row:
     try:
-        found = parse_json(path.read_bytes(), path)
-    except (OSError, SettingError) as error:
-        raise DataError(f"{path} is damaged or missing ({error}): {MEND}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is damaged, it holds {found!r:.50}: {MEND}")
-    return found
+        return read_object(path)
+    except SettingError as error:
+        raise DataError(f"{error}; it is damaged or missing: {MEND}") from error
 
 
 def _classes(described: Any) -> Iterator[str]:
@@ -166,12 +163,12 @@ def check_files(folder: Path, split: str) -> None:
 def _fault(path: Path, count: int) -> str | None:
     if not path.is_file() or not path.stat().st_size:
         return f"{path.name} is {'empty' if path.exists() else 'missing'}"
-    return _opened(path, count, path.stat().st_mtime_ns) if "array_record" in path.name else None
+    return _opened(path, count, *_stamp(path)) if "array_record" in path.name else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _opened(path: Path, count: int, changed: int) -> str | None:
-    """What is wrong with the records of a file that was last ``changed`` at this time."""
+def _opened(path: Path, count: int, size: int, changed: int) -> str | None:
+    """What is wrong with the records of a file that has this size and was last ``changed`` at this time."""
     from array_record.python.array_record_module import ArrayRecordReader  # nothing else that lists rows needs it
 
     try:

@@ -16,7 +16,7 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from lm.config import SettingError, parse_json
+from lm.config import SettingError, read_object
 from lm.data.vocabulary import BLANK, STOPS, read_sentencepiece
 
 SPECIAL = {  # what a special token is for, and its usual spellings
@@ -161,8 +161,8 @@ class Pieces(Tokenizer):
     def ids(self) -> dict[str, int]:
         table = self.path.with_name("vocab.json")
         if self.path.suffix == ".spm" and table.exists():
-            found = parse_json(table.read_bytes(), table)
-            if isinstance(found, dict) and all(type(number) is int and number >= 0 for number in found.values()):
+            found = read_object(table)
+            if all(type(number) is int and number >= 0 for number in found.values()):
                 return found
             raise SettingError(f"{table} should hold the id of each piece")
         pieces, count = self.processors[0], self.processors[0].get_piece_size()
@@ -186,9 +186,9 @@ class Pieces(Tokenizer):
 
 def find_tokenizer(folder: Path, vocab_size: int) -> Fast | Pieces:
     """The tokenizer in ``folder`` of a model whose embedding has ``vocab_size`` rows."""
-    settings = parse_json((folder / SETTINGS).read_bytes(), folder / SETTINGS) if (folder / SETTINGS).exists() else {}
-    if not isinstance(settings, dict) or type(settings.get("extra_ids", 0)) is not int:
-        raise SettingError(f"{folder / SETTINGS} should hold settings by name, and extra_ids be a number")
+    settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    if type(settings.get("extra_ids", 0)) is not int:
+        raise SettingError(f"{folder / SETTINGS}: extra_ids={settings['extra_ids']!r} should be a number")
     found = next((folder / name for name in FILES[: 2 + len(PIECES)] if (folder / name).exists()), None)
     if found is None:
         raise SettingError(f"{folder} has no tokenizer: none of {', '.join(FILES[: 2 + len(PIECES)])}")

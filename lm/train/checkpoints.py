@@ -107,13 +107,8 @@ class Checkpoints:
         step = self._good(step)
         if step is None:
             return None
-        like = sharding.named(abstract)
-        saved = manifest.read(self._place(step), step)["arrays"]
-        new = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
-        found = self._read(step, {name: leaf for name, leaf in like.items() if name not in new}, partial=False)
-        for name, leaf in new.items():
-            found[name] = jax.jit(partial(jnp.zeros, leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
-        return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in like])
+        found = self._read(step, sharding.named(abstract), whole=True)
+        return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in sharding.named(abstract)])
 
     def restore_model(self, state: State, step: int | None = None, source: Callable[[str], str | None] = str) -> State:
         """``state`` with the parameters alone from here; never without: CheckpointError if there is no checkpoint.
@@ -125,7 +120,7 @@ class Checkpoints:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
         names = {name: found for name in state.params if (found := source(name)) is not None}
         like = sharding.described(state.params)
-        found = self._read(step, {f"params.{there}": like[name] for name, there in names.items()}, partial=True)
+        found = self._read(step, {f"params.{there}": like[name] for name, there in names.items()}, whole=False)
         return replace(state, params=state.params | {name: found[f"params.{there}"] for name, there in names.items()})
 
     def best(self, name: str = "score") -> int | None:
@@ -173,22 +168,28 @@ class Checkpoints:
             raise CheckpointError(f"no checkpoint is good; {mend}:{listed}")
         return None if found == -1 else found
 
-    def _read(self, step: int, like: Mapping[str, Any], partial: bool) -> dict[str, jax.Array]:
-        """The arrays named in ``like``, bit for bit: orbax would cast another dtype without a word."""
+    def _read(self, step: int, like: Mapping[str, Any], whole: bool) -> dict[str, jax.Array]:
+        """The arrays named in ``like``, bit for bit: orbax would cast another dtype without a word.
+
+        Of a ``whole`` state nothing else may be there. What is remembered to leave updates out may be missing, or left
+        over: it begins with zeros.
+        """
         folder = self._place(step)
         saved = manifest.read(folder, step)["arrays"]
+        new = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
+        like = {name: leaf for name, leaf in like.items() if name not in new}
         due = {name: _about(leaf) for name, leaf in like.items()}
-        others = {name for name in saved if not name.startswith(GUARD)}
-        names = due.keys() if partial else due.keys() | others
-        wrong = [
-            f"\n  {n}: saved {saved.get(n)}, due {due.get(n)}" for n in sorted(names) if saved.get(n) != due.get(n)
-        ]
+        others = {name for name in saved if whole and not name.startswith(GUARD)}
+        names = sorted(due.keys() | others)
+        wrong = [f"\n  {n}: saved {saved.get(n)}, due {due.get(n)}" for n in names if saved.get(n) != due.get(n)]
         if wrong:
             raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
-        arguments = ocp.checkpoint_utils.construct_restore_args(dict(like))
-        return self._orbax.restore(
-            folder, args=ocp.args.PyTreeRestore(dict(like), restore_args=arguments, partial_restore=True)
+        arguments = ocp.checkpoint_utils.construct_restore_args(like)
+        found = self._orbax.restore(
+            folder, args=ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
         )
+        zeros = {n: jax.jit(partial(jnp.zeros, x.shape, x.dtype), out_shardings=x.sharding)() for n, x in new.items()}
+        return found | zeros
 
     def _settle(self, stops: bool) -> None:
         """Wait for the last save; if it failed, raise or, unless it ``stops``, warn. All processes do the same."""

@@ -39,9 +39,7 @@ class Watchdog:
         while (left := self._last + self.patience - time.monotonic()) > 0:
             if self._ended.wait(left):
                 return
-        end = threading.Timer(GRACE, os._exit, [STUCK])  # should the disk of the stacks be what hangs
-        end.daemon = True
-        end.start()
+        end_in(GRACE, STUCK)  # should the disk of the stacks be what hangs
         said = f"nothing was done for {self.patience:.0f} s (LM_STEP_TIMEOUT)"
         try:
             with self.stacks.open("w") as file:
@@ -59,3 +57,10 @@ def beat() -> None:
     """A sign of life to the watchdog, where there is one."""
     if _alive is not None:
         _alive.beat()
+
+
+def end_in(seconds: float, code: int) -> None:
+    """End the process with this exit code by then at the latest, whatever it does."""
+    end = threading.Timer(seconds, os._exit, [code])
+    end.daemon = True
+    end.start()

@@ -9,14 +9,14 @@ import time
 
 import jax
 import lives
-import numpy as np
 import pytest
+import toy
 
 from experiments.experiment import Experiment
 from experiments.run import steps_of
 from lm.config import from_json
 from lm.mesh import MeshConfig
-from lm.sharding import make_mesh, named
+from lm.sharding import make_mesh
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig
 
@@ -34,7 +34,7 @@ def trained(undisturbed):
 
 def numbers(folder, steps, step=None):
     with Checkpoints(folder, CheckpointConfig()) as checkpoints:
-        return {name: np.asarray(x).tobytes() for name, x in named(checkpoints.restore(steps.abstract, step)).items()}
+        return toy.numbers(checkpoints.restore(steps.abstract, step))
 
 
 def damages(whole, rng, count):
