@@ -99,12 +99,13 @@ def judged(config, losses, norms):
 def test_a_spike_is_left_out_and_the_course_of_an_ordinary_run_never():
     rng = np.random.default_rng(0)
     course = 3 + 6 * np.exp(-np.arange(1_000) / 200)  # of a loss: steep, then flat
-    losses, norms = course + rng.normal(0, 0.1, 1_000), rng.lognormal(0, 0.25, 1_000)
+    losses, norms = course + rng.normal(0, 0.1, 1_000), rng.standard_cauchy(1_000) ** 2  # heavy tails, as Adafactor's
+    learnt = rng.lognormal(-6, 2, 1_000)  # of what is known by heart, now and then an example is not
     config = GuardConfig(spikes=6.0)
-    assert all(judged(config, losses, norms))
-    losses[300], norms[400], losses[500:504], losses[50] = 12, 20, 9, 30
+    assert all(judged(config, losses, norms)) and all(judged(config, np.minimum(learnt, 0.5), norms))
+    losses[300], losses[500:504], losses[50] = 12, 9, 30
     made = judged(config, losses, norms)
-    assert [step for step, good in enumerate(made) if not good] == [300, 400, 500, 501, 502, 503]  # at 50 who knows?
+    assert [step for step, good in enumerate(made) if not good] == [300, 500, 501, 502, 503]  # at 50 who knows?
     for bad in (np.nan, np.inf):
         losses[600] = bad
         assert judged(config, losses, norms)[600]  # on which the loop stops

@@ -74,7 +74,7 @@ class GuardConfig:
     """
 
     non_finite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is not finite ends the run, or is left out
-    spikes: float | None = None  # leave out a loss or gradient norm so far above the last 128 [standard deviations]
+    spikes: float | None = None  # leave out a loss so far above the mean of the last 128 [standard deviations]
     in_a_row: int = 10  # as many updates are left out one after another, then the run ends [steps]
     failed_save: Literal["stop", "retry"] = "stop"  # to save a checkpoint; retry: with the next one, after a warning
 
