@@ -37,7 +37,7 @@ def import_checkpoint(folder: Path, run: Path) -> None:
     mesh = sharding.make_mesh(experiment.mesh)
     state = build(config, experiment.pretraining.optimizer, LossConfig(), mesh).init(experiment.seed)
     prefix = prefix_of(experiment, "pretraining")
-    state = replace(state, params={prefix + name: array for name, array in state.with_model(model).params.items()})
+    state = replace(state, params={prefix + name: array for name, array in sharding.named(model).items()})
     draft = run.absolute().with_name(f".{run.name}-{os.getpid()}")
     try:
         (draft / TOKENIZER).mkdir(parents=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
-from lm.config import SettingError, change, leaves
+from lm.config import SettingError, at_least, change, leaves
 from lm.data.objectives import OBJECTIVES, Objective
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
@@ -31,9 +31,7 @@ class DataConfig:
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
 
     def __post_init__(self):
-        for name, least in (("sentinels", 1), ("vocabulary_size", 1), ("workers", 0), ("repeats", 0)):
-            if getattr(self, name) < least:
-                raise SettingError(f"data.{name}={getattr(self, name)} should be at least {least}")
+        at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0)
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,7 @@ class PhaseConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
 
     def __post_init__(self):
-        for name, least in (("steps", 0), ("batch_size", 1), ("microbatches", 1), ("save_every", 1), ("log_every", 1)):
-            if getattr(self, name) < least:
-                raise SettingError(f"{name}={getattr(self, name)} should be at least {least}")
+        at_least(self, "", steps=0, batch_size=1, microbatches=1, save_every=1, keep_hours=0, log_every=1)
         if self.batch_size % self.microbatches:
             raise SettingError(f"batch_size={self.batch_size} is not divisible by microbatches={self.microbatches}")
 
@@ -92,13 +88,7 @@ class TuningConfig:
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
 
     def __post_init__(self):
-        if self.inputs_length < 2 or self.evaluation_examples < 0:
-            raise SettingError(
-                f"tuning.inputs_length={self.inputs_length} should be at least 2, tuning.evaluation_examples="
-                f"{self.evaluation_examples} at least 0"
-            )
-        if self.examples_limit is not None and self.examples_limit < 1:
-            raise SettingError(f"tuning.examples_limit={self.examples_limit} should be at least 1, or None")
+        at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, examples_limit=1)
         if both := set(self.mixtures) & set(self.heads):
             raise SettingError(
                 f"tuning.mixtures and tuning.heads both name {sorted(both)}: answer in words or by a head"
@@ -117,8 +107,7 @@ class EnsembleConfig:
     pretraining: Literal["separate", "shared"] = "separate"  # shared: they differ in fine-tuning only
 
     def __post_init__(self):
-        if self.members < 1:
-            raise SettingError(f"ensemble.members={self.members} should be at least 1")
+        at_least(self, "ensemble.", members=1)
 
 
 @dataclass(frozen=True)

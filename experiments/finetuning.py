@@ -89,7 +89,7 @@ def on_mixture(session: Session, name: str) -> FineTuning:
         if task.train
     }
     sizes = {task: len(rows) for task, rows in examples.items()}
-    batches = pipeline.task_batches(
+    batches = pipeline.Mixed(
         examples,
         rates(sizes, kind="proportional", limit=tuned.examples_limit, temperature=1.0),
         architecture=model.architecture,

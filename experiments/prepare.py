@@ -170,7 +170,7 @@ def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> pi
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
     tuned, limits = tuning_lengths(experiment, tuning.mixtures), corpus.limits
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
-    return pipeline.task_batches(
+    return pipeline.Mixed(
         examples,
         rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature),
         architecture=experiment.model.architecture,

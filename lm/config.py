@@ -99,6 +99,14 @@ def from_json(cls: type[T], text: str | bytes) -> T:
     return _from_dict(cls, parse_json(text, "settings"), "")
 
 
+def at_least(settings: Any, prefix: str, **least: float) -> None:
+    """SettingError for a field below its least value; None is none."""
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= bound:
+            raise SettingError(f"{prefix}{name}={value} should be at least {bound}")
+
+
 def parse_json(text: str | bytes, name: Any) -> Any:
     """What JSON says, wherever it comes from; SettingError with ``name`` if it is none, or too deep or long to read."""
     try:

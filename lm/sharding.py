@@ -109,8 +109,10 @@ def named(tree: Any) -> dict[str, Any]:
 
 def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
     """``{parameter name: names of its axes}``, with "layers" in front where it is stacked over layers."""
-    found = {}
-    for name, box in _boxes(model).items():
+    found, boxes = {}, jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    for name, box in zip(named(model), boxes, strict=True):
+        if not isinstance(box, nnx.Variable):
+            raise SettingError(f"a model should hold its arrays in nnx.Param only, not {name} by itself")
         names = box.get_metadata().get("axes")
         if names is None or len(box.shape) - len(names) not in (0, 1):
             raise SettingError(f"parameter {name} of shape {box.shape} has the axes {names}: one name for each is due")
@@ -201,17 +203,6 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
         return jax.make_array_from_callback((size * parts, *values.shape[1:]), place, part)
 
     return {name: spread(values) for name, values in batch.items()}
-
-
-def _boxes(model: nnx.Module) -> dict[str, nnx.Variable]:
-    def is_box(node):
-        return isinstance(node, nnx.Variable)
-
-    boxes = jax.tree.leaves(model, is_leaf=is_box)
-    names = list(named(model))
-    if len(boxes) != len(names) or not all(map(is_box, boxes)):
-        raise SettingError("a model should hold its arrays in nnx.Param only")
-    return dict(zip(names, boxes, strict=True))
 
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from experiments.conversion import export_checkpoint, import_checkpoint
 from experiments.trained import open_run, pretrained
 from lm.config import SettingError, change
-from lm.convert import CheckpointError, load, save, tensor_names
+from lm.convert import load, save, tensor_names
 from lm.convert.config_json import config_json, model_config, parts_in
 from lm.convert.settings import SETTINGS
 from lm.nn.config import ModelConfig
@@ -33,7 +33,7 @@ def copied(name, folder):
 
 
 def listed(folder):
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(SettingError) as error:
         load(folder)
     return [line.split()[:2] for line in str(error.value).splitlines()[1:]]
 

@@ -9,7 +9,7 @@ import pytest
 from lm.config import SettingError
 from lm.data.objectives import IN_PLACE, OBJECTIVES, Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.pipeline import Unsupervised, eval_batches, pretraining_batches, stream, task_batches
+from lm.data.pipeline import Mixed, Unsupervised, eval_batches, pretraining_batches, stream
 from lm.data.tokens import encode_corpus
 from lm.data.vocabulary import EOS, Bytes
 
@@ -42,7 +42,7 @@ def batches(corpus):
 @pytest.fixture
 def tasks():
     examples = {"few": [([10 + i], [50 + i]) for i in range(3)], "many": [([100 + i], [150]) for i in range(20)]}
-    return task_batches(
+    return Mixed(
         examples, {"few": 1.0, "many": 3.0}, architecture="encoder-decoder", lengths=LIMITS, batch_size=8, seed=1
     )
 
@@ -176,7 +176,7 @@ def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
         text = [[example[1] if name == "mass-style" else sum(example, []) for example in each] for each in passes]
         assert text[0] == text[1]
         assert passes[0] != passes[1]
-    mixed = task_batches(
+    mixed = Mixed(
         {"text": examples, "few": [([5], [6])]}, {"text": 1.0, "few": 1.0},
         architecture="encoder-decoder", lengths=source.limits, batch_size=8, seed=0,
     )(0, slice(None))  # fmt: skip
@@ -213,7 +213,7 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     common = {"architecture": "decoder", "lengths": LIMITS, "batch_size": 1, "seed": 0}
     for examples, rates, words in (({"a": []}, {"a": 1}, "no examples"), ({"a": [([5], [6])]}, {}, "rate of task 'a'")):
         with pytest.raises(SettingError, match=words):
-            task_batches(examples, rates, **common)
+            Mixed(examples, rates, **common)
     with pytest.raises(SettingError, match="writes no text"):
         eval_batches([], architecture="encoder", lengths=LIMITS, batch_size=1)
     with pytest.raises(SettingError, match="data.sentinels=0"):

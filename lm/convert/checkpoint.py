@@ -28,17 +28,13 @@ FLOATS = ("F32", "F16", "BF16", "F64")
 Read = Callable[[str], np.ndarray]
 
 
-class CheckpointError(SettingError):
-    """A checkpoint does not hold exactly the tensors of the model that its config.json describes."""
-
-
 def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
-    """The float32 model of a folder; CheckpointError lists all that is amiss, before anything is read.
+    """The float32 model of a folder; SettingError lists all that is amiss, before anything is read.
 
     Besides the parameters there is never more than one tensor in memory.
     """
     folder = Path(folder)
-    theirs = _json(folder / CONFIG)
+    theirs = read_object(folder / CONFIG)
     with ExitStack() as stack:
         files = _open(folder, stack)
         try:
@@ -48,7 +44,7 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
             _check_sizes(config, [files[name].get_slice(name).get_shape() for name in files])
             abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:  # of values that no model has
-            raise CheckpointError(f"{folder / CONFIG} makes no sense: {error!r:.300}") from error
+            raise SettingError(f"{folder / CONFIG} makes no sense: {error!r:.300}") from error
         shapes = {path: leaf.shape for path, leaf in named(abstract).items()}
         due = tensors(names, config, shapes)
 
@@ -59,7 +55,7 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
         if not wrong:
             wrong = [f"unknown: {name}" for name in stored.keys() - due if not _known(name, names, config, due, read)]
         if wrong:
-            raise CheckpointError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
+            raise SettingError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
         arrays = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
         for name, tensor in due.items():
             for (path, layer), part in zip(tensor.parts, tensor.split(read(name)), strict=True):
@@ -68,22 +64,15 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
     return config, jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except SettingError as error:
-        raise CheckpointError(str(error)) from error
-
-
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """``{name of a tensor: the open file that has it}``."""
     files = [SINGLE]
     if not (folder / SINGLE).exists():
         if not (folder / INDEX).exists():
-            raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
-        files = _json(folder / INDEX).get("weight_map")
+            raise SettingError(f"{folder} has neither {SINGLE} nor {INDEX}")
+        files = read_object(folder / INDEX).get("weight_map")
         if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-            raise CheckpointError(f"{folder / INDEX} should have a weight_map from tensors to files")
+            raise SettingError(f"{folder / INDEX} should have a weight_map from tensors to files")
         files = sorted(set(files.values()))
     found, wrong = {}, [f"{file}: lies outside of the folder" for file in files if Path(file).name != file]
     for file in [] if wrong else files:
@@ -95,7 +84,7 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
         wrong += [f"{file}: {name} is in another file too" for name in opened.keys() if name in found]
         found |= dict.fromkeys(opened.keys(), opened)
     if wrong:
-        raise CheckpointError(f"{folder} cannot be read:\n  " + "\n  ".join(wrong))
+        raise SettingError(f"{folder} cannot be read:\n  " + "\n  ".join(wrong))
     return found
 
 
@@ -110,7 +99,7 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
     limits |= dict.fromkeys(layers, numbers if config.shared_layers else count)
     for name, limit in limits.items():
         if (getattr(config, name) or 0) > limit:
-            raise CheckpointError(
+            raise SettingError(
                 f"{CONFIG} asks for {name}={getattr(config, name)}, the files have {count} tensors of {numbers} numbers"
             )
 

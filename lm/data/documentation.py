@@ -23,7 +23,7 @@ from lm.config import SettingError, nearest
 from lm.data import sources
 from lm.data.cleaning import sentences
 from lm.data.harvest import PACKAGES, STDLIB, Document, harvest, share, unfiltered
-from lm.data.rows import Row
+from lm.data.rows import Corrupt, Row
 
 TRAIN, VALIDATION = 0.8, 0.9  # a document's share below the first: train; below the second: validation; else test
 EVALUATED = 500  # at most so many validation rows per task: the standard error of an accuracy is then 2 % [rows]
@@ -110,13 +110,13 @@ def prepare(
     return home
 
 
-def texts(part: str, split: str, cache: Path) -> sources.Texts:
+def texts(part: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> sources.Texts:
     """The whole corpus (""), "unfiltered", or the modules of one of PARTS: a view, nothing is written for it."""
     if part in ("", "unfiltered"):
-        return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache)
+        return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache, corrupt)
     if part not in PARTS:
         raise SettingError(f"documentation has no part {part!r}{nearest(part, (*PARTS, 'unfiltered'))}")
-    whole = sources.tfds_texts("documentation/corpus", split, cache)
+    whole = sources.tfds_texts("documentation/corpus", split, cache, corrupt)
     chosen = (i for i, row in enumerate(whole.rows) if row["name"].partition(".")[0] in PARTS[part])
     return dataclasses.replace(whole, chosen=tuple(chosen))
 

@@ -17,13 +17,13 @@ give back the text:
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from lm.config import SettingError
 from lm.data.noise import NOISE, fit, infill, prefix_lengths, ranks, runs_of, span_counts, tell_apart, within
-from lm.data.sentences import permute
+from lm.data.sentences import Symbols, permute
 
 PAD, EOS, UNK = 0, 1, 2  # ids in every vocabulary, as in T5
 RANDOM_SHARE = 0.1  # share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
@@ -41,17 +41,6 @@ Noise = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans
 Inputs = Literal["sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"]
 # With "replaced" a discriminator tells besides of every token whether it is the text's.
 Targets = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
-
-
-class Symbols(Protocol):
-    """What an objective needs of a vocabulary: sentinel k has the id ``size - 1 - k``."""
-
-    size: int
-    num_sentinels: int
-    eos: int
-    mask: int | None  # None: the vocabulary has none
-    word_starts: np.ndarray  # bool [size]: a piece begins a word
-    sentence_ends: np.ndarray  # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,10 @@ class Unsupervised:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The batch function of tasks: one example a row, tasks in fixed proportions, each reshuffled every epoch."""
+    """The batch function of tasks: one example a row, tasks in fixed proportions, each reshuffled every epoch.
+
+    Inputs and targets that are too long lose their end, but keep their EOS.
+    """
 
     examples_by_task: Mapping[str, Sequence[Example]]
     rates: Mapping[str, float]
@@ -177,6 +180,16 @@ class Mixed:
     lengths: Lengths
     batch_size: int
     seed: int
+
+    def __post_init__(self):
+        check_batches(self.architecture, self.batch_size, self.seed, writes=True)
+        for name, examples in self.examples_by_task.items():
+            if not self.rates.get(name, 0) > 0:
+                raise SettingError(f"the rate of task {name!r} is {self.rates.get(name)} and should be above 0")
+            if not len(examples):
+                raise SettingError(f"task {name!r} has no examples to train on")
+        if not self.examples_by_task:
+            raise SettingError("tasks=() names no task to train on")
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -200,27 +213,6 @@ class Mixed:
         )  # fmt: skip
 
 
-def task_batches(
-    examples_by_task: Mapping[str, Sequence[Example]],
-    rates: Mapping[str, float],
-    *,
-    architecture: str,
-    lengths: Lengths,
-    batch_size: int,
-    seed: int,
-) -> Mixed:
-    """The batch function of a mixture. Inputs and targets that are too long lose their end, but keep their EOS."""
-    check_batches(architecture, batch_size, seed, writes=True)
-    for name, examples in examples_by_task.items():
-        if not rates.get(name, 0) > 0:
-            raise SettingError(f"the rate of task {name!r} is {rates.get(name)} and should be above 0")
-        if not len(examples):
-            raise SettingError(f"task {name!r} has no examples to train on")
-    if not examples_by_task:
-        raise SettingError("tasks=() names no task to train on")
-    return Mixed(examples_by_task, rates, architecture, lengths, batch_size, seed)
-
-
 def eval_batches(examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int) -> list[Batch]:
     """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
     check_batches(architecture, batch_size, writes=True)
@@ -240,16 +232,10 @@ def _unpacked(examples: Sequence[Example], *, architecture: str, lengths: Length
     return features(inputs, targets, rows, architecture=architecture, lengths=lengths, batch_size=batch_size)
 
 
-@dataclass(frozen=True)
-class _Host:
-    """step -> this host's rows of the step's batch."""
-
-    batches: BatchFunction
-    rows: Sequence[slice]
-
-    def __call__(self, step: int) -> Batch:
-        parts = [self.batches(int(step), rows) for rows in self.rows]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def _of_host(batches: BatchFunction, rows: Sequence[slice], step: int) -> Batch:
+    """This host's rows of the step's batch."""
+    parts = [batches(int(step), part) for part in rows]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def stream(
@@ -266,10 +252,10 @@ def stream(
     """
     if workers < 0:
         raise SettingError(f"data.workers={workers} should be 0 or more [processes]")
-    return _iterate(_Host(batches, rows), start, stop, workers)
+    return _iterate(functools.partial(_of_host, batches, rows), start, stop, workers)
 
 
-def _iterate(host: _Host, start: int, stop: int, workers: int) -> Iterator[Batch]:
+def _iterate(host: Callable[[int], Batch], start: int, stop: int, workers: int) -> Iterator[Batch]:
     import grain
     from absl import flags
 

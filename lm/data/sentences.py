@@ -7,28 +7,35 @@ import numpy as np
 from lm.data.noise import latest, within
 
 
-class Marks(Protocol):
-    """What a vocabulary tells of its pieces, bool [size] each."""
+class Symbols(Protocol):
+    """What noise and objectives need of a vocabulary: sentinel k has the id ``size - 1 - k``."""
 
-    word_starts: np.ndarray
-    sentence_ends: np.ndarray
+    num_sentinels: int
+    eos: int | None  # ids of special tokens, None for what there is none of
+    mask: int | None
+    word_starts: np.ndarray  # bool [size]: a piece begins a word
+    sentence_ends: np.ndarray  # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
+
+    @property
+    def size(self) -> int:
+        """Pieces and sentinels; the embedding has at least as many rows."""
 
 
-def sentence_starts(tokens: np.ndarray, vocabulary: Marks) -> np.ndarray:
+def sentence_starts(tokens: np.ndarray, vocabulary: Symbols) -> np.ndarray:
     """bool [B,L]: a word begins after the end of a sentence; the first token is none."""
     starts = np.zeros(tokens.shape, bool)
     starts[:, 1:] = vocabulary.sentence_ends[tokens[:, :-1]] & vocabulary.word_starts[tokens[:, 1:]]
     return starts
 
 
-def permute(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Marks) -> np.ndarray:
+def permute(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Symbols) -> np.ndarray:
     """[B,L]: the sentences in random order, each whole; uniforms [B,L]."""
     order = np.take_along_axis(u, latest(sentence_starts(tokens, vocabulary)), axis=1)
     np.putmask(order, ~within(lengths, u.shape[1]), np.inf)
     return np.take_along_axis(tokens, np.argsort(order, axis=1, kind="stable"), axis=1)
 
 
-def cuts(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Marks) -> np.ndarray:
+def cuts(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Symbols) -> np.ndarray:
     """[B]: where a second part begins, one or more tokens from either end; uniforms [B].
 
     Any sentence is as likely, any word where there is one sentence only, any token where there is one word.

@@ -39,7 +39,7 @@ def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> 
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data import documentation  # imports TFDS, which takes seconds
 
-        return documentation.texts(kind.partition("/")[2], split, cache)
+        return documentation.texts(kind.partition("/")[2], split, cache, corrupt)
     if kind == "tfds" and name:
         return tfds_texts(name, split, cache, corrupt)
     if kind == "text" and name:

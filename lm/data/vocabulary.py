@@ -18,6 +18,7 @@ import sentencepiece
 from lm.config import SettingError
 from lm.data.files import seal
 from lm.data.objectives import EOS, PAD, UNK
+from lm.data.sentences import Symbols
 
 SAMPLE = 750  # text that a vocabulary is trained on; twice as much saves under 1 % of tokens [characters per piece]
 SEEDS = 5  # pieces to begin with, of which training leaves one; the default, a million, is slower and no better
@@ -28,21 +29,12 @@ STOPS = (".", "?", "!")  # end a sentence
 BLANK = "\u2581"  # how SentencePiece writes it
 
 
-class Vocabulary(Protocol):
+class Vocabulary(Symbols, Protocol):
     """What the rest of the project needs of a vocabulary."""
 
-    num_sentinels: int
-    pad: int | None  # ids of special tokens, None for what there is none of
-    eos: int | None
-    mask: int | None
+    pad: int | None
     cls: int | None  # begins an encoder's row
     sep: int | None  # ends each text of an encoder's row
-    word_starts: np.ndarray  # bool [size]: a piece begins a word
-    sentence_ends: np.ndarray  # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
-
-    @property
-    def size(self) -> int:
-        """Pieces and sentinels; the embedding has at least as many rows."""
 
     @property
     def fingerprint(self) -> str:

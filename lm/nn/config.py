@@ -7,7 +7,7 @@ silent, the configuration released with the weights.
 from dataclasses import dataclass
 from typing import Literal
 
-from lm.config import SettingError
+from lm.config import SettingError, at_least
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
@@ -42,10 +42,7 @@ class SparsityConfig:
     projections: Literal["shared", "separate"] = "shared"  # queries, keys and values of global positions (Longformer)
 
     def __post_init__(self):
-        for name, least in (("window", 0), ("dilation", 1), ("global_tokens", 0), ("block", 1), ("random_blocks", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise SettingError(f"model.sparsity.{name}={value} should be at least {least}")
+        at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
         for name in ("global_tokens", "random_blocks"):
             if self.window is None and getattr(self, name):
                 raise SettingError(f"model.sparsity.{name}={getattr(self, name)} needs model.sparsity.window")
@@ -105,14 +102,11 @@ class ModelConfig:
     remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes: nothing, all but matmuls, all
 
     def __post_init__(self):
-        for name in (
-            "vocab_size", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads",
-            "relative_buckets", "max_length",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise SettingError(f"model.{name}={getattr(self, name)} should be at least 1")
-        if self.adapter_width < 0:
-            raise SettingError(f"model.adapter_width={self.adapter_width} should be at least 0")
+        at_least(
+            self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1, d_ff=1, d_kv=1,
+            num_heads=1, num_key_value_heads=1, relative_buckets=1, max_length=1, position_offset=0,
+            type_vocab_size=0, adapter_width=0,
+        )  # fmt: skip
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         if self.num_heads % self.key_value_heads:

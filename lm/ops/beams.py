@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.config import SettingError, nearest
+from lm.config import SettingError, at_least, nearest
 
 
 class Rules(NamedTuple):
@@ -39,9 +39,7 @@ class Search:
     rules: str  # ... ("never": as long as allowed) could score higher. A name of RULES
 
     def __post_init__(self):
-        for name in ("beams", "max_length"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name}={getattr(self, name)} should be at least 1")
+        at_least(self, "", beams=1, max_length=1)
         if self.early_stopping not in (True, False, "never"):
             raise SettingError(f"early_stopping={self.early_stopping!r} should be True, False or 'never'")
         if self.rules not in RULES:

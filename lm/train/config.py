@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lm.config import SettingError
+from lm.config import SettingError, at_least
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ class OptimizerConfig:
         for name in ("learning_rate", "timescale", "decay_exponent", "factor_from"):
             if getattr(self, name) <= 0:
                 raise SettingError(f"optimizer.{name}={getattr(self, name)} should be above 0")
-        for name in ("warmup_steps", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise SettingError(f"optimizer.{name}={getattr(self, name)} should be at least 0")
+        at_least(self, "optimizer.", warmup_steps=0, weight_decay=0)
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,7 @@ class CheckpointConfig:
     failed_save: Literal["stop", "retry"] = "stop"  # retry: with the next one, after a warning; not of the last
 
     def __post_init__(self):
-        for name, least in (("every", 1), ("keep", 1), ("hours", 0)):
-            if not getattr(self, name) >= least:
-                raise SettingError(f"checkpoints.{name}={getattr(self, name)} should be at least {least}")
+        at_least(self, "checkpoints.", every=1, keep=1, hours=0)
 
 
 @dataclass(frozen=True)
@@ -81,8 +77,7 @@ class GuardConfig:
     def __post_init__(self):
         if self.spikes is not None and not self.spikes > 0:
             raise SettingError(f"guard.spikes={self.spikes} should be above 0, such as 6.0, or None")
-        if self.in_a_row < 1:
-            raise SettingError(f"guard.in_a_row={self.in_a_row} should be at least 1")
+        at_least(self, "guard.", in_a_row=1)
 
     @property
     def leaves_out(self) -> bool:

@@ -1,4 +1,4 @@
-"""Updates that are left out: of a loss or gradient that is not finite, or of a loss that jumps above those before it."""
+"""Updates that are left out: loss or gradient are not finite, or the loss jumps above those before it."""
 
 import jax
 import jax.numpy as jnp

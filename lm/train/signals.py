@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -57,13 +58,12 @@ class Signals:
 
     def until_received(self, work: Callable[[], Any]) -> Any:
         """What ``work`` gives; None if a signal came before its end. Several processes look in ``check``."""
-        try:
-            self.interruptible = True
-            return None if self.name else work()
-        except _Stop:
-            return None
-        finally:
-            self.interruptible = False
+        with suppress(_Stop):  # around all of it: one may come while the last line here runs
+            try:
+                self.interruptible = True
+                return None if self.name else work()
+            finally:
+                self.interruptible = False
 
     def _take(self, number: int, _) -> None:
         if self.name is None:

@@ -38,13 +38,6 @@ class State:
         definition, names = self.structure
         return jax.tree.unflatten(definition, [self.params[name] for name in names])
 
-    def with_model(self, model: nnx.Module) -> "State":
-        """This state with the parameters of ``model``, which has the same structure."""
-        params = sharding.named(model)
-        if params.keys() != self.params.keys():
-            raise ValueError(f"the models differ in {sorted(params.keys() ^ self.params.keys())}")
-        return replace(self, params=params)
-
 
 def create(
     make: Make, optimizer: optax.GradientTransformation, key: jax.Array, guarding: GuardConfig = EVERY_UPDATE

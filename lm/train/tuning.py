@@ -26,7 +26,7 @@ def adapters_only(updates: Updates, step: jax.Array) -> Updates:
     def trained(name):
         *modules, _ = name.split(".")
         new = has_body and not name.startswith(BODY)
-        return new or "adapter" in modules or modules[-1].endswith("norm")
+        return new or "adapter" in modules or any(name.endswith("norm") for name in modules[-1:])
 
     return {name: value if trained(name) else jnp.zeros_like(value) for name, value in updates.items()}
 
