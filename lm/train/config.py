@@ -66,7 +66,8 @@ class CheckpointConfig:
 class GuardConfig:
     """What is done about bad numbers and bad disks.
 
-    Of an update that is left out parameters and the optimiser's memory stay as they are, bit for bit.
+    Of an update that is left out parameters and the optimiser's memory stay as they are, bit for bit. Numbers are read
+    with each line of the log and before each checkpoint: until then a run that is to end goes on, and nothing is saved.
     """
 
     non_finite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is not finite ends the run, or is left out
