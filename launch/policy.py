@@ -13,6 +13,7 @@ ABSENT = "ABSENT"  # ours: there is none of this name
 REFUSALS = ("QUOTA", "PERMISSION_DENIED", "INVALID_ARGUMENT")  # asking again would be refused again
 
 POLL = 30.0  # seconds between two looks
+DELETIONS = 4  # in a row that may fail before the user has to see to it
 LASTING = 1800.0  # seconds: an attempt that went on for so long starts the count of failures anew
 
 
@@ -37,7 +38,8 @@ class State:
     ours: bool = False  # asked for or to be adopted: it has to be deleted in the end; else there is none of ours
     there: bool = False  # and it has been seen since
     ready: bool = False  # the project is installed on its workers
-    failures: int = 0  # in a row
+    failures: int = 0  # in a row, of attempts to have the slice and to run on it
+    undeleted: int = 0  # deletions in a row that failed
     code: int = 0  # how the last attempt ended
     then: str = "end"  # what follows the deletion
 
@@ -45,7 +47,7 @@ class State:
         return replace(self, action=action, after=after, why=why, **known)
 
     def give_up(self, code: int, why: str) -> "State":
-        return self.to("delete" if self.ours else "end", why=why, code=code, then="end", failures=0)
+        return self.to("delete" if self.ours else "end", why=why, code=code, then="end")
 
 
 def pause(failures: int, first: float) -> float:
@@ -105,9 +107,10 @@ def _looked(state: State, seen: Seen, restarts: int) -> State:
 
 
 def _deleted(state: State, seen: Seen) -> State:
-    if seen.code and state.failures < 3:
-        return state.to("delete", pause(state.failures + 1, 5.0), failures=state.failures + 1)
-    if seen.code:
+    state = replace(state, undeleted=state.undeleted + 1 if seen.code else 0)
+    if 0 < state.undeleted < DELETIONS:
+        return state.to("delete", pause(state.undeleted, 5.0))
+    if state.undeleted:
         return state.to("end", why="NOT DELETED, IT MAY STILL COST MONEY", code=FAILED)
     if seen.stopped and state.then == "ask":
         return state.to("end", why="interrupted", code=INTERRUPTED, ours=False)

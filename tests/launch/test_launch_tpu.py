@@ -112,6 +112,19 @@ def test_a_slice_that_was_lost_or_an_attempt_that_lasted_forgives_earlier_failur
     assert (lost.action, lost.then, lost.failures) == ("delete", "ask", 0)
 
 
+@pytest.mark.parametrize("failures", [0, 3, 9])
+def test_a_deletion_is_tried_as_often_after_any_failures_and_is_no_failure_of_the_run(failures):
+    tired = State("delete", ours=True, failures=failures, then="ask")
+    once = step(tired, Seen(code=1), 3)
+    assert (once.action, once.failures) == ("delete", failures)
+    gone = step(once, Seen(), 3)
+    assert (gone.action, gone.failures) == ("ask", failures)
+    again = State("delete", ours=True, undeleted=gone.undeleted)
+    actions = [(again := step(again, Seen(code=1), 3)).action for _ in range(4)]
+    assert actions == ["delete", "delete", "delete", "end"]
+    assert again.ours and "NOT DELETED" in again.why
+
+
 @pytest.mark.parametrize("change, message", [
     (["--accelerator=v5litpod-16"], "there is no TPU 'v5litpod'; did you mean v5litepod?"),
     (["--accelerator=v5litepod-17"], "does not offer v5litepod-17; did you mean v5litepod-16?"),
