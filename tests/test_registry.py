@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import __main__ as cli
 from experiments import classic
 from experiments.experiment import BASELINE, Experiment
 from experiments.registry import REGISTRY, baseline_of, build, find, find_one, twin
@@ -84,3 +85,11 @@ def test_an_unknown_row_table_or_scale_is_refused_with_the_nearest():
         find("t5/6-coruption-rate")
     with pytest.raises(SettingError, match="did you mean 'nano'"):
         build("t5/1-baseline/baseline", "nanno")
+
+
+@pytest.mark.parametrize("given", [["--scale", "base", "--scale", "nano"], ["--scale=mini", "--scale", "nano"]])
+def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monkeypatch):
+    name, asked = "t5/6-corruption-rate/50", []
+    monkeypatch.setattr("experiments.sweep.run_row", lambda *all: asked.append(all))
+    assert cli.dispatch(["run", name, *given]) == 0
+    assert asked[0][1:3] == ("nano", build(name, "nano"))
