@@ -115,7 +115,7 @@ def ask(folder: Path, experiment: Experiment, name: str, wanted: str) -> Asked:
     tuning, writes, there = experiment.tuning, experiment.model.has_decoder, pretrained(experiment)
     bases = list(dict.fromkeys(phase.split("/member-")[0] for phase in there))
     tuned = [name] * (name in tuning.heads) + [each for each in tuning.mixtures if name in MIXTURES[each].tasks]
-    default = next((each for each in (*tuned, "pretraining") if each in bases), bases[0])
+    default = next((each for each in (*tuned, "pretraining") if each in bases), "")
     base = chosen(folder, [*bases, *there], wanted or default)
     head = base.split("/member-")[0] if base.split("/member-")[0] in tuning.heads else None
     if head != name and (head or not writes or name not in TASKS):

@@ -19,6 +19,7 @@ from lm.nn.transformer import Batch, Transformer
 from lm.nn.tuned import BODY, DISCRIMINATOR
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
+from lm.train.manifest import manifests
 from lm.train.state import State
 from lm.train.step import Steps, build
 
@@ -89,6 +90,11 @@ def open_run(folder: Path, phases: Callable[[Experiment], Sequence[str]], name: 
 
 def chosen(folder: Path, allowed: Sequence[str], name: str) -> str:
     """The phase ``name``, by default the first; SettingError with the nearest if the run in ``folder`` lacks it."""
+    if not allowed:
+        raise SettingError(
+            f"{folder} has no model for this: by its settings neither pre-training nor fine-tuning leaves one "
+            "(pretraining.steps, finetuning.steps, tuning)"
+        )
     name = name or allowed[0]
     if name not in allowed:
         raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, allowed)}")
@@ -159,19 +165,23 @@ def prefix_of(experiment: Experiment, name: str) -> str:
 
 
 def newest_masked(runs: Path) -> Path:
-    """The folder below ``runs`` with the masked language model that was finished last."""
-    for path in sorted(runs.glob("**/settings.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+    """The folder below ``runs`` with the masked language model that was trained last."""
+    trained = {}
+    for path in sorted(runs.glob("**/settings.json")):
         try:
             experiment = load_settings(path.parent)
             name = masked(experiment)[0]
         except SettingError:
             continue
         place = phases(experiment, path.parent, home_of(path.parent, cache_of(path.parent)))[name]
-        if any((place / "checkpoints").glob("[0-9]*")):
-            return path.parent
-    raise SettingError(
-        f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one, or name another run"
-    )
+        saved = [about["saved"] for about in manifests(place / "checkpoints").values() if about is not None]
+        if saved:
+            trained[path.parent] = max(saved)
+    if not trained:
+        raise SettingError(
+            f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one, or name another run"
+        )
+    return max(trained, key=trained.get)
 
 
 def load_settings(folder: Path) -> Experiment:

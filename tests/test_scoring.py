@@ -1,4 +1,4 @@
-"""``lm tasks`` and ``lm score``, on models that know nothing and sets of two rows."""
+"""``lm tasks``, ``lm score`` and which run is asked, on models that know nothing and sets of two rows."""
 
 import json
 
@@ -12,6 +12,7 @@ from experiments.folders import home_of, phases
 from experiments.questions import questions
 from experiments.scoring import score_file, score_run
 from experiments.task_list import show_tasks
+from experiments.trained import answering, chosen, newest_masked, pretrained
 from lm import sharding
 from lm.config import SettingError, changes, to_json
 from lm.data.tasks import TASKS
@@ -37,6 +38,7 @@ SMALL = {
 }
 TEXTS = {"tuning.mixtures": ("xquad_enro",)}
 HEADS = {"tuning.mixtures": (), "tuning.heads": ("cola",), "model.architecture": "encoder"}
+NOTHING = {"pretraining.steps": 0, "finetuning.steps": 0}
 COLA = [{"sentence": "It is so.", "label": 1}, {"sentence": "Is so it.", "label": 0}]
 
 
@@ -118,6 +120,7 @@ def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unkno
         (TEXTS, ["pos"], {}, "its heads are none"),
         (HEADS, ["sst2"], {}, "its heads are cola, and an encoder writes no text"),
         (TEXTS, ["xquad_enro"], {}, "no checkpoint yet"),
+        (TEXTS | NOTHING, ["xquad_enro"], {}, "untrained has no model for this"),
     ],
 )
 def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, settings, message, runs):
@@ -151,3 +154,18 @@ def test_the_list_of_tasks_has_the_rows_of_what_is_prepared_and_the_command_for_
     assert "not prepared" in out
     with pytest.raises(SettingError, match="did you mean 'cola'"):
         show_tasks("colo", runs / "cache")
+
+
+def test_of_masked_models_the_one_trained_last_is_asked_whatever_was_started_since(runs):
+    first, *_ = run_of(runs, "masked-1", HEADS)
+    last, *_ = run_of(runs, "masked-2", HEADS | {"seed": 1})
+    (first / "settings.json").write_text((first / "settings.json").read_text())
+    assert newest_masked(runs) == last
+    with pytest.raises(SettingError, match="holds no trained masked LM yet"):
+        newest_masked(runs / "cache")
+
+
+@pytest.mark.parametrize("allowed", [pretrained, answering])
+def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, runs):
+    with pytest.raises(SettingError, match="nowhere has no model for this"):
+        chosen(runs / "nowhere", allowed(changes(Experiment(), SMALL | TEXTS | NOTHING)), "")
