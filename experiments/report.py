@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import StringIO
+from itertools import groupby
 from pathlib import Path
 
 from experiments.experiment import Table
 from experiments.findings import DRAWS, differences, orders
 from experiments.page import REFRESH, Section, details, page
 from experiments.plots import draw
-from experiments.registry import REGISTRY, baseline_of, build
+from experiments.registry import REGISTRY, TABLES, baseline_of, build
 from experiments.results import Result, Runs, curves, results, roots
 from experiments.sheets import Finished, Sheet, base_of, markdown, scoreboard
 from experiments.t5.tables import COLUMNS
@@ -53,8 +54,7 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
     The page for a browser loads itself anew every ``refresh`` seconds; 0: never.
     """
     found, left_out = collect(tables, scale, runs)
-    name = tables[0].name.replace("/", "-") if len(tables) == 1 else tables[0].name.split("/")[0]
-    folder = roots(runs)[0] / scale / "reports" / name
+    folder = roots(runs)[0] / scale / "reports" / name_of(tables)
     folder.mkdir(parents=True, exist_ok=True)
     sections, sheets, notes = [], {}, {}
     for table in begun(tables, found):
@@ -81,6 +81,22 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
     _write(path.with_suffix(".csv"), table_csv(tables, found))
     _write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
     return Report(path, sheets, notes, left_out)
+
+
+def name_of(tables: list[Table]) -> str:
+    """What a report on ``tables`` is called, every set of them otherwise: t5-1-baseline, t5-1+2+4, t5, bert+gpt."""
+    if len(tables) == 1:
+        return tables[0].name.replace("/", "-")
+    parts = []
+    for group, some in groupby((table.name for table in tables), _group):
+        asked, whole = list(some), [table.name for table in TABLES if _group(table.name) == group]
+        numbers = [] if asked == whole else [name.split("/")[1].split("-")[0] for name in asked]
+        parts.append(f"{group}-{'+'.join(numbers)}" if numbers else group)
+    return "+".join(parts)
+
+
+def _group(name: str) -> str:
+    return name.split("/")[0]
 
 
 def begun(tables: list[Table], found: Finished) -> list[Table]:

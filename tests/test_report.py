@@ -103,6 +103,22 @@ def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_
     assert "has finished of: t5/1-baseline, t5/2-architecture" in made.path.read_text()
 
 
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [
+        ("t5/*", "t5"),
+        ("t5/6-corruption-rate", "t5-6-corruption-rate"),
+        ("t5/1*", "t5-1+10+11+12+13+15"),
+        ("bert", "bert"),
+        ("*t/*", "bert+gpt+bart"),
+    ],
+)
+def test_every_set_of_tables_has_a_report_of_its_own(tmp_path, pattern, folder):
+    wanted = tables(find(pattern))
+    finish(tmp_path, wanted[0].rows[0].name, 0, 1.0)
+    assert report.write_report(wanted, "nano", tmp_path).path.parent.name == folder
+
+
 def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_path):
     folder = finish(tmp_path, NAMES[0], 0, 1.0)
     (folder / "finetuning/cloze/member-0").mkdir()
