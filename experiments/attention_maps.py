@@ -11,6 +11,7 @@ from lm.evaluate.decode import greedy
 
 ANSWER = 16  # longest answer that a decoder is watched writing [tokens]
 WIDEST = 48.0  # picture [inches]
+KINDS = (".png", ".svg", ".pdf")  # of pictures
 LABELLED = 24  # longest text whose tokens are written beside the panels [tokens]
 
 
@@ -18,6 +19,8 @@ def show_attention(folder: Path, text: str, mixture: str, out: Path) -> None:
     """Write the attention of a run's model over ``text`` to ``out``; of an encoder-decoder also over its own answer."""
     if not text.strip():
         raise SettingError("--text is empty: give a sentence to look at")
+    if out.suffix.lower() not in KINDS:
+        raise SettingError(f"--out {out} should be a picture that ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     run = open_run(folder, pretrained, mixture)
     maps, ids = attention(run, run.encode(text))
     labels = {side: [_label(run.vocabulary, token) for token in tokens] for side, tokens in ids.items()}

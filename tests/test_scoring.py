@@ -1,11 +1,13 @@
 """``lm tasks``, ``lm score`` and which run is asked, on models that know nothing and sets of two rows."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tensorflow_datasets as tfds
 from test_benchmarks import SETS, TEXT, prepare
 
+from experiments.attention_maps import show_attention
 from experiments.experiment import Experiment
 from experiments.finetuning import adapted, head_steps
 from experiments.folders import home_of, phases
@@ -169,3 +171,8 @@ def test_of_masked_models_the_one_trained_last_is_asked_whatever_was_started_sin
 def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, runs):
     with pytest.raises(SettingError, match="nowhere has no model for this"):
         chosen(runs / "nowhere", allowed(changes(Experiment(), SMALL | TEXTS | NOTHING)), "")
+
+
+def test_a_kind_of_picture_that_cannot_be_drawn_is_refused_before_the_run_is_looked_at(tmp_path):
+    with pytest.raises(SettingError, match=r"--out x\.foo should be a picture that ends in \.png, \.svg or \.pdf"):
+        show_attention(tmp_path / "nowhere", "a text", "", Path("x.foo"))
