@@ -22,8 +22,8 @@ usage: lm COMMAND [OPTIONS]        lm COMMAND --help tells more
 
 {commands}
 
-A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (about a minute a row on two
-CPU cores), mini (about ten minutes), base (the paper's setup). Start with:
+A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (about a minute a row on one
+CPU core), mini (four to six), mini-real (mini, tuned on real benchmarks), base (the paper's setup). Start with:
 
   lm list 't5/*'                              what there is
   lm diff t5/6-corruption-rate/50             what a row changes

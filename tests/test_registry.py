@@ -93,3 +93,9 @@ def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monke
     monkeypatch.setattr("experiments.sweep.run_row", lambda *all: asked.append(all))
     assert cli.dispatch(["run", name, *given]) == 0
     assert asked[0][1:3] == ("nano", build(name, "nano"))
+
+
+def test_the_help_names_every_scale(capsys):
+    assert cli.dispatch([]) == 0
+    told = capsys.readouterr().out
+    assert all(f" {scale} (" in told for scale in SCALES)
