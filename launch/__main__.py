@@ -38,10 +38,11 @@ def _count(text: str) -> int:
 
 def _command(commands, act: Callable, runs: str | None, name: str, text: str) -> Callable:
     """A command's ``add_argument``; one with ``runs`` starts rows."""
-    made = commands.add_parser(name, help=text, description=text, epilog="What stands after -- is handed to lm run.")
+    made = commands.add_parser(name, help=text, description=text)
     made.set_defaults(act=act)
     made.add_argument("--dry-run", action="store_true", help="print every command and run none")
     if runs is not None:
+        made.epilog = "What stands after -- is handed to lm run."
         made.add_argument("names", nargs="+", metavar="NAME", help="a row of the study, or a pattern such as 't5/6-*'")
         made.add_argument("--scale", default="base", help="size of the study: nano, mini, mini-real or base")
         made.add_argument("--runs", default=runs, help="folder of the runs, which all processes see")

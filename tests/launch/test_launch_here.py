@@ -141,3 +141,10 @@ def test_the_scripts_for_other_launchers_parse():
     assert task["job_recovery"]["recover_on_exit_codes"] == [policy.AGAIN]
     accelerator, runtime, _ = resolve(task["accelerators"].removeprefix("tpu-"))
     assert (accelerator, task["accelerator_args"]["runtime_version"]) == ("v5litepod-16", runtime)
+
+
+@pytest.mark.parametrize("command", ["tpu", "slurm", "local", "list", "delete"])
+def test_only_commands_that_start_rows_speak_of_what_is_handed_to_lm_run(command, capsys):
+    with pytest.raises(SystemExit):
+        dispatch([command, "--help"])
+    assert ("handed to lm run" in capsys.readouterr().out) == (command in ("tpu", "slurm", "local"))
