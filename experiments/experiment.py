@@ -1,6 +1,6 @@
 """An experiment is one value; a row of a table is the handful of settings in which it differs from a baseline.
 
-Only the standard library and our settings are imported here, so that listing and comparing rows starts at once.
+Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
 
 from collections.abc import Callable, Mapping
