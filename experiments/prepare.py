@@ -1,6 +1,6 @@
 """Settings -> data: the corpus as tokens, the vocabulary, the tasks; made once, kept in the cache, shared by all runs.
 
-Everything that can be wrong with settings, data and devices is found here, before anything compiles.
+What is missing or does not fit together is named; checks.py asks for that before anything compiles.
 """
 
 import hashlib
