@@ -5,11 +5,13 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
+from textwrap import indent
 
 from experiments import processes
-from experiments.cli import COMMANDS, clean, convert, plan, run
+from experiments.cli import COMMANDS, HELP, RAW
 from experiments.exit_codes import EXIT_CODES
 from experiments.restart import supervise
 from lm.config import SettingError, nearest
@@ -34,9 +36,8 @@ Exit codes: {codes}."""
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()]
     codes = ", ".join(f"{code} {meaning}" for meaning, code in EXIT_CODES.items())
-    return _HELP.format(commands="\n".join(lines), codes=codes)
+    return _HELP.format(commands=indent(HELP, "  "), codes=codes)
 
 
 def main() -> None:
@@ -101,7 +102,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     try:
         if name not in COMMANDS:
             raise SettingError(f"there is no command {name!r}{nearest(name, COMMANDS)}")
-        _call(COMMANDS[name], name, rest)
+        _call(name, rest)
     except SettingError as error:
         return _bad(error)
     except KeyboardInterrupt:
@@ -110,8 +111,10 @@ def dispatch(arguments: Sequence[str]) -> int:
     return EXIT_CODES["done"]
 
 
-def _call(command: Callable, name: str, arguments: Sequence[str]) -> None:
-    if command in (run, convert, clean, plan):  # which read their arguments themselves
+def _call(name: str, arguments: Sequence[str]) -> None:
+    module, _, function = COMMANDS[name].partition(":")
+    command = getattr(import_module(f"experiments.{module}"), function)
+    if name in RAW:
         command(arguments)
     else:
         import tyro  # takes a third of a second, which `lm --help` need not wait for

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
+from experiments.cli import RUNS
 from experiments.progress import Reporter, reporting
 from lm.config import SettingError, diff, from_json, to_json
 from lm.data import cleaning, crawl
@@ -38,7 +39,7 @@ def clean(
     rules: cleaning.Rules = RULES,
     validation: float = HELD_OUT,
     workers: int = 0,
-    runs: Path = Path("runs"),
+    runs: Path = RUNS,
 ) -> None:
     """Make a corpus of text files, JSON lines or WET files by the rules that made C4.
 

@@ -1,15 +1,17 @@
 """What the commands of ``lm`` print that only need settings and finished runs."""
 
 import shutil
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from experiments.cli import RUNS
 from experiments.experiment import Experiment
 from experiments.registry import baseline_of, build, find, find_one, tables
-from experiments.results import Runs, results
+from experiments.results import results
 from experiments.sheets import Sheet
 from lm.config import comments, diff, leaves
 
@@ -17,9 +19,19 @@ from lm.config import comments, diff, leaves
 CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
 
 
-def show_rows(pattern: str, scale: str, runs: Runs) -> None:
-    """Print one line a row: its name, label, changes, finished seeds."""
+def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, names: bool = False) -> None:
+    """List the rows of the study, what each changes, and how many seeds of it have finished.
+
+    Args:
+        pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
+        scale: size of the study: nano, mini, mini-real or base.
+        runs: folder that holds the runs.
+        names: print the names alone, one a line.
+    """
     rows = find(pattern)
+    if names:
+        print("\n".join(row.name for row in rows))
+        return
     for table in tables(rows):
         title = f"{table.name}: {table.title}"
         listed = Grid("row", "in the paper", "changes", "finished", title=title, title_justify="left")
@@ -32,8 +44,13 @@ def show_rows(pattern: str, scale: str, runs: Runs) -> None:
         CONSOLE.print(listed)
 
 
-def show_settings(name: str, scale: str) -> None:
-    """Print every setting of a row with its value and what it means."""
+def show_settings(name: str, /, scale: str = "nano") -> None:
+    """Show every setting of a row, with its meaning and unit.
+
+    Args:
+        name: row of the registry, such as t5/6-corruption-rate/15.
+        scale: size of the study: nano, mini, mini-real or base.
+    """
     meaning = comments(Experiment)
     grid = Grid("setting", "value", "meaning [unit]", title=f"{name} at scale {scale}", title_justify="left")
     for path, value in leaves(build(name, scale)):
@@ -41,8 +58,14 @@ def show_settings(name: str, scale: str) -> None:
     CONSOLE.print(grid)
 
 
-def show_diff(name: str, other: str, scale: str) -> None:
-    """Print the settings in which row ``name`` differs from row ``other``, or from its baseline."""
+def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
+    """Show the settings in which a row differs from another.
+
+    Args:
+        name: row of the registry.
+        other: row to compare with; by default the paper's baseline, or the first row of another table.
+        scale: size of the study: nano, mini, mini-real or base.
+    """
     other = other or baseline_of(find_one(name).name)
     changed = diff(build(other, scale), build(name, scale))
     if not changed:
@@ -51,8 +74,17 @@ def show_diff(name: str, other: str, scale: str) -> None:
         CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
 
 
-def show_report(pattern: str, scale: str, runs: Runs, watch: bool = False) -> None:
-    """Write the report of the tables that ``pattern`` names, and print them; with ``watch`` again and again."""
+def show_report(
+    pattern: str = "t5/*", /, scale: str = "nano", runs: tuple[str, ...] = (str(RUNS),), watch: bool = False
+) -> None:
+    """Write the tables of all finished runs beside the paper's: Markdown, a page for the browser, CSV and pictures.
+
+    Args:
+        pattern: shell-style pattern over rows and tables.
+        scale: size of the study: nano, mini, mini-real or base.
+        runs: one or more folders that hold runs, gs:// included; the report goes into the first.
+        watch: write it again whenever a run goes on, until interrupted.
+    """
     from experiments import report  # whose pictures and page need more than listing rows does
 
     wanted = tables(find(pattern))

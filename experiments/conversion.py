@@ -3,13 +3,14 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from experiments.experiment import Experiment
+from experiments.folders import load_settings
 from lm.config import SettingError, changes, to_json
 from lm.data.tokenizers import FILES, SETTINGS, Tokenizer, find_tokenizer
 from lm.data.vocabulary import SentencePiece, Vocabulary
@@ -19,8 +20,21 @@ CONSOLE = Console(soft_wrap=True)
 TOKENIZER = "tokenizer"  # the folder in a run that keeps the tokenizer of an imported model
 
 
-def import_checkpoint(folder: Path, run: Path) -> None:
-    """Make ``run`` of a folder with config.json, safetensors and tokenizer: its settings and a checkpoint of step 0."""
+def convert(arguments: Sequence[str]) -> None:
+    """Import a published checkpoint as a run, or export a run's model in the published format."""
+    import tyro
+
+    both = {"import": import_checkpoint, "export": export_checkpoint}
+    tyro.extras.subcommand_cli_from_dict(both, prog="lm convert", args=arguments)
+
+
+def import_checkpoint(folder: Path, run: Path, /) -> None:
+    """Make a run of a published checkpoint.
+
+    Args:
+        folder: holds config.json, safetensors and the tokenizer.
+        run: folder of the run to make.
+    """
     from experiments.trained import prefix_of
     from lm import convert, sharding
     from lm.train.checkpoints import Checkpoints
@@ -49,7 +63,7 @@ def import_checkpoint(folder: Path, run: Path) -> None:
         os.replace(draft, run)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    _count(config, folder, run)
+    CONSOLE.print(f"{run} has the model of {folder}", highlight=False)
     if not files:
         CONSOLE.print(f"{folder} has no tokenizer; put its files into {run / TOKENIZER}", highlight=False)
 
@@ -60,9 +74,15 @@ def imported(config: ModelConfig, run: Path) -> Experiment:
     return replace(changes(Experiment(), new), model=config)
 
 
-def export_checkpoint(run: Path, folder: Path, mixture: str) -> None:
-    """Write the model of a run, after pre-training or one fine-tuning, and its tokenizer as a new folder."""
-    from experiments.trained import chosen, load_settings, pretrained, restored, vocabulary_of
+def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
+    """Write a run's model as a checkpoint that other programs read.
+
+    Args:
+        run: folder of a run.
+        folder: where config.json and safetensors go.
+        mixture: which fine-tuned model; by default the pre-trained one.
+    """
+    from experiments.trained import chosen, pretrained, restored, vocabulary_of
     from lm import convert
 
     experiment = load_settings(run)
@@ -71,7 +91,7 @@ def export_checkpoint(run: Path, folder: Path, mixture: str) -> None:
     bare = own.is_dir() and not any(own.iterdir())  # imported without a tokenizer
     files = {} if bare else tokenizer_files(vocabulary_of(run, experiment))
     convert.save(model, folder, beside=files)
-    _count(model.config, run, folder)
+    CONSOLE.print(f"{folder} has the model of {run}", highlight=False)
 
 
 def tokenizer_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
@@ -83,10 +103,3 @@ def tokenizer_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
         return {}
     settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": vocabulary.num_sentinels}
     return {"spiece.model": Path(vocabulary.path).read_bytes(), SETTINGS: json.dumps(settings, indent=1).encode()}
-
-
-def _count(config: ModelConfig, source: Path, target: Path) -> None:
-    from lm import convert
-
-    count = len(convert.tensor_names(config))
-    CONSOLE.print(f"{count} of {count} tensors from {source} to {target}", highlight=False)

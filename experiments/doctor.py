@@ -8,13 +8,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments.cli import RUNS
 from lm.data.rows import prepared, tfds_folders
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "sentencepiece")
 
 
-def examine(runs: Path) -> None:
-    """Print devices, versions, prepared data sets, and the room on the disk that holds ``runs``."""
+def examine(runs: Path = RUNS) -> None:
+    """Show devices, versions, data found and free disk space.
+
+    Args:
+        runs: folder that holds the runs.
+    """
     import jax
 
     console = Console(soft_wrap=True)

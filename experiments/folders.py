@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.experiment import BASELINE, Experiment
-from lm.config import SettingError, diff
+from lm.config import SettingError, diff, from_json, nearest
 
 
 def check_runs(runs: Path) -> None:
@@ -16,6 +16,18 @@ def check_runs(runs: Path) -> None:
             f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does on TPUs "
             "(gcsfuse --implicit-dirs --rename-dir-limit=1000000 BUCKET FOLDER)"
         )
+
+
+def load_settings(folder: Path) -> Experiment:
+    """The settings of the run in ``folder``."""
+    path = folder / "settings.json"
+    if not path.exists():
+        found = sorted(str(p.parent) for p in Path().glob("runs/**/settings.json"))
+        raise SettingError(f"{folder} is no run: it has no settings.json{nearest(str(folder), found)}")
+    try:
+        return from_json(Experiment, path.read_bytes())
+    except (SettingError, OSError) as error:
+        raise SettingError(f"{path} cannot be read: {error}") from error
 
 
 def cache_of(folder: Path) -> Path:

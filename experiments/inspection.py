@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from experiments.cli import RUNS
 from experiments.prepare import Encoded, prepare, pretraining_batches, tuning_lengths
 from experiments.registry import build
 from lm.config import SettingError
@@ -25,8 +26,15 @@ CONSOLE = Console(soft_wrap=True)
 Part = tuple[str, str, str]  # of an example: what it is, how long, and its text
 
 
-def show_examples(name: str, scale: str, count: int, runs: Path) -> None:
-    """Print ``count`` rows of pre-training, and of each task, with their lengths."""
+def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
+    """Print pre-training and fine-tuning examples of a row, decoded: inputs and targets as the model sees them.
+
+    Args:
+        name: row of the registry.
+        scale: size of the study: nano, mini, mini-real or base.
+        count: examples of each kind.
+        runs: folder that holds the prepared data and vocabulary.
+    """
     experiment = build(name, scale)
     prepared = prepare(experiment, runs / "cache", CONSOLE.print)
     batches = pretraining_batches(experiment, prepared, "train")
@@ -98,12 +106,12 @@ def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:
 class Writing:
     """How answers are written: the likeliest token each time, by drawing, or with beams."""
 
-    beams: int = 1  # sequences searched side by side; 1: none but the likeliest
-    length_penalty: float = 0.6  # of a search: 0 compares log-probabilities, more favours long answers
-    temperature: float = 0.0  # of drawing: logits are divided by it; 0: nothing is drawn
-    top_k: int = 0  # likeliest tokens to draw from; 0: all [tokens]
-    top_p: float = 1.0  # share of the probability to draw from
-    seed: int = 0  # of drawing
+    beams: int  # sequences searched side by side; 1: none but the likeliest
+    length_penalty: float  # of a search: 0 compares log-probabilities, more favours long answers
+    temperature: float  # of drawing: logits are divided by it; 0: nothing is drawn
+    top_k: int  # likeliest tokens to draw from; 0: all [tokens]
+    top_p: float  # share of the probability to draw from
+    seed: int  # of drawing
 
     def __post_init__(self):
         if self.beams < 1:
@@ -114,24 +122,46 @@ class Writing:
             raise SettingError("--top-k and --top-p need a --temperature above 0, such as 1.0")
 
 
-GREEDY = Writing()
+def generate(
+    run: Path,
+    /,
+    prompt: tuple[str, ...],
+    mixture: str = "",
+    max_length: int = 64,
+    beams: int = 1,
+    length_penalty: float = 0.6,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> None:
+    """Show what a run's model writes after prompts: the likeliest words, drawn ones, or the best of a beam search.
 
-
-def answer(folder: Path, prompts: Sequence[str], mixture_name: str, max_length: int, writing: Writing = GREEDY) -> None:
-    """Print what the model of a run writes after each prompt, and how fast."""
+    Args:
+        run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.
+        prompt: one or more texts to answer or to go on from.
+        mixture: which fine-tuned model answers; the first by default, 'pretraining' for the pre-trained model.
+        max_length: longest answer [tokens].
+        beams: answers searched side by side; 1 takes the likeliest token each time.
+        length_penalty: of beam search; 0 compares log-probabilities, more favours long answers.
+        temperature: of drawing; below 1 likely tokens get likelier, 0 draws nothing.
+        top_k: draw from this many of the likeliest tokens; 0 draws from all.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: of drawing.
+    """
     from experiments.trained import answering, open_run
 
     if max_length < 1:
         raise SettingError(f"--max-length {max_length} should be at least 1")
-    write = _writer(writing, max_length)
-    run = open_run(folder, answering, mixture_name)
-    batch = run.batch([run.encode(prompt) for prompt in prompts], max_length)
-    write(run.model, batch)  # compiles
+    write = _writer(Writing(beams, length_penalty, temperature, top_k, top_p, seed), max_length)
+    opened = open_run(run, answering, mixture)
+    batch = opened.batch([opened.encode(text) for text in prompt], max_length)
+    write(opened.model, batch)  # compiles
     start = time.perf_counter()
-    tokens = write(run.model, batch)[: len(prompts)]
-    seconds, count = time.perf_counter() - start, written(tokens, run.experiment.model.special.eos)
-    for prompt, ids in zip(prompts, tokens, strict=True):
-        CONSOLE.print(f"[cyan]{escape(prompt)}[/]\n  {escape(run.vocabulary.decode(ids))}", highlight=False)
+    tokens = write(opened.model, batch)[: len(prompt)]
+    seconds, count = time.perf_counter() - start, written(tokens, opened.experiment.model.special.eos)
+    for text, ids in zip(prompt, tokens, strict=True):
+        CONSOLE.print(f"[cyan]{escape(text)}[/]\n  {escape(opened.vocabulary.decode(ids))}", highlight=False)
     CONSOLE.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s", highlight=False)
 
 
@@ -160,8 +190,16 @@ def _writer(writing: Writing, max_length: int) -> Callable:
     )
 
 
-def fill_in(text: str, folder: Path | None, runs: Path, top: int, iterations: int) -> None:
-    """Print the likeliest tokens at each mask of ``text``, or the text filled over several passes."""
+def fill_in(text: str, /, run: Path | None = None, top: int = 5, iterations: int = 0, runs: Path = RUNS) -> None:
+    """Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
+
+    Args:
+        text: a text with one or more [MASK].
+        run: folder of a run; by default the masked language model that was trained last.
+        top: candidates shown for each mask.
+        iterations: fill the whole text in this many passes, each of which thinks the least sure places over.
+        runs: folder that holds the runs.
+    """
     from experiments.trained import MASK, masked, newest_masked, open_run
     from lm.evaluate.fill import fill, mask_predict
 
@@ -170,20 +208,23 @@ def fill_in(text: str, folder: Path | None, runs: Path, top: int, iterations: in
     for name, value, least in (("--top", top, 1), ("--iterations", iterations, 0)):
         if value < least:
             raise SettingError(f"{name} {value} should be at least {least}")
-    folder = newest_masked(runs) if folder is None else folder
-    run = open_run(folder, masked, "")
-    vocabulary = run.vocabulary
+    folder = newest_masked(runs) if run is None else run
+    opened = open_run(folder, masked, "")
+    vocabulary = opened.vocabulary
     if vocabulary.mask is None:
         raise SettingError(f"the vocabulary of {folder} has no mask")
-    ids = run.encode(text)
-    batch = run.batch([ids])
+    ids = opened.encode(text)
+    batch = opened.batch([ids])
     CONSOLE.print(f"[dim]{folder}[/]", highlight=False)
     if iterations:
-        filled = np.asarray(mask_predict(run.model, batch, iterations=iterations, mask=vocabulary.mask))[0, : len(ids)]
+        filled = np.asarray(mask_predict(opened.model, batch, iterations=iterations, mask=vocabulary.mask))[
+            0, : len(ids)
+        ]
         special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
         CONSOLE.print(escape(vocabulary.decode([token for token in filled if token not in special])), highlight=False)
         return
-    for place, (tokens, shares) in enumerate(zip(*fill(run.model, batch, mask=vocabulary.mask, k=top), strict=True), 1):
+    candidates = fill(opened.model, batch, mask=vocabulary.mask, k=top)
+    for place, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
         found = "  ".join(
             f"{escape(vocabulary.decode([t]) or str(t))} {s:.1%}" for t, s in zip(tokens, shares, strict=True)
         )

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.cli import RUNS
 from lm.config import SettingError
-
-RUNS = Path("runs")
 
 
 def run(arguments: Sequence[str]) -> None:

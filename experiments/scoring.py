@@ -14,9 +14,9 @@ from rich.table import Table as Grid
 from experiments.commands import CONSOLE
 from experiments.experiment import Experiment
 from experiments.finetuning import head_steps
-from experiments.folders import cache_of
+from experiments.folders import cache_of, load_settings
 from experiments.questions import first, questions
-from experiments.trained import Trained, chosen, load_settings, open_run, pretrained, restored, vocabulary_of
+from experiments.trained import Trained, chosen, open_run, pretrained, restored, vocabulary_of
 from lm import sharding
 from lm.config import SettingError, nearest, parse_json
 from lm.data.mixtures import MIXTURES

@@ -2,29 +2,49 @@
 
 import sys
 import traceback
+from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+from experiments.cli import RUNS
 from experiments.commands import show_report
 from experiments.exit_codes import EXIT_CODES
 from experiments.experiment import Experiment
 from experiments.folders import check_runs, phases
-from experiments.origin import FREE
+from experiments.origin import FREE, allowed
 from experiments.processes import agreed, keep_compiled
 from experiments.progress import Reporter, Stopwatch, duration, reporting
 from experiments.registry import baseline_of, build, find, twin
 from experiments.results import check_settings, read_result, run_folder
 from lm.config import SettingError, diff
 
+Run = tuple[str, Experiment, Path]  # a row's name, its settings with a seed, and where the run lies
+
 
 def sweep(
-    pattern: str, scale: str, seeds: int, runs: Path, together: bool = False, allow: frozenset[str] = frozenset()
+    pattern: str,
+    /,
+    scale: str = "nano",
+    seeds: int = 1,
+    runs: Path = RUNS,
+    together: bool = False,
+    allow: str = "",
+    restart: int = 0,
 ) -> None:
-    """Train what is missing of ``seeds`` runs of every row, then write and print the report.
+    """Train and evaluate every row that matches and has not finished, then write the report.
 
-    With ``together`` the seeds of a row are pre-trained at once. A row that fails is named and left, the others go on;
-    the exit code is then that of the first failure. ``allow``: which of origin.ORIGINS may have changed.
+    Killed or interrupted, it goes on where it stopped when started again.
+
+    Args:
+        pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
+        scale: size of the study: nano, mini, mini-real or base.
+        seeds: runs of each row, with seeds 0, 1, ...
+        runs: folder that holds the runs.
+        together: pre-train the seeds of a row at once on one device: for small models on an accelerator; not on a CPU.
+        allow: go on although these changed since a run was begun: settings,vocabulary,data,code,packages.
+        restart: start the command again, so many times at most, when it crashes or ends with exit code 42; after bad
+            settings, a loss that is not finite, or a signal to this command it is not.
     """
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
@@ -37,6 +57,21 @@ def sweep(
         for seed in range(seeds)
         for name in names
     ]
+    failed = train(wanted, runs, together, allowed(allow))
+    try:
+        show_report(pattern, scale, (str(runs),))
+    except SettingError:
+        if not failed:
+            raise
+    if failed:
+        sys.exit(failed)
+
+
+def train(wanted: Sequence[Run], runs: Path, together: bool, allow: frozenset[str]) -> int:
+    """Train those of ``wanted`` that have not finished; with ``together`` the seeds of a row are pre-trained at once.
+
+    One that fails is named and left, the others go on; the exit code is that of the first failure.
+    """
     todo = [(name, experiment, folder) for name, experiment, folder in wanted if not is_done(experiment, folder)]
     failed = 0
     if todo:
@@ -48,13 +83,7 @@ def sweep(
             for name, experiment, folder in todo:
                 code = one(name, experiment, folder, runs, reporter, allow)
                 failed = failed or code
-    try:
-        show_report(pattern, scale, runs)
-    except SettingError:
-        if not failed:
-            raise
-    if failed:
-        sys.exit(failed)
+    return failed
 
 
 def pretrain_seeds(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.table import Table as Grid
 
+from experiments.cli import RUNS
 from experiments.commands import CONSOLE
 from lm.config import SettingError, nearest
 from lm.data import rows
@@ -13,8 +14,14 @@ from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 
 
-def show_tasks(pattern: str, cache: Path) -> None:
-    """Print one line a task: how it is answered, where it counts, how it is scored, and its rows if they are here."""
+def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
+    """List the tasks: how each is answered and scored, and the rows of what is prepared here.
+
+    Args:
+        pattern: shell-style pattern over the names of tasks, such as 'multi30k*'.
+        runs: folder that holds the runs and their data.
+    """
+    cache = runs / "cache"
     found = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]
     if not found:
         raise SettingError(f"no task matches {pattern!r}{nearest(pattern, {*TASKS, *LABELLED})}")

@@ -9,10 +9,10 @@ import numpy as np
 from experiments.conversion import TOKENIZER
 from experiments.experiment import Experiment
 from experiments.finetuning import adapted
-from experiments.folders import cache_of, home_of, phases
+from experiments.folders import cache_of, home_of, load_settings, phases
 from experiments.prepare import find_vocabulary
 from lm import sharding
-from lm.config import SettingError, change, from_json, nearest
+from lm.config import SettingError, change, nearest
 from lm.data.tokenizers import Fast
 from lm.data.vocabulary import Vocabulary
 from lm.nn.transformer import Batch, Transformer
@@ -182,15 +182,3 @@ def newest_masked(runs: Path) -> Path:
             f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one, or name another run"
         )
     return max(trained, key=trained.get)
-
-
-def load_settings(folder: Path) -> Experiment:
-    """The settings of the run in ``folder``."""
-    path = folder / "settings.json"
-    if not path.exists():
-        found = sorted(str(p.parent) for p in Path().glob("runs/**/settings.json"))
-        raise SettingError(f"{folder} is no run: it has no settings.json{nearest(str(folder), found)}")
-    try:
-        return from_json(Experiment, path.read_bytes())
-    except (SettingError, OSError) as error:
-        raise SettingError(f"{path} cannot be read: {error}") from error

@@ -1,14 +1,29 @@
 """``lm verify``: which checkpoints of runs are good, and what is wrong with the others. It needs no jax."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.experiment import Experiment
-from experiments.folders import cache_of, home_of, phases
-from lm.config import SettingError, from_json
+from experiments.exit_codes import EXIT_CODES
+from experiments.folders import cache_of, home_of, load_settings, phases
+from lm.config import SettingError
 from lm.train import manifest
+
+
+def verify_runs(run: tuple[Path, ...], /) -> None:
+    """Check every file of the checkpoints of runs against the checksums that were saved with them.
+
+    The exit code is 1 if one is bad.
+
+    Args:
+        run: folders of runs, of phases, or of many runs, such as runs.
+    """
+    if not run:
+        raise SettingError("lm verify takes one or more folders, such as runs")
+    if verify(run):
+        sys.exit(EXIT_CODES["failed"])
 
 
 def verify(folders: Sequence[Path]) -> int:
@@ -43,11 +58,6 @@ def _places(folder: Path) -> Iterator[Path]:
         if "checkpoints" in names:
             names.remove("checkpoints")
             yield Path(up, "checkpoints")
-    settings = folder / "settings.json"
-    if settings.exists():
-        try:
-            experiment = from_json(Experiment, settings.read_text())
-        except (OSError, ValueError) as error:
-            raise SettingError(f"{settings} cannot be read ({error}), so that its pre-training is unknown") from error
-        for phase in phases(experiment, folder, home_of(folder, cache_of(folder))).values():
+    if (folder / "settings.json").exists():
+        for phase in phases(load_settings(folder), folder, home_of(folder, cache_of(folder))).values():
             yield phase / "checkpoints"

@@ -13,7 +13,7 @@ from experiments import __main__ as cli
 from experiments import registry
 from experiments.finetuning import best_of, head_steps
 from experiments.folders import home_of, phases
-from experiments.inspection import Writing, answer, show_examples, written
+from experiments.inspection import generate, show_examples, written
 from experiments.phase import Session
 from experiments.progress import reporting
 from experiments.registry import REGISTRY, build
@@ -53,7 +53,6 @@ TINY = SCALES["nano"] | {
     "tuning.inputs_length": 24,
     "tuning.evaluation_examples": 10,
 }
-GREEDY = Writing(beams=1, length_penalty=0.0, temperature=0.0, top_k=0, top_p=1.0, seed=0)
 BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
 BERT, NO_NSP, ELECTRA, GPT = (
     REGISTRY[name].changes for name in ("bert/base", "bert/no-nsp", "electra/base", "gpt/base")
@@ -211,13 +210,13 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
 
 
 def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
-    answer(folder_of(swept, RATE), ["cloze question: a context: b", "summarize: a b c."], "", 8, GREEDY)
+    generate(folder_of(swept, RATE), ("cloze question: a context: b", "summarize: a b c."), max_length=8)
     assert capsys.readouterr().out.count("\n") >= 4
     assert written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
     with pytest.raises(SettingError, match="is no run"):
-        answer(swept / "nowhere", ["a"], "", 8, GREEDY)
+        generate(swept / "nowhere", ("a",))
     with pytest.raises(SettingError, match="--mixture 'summaris' .*did you mean 'summarise'"):
-        answer(folder_of(swept, RATE), ["a"], "summaris", 8, GREEDY)
+        generate(folder_of(swept, RATE), ("a",), "summaris")
 
 
 @pytest.mark.parametrize(

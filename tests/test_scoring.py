@@ -149,13 +149,13 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
 
 
 def test_the_list_of_tasks_has_the_rows_of_what_is_prepared_and_the_command_for_the_rest(runs, capsys):
-    show_tasks("co*", runs / "cache")
+    show_tasks("co*", runs)
     out = capsys.readouterr().out
     assert [line.split("│")[6].strip() for line in out.splitlines() if "glue/cola" in line] == ["2", "2"]
     assert out.count("tfds build NAME") == 1
     assert "not prepared" in out
     with pytest.raises(SettingError, match="did you mean 'cola'"):
-        show_tasks("colo", runs / "cache")
+        show_tasks("colo", runs)
 
 
 def test_of_masked_models_the_one_trained_last_is_asked_whatever_was_started_since(runs):

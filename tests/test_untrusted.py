@@ -19,8 +19,8 @@ from test_layout import FILES
 from test_tokenizers import TEXTS, byte_pairs
 
 from experiments.experiment import BASELINE, Experiment
+from experiments.folders import load_settings
 from experiments.scoring import score_file
-from experiments.trained import load_settings
 from lm.config import SettingError, from_json, leaves, to_json
 from lm.convert import load
 from lm.convert.settings import SETTINGS
