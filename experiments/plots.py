@@ -65,7 +65,7 @@ def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, 
     values_of = {column: (lambda run, c=column: run.columns.get(c)) for column in columns_of(table, found)}
     if any(run.task_loss is not None for row in rows for run in found[row.name]):
         values_of = {LOSS: lambda run: run.task_loss} | values_of
-    sides = {"ours": lambda row, c: [v for v in map(values_of[c], found[row.name]) if v is not None]}
+    sides = {"ours": lambda row, c: map(values_of[c], found[row.name])}
     if base_of(table).paper:
         sides[PAPER] = lambda row, c: [row.paper[c]] if c in row.paper else [mean(row.paper.values())]
     columns, shape = list(values_of), (len(sides), len(values_of))
@@ -74,7 +74,7 @@ def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, 
     )
     for (who, values), line, color in zip(sides.items(), grid, ("tab:blue", "tab:orange"), strict=False):
         for column, panel in zip(columns, line, strict=True):
-            scores = [(row, Score.of(values(row, column))) for row in rows if values(row, column)]
+            scores = [(row, score) for row in rows if (score := Score.of(values(row, column)))]
             _scores(panel, scores, at or {row.name: place for place, row in enumerate(rows)}, color, "-" if at else "")
             panel.set_title(AVERAGE if (who, column) == (PAPER, LOSS) else column)
         line[0].set_ylabel(who, fontweight="bold")

@@ -69,9 +69,10 @@ class Score:
     std: float | None
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Score":
-        values = list(values)
-        return cls(mean(values), stdev(values) if len(values) > 1 else None)
+    def of(cls, values: Iterable[float | None]) -> "Score | None":
+        """Those of the known values; None if there is none."""
+        known = [value for value in values if value is not None]
+        return cls(mean(known), stdev(known) if len(known) > 1 else None) if known else None
 
 
 def roots(runs: Runs) -> list[epath.Path]:
@@ -183,22 +184,10 @@ def curves(found: list[Result]) -> Curves:
 def scores(found: list[Result]) -> dict[str, Score]:
     """Column -> mean and deviation over the seeds."""
     columns = dict.fromkeys(column for result in found for column in result.columns)
-    return {c: Score.of(result.columns[c] for result in found if c in result.columns) for c in columns}
+    return {c: Score.of(result.columns.get(c) for result in found) for c in columns}
 
 
 def lengths(found: list[Result]) -> dict[int, Score]:
     """How many times as long as in training -> perplexity of held-out text in such rows, over the seeds."""
     times = found[0].length_losses if found else {}
     return {int(n): Score.of(exp(result.length_losses[n]) for result in found) for n in times}
-
-
-def task_losses(found: list[Result]) -> Score | None:
-    """Mean and deviation over the seeds of the loss of the tasks' targets."""
-    values = [result.task_loss for result in found if result.task_loss is not None]
-    return Score.of(values) if values else None
-
-
-def losses(found: list[Result]) -> Score | None:
-    """Mean and deviation over the seeds of the held-out loss after pre-training."""
-    values = [result.held_out_loss for result in found if result.held_out_loss is not None]
-    return Score.of(values) if values else None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.experiment import Row, Table
 from experiments.registry import REGISTRY, baseline_of, twin
-from experiments.results import Result, Score, lengths, losses, scores, task_losses
+from experiments.results import Result, Score, lengths, scores
 from experiments.t5.tables import BASELINE_STD, COLUMNS
 
 Finished = Mapping[str, list[Result]]  # row -> its seeds
@@ -94,13 +94,14 @@ def scoreboard(table: Table, found: Finished) -> Sheet:
     perplexity = [lengths(each) for each in runs]
     for n in dict.fromkeys(n for at in perplexity for n in at):
         sheet[f"perplexity at {n} ×"] = [_cell(2, at.get(n)) for at in perplexity]
-    if any(map(task_losses, runs)):
-        lost = [Score(-each.mean, each.std) if each else None for each in map(task_losses, (*runs, found[base.name]))]
+    losses = [Score.of(run.task_loss for run in each) for each in (*runs, found[base.name])]
+    if any(losses[:-1]):
+        lost = [Score(-each.mean, each.std) if each else None for each in losses]
         std = pooled(table, found, lambda run: run.task_loss)
         sheet["loss on tasks"] = _compared(lost[:-1], lost[-1], std, lambda s: _text(3, Score(-s.mean, s.std)))
-    minutes = [Score.of(run.seconds / 60 for run in each) if each else None for each in runs]
+    minutes = [Score.of(run.seconds / 60 for run in each) for each in runs]
     return sheet | {
-        "held-out loss": [_cell(3, losses(each)) for each in runs],
+        "held-out loss": [_cell(3, Score.of(run.held_out_loss for run in each)) for each in runs],
         "seeds": [Cell(str(len(each))) for each in runs],
         "minutes": [Cell(f"{time.mean:.1f}") if time else Cell() for time in minutes],
     }
