@@ -6,6 +6,9 @@ from itertools import cycle, zip_longest
 from pathlib import Path
 from statistics import mean
 
+from matplotlib import colormaps
+from matplotlib.figure import Figure  # without pyplot nothing looks for a display
+
 from experiments.experiment import Row, Table
 from experiments.registry import build
 from experiments.results import Curves, Score, lengths
@@ -40,18 +43,8 @@ def draw(table: Table, found: Finished, lines: Mapping[str, Curves], scale: str,
         figure.suptitle(f"{table.title} ({table.name})" + ": training" * file.endswith("-curves"))
         written = BytesIO()
         figure.savefig(written, dpi=130)
-        _pyplot().close(figure)
         (folder / f"{file}.png").write_bytes(written.getvalue())
     return [f"{file}.png" for file in figures]
-
-
-def _pyplot():
-    import matplotlib  # slow to import, and only reports need it
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def axis_of(table: Table, scale: str) -> dict[str, float]:
@@ -60,7 +53,7 @@ def axis_of(table: Table, scale: str) -> dict[str, float]:
     return {f"{table.name}/{key}": dict(leaves(build(f"{table.name}/{key}", scale)))[path] for key in keys}
 
 
-def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, float]):
+def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, float]) -> Figure:
     """A panel a column, ours above and the paper's below, against the setting ``at`` or with the rows side by side."""
     values_of = {column: (lambda run, c=column: run.columns.get(c)) for column in columns_of(table, found)}
     if any(run.task_loss is not None for row in rows for run in found[row.name]):
@@ -69,9 +62,8 @@ def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, 
     if base_of(table).paper:
         sides[PAPER] = lambda row, c: [row.paper[c]] if c in row.paper else [mean(row.paper.values())]
     columns, shape = list(values_of), (len(sides), len(values_of))
-    figure, grid = _pyplot().subplots(
-        *shape, figsize=(2.9 * shape[1] + 1.6, 2.4 * shape[0] + 1.2), squeeze=False, sharex="all", layout="constrained"
-    )
+    figure = Figure(figsize=(2.9 * shape[1] + 1.6, 2.4 * shape[0] + 1.2), layout="constrained")
+    grid = figure.subplots(*shape, squeeze=False, sharex="all")
     for (who, values), line, color in zip(sides.items(), grid, ("tab:blue", "tab:orange"), strict=False):
         for column, panel in zip(columns, line, strict=True):
             scores = [(row, score) for row in rows if (score := Score.of(values(row, column)))]
@@ -103,9 +95,10 @@ def _scores(panel, scores: Sequence[tuple[Row, Score]], at: Mapping[str, float],
     panel.grid(alpha=0.3)
 
 
-def extrapolation(rows: Sequence[Row], found: Finished):
+def extrapolation(rows: Sequence[Row], found: Finished) -> Figure:
     """Perplexity of held-out text against the length of its rows, a line a row of the table (Press et al. 2022)."""
-    figure, axis = _pyplot().subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
     at = {row.label: points for row in rows if (points := lengths(found[row.name]))}
     for (label, points), marker in zip(at.items(), cycle("osv^DP*X"), strict=False):
         means, spread = [s.mean for s in points.values()], [s.std or 0.0 for s in points.values()]
@@ -120,12 +113,12 @@ def extrapolation(rows: Sequence[Row], found: Finished):
     return figure
 
 
-def training(rows: Sequence[Row], lines: Mapping[str, Curves]):
+def training(rows: Sequence[Row], lines: Mapping[str, Curves]) -> Figure:
     """A panel for each loss and score that was watched over steps, a color a row, a line a seed."""
-    kinds, colors = list(dict.fromkeys(kind for drawn in lines.values() for kind in drawn)), _pyplot().cm.tab20.colors
+    kinds, colors = list(dict.fromkeys(kind for drawn in lines.values() for kind in drawn)), colormaps["tab20"].colors
     shape = (-(-len(kinds) // 3), 3)
-    figure, axes = _pyplot().subplots(*shape, figsize=(11, 3 * shape[0]), squeeze=False, layout="constrained")
-    for panel, kind in zip_longest(axes.flat, kinds):
+    figure = Figure(figsize=(11, 3 * shape[0]), layout="constrained")
+    for panel, kind in zip_longest(figure.subplots(*shape, squeeze=False).flat, kinds):
         panel.set_visible(kind is not None)
         for row, color in zip(rows, cycle([*colors[::2], *colors[1::2]]), strict=False):
             for j, line in enumerate(lines[row.name].get(kind, ())):
@@ -137,7 +130,7 @@ def training(rows: Sequence[Row], lines: Mapping[str, Curves]):
     return figure
 
 
-def _legend(figure) -> None:
+def _legend(figure: Figure) -> None:
     """What is labelled in any panel, once."""
     pairs = [axis.get_legend_handles_labels() for axis in figure.axes]
     named = {label: handle for handles, labels in pairs for handle, label in zip(handles, labels, strict=True)}
