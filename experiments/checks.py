@@ -21,11 +21,7 @@ from lm.train.log import replace_file
 
 
 def check(
-    experiment: Experiment,
-    folder: Path,
-    cache: Path,
-    say: Callable[[str], object],
-    allow: frozenset[str] = frozenset(),
+    experiment: Experiment, folder: Path, cache: Path, say: Callable[[str], object], allow: frozenset[str] = frozenset()
 ) -> tuple[Prepared, jax.sharding.Mesh]:
     """Data and mesh of a run that can be started in ``folder``, which is then its own.
 

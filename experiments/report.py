@@ -66,13 +66,7 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
         lines = {row.name: curves(found[row.name]) for row in table.rows}
         shown = [f"Places of the rows, the paper's in brackets:\n\n{markdown(each)}" for each in places]
         pictures = [f"![{table.title}]({file})" for file in draw(table, found, lines, scale, folder)]
-        said = [
-            f"## {table.name}: {table.title}",
-            markdown(sheet),
-            *notes[table.name],
-            *shown,
-            *pictures,
-        ]
+        said = [f"## {table.name}: {table.title}", markdown(sheet), *notes[table.name], *shown, *pictures]
         rows = [details(row, found[row.name], lines[row.name], scale) for row in table.rows if found[row.name]]
         sections.append(Section(table.name, "\n\n".join(said), rows))
     waiting = [table.name for table in tables if table.name not in sheets]
