@@ -1,6 +1,7 @@
 """Every row of a pattern and every seed, one after another; what is finished is left alone."""
 
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from itertools import groupby
@@ -14,7 +15,7 @@ from experiments.experiment import Experiment
 from experiments.folders import check_runs, phases
 from experiments.origin import FREE, allowed
 from experiments.processes import agreed, keep_compiled
-from experiments.progress import Reporter, Stopwatch, duration, reporting
+from experiments.progress import Reporter, duration, reporting
 from experiments.registry import baseline_of, build, find, twin
 from experiments.results import check_settings, read_result, run_folder
 from lm.config import SettingError, diff
@@ -119,12 +120,7 @@ def work(experiment: Experiment) -> int:
 
 
 def one(
-    name: str,
-    experiment: Experiment,
-    folder: Path,
-    runs: Path,
-    reporter: Reporter,
-    allow: frozenset[str] = frozenset(),
+    name: str, experiment: Experiment, folder: Path, runs: Path, reporter: Reporter, allow: frozenset[str] = frozenset()
 ) -> int:
     """One run to its end; its exit code. Being interrupted ends the process, with how to go on."""
     from experiments.run import run
@@ -132,7 +128,7 @@ def one(
     from lm.train.log import NonFiniteLoss
     from lm.train.signals import Interrupted
 
-    watch = Stopwatch()
+    began = time.perf_counter()
     try:
         done = agreed(lambda: read_result(folder) is not None)  # SettingError if it is damaged
         run(experiment, folder, runs / "cache", reporter, allow - {"settings"} if done else allow)
@@ -150,7 +146,8 @@ def one(
             said = f"{error}. Mend that and give the same command again: it goes on from the newest checkpoint"
         reporter.complain(f"{name} failed: {said}\n  folder: {folder}{keep(text, folder)}")
         return EXIT_CODES["failed"]
-    reporter.say(f"{name} seed {experiment.seed}: {agreed(lambda: came_to(folder))} ({duration(watch.seconds)})")
+    took = duration(time.perf_counter() - began)
+    reporter.say(f"{name} seed {experiment.seed}: {agreed(lambda: came_to(folder))} ({took})")
     return EXIT_CODES["done"]
 
 
