@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.markup import escape
@@ -30,13 +30,6 @@ from lm.nn.ensemble import Ensemble
 ROWS = 32  # that a model is asked at once [rows]
 LONGEST = 64  # answer to a task of no mixture [tokens]
 ALL = {*TASKS, *LABELLED}
-
-
-class Asked(NamedTuple):
-    """A task as it is answered, in words or by a head, and the phases whose models answer it together."""
-
-    task: Scored
-    phases: list[str]
 
 
 def score_run(folder: Path, names: Sequence[str], split: str, mixture: str, limit: int) -> None:
@@ -110,8 +103,11 @@ def references(task: Scored, split: str, limit: int, prepared: Path) -> Sequence
     return first(task.rows(split, prepared), limit)
 
 
-def ask(folder: Path, experiment: Experiment, name: str, wanted: str) -> Asked:
-    """The phase ``wanted``, or the first that was tuned for the task, or pre-training; of an ensemble all members'."""
+def ask(folder: Path, experiment: Experiment, name: str, wanted: str) -> tuple[Scored, list[str]]:
+    """A task as it is answered, in words or by a head, and the phases whose models answer it together.
+
+    That is ``wanted``, or the first that was tuned for the task, or pre-training; of an ensemble all members'.
+    """
     tuning, writes, there = experiment.tuning, experiment.model.has_decoder, pretrained(experiment)
     bases = list(dict.fromkeys(phase.split("/member-")[0] for phase in there))
     tuned = [name] * (name in tuning.heads) + [each for each in tuning.mixtures if name in MIXTURES[each].tasks]
@@ -124,7 +120,7 @@ def ask(folder: Path, experiment: Experiment, name: str, wanted: str) -> Asked:
             + ("" if writes else ", and an encoder writes no text")
         )
     phases = [phase for phase in there if phase == base or phase.startswith(f"{base}/member-")]
-    return Asked(LABELLED[name] if head else TASKS[name], phases[:1] if head else phases)
+    return (LABELLED[name], phases[:1]) if head else (TASKS[name], phases)
 
 
 def told(folder: Path, experiment: Experiment, task: LabelledTask, phase: str, rows: Sequence[Row]) -> list[Any]:
