@@ -36,13 +36,8 @@ def examine(runs: Path = RUNS) -> None:
     )
     for name in prepared(runs / "cache"):
         console.print(f"          tfds:{name}")
-    free = shutil.disk_usage(_existing(runs)).free
-    console.print(f"[bold]disk[/]      {free / 2**30:.1f} GiB free for {runs.resolve()}")
+    place = runs.resolve()
+    free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
+    console.print(f"[bold]disk[/]      {free / 2**30:.1f} GiB free for {place}")
     if free < 2**30:
         console.print("          [yellow]less than 1 GiB: checkpoints of a small model need some 100 MB a row[/]")
-
-
-def _existing(path: Path) -> Path:
-    """The nearest folder above ``path`` that exists."""
-    path = path.resolve()
-    return path if path.exists() else _existing(path.parent)

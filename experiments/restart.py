@@ -57,7 +57,7 @@ def _keep_going(command: Sequence[str], times: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP be
             signal.signal(number, pass_on)
-    about = {}
+    about, names = {}, {each.value: each.name for each in signal.Signals}
     for turn in range(times + 1):
         child = _start(command, about)
         if asked:  # while it was being started
@@ -65,7 +65,8 @@ def _keep_going(command: Sequence[str], times: int) -> int:
         code = child.wait()
         if asked or code in FINAL or turn == times:
             break
-        why, pause = f"killed by {_name(-code)}" if code < 0 else f"exit code {code}", min(2.0 ** min(turn, 6), LONGEST)
+        why = f"killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
+        pause = min(2.0 ** min(turn, 6), LONGEST)
         about = {"LM_RESTART": f"{turn + 1} of {times}: {why}"}
         with suppress(OSError):  # nobody reads any more
             print(f"lm: {why}; restart {turn + 1} of {times} in {pause:.0f} s", file=sys.stderr, flush=True)
@@ -88,9 +89,3 @@ def _start(command: Sequence[str], about: dict[str, str]) -> subprocess.Popen:
 
     own = die_with_parent if Path("/proc/self").exists() else None  # other systems have no prctl
     return subprocess.Popen(command, env=os.environ | about, process_group=0, preexec_fn=own)
-
-
-def _name(number: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"

@@ -27,7 +27,8 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
         raise SettingError(f"no task matches {pattern!r}{nearest(pattern, {*TASKS, *LABELLED})}")
     grid, missing = Grid("task", "answered", "column", "metrics", "data set", "train", "validation"), set()
     for task in found:
-        sizes = split_sizes(task.source, cache)
+        folder = rows.newest(task.source, "*.*.*", cache)
+        sizes = rows.split_sizes(folder) if folder else None  # read without TFDS
         missing |= {task.source} if sizes is None else set()
         names = ", ".join(f"({name})" if name in task.beside else name for name in task.metrics)
         how = f"by a head: {task.kind}" if isinstance(task, LabelledTask) else "in words"
@@ -40,14 +41,6 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
     if missing - own:
         command = rows.preparation("NAME", rows.tfds_folders(cache)[0])
         CONSOLE.print(f"To prepare a data set: {command}", highlight=False)
-
-
-def split_sizes(name: str, cache: Path) -> Mapping[str, int] | None:
-    """Rows of each split of the newest prepared version, read without TFDS; None of a set that is not prepared."""
-    folder = rows.newest(name, "*.*.*", cache)
-    if folder is None:
-        return None
-    return rows.split_sizes(folder)
 
 
 def rows_in(sizes: Mapping[str, int] | None, split: str | None) -> str:
