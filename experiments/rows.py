@@ -109,8 +109,9 @@ def _named(arguments: Sequence[str]) -> str:
 def _option(arguments: Sequence[str], flag: str, default: str) -> str:
     """The value of ``flag`` in ``arguments``, whichever way it is written; the last one, as the parser takes it."""
     found = default
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
-        name, given, value = argument.partition("=")
-        if name == flag and (given or following is not None):
-            found = value if given else following
+    for place, argument in enumerate(arguments):
+        if argument == flag and place + 1 < len(arguments):
+            found = arguments[place + 1]
+        elif argument.startswith(f"{flag}="):
+            found = argument.partition("=")[2]
     return found

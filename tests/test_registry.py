@@ -95,6 +95,13 @@ def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monke
     assert asked[0][1:3] == ("nano", build(name, "nano"))
 
 
+@pytest.mark.parametrize("arguments", [["run"], ["run", "--scale"], ["run", "t5/1-baseline/baseline", "--scale"]])
+def test_what_is_missing_on_the_command_line_is_said(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.dispatch(arguments)
+    assert stopped.value.code == 2 and "lm run --help" in capsys.readouterr().err
+
+
 def test_the_help_names_every_scale(capsys):
     assert cli.dispatch([]) == 0
     told = capsys.readouterr().out
