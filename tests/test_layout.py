@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.cli import COMMANDS, HELP
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("lm/**/*.py"), *ROOT.glob("experiments/**/*.py"), *ROOT.glob("launch/**/*.py")])
 
@@ -75,3 +77,14 @@ def test_comparing_rows_needs_no_jax_and_data_needs_neither_jax_nor_tensorflow()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[] []"
+
+
+def test_every_command_is_in_the_help_and_can_be_asked_for_its_own_without_jax():
+    assert [line.split()[0] for line in HELP.splitlines()] == list(COMMANDS)
+    code = (
+        "import sys; from importlib import import_module as load; from experiments.cli import COMMANDS\n"
+        "found = [getattr(load(f'experiments.{m}'), f) for m, f in (c.split(':') for c in COMMANDS.values())]\n"
+        "print(len(found), 'jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == f"{len(COMMANDS)} False"
