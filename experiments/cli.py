@@ -23,7 +23,7 @@ COMMANDS = {  # name -> module of experiments : function
     "generate": "inspection:generate",
     "fill": "inspection:fill_in",
     "attention": "cli:attention",
-    "convert": "conversion:convert",
+    "convert": "conversion:import_or_export",
     "examples": "inspection:show_examples",
     "doctor": "doctor:examine",
 }

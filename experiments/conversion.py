@@ -20,7 +20,7 @@ CONSOLE = Console(soft_wrap=True)
 TOKENIZER = "tokenizer"  # the folder in a run that keeps the tokenizer of an imported model
 
 
-def convert(arguments: Sequence[str]) -> None:
+def import_or_export(arguments: Sequence[str]) -> None:
     """Import a published checkpoint as a run, or export a run's model in the published format."""
     import tyro
 
