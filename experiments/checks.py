@@ -17,7 +17,7 @@ from lm.data.checks import check_batches
 from lm.data.labelled import Reader
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import labelled
-from lm.train.log import replace_file
+from lm.files import write
 
 
 def check(
@@ -45,7 +45,7 @@ def check(
         Reader(labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
     if jax.process_index() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / "settings.json", to_json(experiment) + "\n")
+        write(folder / "settings.json", to_json(experiment) + "\n")
     return prepared, sharding.make_mesh(experiment.mesh)
 
 

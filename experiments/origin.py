@@ -14,6 +14,7 @@ from typing import Any
 from experiments.experiment import BASELINE, Experiment
 from lm import config
 from lm.config import SettingError, nearest, parse_json
+from lm.files import write
 
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished phase
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that is gone on with
@@ -80,7 +81,7 @@ def check(folder: Path, now: Origin, state: str, allow: frozenset[str], say: Cal
         say(f"{folder}: allowed:{text}")
         past = [*past, {"time": log.now(), "changed": sum(found.values(), [])}]
     if state == "new" or not path.exists() or (found and state == "begun"):
-        log.replace_file(path, json.dumps({**now, "allowed": past}, indent=1) + "\n")
+        write(path, json.dumps({**now, "allowed": past}, indent=1) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Literal
 from experiments.experiment import Experiment
 from lm.config import SettingError
 from lm.data import pipeline
-from lm.data.files import is_sealed
 from lm.data.mixtures import mixture, rates
 from lm.data.objectives import EOS, PAD, Lengths
 from lm.data.packing import ENCODER_DECODERS
@@ -24,6 +23,7 @@ from lm.data.tasks.task import Task
 from lm.data.tokenizers import find_tokenizer
 from lm.data.tokens import Tokens, encode_corpus
 from lm.data.vocabulary import Bytes, SentencePiece, Vocabulary, train_sentencepiece
+from lm.files import is_sealed
 
 Say = Callable[[str], object]
 CORPUS = "corpus"  # its name among the tasks of a mixture

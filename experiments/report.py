@@ -18,6 +18,7 @@ from experiments.results import Result, Runs, curves, results, roots
 from experiments.sheets import Finished, Sheet, base_of, markdown, scoreboard
 from experiments.t5.tables import COLUMNS
 from lm.config import SettingError
+from lm.files import write
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
         sections.append(Section(table.name, "\n\n".join(said), rows))
     waiting = [table.name for table in tables if table.name not in sheets]
     top, path = header(tables, found, scale, left_out, waiting), folder / "report.md"
-    _write(path, "\n\n".join([top, *(each.markdown for each in sections)]) + "\n")
-    _write(path.with_suffix(".csv"), table_csv(tables, found))
-    _write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
+    write(path, "\n\n".join([top, *(each.markdown for each in sections)]) + "\n")
+    write(path.with_suffix(".csv"), table_csv(tables, found))
+    write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
     return Report(path, sheets, notes, left_out)
 
 
@@ -192,12 +193,5 @@ def watch(tables: list[Table], scale: str, runs: Runs, say: Callable[[str], obje
             time.sleep(wait)
     except KeyboardInterrupt:
         if page is not None:
-            _write(page, re.sub(REFRESH.format(r"\d+"), "", page.read_text(), count=1))
+            write(page, re.sub(REFRESH.format(r"\d+"), "", page.read_text(), count=1))
         say("no longer watching")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write all or nothing: a browser never reads half a page."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(text)
-    new.replace(path)

@@ -28,11 +28,12 @@ from experiments.progress import Reporter
 from lm import sharding
 from lm.data import pipeline
 from lm.data.mixtures import mixture
+from lm.files import write
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.tuned import BODY, DISCRIMINATOR, Electra
 from lm.train.config import LossConfig
-from lm.train.log import records, replace_file
+from lm.train.log import records
 from lm.train.losses import language_model, masked_lm, replaced_tokens
 from lm.train.state import State
 from lm.train.step import Steps, build
@@ -78,7 +79,7 @@ def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: di
     losses = [held_out_loss(place) for name, place in places.items() if name.startswith("pretraining")]
     found |= {"columns": columns(found["tasks"]), "held_out_loss": next(iter(losses), None), **cost(own)}
     found["phases"] = {name: os.path.relpath(place.resolve(), home) for name, place in places.items()}
-    replace_file(folder / "scores.json", json.dumps(found, indent=1) + "\n")
+    write(folder / "scores.json", json.dumps(found, indent=1) + "\n")
 
 
 def pretrain_together(

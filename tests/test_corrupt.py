@@ -18,8 +18,8 @@ from experiments.experiment import Experiment
 from experiments.prepare import find_vocabulary
 from lm.config import DataError, change
 from lm.data import crawl, pipeline, rows, sources, tokens
-from lm.data.files import complete, is_sealed, seal
 from lm.data.vocabulary import Bytes
+from lm.files import complete, is_sealed, seal
 
 MINE = [f"text {i} " + "words and more words " * (i % 7) for i in range(40)]
 

@@ -36,8 +36,8 @@ from lm.data import pipeline
 from lm.data.objectives import Lengths
 from lm.data.tokens import encode_corpus
 from lm.data.vocabulary import Bytes
+from lm.files import write
 from lm.nn.config import ModelConfig
-from lm.train.log import replace_file
 
 Features = dict[str, tuple[list[int], str]]  # shape and dtype
 SETUP = {  # libtpu compiles without a TPU, asks no cloud machine what it is, and logs to standard error alone
@@ -127,7 +127,7 @@ def compile_step(
         raise SettingError(found["refused"])
     found["lost"] = log.read_text(errors="replace").count(LOST)
     if not found["failed"]:
-        replace_file(path, json.dumps(found))
+        write(path, json.dumps(found))
     return Compiled(**found)
 
 
@@ -200,4 +200,4 @@ if __name__ == "__main__":
         answer = asdict(_compile(from_json(Experiment, asked), described, find_slice(name, count)))
     except SettingError as problem:
         answer = {"refused": str(problem)}
-    replace_file(file, json.dumps(answer))
+    write(file, json.dumps(answer))

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lm.config import DataError, SettingError, nearest, parse_json, read_object
-from lm.data.files import is_sealed, seal
+from lm.files import is_sealed, seal
 
 Row = dict[str, Any]
 Corrupt = Literal["stop", "skip"]  # what becomes of records to train on that cannot be read

@@ -18,8 +18,8 @@ import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
+from lm import files
 from lm.data import cleaning, crawl
-from lm.data.files import complete
 from lm.data.harvest import share
 
 FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
@@ -41,8 +41,7 @@ class Cleaning:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    with complete(path) as file:
-        file.write(json.dumps(content, indent=1, default=np.ndarray.tolist).encode())
+    files.write(path, json.dumps(content, indent=1, default=np.ndarray.tolist))
 
 
 def within(path: Path, field: str, bounds: tuple[int, int]) -> np.ndarray:
@@ -59,7 +58,7 @@ def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.P
     domains = frozenset(Path(rules.domains).read_text("utf-8").lower().split()) if rules.domains else None
     counts = defaultdict(lambda: np.zeros(3, np.int64))
     damaged, damages, found = 0, [], [np.zeros(0, "<u8")]
-    with complete(work / "pages" / str(place)) as file:
+    with files.complete(work / "pages" / str(place)) as file:
         for page in (page for piece in pieces for page in crawl.read(piece)):
             if isinstance(page, crawl.Damage):
                 damaged += 1
@@ -78,7 +77,7 @@ def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.P
     spans = np.full(len(hashes), place, SPAN)
     spans["number"] = np.argsort(hashes, kind="stable")
     spans["hash"] = hashes[spans["number"]]
-    with complete(work / "spans" / f"{place}.npy") as file:
+    with files.complete(work / "spans" / f"{place}.npy") as file:
         np.save(file, spans)
     about = {"spans": len(spans), "damaged": damaged, "damages": damages, "counts": counts}
     write(work / "counts" / f"{place}.json", about)
@@ -87,7 +86,7 @@ def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.P
 def find_repeats(work: Path, bounds: tuple[int, int], place: int, parts: int) -> None:
     """repeats/PLACE: SPAN, sorted by part: each span whose hash is within bounds and was there before."""
     spans = np.concatenate([within(work / "spans" / f"{part}.npy", "hash", bounds) for part in range(parts)])
-    with complete(work / "repeats" / f"{place}.npy") as file:
+    with files.complete(work / "repeats" / f"{place}.npy") as file:
         np.save(file, spans[cleaning.repeated(spans["hash"])])
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from lm.config import SettingError, parse_json
-from lm.data.files import draft_of
 from lm.data.vocabulary import Vocabulary
+from lm.files import draft_of
 
 CHUNK = 4_000_000  # text that is encoded at a time [characters]
 ABANDONED = 3600  # is a draft to which nothing was written for so long [seconds]

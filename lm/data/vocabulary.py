@@ -16,9 +16,9 @@ import numpy as np
 import sentencepiece
 
 from lm.config import SettingError
-from lm.data.files import seal
 from lm.data.objectives import EOS, PAD, UNK
 from lm.data.sentences import Symbols
+from lm.files import seal
 
 SAMPLE = 750  # text that a vocabulary is trained on; twice as much saves under 1 % of tokens [characters per piece]
 SEEDS = 5  # pieces to begin with, of which training leaves one; the default, a million, is slower and no better

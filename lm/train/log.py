@@ -6,8 +6,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lm.config import parse_json
+from lm.files import naming, write
 from lm.train.trackers import Tracker, tensorboard
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
@@ -90,7 +91,7 @@ class Log:
         if not self._writes:
             return
         kept = [record for record in records(self.folder) if record["step"] <= step]
-        replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+        write(self._path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self._path.open("a")
         self._life["from_step"] = step
         self._write_run()
@@ -101,7 +102,7 @@ class Log:
         if not self._writes:
             return
         values = {name: value for name, value in values.items() if value is not None}
-        with _naming(self._path):
+        with naming(self._path):
             self._file.write(json.dumps({"step": step, "kind": kind, "time": round(time.time(), 3), **values}) + "\n")
             self._file.flush()
         if kind != "train":  # a mounted bucket takes a file when it is closed, and best_of its scores from there
@@ -116,7 +117,7 @@ class Log:
 
     def _close(self) -> None:
         if self._file is not None:
-            with _naming(self._path):
+            with naming(self._path):
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()
@@ -135,7 +136,7 @@ class Log:
 
     def _write_run(self) -> None:
         text = json.dumps(self._life | self._run, indent=1, default=str)
-        replace_file(self.folder / "run.json", text + "\n")
+        write(self.folder / "run.json", text + "\n")
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:
@@ -159,27 +160,6 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
     if found and found[-1].get("status") == "running":
         found[-1]["status"] = "vanished"
     return found
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write ``path`` as a whole or not at all; OSError with its name."""
-    new = path.with_name(path.name + ".new")
-    with _naming(path):
-        with new.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """An OSError inside tells which file it was, which those of ``write`` and ``close`` do not."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
 
 
 def packages() -> dict[str, str]:

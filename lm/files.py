@@ -15,22 +15,39 @@ def draft_of(path: Path) -> Path:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError inside tells which file it was, which those of ``write`` and ``close`` do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
 def complete(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes its name when it is whole, and leaves nothing behind after an error."""
+    """A file to write that takes its name when all of it is on the disk, and leaves nothing behind after an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
     try:
         with draft.open("wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
 
 
+def write(path: Path, text: str) -> None:
+    """``text`` in UTF-8, whole; OSError with the name of the file."""
+    with naming(path), complete(path) as file:
+        file.write(text.encode())
+
+
 def seal(path: Path, contents: bytes) -> None:
     """Write ``contents`` whole, and their SHA-256 beside them."""
-    with complete(_seal_of(path)) as file:
-        file.write(hashlib.sha256(contents).hexdigest().encode())
+    write(_seal_of(path), hashlib.sha256(contents).hexdigest())
     with complete(path) as file:
         file.write(contents)
 
