@@ -157,8 +157,12 @@ def t5x_schedule(steps, factors, base_learning_rate, warmup_steps):
 
 
 def clipped(grads, max_norm):
-    grads = jax.tree.map(jnp.array, grads, is_leaf=lambda x: isinstance(x[0], float))
-    return {"norm": optax.tree.norm(grads), "clipped": optax.clip_by_global_norm(max_norm).update(grads, None)[0]}
+    """What AdamW, without a memory of gradients before, takes the gradients of several parameters for."""
+    config = OptimizerConfig("adamw", clip_norm=max_norm, beta1=0.0)
+    grads = {str(k): jnp.array(gradient) for k, gradient in enumerate(grads)}
+    transform = optimizer(config, dict.fromkeys(grads, ("embed",)))
+    taken = optax.tree.get(transform.update(grads, transform.init(grads), grads)[1], "mu")
+    return {"norm": max_norm * grads["0"][0] / taken["0"][0], "clipped": [*taken.values()]}
 
 
 # --- objectives and packing ------------------------------------------------------------------------------------------

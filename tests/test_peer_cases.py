@@ -154,6 +154,7 @@ LEFT_OUT = {  # why: functions, or single cases by id, as shell patterns
     "within group_exact_match": "t5.metrics.all_match",
     "a task keeps the row beside its answer": "t5.postprocessors.multirc t5.postprocessors.qa t5.postprocessors.record",
     "needs a vocabulary that is not in this repository; the tokenizers library reads it": "bert_wordpiece*",
+    "no search here ends because all that is left is too unlikely": "t5x.decoding.beam_search:static#e1ab4d",
     "no paper here draws so": "sampling.min_p sampling.no_repeat_ngram sampling.repetition_penalty",
     "prompts stay left": "t5x.decoding._right_align_prompts t5x.decoding.flat_batch_beam_expand",
     "of no task of the study": """
