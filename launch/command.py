@@ -51,6 +51,8 @@ def find(program: str, remedy: str) -> str:
 
 def jobs(patterns: Sequence[str], scale: str, runs: str, extra: Sequence[str]) -> list[Job]:
     """A job for each row that the patterns mean; ``lm`` says which, and refuses what it does not know."""
+    if ours := {word.partition("=")[0] for word in extra} & {"--scale", "--runs"}:
+        raise LaunchError(f"{' and '.join(sorted(ours))} should stand before --, as lm-launch goes by it too")
     lm, names = find("lm", "install the project here (pip install -e .); it knows the rows"), []
     for pattern in patterns:
         asked = subprocess.run([lm, "list", pattern, "--names"], capture_output=True, text=True)

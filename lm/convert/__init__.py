@@ -1,5 +1,5 @@
 """Published checkpoints as our models, and our models as published checkpoints."""
 
-from lm.convert.checkpoint import load, save, tensor_names
+from lm.convert.checkpoint import load, save
 
-__all__ = ["load", "save", "tensor_names"]
+__all__ = ["load", "save"]

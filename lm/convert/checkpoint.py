@@ -139,12 +139,6 @@ def _known(name: str, names: Names, config: ModelConfig, due: Mapping[str, Tenso
         return False
 
 
-def tensor_names(config: ModelConfig) -> list[str]:
-    """The names of the tensors of a published checkpoint of ``config``."""
-    abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
-    return list(_tensors(config, {path: leaf.shape for path, leaf in named(abstract).items()}))
-
-
 def _tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     names = NAMES[config_json(config)["model_type"]]
     bare = config.logits == "none" and parts_of(config) <= {"pooler"}  # as BertModel: nothing stands above

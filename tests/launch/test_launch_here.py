@@ -148,3 +148,9 @@ def test_only_commands_that_start_rows_speak_of_what_is_handed_to_lm_run(command
     with pytest.raises(SystemExit):
         dispatch([command, "--help"])
     assert ("handed to lm run" in capsys.readouterr().out) == (command in ("tpu", "slurm", "local"))
+
+
+@pytest.mark.parametrize("handed", [["--runs", "elsewhere"], ["--scale=nano"]])
+def test_what_the_launcher_goes_by_itself_is_not_handed_past_it(handed, capsys):
+    assert dispatch([*LOCAL, "--", *handed]) == 2
+    assert f"{handed[0].partition('=')[0]} should stand before --" in capsys.readouterr().err
