@@ -136,14 +136,6 @@ def truncated(folder):
     (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:-100])
 
 
-def sharded(weight_map):
-    def spoil(folder):
-        (folder / MODEL).unlink()
-        (folder / f"{MODEL}.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-    return spoil
-
-
 def configured(**new):
     def spoil(folder):
         theirs = json.loads((folder / "config.json").read_text()) | new
@@ -161,8 +153,6 @@ def configured(**new):
         ("gpt2", lambda folder: (folder / MODEL).write_bytes(b"pickled"), f"{MODEL}: "),
         ("gpt2", lambda folder: (folder / MODEL).unlink(), "neither model.safetensors nor"),
         ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
-        ("gpt2", sharded({"wte.weight": "model-1.safetensors"}), "model-1.safetensors: "),
-        ("gpt2", sharded({"wte.weight": "../gpt2/model.safetensors"}), "outside of the folder"),
         ("gpt2", configured(model_type="gpt3"), "model_type='gpt3' is not supported; did you mean 'gpt2'"),
         ("gpt2", configured(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", configured(activation_function="gelu_nwe"), "activation_function='gelu_nwe'.*'gelu_new'"),
