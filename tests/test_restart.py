@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import gone, wait_for
 
 from experiments import restart
 from lm.config import SettingError
@@ -40,18 +40,6 @@ sys.exit(int(plan[turn]))
 def start(folder, *arguments):
     command = [sys.executable, "-c", LIVES, "run", folder, *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(found):
-    until = time.monotonic() + 20
-    while not found() and time.monotonic() < until:
-        time.sleep(0.02)
-    return found()
-
-
-def gone(pid):
-    about = Path("/proc", pid, "stat")
-    return not about.exists() or ") Z " in about.read_text()
 
 
 @pytest.mark.parametrize("codes, times, code", [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from pair import HERE, ends, start
+from waiting import gone, wait_for
 
 from experiments.processes import Place
 from experiments.watch import ABORTED, Ended, Line, Watch
@@ -104,17 +105,7 @@ def test_a_trainer_and_its_workers_do_not_outlive_the_watch():
 
 def end(workers):
     """Whether they do, in a moment."""
-    late = time.monotonic() + 5
-    while any(map(alive, workers)) and time.monotonic() < late:
-        time.sleep(0.1)
-    return not any(map(alive, workers))
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return wait_for(lambda: all(map(gone, workers)), 5.0)
 
 
 @pytest.mark.slow

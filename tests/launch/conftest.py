@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from launch import local, policy
 
@@ -53,10 +53,7 @@ class Stage:
         """Send this process a signal as soon as something is true."""
 
         def wait() -> None:
-            until = time.monotonic() + 20
-            while not when() and time.monotonic() < until:
-                time.sleep(0.05)
-            if when():
+            if wait_for(when):
                 os.kill(os.getpid(), number)
 
         threading.Thread(target=wait).start()

@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from waiting import gone, wait_for
 
 from launch import local, policy
 from launch.__main__ import dispatch
@@ -57,21 +57,16 @@ def test_a_signal_between_two_attempts_is_an_interruption_of_all_rows(stage, mon
 ORPHAN = "set -m; sleep 60 > /dev/null 2>&1 < /dev/null & echo $! > "
 
 
-def gone(file: Path) -> bool:
-    """Whether the process with this number is ended, or soon will be."""
-    about = Path("/proc", file.read_text().strip(), "stat")
-    for _ in range(50):
-        if not about.exists() or ") Z " in about.read_text():
-            return True
-        time.sleep(0.1)
-    return False
+def ends(file: Path) -> bool:
+    """Whether the process with this number does, in a moment."""
+    return wait_for(lambda: gone(file.read_text().strip()), 5.0)
 
 
 def test_the_others_are_ended_when_one_process_has_failed(stage, monkeypatch):
     monkeypatch.setattr(local, "GRACE", 0.2)
     monkeypatch.setenv("LM_DOES", f'{ORPHAN} "$0.$LM_PROCESS"; [ "$LM_PROCESS" = 0 ] && exit 1; sleep 60; sleep 60')
     assert dispatch([*LOCAL, "--restarts=0"]) == 1
-    assert gone(stage.folder / "lm.0") and gone(stage.folder / "lm.1")
+    assert ends(stage.folder / "lm.0") and ends(stage.folder / "lm.1")
 
 
 @pytest.mark.parametrize("code, failed, requeued", [
@@ -115,7 +110,7 @@ def test_a_worker_goes_on_when_the_connection_is_lost_and_a_new_attempt_ends_the
     assert again.stdout.readline().endswith("once\n")
     assert worker("2", "exit 3").wait() == 3
     assert (tmp_path / "saved").exists() and again.wait() in (42, 1)  # its record may be gone already
-    assert gone(tmp_path / "orphan")
+    assert ends(tmp_path / "orphan")
 
 
 def test_all_buckets_are_mounted_again_and_one_that_is_not_may_be_the_next_time(stage):
