@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import test_run
-from test_run import TINY
+from test_run import SMALL
 
 from experiments import origin, phase
 from experiments.experiment import BASELINE
@@ -148,7 +148,7 @@ with reporting(0) as reporter:
 
 @pytest.mark.slow
 def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
-    tiny = {name: value for name, value in TINY.items() if not name.startswith("tuning.mix")}
+    tiny = {name: value for name, value in SMALL.items() if not name.startswith("tuning.mix")}
     both = [
         subprocess.Popen(
             [sys.executable, "-c", TWICE, runs, tmp_path, repr(tiny), str(turn)],

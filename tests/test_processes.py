@@ -14,7 +14,7 @@ import jax
 import pair
 import pytest
 from pair import HERE, ends, start
-from test_run import TINY
+from test_run import SMALL
 
 from experiments import processes
 from experiments.processes import Place, find
@@ -104,7 +104,7 @@ def test_nothing_is_said_where_nobody_reads(command):
 
 def row(runs, count, signals=()):
     """A small row in words and through a head, by ``count`` processes; each signal stops a start of it."""
-    changed = {k: v for k, v in TINY.items() if v != SCALES["nano"].get(k)} | {"pretraining.steps": 40}
+    changed = {k: v for k, v in SMALL.items() if v != SCALES["nano"].get(k)} | {"pretraining.steps": 40}
     flags = [word for name, value in changed.items() for word in (f"--{name}", value)]
     command = "-m", "experiments", "run", "t5/1-baseline/baseline", "--runs", runs, *flags
     command += "--tuning.mixtures", "follows", "--tuning.heads", "cloze"

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from tiny import TINY
 
 from experiments import __main__ as cli
 from experiments import registry
@@ -33,26 +34,17 @@ from lm.train.config import CheckpointConfig, LossConfig
 from lm.train.log import records
 from lm.train.step import build as build_steps
 
-TINY = SCALES["nano"] | {
-    "data.vocabulary_size": 300,
-    "data.inputs_length": 24,
-    "model.vocab_size": 512,
-    "model.num_encoder_layers": 2,
-    "model.num_decoder_layers": 2,
-    "model.d_model": 16,
-    "model.d_ff": 32,
-    "model.d_kv": 8,
-    "model.num_heads": 2,
-    "pretraining.steps": 4,
-    "pretraining.batch_size": 8,
-    "pretraining.save_every": 2,
-    "pretraining.log_every": 1,
-    "finetuning.steps": 2,
-    "finetuning.batch_size": 8,
-    "finetuning.save_every": 1,
-    "tuning.inputs_length": 24,
-    "tuning.evaluation_examples": 10,
-}
+SMALL = (
+    SCALES["nano"]
+    | TINY
+    | {
+        "model.num_encoder_layers": 2,
+        "model.num_decoder_layers": 2,
+        "pretraining.steps": 4,
+        "finetuning.steps": 2,
+        "finetuning.save_every": 1,
+    }
+)
 BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
 BERT, NO_NSP, ELECTRA, GPT = (
     REGISTRY[name].changes for name in ("bert/base", "bert/no-nsp", "electra/base", "gpt/base")
@@ -67,14 +59,14 @@ def runs(tmp_path_factory):
     documentation.prepare(folder / "cache", packages=documentation.STDLIB)
     (folder / "words").mkdir()
     (folder / "words" / "vocab.txt").write_text("[PAD]\n[UNK]\n</s>\n[CLS]\n[SEP]\n[MASK]\n")
-    SCALES["tiny"] = TINY
+    SCALES["tiny"] = SMALL
     yield folder
     del SCALES["tiny"]
 
 
 @pytest.fixture(scope="module")
 def swept(runs):
-    sweep("t5/6-corruption-rate/[15]*", "tiny", 1, runs)
+    sweep(RATE, "tiny", 1, runs)
     return runs
 
 
@@ -117,7 +109,7 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
 
 def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
-    sweep("t5/6-corruption-rate/[15]*", "tiny", 1, swept)
+    sweep(RATE, "tiny", 1, swept)
     assert before == {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
 
 
@@ -294,7 +286,7 @@ def test_a_full_disk_is_told_in_a_line_even_if_nothing_more_can_be_written(tmp_p
 
 
 def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, monkeypatch, capsys):
-    monkeypatch.setitem(SCALES, "tiny", TINY | {"model.d_ff": 64})
+    monkeypatch.setitem(SCALES, "tiny", SMALL | {"model.d_ff": 64})
     with pytest.raises(SystemExit) as stopped:
         sweep("t5/6-corruption-rate/50", "tiny", 1, swept)
     assert stopped.value.code == 2

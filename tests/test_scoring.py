@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tensorflow_datasets as tfds
 from test_benchmarks import SETS, TEXT, prepare
+from tiny import TINY
 
 from experiments.attention_maps import show_attention
 from experiments.experiment import Experiment
@@ -25,17 +26,9 @@ from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.train.step import build
 
-SMALL = {
+SMALL = TINY | {
     "data.vocabulary": "bytes",
     "model.logits": "separate",  # tied ones of a new model repeat what was read: padding
-    "model.vocab_size": 384,
-    "model.d_model": 16,
-    "model.d_ff": 32,
-    "model.d_kv": 8,
-    "model.num_heads": 2,
-    "model.num_encoder_layers": 1,
-    "model.num_decoder_layers": 1,
-    "finetuning.batch_size": 8,
     "tuning.inputs_length": 36,  # cuts the first translation, not the second
 }
 TEXTS = {"tuning.mixtures": ("xquad_enro",)}

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from tiny import TINY
 
 from experiments.exit_codes import EXIT_CODES
 
@@ -37,13 +38,7 @@ FAMILIES = {
     "decoder": ["gpt/base", "--tuning.mixtures", "follows", "--tuning.heads"],
     "encoder": ["bert/base", "--tuning.heads", "acceptability"],
 }
-SMALL = {
-    "data.vocabulary_size": 300, "data.inputs_length": 24, "tuning.inputs_length": 24, "model.vocab_size": 512,
-    "model.d_model": 16, "model.d_ff": 32, "model.d_kv": 8, "model.num_heads": 2, "tuning.evaluation_examples": 10,
-    "model.num_encoder_layers": 1, "model.num_decoder_layers": 1, "pretraining.steps": 12, "finetuning.steps": 6,
-    **{f"{phase}.{name}": value for phase in ("pretraining", "finetuning")
-       for name, value in {"batch_size": 8, "save_every": 2, "log_every": 1}.items()},
-}  # fmt: skip
+SMALL = TINY | {"pretraining.steps": 12, "finetuning.steps": 6, "finetuning.save_every": 2, "finetuning.log_every": 1}
 
 # What is going on when one of these is called.
 MOMENTS = {
