@@ -44,33 +44,14 @@ def ends(started):
 def learn(folder, total, stop=None, on=SIZES):
     """Train the toy on all devices of all processes; ``stop``: process ``stop[0]`` gets a SIGTERM at that batch."""
     import jax
-    import numpy as np
     import toy
 
-    from lm import sharding
-    from lm.train.checkpoints import Checkpoints
-    from lm.train.config import CheckpointConfig, LoopConfig
-    from lm.train.log import Log
-    from lm.train.loop import train
-
-    steps = toy.steps(*on)
-    rows = sharding.rows_of_process(steps.mesh, toy.ROWS)
-
-    def part(step):
+    def strike(step):
         if (jax.process_index(), step) == stop:
             os.kill(os.getpid(), signal.SIGTERM)
-        return {name: np.concatenate([x[each] for each in rows]) for name, x in toy.batch(step).items()}
 
-    def data(start):
-        return (part(step) for step in range(start, total))
-
-    config = LoopConfig(steps=total, log_every=1, evaluate_every=SAVED)
     processes.trains(True)
-    with (
-        Log(folder, {}) as log,
-        Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=SAVED, keep=9)) as checkpoints,
-    ):
-        return train(steps, 0, data, checkpoints, log, lambda state: steps.evaluate(state, [part(10_000)]), config)
+    return toy.run(folder, total, every=SAVED, keep=9, sizes=on, on_batch=strike)
 
 
 def numbers(folder, step=None, on=SIZES):

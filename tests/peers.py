@@ -217,8 +217,8 @@ def from_lists(lists):
     return Ragged(tokens, np.array([len(ids) for ids in lists], np.int32))
 
 
-def packed(inputs, targets, architecture, limits, pack):
-    inputs, targets = from_lists(inputs), from_lists(targets)
+def packed(inputs, targets, architecture, limits, pack=True):
+    """The features of all examples, of each a row if they are not packed."""
     sides = np.stack([inputs.lengths, targets.lengths], axis=1)
     sides = sides if architecture == "encoder-decoder" else sides.sum(1, keepdims=True)
     starts = fill_rows(sides, row_room(architecture, limits)) if pack else np.arange(len(sides) + 1)
@@ -230,7 +230,7 @@ def converted(architecture, config, examples, task_feature_lengths):
     room, pack = task_feature_lengths, config["pack"]
     inputs, targets = ([example.get(name, []) for example in examples] for name in ("inputs", "targets"))
     limits = Lengths(0, room.get("inputs", 0), room["targets"])
-    found = packed(inputs, targets, architecture, limits, pack)
+    found = packed(from_lists(inputs), from_lists(targets), architecture, limits, pack)
     padding, visible = found["decoder_segment_ids"] == 0, found.get("decoder_causal_attention", 0)
     # Where padding is read, theirs has a last EOS when nothing is packed; and it may be visible to the prefix.
     found["decoder_input_tokens"] = np.ma.array(found["decoder_input_tokens"], mask=padding & (not pack))
@@ -243,8 +243,8 @@ def converted(architecture, config, examples, task_feature_lengths):
 
 def packed_rows(dataset, feature_lengths, **_):
     room, ours = feature_lengths, {"inputs": "encoder_input_tokens", "targets": "decoder_target_tokens"}
-    sides = ([row[name][: room[name]] for row in dataset] for name in ours)
-    found = packed(*sides, "encoder-decoder", Lengths(0, room["inputs"], room["targets"]), True)
+    sides = (from_lists([row[name][: room[name]] for row in dataset]) for name in ours)
+    found = packed(*sides, "encoder-decoder", Lengths(0, room["inputs"], room["targets"]))
     for name, side in (("inputs", "encoder"), ("targets", "decoder")):
         ours |= {f"{name}_{what}": f"{side}_{what}" for what in ("segment_ids", "positions")}
     return [{theirs: found[name][row] for theirs, name in ours.items()} for row in range(len(found[ours["inputs"]]))]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import resource
 import shutil
 from contextlib import contextmanager, suppress
@@ -62,28 +63,21 @@ def files(folder):
     return sorted(path for path in Path(folder).rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "add"])
-def test_damage_to_any_file_is_found_and_the_step_before_is_taken(copied, capsys, damage):
-    folder, numbers = copied
-    names = [path.relative_to(folder / "2") for path in files(folder / "2")]
-    assert len(names) > 8 and Path(MANIFEST) in names
+def test_damage_to_any_file_is_found_and_the_step_before_is_taken(copied, capsys):
+    folder, _ = copied
+    paths, rng = files(folder / "2"), random.Random(0)
+    assert len(paths) > 8 and folder / "2" / MANIFEST in paths
     with opened(folder) as checkpoints:
-        for name in names:
-            path = folder / "2" / (name if damage != "add" else f"{name}.more")
-            before = path.read_bytes() if path.exists() else None
-            if damage == "flip":
-                flipped = bytearray(before or b"?")
-                flipped[len(flipped) // 2] ^= 4
-                path.write_bytes(flipped)
-            elif damage == "truncate":
-                path.write_bytes(before[:-1] if before else b"?")
-            elif damage == "delete":
-                path.unlink()
-            else:
-                path.write_bytes(b"")
-            assert checkpoints._good(None) == 1, name
-            assert path.name in capsys.readouterr().out
-            path.unlink(missing_ok=True) if before is None else path.write_bytes(before)
+        for path in paths:
+            whole, more = path.read_bytes(), path.with_name(f"{path.name}.more")
+            for damaged in toy.damages(whole, rng, 0):
+                path.unlink() if damaged is None else path.write_bytes(damaged)
+                assert checkpoints._good(None) == 1, (path, damaged)
+                assert path.name in capsys.readouterr().out
+            path.write_bytes(whole)
+            more.touch()
+            assert checkpoints._good(None) == 1 and more.name in capsys.readouterr().out
+            more.unlink()
         assert checkpoints._good(None) == 2
 
 

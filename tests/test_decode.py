@@ -26,8 +26,6 @@ EOS, ENDLESS = 1, SpecialTokens(eos=None)
 WRITING = [architecture for architecture in ARCHITECTURES if architecture != "encoder"]
 LENGTHS = np.array([5, 2, 0])  # of the prompts; the last row is padding
 STEPS = 6
-prefill = jax.jit(Transformer.prefill, static_argnames="size")
-step = jax.jit(Transformer.step)
 
 
 def prompts(architecture):
@@ -57,27 +55,17 @@ def with_answers(batch, answers):
 
 
 @pytest.mark.parametrize("architecture", WRITING)
-def test_decoding_over_a_cache_is_the_full_forward_pass(architecture):
+def test_greedy_decoding_over_a_cache_takes_the_likeliest_tokens_of_the_full_forward_pass(architecture):
     model, batch = make(architecture), prompts(architecture)
-    answers = np.random.default_rng(1).integers(2, 40, (3, STEPS))
-    full, first = with_answers(batch, answers)
+    found = decode(
+        model, batch, max_length=STEPS, choose=sampling.greedy, key=None, special=ENDLESS, record=jnp.asarray
+    )
+    full, first = with_answers(batch, np.array(found.tokens))
     expected = run(model, full)
-    prompt = {"decoder_input_tokens": np.zeros((3, 1), int)} | batch
-    logits, cache = prefill(model, prompt, size=prompt["decoder_input_tokens"].shape[1] + STEPS)
-    for t in range(STEPS):
-        for row in (0, 1):
-            np.testing.assert_allclose(logits[row], expected[row, first[row] + t], atol=1e-5)
-        logits, cache = step(model, answers[:, t], cache)
-
-
-@pytest.mark.parametrize("architecture", WRITING)
-def test_greedy_takes_the_likeliest_token_of_the_full_forward_pass(architecture):
-    model, batch = make(architecture), prompts(architecture)
-    tokens = decode(model, batch, max_length=STEPS, choose=sampling.greedy, key=None, special=ENDLESS).tokens
-    full, first = with_answers(batch, np.array(tokens))
-    likeliest = run(model, full).argmax(-1)
     for row in (0, 1):
-        np.testing.assert_array_equal(tokens[row], likeliest[row, first[row] : first[row] + STEPS])
+        due = expected[row, first[row] : first[row] + STEPS]
+        np.testing.assert_allclose(found.record[row], due, atol=1e-5)
+        np.testing.assert_array_equal(found.tokens[row], due.argmax(-1))
 
 
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "prefix-decoder"])

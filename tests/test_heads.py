@@ -49,8 +49,9 @@ def test_each_choice_is_scored_as_if_it_were_alone():
     model = tuned("bert-base", kind="choice")
     candidates = [padded(example(seed, 5, 5), 8) for seed in range(3)]
     together = {key: np.stack([c[key] for c in candidates], axis=1) for key in candidates[0]}
-    alone = [model({key: value[:, None] for key, value in c.items()})[0, 0] for c in candidates]
-    np.testing.assert_allclose(model(together | {"labels": np.zeros(1, int)})[0], alone, atol=1e-5)
+    score = jax.jit(Tuned.__call__)
+    alone = [score(model, {key: value[:, None] for key, value in c.items()})[0, 0] for c in candidates]
+    np.testing.assert_allclose(score(model, together | {"labels": np.zeros(1, int)})[0], alone, atol=1e-5)
 
 
 def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_is():

@@ -29,7 +29,7 @@ SHAPE = {name: getattr(TINY, name) for name in (
 BASE = SIZES["t5-base"]
 SETUP = Path(__file__).parents[2] / "shared" / "t5" / "setup.json"
 ARCHITECTURES = ["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
-POSITIONS = ["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
+POSITIONS = ["none", "learned", "sinusoidal", "relative-per-layer", "rotary", "alibi"]  # besides TINY's
 WINDOW = {"sparsity": SparsityConfig(window=2, global_tokens=1, projections="separate")}
 BLOCKS = {"sparsity": SparsityConfig(window=0, global_tokens=1, block=2, random_blocks=1)}
 
@@ -299,21 +299,6 @@ def test_bfloat16_activations_leave_parameters_and_logits_in_float32():
 def test_a_token_outside_the_vocabulary_is_not_trained_on_silently():
     batch = example(8, 5, 6) | {"decoder_input_tokens": np.full((1, 6), 40)}
     assert np.isnan(run(make("decoder"), batch)).all()
-
-
-@pytest.mark.parametrize("name", ["encoder-decoder", "bert-base", "albert-base", "gpt-neox-20b", "umt5-small"])
-def test_hidden_states_and_weights_are_those_that_the_model_computes_with(name):
-    model, batch = make(name), padded(example(9, 5, 6), 8)
-    hidden, weights = jax.jit(Transformer.hidden)(model, batch), jax.jit(Transformer.attention)(model, batch)
-    side = "decoder" if model.config.has_decoder else "encoder"
-    last = hidden[side][-1]
-    stack = getattr(model, side)
-    np.testing.assert_allclose(last if stack.norm is None else stack.norm(last), features(model, batch), atol=1e-5)
-    for which, rows in weights.items():
-        assert rows.shape[:3] == (2, 1, 4)
-        text = batch[f"{which.replace('cross', 'decoder')}_segment_ids"][0] > 0
-        np.testing.assert_allclose(rows.sum(-1)[..., text], 1, atol=1e-5)
-        assert (rows[..., ~(batch[f"{which.replace('cross', 'encoder')}_segment_ids"][0] > 0)] == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ def test_a_stack_of_layers_is_trained_as_its_layers_one_by_one(name):
 
     def descend(params, grads, axes):
         transform = optimizer(config, axes)
-        state = transform.init(params)
+        state, update = transform.init(params), jax.jit(transform.update)
         for gradient in grads:
-            updates, state = transform.update(gradient, state, params)
+            updates, state = update(gradient, state, params)
             params = jax.tree.map(lambda p, u: p - 0.1 * u, params, updates)
         return params
 

@@ -4,27 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peers import from_lists, packed
 
 from lm.config import SettingError
 from lm.data.objectives import Lengths, Ragged
-from lm.data.packing import features, fill_rows, join, row_room
-
-
-def from_lists(lists):
-    """As the peers strip it: without padding at the end."""
-    lists = [np.trim_zeros(np.array(ids, np.int32), "b") for ids in lists]
-    tokens = np.zeros((len(lists), max(map(len, lists), default=0)), np.int32)
-    for row, ids in zip(tokens, lists, strict=True):
-        row[: len(ids)] = ids
-    return Ragged(tokens, np.array([len(ids) for ids in lists], np.int32))
-
-
-def packed(inputs, targets, architecture, limits, pack=True):
-    sides = np.stack([inputs.lengths, targets.lengths], axis=1)
-    sides = sides if architecture == "encoder-decoder" else sides.sum(1, keepdims=True)
-    starts = fill_rows(sides, row_room(architecture, limits)) if pack else np.arange(len(sides) + 1)
-    rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return features(inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1)
+from lm.data.packing import fill_rows, join
 
 
 def test_padding_is_told_by_length_and_not_by_id():

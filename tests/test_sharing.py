@@ -39,25 +39,17 @@ def test_rows_that_differ_in_pretraining_share_none(table):
     assert sum(map(len, each)) == len(set().union(*each))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"mesh__data": 1},
-        {"data__workers": 2},
-        {"tuning__inputs_length": 64},
-        {"tuning__mixtures": ("cloze",)},
-        {"finetuning__steps": 7},
-    ],
-)
-def test_pretraining_on_the_corpus_does_not_depend_on_what_comes_after(changes):
-    assert places(BASELINE, **changes) == places(BASELINE)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"seed": 1}, {"model__dropout": 0.0}, {"pretraining__steps": 100}, {"data__vocabulary_size": 1_000}]
-)
-def test_pretraining_depends_on_all_that_shapes_it(changes):
-    assert not places(BASELINE, **changes) & places(BASELINE)
+@pytest.mark.parametrize("changes", [
+    {"mesh__data": 1}, {"data__workers": 2}, {"tuning__inputs_length": 64}, {"tuning__mixtures": ("cloze",)},
+    {"finetuning__steps": 7},
+])  # fmt: skip
+@pytest.mark.parametrize("shapes", [
+    {}, {"seed": 1}, {"model__dropout": 0.0}, {"pretraining__steps": 100}, {"data__vocabulary_size": 1_000},
+])  # fmt: skip
+def test_pretraining_depends_on_all_that_shapes_it_and_on_nothing_that_comes_after(shapes, changes):
+    found = places(BASELINE, **shapes, **changes)
+    assert found == places(BASELINE, **shapes)
+    assert bool(found & places(BASELINE)) == (not shapes)
 
 
 def test_leaving_one_out_pretrains_once_for_each_benchmark_and_never_on_it():

@@ -156,18 +156,17 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninterrupted)
     assert not list((tmp_path / "checkpoints").glob("unfinished-*"))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_no_state_from_it_is_saved(tmp_path):
-    with pytest.raises(NonFiniteLoss, match="step 7 is not finite"):  # batch 6 makes step 7
-        toy.run(tmp_path, 12, log_every=100, poison=[6])
+@pytest.mark.parametrize("bad", [7, 8])  # steps: of one that is to be saved, too
+def test_a_loss_that_is_not_finite_stops_the_run_its_batch_is_kept_and_no_state_from_it_is_saved(tmp_path, bad):
+    poison, said = [bad - 1], f"step {bad} is not finite.* its batch is in .*; the checkpoint of step 4"
+    with pytest.raises(NonFiniteLoss, match=said):
+        toy.run(tmp_path, 12, log_every=100, poison=poison)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
-    assert "NonFiniteLoss: step 7" in json.loads((tmp_path / "run.json").read_text())["status"]
+    assert f"NonFiniteLoss: step {bad}" in json.loads((tmp_path / "run.json").read_text())["status"]
+    with np.load(tmp_path / f"batch-{bad}-0.npz") as kept:
+        for name, due in toy.batch(bad - 1, poison).items():
+            np.testing.assert_array_equal(kept[name], due)
     assert int(toy.run(tmp_path, 8).step) == 8
-
-
-def test_a_loss_that_is_not_finite_is_noticed_before_a_save(tmp_path):
-    with pytest.raises(NonFiniteLoss, match="step 8"):
-        toy.run(tmp_path, 12, log_every=100, poison=[7])
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
 
 
 def test_step_flops_are_six_for_every_weight_and_position_and_the_scores():

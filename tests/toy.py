@@ -11,7 +11,7 @@ from flax import nnx
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.nn.layers import param
-from lm.sharding import constrain, make_mesh, named
+from lm.sharding import constrain, make_mesh, named, rows_of_process
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import EVERY_UPDATE, CheckpointConfig, LoopConfig, LossConfig, OptimizerConfig
 from lm.train.log import Log
@@ -63,29 +63,42 @@ def steps(data=1, fsdp=1, tensor=1, model=MODEL, **settings):
 
 def run(
     folder, total, *, every=4, log_every=1, evaluate=None, poison=(), seed=0, on_batch=None, guarding=EVERY_UPDATE,
-    patience=0.0,
+    patience=0.0, sizes=(), keep=3,
 ):  # fmt: skip
-    """Train ``total`` steps in ``folder``, going on from what is there."""
+    """Train ``total`` steps in ``folder``, going on from what is there; on a mesh of these sizes, of all processes."""
+    made = steps(*sizes, guarding=guarding)
+    rows = rows_of_process(made.mesh, ROWS)
+
+    def part(step):
+        return {name: np.concatenate([x[each] for each in rows]) for name, x in batch(step, poison).items()}
 
     def data(start):
         for step in range(start, total):
             if on_batch:
                 on_batch(step)
-            yield batch(step, poison)
+            yield part(step)
 
-    made = steps(guarding=guarding)
     config = LoopConfig(total, log_every, evaluate_every=every, guard=guarding, patience=patience)
     with (
         Log(folder, {"seed": seed}) as log,
-        Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=every)) as checkpoints,
+        Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=every, keep=keep)) as checkpoints,
     ):
-        evaluate = evaluate or (lambda state: made.evaluate(state, [batch(10_000)]))
+        evaluate = evaluate or (lambda state: made.evaluate(state, [part(10_000)]))
         return train(made, seed, data, checkpoints, log, evaluate, config)
 
 
 def numbers(state):
     """Every array of a state as bytes, by name."""
     return {name: np.asarray(leaf).tobytes() for name, leaf in named(state).items()}
+
+
+def damages(whole, rng, count):
+    """Ways in which a file may be damaged; None: it is gone."""
+    yield from (None, whole + b"\0")
+    if whole:
+        yield from (b"", whole[:-1], whole[: len(whole) // 2])
+    for place in {0, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(count))} if whole else ():
+        yield whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
 
 
 if __name__ == "__main__":

@@ -37,15 +37,6 @@ def numbers(folder, steps, step=None):
         return toy.numbers(checkpoints.restore(steps.abstract, step))
 
 
-def damages(whole, rng, count):
-    """Ways in which a file may be damaged; None: it is gone."""
-    yield from (None, whole + b"\0")
-    if whole:
-        yield from (b"", whole[:-1], whole[: len(whole) // 2])
-    for place in {0, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(count))} if whole else ():
-        yield whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
-
-
 @pytest.mark.slow
 @pytest.mark.fault("F9", "any damage to any file of a real checkpoint is found, and the step before is restored")
 def test_no_damage_to_any_file_of_a_checkpoint_ever_gives_a_wrong_number(trained, tmp_path, record_property):
@@ -57,7 +48,7 @@ def test_no_damage_to_any_file_of_a_checkpoint_ever_gives_a_wrong_number(trained
     assert len(paths) > 8
     for path in paths:
         whole = path.read_bytes()
-        for damaged in damages(whole, rng, 2):
+        for damaged in toy.damages(whole, rng, 2):
             path.unlink() if damaged is None else path.write_bytes(damaged)
             assert numbers(tmp_path / "damaged", steps) == due[old], (path, damaged)
             path.write_bytes(whole)
