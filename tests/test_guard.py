@@ -20,7 +20,7 @@ from lm.config import SettingError
 from lm.train import guard
 from lm.train.config import GuardConfig
 from lm.train.log import NonFiniteLoss, records
-from lm.train.signals import Interrupted
+from lm.train.signals import Interrupted, Signals
 from lm.train.watchdog import STUCK
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -156,3 +156,24 @@ def test_a_signal_during_the_last_save_is_not_lost(tmp_path):
 
     with pytest.raises(Interrupted, match="after step 4, which is saved"):
         toy.run(tmp_path, 4, evaluate=stop)
+
+
+def test_a_signal_at_any_line_of_what_it_may_interrupt_is_taken_down_and_goes_no_further():
+    code, sent = Signals.until_received.__code__, []
+    for due in sorted({line for *_, line in code.co_lines() if line}):
+
+        def trace(frame, event, _, due=due):
+            if frame.f_code is code and event == "line" and frame.f_lineno == due and due not in sent:
+                sent.append(due)
+                signal.raise_signal(signal.SIGTERM)
+            return trace
+
+        with Signals() as signals:
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                signals.until_received(lambda: None)
+            finally:
+                sys.settrace(before)
+            assert not signals.interruptible and (signals.name == "SIGTERM") == (due in sent)
+    assert len(sent) > 3

@@ -58,7 +58,7 @@ class Signals:
 
     def until_received(self, work: Callable[[], Any]) -> Any:
         """What ``work`` gives; None if a signal came before its end. Several processes look in ``check``."""
-        with suppress(_Stop):  # around all of it: one may come while the last line here runs
+        with suppress(_Stop):  # around all of it: a signal may come while the last line here runs
             try:
                 self.interruptible = True
                 return None if self.name else work()
@@ -69,6 +69,7 @@ class Signals:
         if self.name is None:
             self.name, self._at = signal.Signals(number).name, time.monotonic()
             if self.interruptible:
+                self.interruptible = False
                 raise _Stop
         elif time.monotonic() > self._at + TWICE:
             self._restore()
