@@ -305,6 +305,9 @@ def test_a_token_outside_the_vocabulary_is_not_trained_on_silently():
     ("settings", "named_setting"),
     [
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_key_value_heads": -4}, "num_key_value_heads"),
+        ({"type_vocab_size": -1}, "type_vocab_size"),
+        ({"heads": ("next-sentence",)}, "heads"),
         ({"adapter_width": -1}, "adapter_width"),
         ({"positions": "rotary", "rotary": RotaryConfig(fraction=1.5)}, "rotary.fraction"),
         ({"positions": "sinusoidal", "d_model": 15}, "d_model"),

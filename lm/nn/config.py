@@ -117,6 +117,8 @@ class ModelConfig:
             raise SettingError(
                 f"model.sparsity.projections='separate' needs model.architecture='encoder', not {self.architecture!r}"
             )
+        if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
+            raise SettingError(f"model.heads={self.heads} should have 'pooler' too, which judges pairs of texts")
         if self.positions == "sinusoidal" and self.embed_width % 2:
             raise SettingError(f"model.d_model={self.embed_width} should be even for sinusoidal positions")
         if self.positions == "rotary" and (self.rotary_width % 2 or not 0 < self.rotary_width <= self.d_kv):
