@@ -42,7 +42,7 @@ def layers(name, value):
     return [bool(row.any()) for row in rows]
 
 
-DECODER = replace(MODEL, architecture="decoder")
+DECODER = replace(MODEL, architecture="decoder", logits_bias=True)
 
 
 @pytest.mark.parametrize("tune", [adapters_only, gradual(DECODER, 6)])
