@@ -89,15 +89,17 @@ def test_on_a_full_disk_a_run_ends_and_goes_on_where_it_was_when_there_is_room(p
 @pytest.mark.slow
 @pytest.mark.fault("F21", "lm run --restart goes on by itself through five kills to the numbers of an undisturbed run")
 def test_a_run_that_is_started_again_by_itself_survives_five_kills(prepare, undisturbed):
-    runs, rng, dealt = prepare("recovered"), random.Random(0), 0
-    whole, length = undisturbed("encoder-decoder")
+    runs, rng, dealt, last = prepare("recovered"), random.Random(0), 0, 0.0
+    whole, _ = undisturbed("encoder-decoder")
     command = [sys.executable, "-m", "experiments", *lives.command(runs, "encoder-decoder"), "--restart", "9"]
     with (runs / "said-0.txt").open("w") as said:
         parent = subprocess.Popen(command, env=os.environ | lives.ENVIRONMENT, stdout=said, stderr=said)
     while parent.poll() is None:
-        time.sleep(rng.uniform(1, 10 + length / 2))
-        for child in lives.children(parent.pid) if dealt < 5 else ():
+        time.sleep(0.01)
+        trains = any(path.stat().st_mtime > last for path in runs.glob("nano/**/metrics.jsonl"))  # this life, too
+        for child in lives.children(parent.pid) if trains and dealt < 5 else ():
+            time.sleep(rng.uniform(0, 0.2))
             lives.kill(child)
-            dealt += 1
+            dealt, last = dealt + 1, time.time()
     assert (parent.returncode, dealt) == (0, 5), lives.said(runs)
     assert lives.came_to(runs) == lives.came_to(whole)

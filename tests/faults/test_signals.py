@@ -57,4 +57,8 @@ def test_a_signal_at_any_moment_ends_all_in_time_with_a_common_step(stopped, mom
 def test_a_run_stopped_at_every_moment_comes_to_what_it_does_undisturbed(stopped, undisturbed):
     _, count, _, runs = stopped
     assert lives.ends(lives.start(runs, "encoder-decoder", count)) == [0] * count, lives.said(runs)
-    assert lives.came_to(runs) == lives.came_to(undisturbed("encoder-decoder", count)[0])
+    found, due = lives.came_to(runs), lives.came_to(undisturbed("encoder-decoder", count)[0])
+    differ = {name for name in found.keys() | due.keys() if name not in found or name not in due}
+    assert all("/checkpoints/" in name for name in differ)  # a stop's own is one of the newest, which are kept
+    assert all(name.rpartition("/")[2] not in ("6", "12") for name in differ)  # but the last of each phase is there
+    assert all(found[name] == due[name] for name in found.keys() & due.keys())
