@@ -1,8 +1,6 @@
 """``lm convert``: a published checkpoint becomes a run that ``lm generate`` and ``lm fill`` read, and a run one."""
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from experiments.folders import load_settings
 from lm.config import SettingError, changes, to_json
 from lm.data.tokenizers import FILES, SETTINGS, Tokenizer, find_tokenizer
 from lm.data.vocabulary import SentencePiece, Vocabulary
+from lm.files import complete_folder
 from lm.nn.config import ModelConfig
 
 CONSOLE = Console(soft_wrap=True)
@@ -52,17 +51,13 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     state = build(config, experiment.pretraining.optimizer, LossConfig(), mesh).init(experiment.seed)
     prefix = prefix_of(experiment, "pretraining")
     state = replace(state, params={prefix + name: array for name, array in sharding.named(model).items()})
-    draft = run.absolute().with_name(f".{run.name}-{os.getpid()}")
-    try:
-        (draft / TOKENIZER).mkdir(parents=True)
+    with complete_folder(run) as draft:
+        (draft / TOKENIZER).mkdir()
         for name, contents in files.items():
             (draft / TOKENIZER / name).write_bytes(contents)
         with Checkpoints(str(draft / "pretraining" / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(state)
         (draft / "settings.json").write_text(to_json(experiment) + "\n")
-        os.replace(draft, run)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     CONSOLE.print(f"{run} has the model of {folder}", highlight=False)
     if not files:
         CONSOLE.print(f"{folder} has no tokenizer; put its files into {run / TOKENIZER}", highlight=False)

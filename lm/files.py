@@ -1,8 +1,9 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are there whole or not at all."""
 
 import contextlib
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,18 @@ def complete(path: Path) -> Iterator[BinaryIO]:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def complete_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that takes its name when it is whole, and leaves nothing behind after an error."""
+    draft = draft_of(path.absolute())
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        os.replace(draft, path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def write(path: Path, text: str) -> None:

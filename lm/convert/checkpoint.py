@@ -1,8 +1,6 @@
 """A folder with config.json and safetensors: read tensor by tensor into our arrays, written whole or not at all."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
@@ -18,6 +16,7 @@ from safetensors.numpy import save_file
 from lm.config import SettingError, read_object
 from lm.convert.config_json import config_json, family_of, model_config, parts_in, parts_of
 from lm.convert.names import NAMES, Names, Tensor, is_constant, tensors
+from lm.files import complete_folder
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.sharding import named
@@ -158,9 +157,7 @@ def save(
     due = _tensors(model.config, {path: leaf.shape for path, leaf in leaves.items()})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already; name a new folder")
-    draft = folder.absolute().with_name(f".{folder.name}-{os.getpid()}")
-    draft.mkdir(parents=True)
-    try:
+    with complete_folder(folder) as draft:
         shards = _shards(due, shard_bytes)
         for file, names in shards.items():
             save_file({name: _joined(due[name], leaves) for name in names}, draft / file, metadata={"format": "pt"})
@@ -171,9 +168,6 @@ def save(
         (draft / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         for name, contents in (beside or {}).items():
             (draft / name).write_bytes(contents)
-        os.replace(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _joined(tensor: Tensor, leaves: Mapping[str, jax.Array]) -> np.ndarray:

@@ -107,8 +107,9 @@ class Checkpoints:
         step = self._good(step)
         if step is None:
             return None
-        found = self._read(step, sharding.named(abstract), whole=True)
-        return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in sharding.named(abstract)])
+        like = sharding.named(abstract)
+        found = self._read(step, like, whole=True)
+        return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in like])
 
     def restore_model(self, state: State, step: int | None = None, source: Callable[[str], str | None] = str) -> State:
         """``state`` with the parameters alone from here; never without: CheckpointError if there is no checkpoint.

@@ -30,10 +30,10 @@ def judge(config: GuardConfig, guard: Guard, loss: jax.Array, norm: jax.Array) -
     """
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     good = finite | (config.non_finite == "stop")  # which the loop does when it reads them
-    if config.spikes is None:
-        return good, {"in_a_row": jnp.where(good, 0, guard["in_a_row"] + 1)}
-    limit = guard["losses"].mean() + config.spikes * jnp.maximum(guard["losses"].std(), LEAST)
-    good &= ~(finite & (guard["made"] >= WINDOW) & (loss > limit))
-    losses = jnp.where(good, guard["losses"].at[guard["made"] % WINDOW].set(loss), guard["losses"])
-    in_a_row = jnp.where(good, 0, guard["in_a_row"] + 1)
-    return good, {"in_a_row": in_a_row, "made": guard["made"] + good, "losses": losses}
+    after = {}
+    if config.spikes is not None:
+        limit = guard["losses"].mean() + config.spikes * jnp.maximum(guard["losses"].std(), LEAST)
+        good &= ~(finite & (guard["made"] >= WINDOW) & (loss > limit))
+        losses = jnp.where(good, guard["losses"].at[guard["made"] % WINDOW].set(loss), guard["losses"])
+        after = {"made": guard["made"] + good, "losses": losses}
+    return good, after | {"in_a_row": jnp.where(good, 0, guard["in_a_row"] + 1)}
