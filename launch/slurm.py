@@ -1,5 +1,6 @@
 """``lm-launch slurm``: one job array, a task a row, that saves before its time is up and queues itself again."""
 
+import re
 import shlex
 import subprocess
 from argparse import Namespace
@@ -26,9 +27,8 @@ def script(jobs: Sequence[Job], asked: Namespace) -> str:
     blanks = {f"{{{name}}}": value for name, value in (vars(asked) | made).items()}
     lines = files("launch").joinpath("job.sbatch").read_text().splitlines(keepends=True)
     text = "".join(line for line in lines if not any(blank in line and not blanks[blank] for blank in blanks))
-    for blank, value in blanks.items():
-        text = text.replace(blank, str(value))
-    return text
+    # All at once: what is filled in may hold braces of its own, such as a path.
+    return re.sub("|".join(map(re.escape, blanks)), lambda blank: str(blanks[blank[0]]), text)
 
 
 def run(jobs: Sequence[Job], asked: Namespace) -> int:

@@ -149,3 +149,10 @@ def test_only_commands_that_start_rows_speak_of_what_is_handed_to_lm_run(command
 def test_what_the_launcher_goes_by_itself_is_not_handed_past_it(handed, capsys):
     assert dispatch([*LOCAL, "--", *handed]) == 2
     assert f"{handed[0].partition('=')[0]} should stand before --" in capsys.readouterr().err
+
+
+def test_braces_in_an_argument_reach_the_slurm_job_as_they_are(stage, capfd):
+    corpus = "text:/data/{again}/{time}/*.txt"
+    asked = ["slurm", "t5/a", "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--dry-run"]
+    assert dispatch([*asked, "--", "--data.corpus", corpus]) == 0
+    assert corpus in capfd.readouterr().out
