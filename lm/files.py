@@ -2,12 +2,17 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from lm.config import SettingError, parse_json
+
+SEAL = "sha256"  # the name under which a small JSON file has the checksum of all else in it
 
 
 def draft_of(path: Path) -> Path:
@@ -58,7 +63,29 @@ def write(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def seal(path: Path, contents: bytes) -> None:
+def seal(value: Mapping[str, Any]) -> str:
+    """``value`` as indented JSON with a checksum, so that ``unseal`` tells an edited or damaged file."""
+    bare = json.loads(json.dumps(value))
+    return json.dumps(bare | {SEAL: _checksum(bare)}, indent=1) + "\n"
+
+
+def unseal(data: bytes, path: Any) -> dict[str, Any]:
+    """The value that ``seal`` wrote; SettingError, with the file's name, if it is not what was written."""
+    found = parse_json(data, path)
+    if not isinstance(found, dict) or SEAL not in found:
+        raise SettingError(f"{path} has no checksum ({SEAL}): it was not written by this version, or is damaged")
+    due = found.pop(SEAL)
+    with contextlib.suppress(RecursionError):  # of values nested deeper than any that was sealed
+        if due == _checksum(found):
+            return found
+    raise SettingError(f"{path} was edited or damaged: it does not fit its checksum ({SEAL})")
+
+
+def _checksum(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def write_sealed(path: Path, contents: bytes) -> None:
     """Write ``contents`` whole, and their SHA-256 beside them."""
     write(_seal_of(path), hashlib.sha256(contents).hexdigest())
     with complete(path) as file:
@@ -66,7 +93,7 @@ def seal(path: Path, contents: bytes) -> None:
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether ``path`` is there as ``seal`` wrote it."""
+    """Whether ``path`` is there as ``write_sealed`` wrote it."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest().encode() == _seal_of(path).read_bytes()
     except OSError:

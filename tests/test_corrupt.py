@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -13,13 +14,14 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 from test_benchmarks import TEXT, prepare
 from test_vocabulary import TEXTS
+from toy import damages
 
 from experiments.experiment import Experiment
 from experiments.prepare import find_vocabulary
-from lm.config import DataError, change
+from lm.config import DataError, SettingError, change
 from lm.data import crawl, pipeline, rows, sources, tokens
 from lm.data.vocabulary import Bytes
-from lm.files import complete, is_sealed, seal
+from lm.files import complete, is_sealed, seal, unseal, write_sealed
 
 MINE = [f"text {i} " + "words and more words " * (i % 7) for i in range(40)]
 
@@ -212,7 +214,7 @@ def test_a_damaged_vocabulary_is_trained_anew(tmp_path):
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
-    seal(tmp_path / "a", b"first")
+    write_sealed(tmp_path / "a", b"first")
     with pytest.raises(KeyError), complete(tmp_path / "a") as file:
         file.write(b"half of the sec")
         file.flush()
@@ -222,6 +224,19 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.sha256"]
     (tmp_path / "a").write_bytes(b"second")
     assert not is_sealed(tmp_path / "a")
+
+
+def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
+    value = {"a": [1, 2.5, None, "\u2028\ud800"], "b": {"c": {}, "d": float("nan")}}
+    whole = seal(value).encode()
+    same = repr(unseal(whole, "it"))
+    assert same == repr(value)
+    deep = b'{"sha256": "0", "a": ' + b"[" * 900 + b"]" * 900 + b"}"
+    for data in (*damages(whole, random.Random(0), 200), b"[]", b"{}", deep):
+        try:
+            assert repr(unseal(data or b"", "it")) == same
+        except SettingError as error:
+            assert str(error).startswith("it ")
 
 
 ENCODE = """

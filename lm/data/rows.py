@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lm.config import DataError, SettingError, nearest, parse_json, read_object
-from lm.files import is_sealed, seal
+from lm.files import is_sealed, write_sealed
 
 Row = dict[str, Any]
 Corrupt = Literal["stop", "skip"]  # what becomes of records to train on that cannot be read
@@ -196,7 +196,7 @@ def corrupt_records(rows: "Rows", cache: Path) -> tuple[int, ...]:
             rows.source.__getitems__([*places])
         except Exception:
             corrupt += [place for place in places if not _reads(rows, place)]
-    seal(path, json.dumps(corrupt).encode())
+    write_sealed(path, json.dumps(corrupt).encode())
     return tuple(corrupt)
 
 

@@ -18,7 +18,7 @@ import sentencepiece
 from lm.config import SettingError
 from lm.data.objectives import EOS, PAD, UNK
 from lm.data.sentences import Symbols
-from lm.files import seal
+from lm.files import write_sealed
 
 SAMPLE = 750  # text that a vocabulary is trained on; twice as much saves under 1 % of tokens [characters per piece]
 SEEDS = 5  # pieces to begin with, of which training leaves one; the default, a million, is slower and no better
@@ -200,7 +200,7 @@ class Bytes(Special):
 
 
 def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
-    """Train a unigram model of ``size`` pieces on a sample of ``texts`` and ``seal`` it.
+    """Train a unigram model of ``size`` pieces on a sample of ``texts`` and ``write_sealed`` it.
 
     The same texts give the same model. As T5's: normalisation nmt_nfkc, unknown characters are id 2 (no byte fallback).
     """
@@ -213,7 +213,7 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
         )  # fmt: skip
     except RuntimeError as error:
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {_reason(error)}") from error
-    seal(Path(path), model.getvalue())
+    write_sealed(Path(path), model.getvalue())
     return Path(path)
 
 
