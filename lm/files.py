@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all."""
+"""Files and folders that are there whole or not at all, and small files that tell when they were changed since."""
 
 import contextlib
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lm.config import SettingError, parse_json
+from lm.config import DataError, SettingError, parse_json
 
 SEAL = "sha256"  # the name under which a small JSON file has the checksum of all else in it
 
@@ -65,24 +65,73 @@ def write(path: Path, text: str) -> None:
 
 def seal(value: Mapping[str, Any]) -> str:
     """``value`` as indented JSON with a checksum, so that ``unseal`` tells an edited or damaged file."""
-    bare = json.loads(json.dumps(value))
-    return json.dumps(bare | {SEAL: _checksum(bare)}, indent=1) + "\n"
+    return json.dumps({**value, SEAL: checksum(value)}, indent=1) + "\n"
 
 
-def unseal(data: bytes, path: Any) -> dict[str, Any]:
-    """The value that ``seal`` wrote; SettingError, with the file's name, if it is not what was written."""
-    found = parse_json(data, path)
-    if not isinstance(found, dict) or SEAL not in found:
+def unseal(data: bytes, path: Any, mend: str = "put back a copy that is whole") -> dict[str, Any]:
+    """The value that ``seal`` wrote; DataError with the file's name and the ``mend`` if it is not what was written."""
+    try:
+        return _unsealed(data, path, "")[0]
+    except SettingError as error:
+        raise DataError(f"{error}; {mend}") from error
+
+
+def seal_line(value: Mapping[str, Any], before: str) -> tuple[str, str]:
+    """``value`` as a line of a file of JSON lines, and its checksum.
+
+    That follows from the one of the line ``before`` ("" for the first), so that a line that is missing is noticed.
+    """
+    mark = checksum(value, before)
+    return json.dumps({**value, SEAL: mark}) + "\n", mark
+
+
+def unseal_lines(data: bytes, path: Any, mend: str = "put back a copy that is whole") -> list[dict[str, Any]]:
+    """The values of all lines that ``seal_line`` wrote; a last line that a kill cut short is left out.
+
+    DataError with the file's name, the number of the line, what is wrong with it and the ``mend``.
+    """
+    *lines, last = data.rstrip(b"\0").split(b"\n")  # zeros: where a machine lost its power
+    if last and not _is_cut(last):
+        lines.append(last)
+    found, before = [], ""
+    for number, line in enumerate(lines, 1):
+        try:
+            value, before = _unsealed(line, path, before)
+        except SettingError as error:
+            raise DataError(f"{error}, in line {number} of {len(lines)}; {mend}") from error
+        found.append(value)
+    return found
+
+
+def checksum(value: Mapping[str, Any], before: str = "") -> str:
+    """SHA-256 of the JSON of an object, but for its member SEAL, in whatever order and layout.
+
+    ``before``: the checksum of what it follows, if it follows anything.
+    """
+    bare = {name: each for name, each in value.items() if name != SEAL}
+    plain = json.dumps(json.loads(json.dumps(bare)), sort_keys=True)  # as it is read back: keys become text
+    return hashlib.sha256(f"{before}{plain}".encode()).hexdigest()
+
+
+def _unsealed(text: bytes, path: Any, before: str) -> tuple[dict[str, Any], str]:
+    """The value without its checksum, and that."""
+    value = parse_json(text, path)
+    if not isinstance(value, dict) or not isinstance(value.get(SEAL), str):
         raise SettingError(f"{path} has no checksum ({SEAL}): it was not written by this version, or is damaged")
-    due = found.pop(SEAL)
-    with contextlib.suppress(RecursionError):  # of values nested deeper than any that was sealed
-        if due == _checksum(found):
-            return found
+    mark = value.pop(SEAL)
+    with contextlib.suppress(RecursionError, ValueError):  # of values nested deeper than any that was sealed
+        if mark == checksum(value, before):
+            return value, mark
     raise SettingError(f"{path} was edited or damaged: it does not fit its checksum ({SEAL})")
 
 
-def _checksum(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def _is_cut(line: bytes) -> bool:
+    """Whether a line without an end is the beginning of an object and no more, rather than damaged."""
+    try:
+        json.JSONDecoder().raw_decode(line.decode())
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def write_sealed(path: Path, contents: bytes) -> None:
