@@ -51,9 +51,14 @@ def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(
     assert (tokens[~noise] == targets[~noise]).all()
     assert (targets[segments == 0] == 0).all()
     for row in pieces(batch):
-        assert len(row) == 1 + (pairs != "none")
+        assert pairs == "none" or len(row) == 2
         for piece in row:
             assert (np.diff(piece[piece != EOS]) == 1).all()
+        if pairs == "none":  # the text runs on, with one [SEP] between two documents and none elsewhere
+            stream = np.concatenate(row)
+            begins = np.isin(stream - 10, OFFSETS)
+            assert (np.diff(stream[stream != EOS]) == 1).all()
+            assert (begins[1:] == (stream[:-1] == EOS)).all()
     if pairs == "none":
         assert "encoder_token_types" not in batch
         assert segments.all()
@@ -70,10 +75,12 @@ def test_noise_has_its_rate_and_that_on_words_hides_them_whole(name, room):
     rate = noise.mean()
     assert abs(rate - 0.15) < 5 * np.sqrt(0.15 * 0.85 * 3 / noise.size) + room / 254  # words of up to 3 tokens
     split = (noise[:, 1:] != noise[:, :-1]) & ~VOCABULARY.word_starts[text[:, 1:]]
+    split &= (text[:, 1:] != EOS) & (text[:, :-1] != EOS)  # between documents, and never noise
     assert split.any() == (name == "masked-lm")
     if name == "span-masked-lm":
-        counts = noise[(text > 0).all(1)].sum(1)
-        assert (counts >= round(0.15 * 254)).all()
+        whole = (text > 0).all(1)
+        counts, between = noise[whole].sum(1), (text[whole] == EOS).sum(1)
+        assert (counts >= round(0.15 * 254) - between).all()
         assert (counts <= round(0.15 * 254) + room).all()
         runs = noise.sum() / (np.diff(noise, axis=1, prepend=False) & noise).sum()
         assert 3 * 3.8 * 0.8 < runs < 3 * 3.8 * 1.3  # words of 3 tokens; spans merge, and the last one is cut
@@ -137,7 +144,7 @@ def test_a_batch_is_the_same_whole_in_parts_and_in_another_process(name, pairs):
 
 
 def test_permuted_sentences_stay_whole_and_change_places():
-    vocabulary = SimpleNamespace(word_starts=IDS % 5 == 0, sentence_ends=IDS % 3 == 0)
+    vocabulary = SimpleNamespace(word_starts=IDS % 5 == 0, sentence_ends=IDS % 3 == 0, eos=EOS)
     text = np.random.default_rng(0).integers(10, 900, (40, 60))
     moved = permute(text, np.full(40, 60), uniforms(0, np.arange(40), 1, 60)[:, 0], vocabulary)
     assert (moved != text).any(1).mean() > 0.5
@@ -152,10 +159,10 @@ def test_permuted_sentences_stay_whole_and_change_places():
 def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
     """Of a text of ascending tokens every gap in the inputs must be where a mask is; some masks hide nothing."""
     objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), Bytes(100)
-    count, limits = 300, lengths(objective, 301)
+    count, limits = 300, lengths(objective, 300)
     text = Ragged(np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1)), np.full(200, count, np.int32))
     inputs, targets = denoise(objective, text, uniforms(0, np.arange(200), 2, count), vocabulary, limits)
-    assert (targets.tokens[:, :-1] == text.tokens).all()
+    assert (targets.tokens == text.tokens).all()
     hidden = []
     for row, length in zip(*inputs, strict=True):
         masks = np.flatnonzero(row[:length] == vocabulary.mask)

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from lm.config import SettingError
 from lm.data.objectives import IN_PLACE, OBJECTIVES, Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.pipeline import Mixed, Unsupervised, eval_batches, pretraining_batches, stream
+from lm.data.segments import running
 from lm.data.tokens import encode_corpus
 from lm.data.vocabulary import EOS, Bytes
 
@@ -17,7 +19,7 @@ VOCABULARY = Bytes(100)
 PAIRS = [
     (name, architecture)
     for name, architecture in itertools.product(sorted(OBJECTIVES), ("encoder-decoder", "prefix-decoder"))
-    if (name, architecture) != ("causal-lm", "encoder-decoder") and OBJECTIVES[name].targets not in IN_PLACE
+    if (OBJECTIVES[name].has_inputs or architecture != "encoder-decoder") and OBJECTIVES[name].targets not in IN_PLACE
 ]
 LIMITS = Lengths(0, 8, 5)
 
@@ -34,7 +36,8 @@ def corpus(tmp_path_factory):
 def batches(corpus):
     def make(name="span-corruption", architecture="encoder-decoder", **settings):
         settings = {"inputs_length": 32, "batch_size": 8, "seed": 5} | settings
-        return pretraining_batches(corpus, OBJECTIVES[name], VOCABULARY, architecture=architecture, **settings)
+        objective = OBJECTIVES[name] if isinstance(name, str) else name
+        return pretraining_batches(corpus, objective, VOCABULARY, architecture=architecture, **settings)
 
     return make
 
@@ -64,7 +67,7 @@ def test_a_batch_is_the_same_whole_in_parts_and_made_anew(batches, name, archite
 
 
 @pytest.mark.parametrize(("name", "architecture"), PAIRS)
-def test_rows_have_their_shape_and_every_segment_ends_with_eos(batches, name, architecture):
+def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eos(batches, name, architecture):
     made = batches(name, architecture)
     batch = made(3, slice(None))
     inputs, targets = made.limits[1:]
@@ -75,16 +78,16 @@ def test_rows_have_their_shape_and_every_segment_ends_with_eos(batches, name, ar
     )
     ids, segments = batch["decoder_target_tokens"], batch["decoder_segment_ids"]
     ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
-    assert (ids[ends] == EOS).all()
+    assert (ids[ends] == EOS).all() != made.objective.separates
     if architecture in ENCODER_DECODERS:
         assert (batch["encoder_segment_ids"].max(1) == segments.max(1)).all()
         assert batch["encoder_input_tokens"].shape == (8, inputs)
 
 
-@pytest.mark.parametrize("name", ["mass-style", "deshuffling", "prefix-lm", "causal-lm"])
+@pytest.mark.parametrize("name", ["mass-style", "deshuffling", "prefix-lm", "causal-lm", "language-model"])
 def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_noise(batches, corpus, name):
     """Objectives whose rows spell out the text: all of it comes back in each epoch."""
-    made = batches(name, "decoder" if name == "causal-lm" else "encoder-decoder", batch_size=1)
+    made = batches(name, "encoder-decoder" if OBJECTIVES[name].has_inputs else "decoder", batch_size=1)
     first, second = [len(made.segments.starts)] * 2
     if not made.objective.concatenates:
         first, second = made.rows_of_epoch(0), made.rows_of_epoch(1)
@@ -95,7 +98,7 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
         sides = ("encoder_input_tokens", "decoder_target_tokens") if name == "prefix-lm" else ("decoder_target_tokens",)
         ids = np.concatenate([batch[side].ravel() for batch in epoch for side in sides])
         assert np.sort(ids[ids > EOS]).tolist() == np.sort(corpus.tokens).tolist()
-        key = "decoder_target_tokens" if name == "causal-lm" else "encoder_input_tokens"
+        key = "encoder_input_tokens" if OBJECTIVES[name].has_inputs else "decoder_target_tokens"
         seen.append(np.concatenate([batch[key].ravel() for batch in epoch]))
     assert len(seen[0]) != len(seen[1]) or (seen[0] != seen[1]).any()
     if name == "mass-style":
@@ -112,6 +115,25 @@ def test_a_corpus_of_one_segment_has_other_noise_every_epoch(tmp_path, name):
         architecture="encoder-decoder", inputs_length=128, batch_size=6, seed=0,
     )  # fmt: skip
     assert len(np.unique(made(0, slice(None))["encoder_input_tokens"], axis=0)) >= 4
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("causal-lm", "decoder"), ("text-infilling", "encoder-decoder")])
+def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus, name, architecture):
+    """Else a model learns to stop at the last place of a row, whatever stands there, and never where a text ends."""
+    made = batches(name, architecture, batch_size=1)
+    rows = [made(step, slice(None)) for step in range(len(made.segments.starts))]
+    rows = [row["decoder_target_tokens"][row["decoder_segment_ids"] > 0].tolist() for row in rows]
+    order = np.argsort(made.plan(0).order)
+    documents = [corpus.tokens[begin:end].tolist() for begin, end in itertools.pairwise(corpus.offsets)]
+    strung = documents[0] + [token for document in documents[1:] for token in (EOS, *document)]
+    assert [token for place in order for token in rows[place]] == strung
+    assert sum(len(row) == 32 for row in rows) == len(strung) // 32  # no place of a row is lost to an end
+
+
+def test_documents_without_tokens_leave_no_second_eos():
+    text = running(np.arange(10, 16), np.array([0, 0, 2, 2, 2, 5, 6, 6]), EOS)
+    assert text.read(np.arange(text.length + 1)).tolist() == [10, 11, EOS, 12, 13, 14, EOS, 15, 15]
+    assert running(np.arange(3), np.array([0, 1, 3]), None).read(np.arange(3)).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["span-corruption", "prefix-lm"])
@@ -197,6 +219,7 @@ def test_evaluation_takes_every_example_once_in_order_and_fills_up_with_padding(
     [
         ({"architecture": "encoder-decodr"}, "did you mean 'encoder-decoder'"),
         ({"name": "causal-lm"}, "objective.noise"),
+        ({"name": replace(OBJECTIVES["prefix-lm"], eos="between-documents")}, "objective.eos='between-documents'"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"seed": -1}, "seed=-1"),
         ({"inputs_length": 1}, "data.inputs_length=1"),
@@ -208,6 +231,8 @@ def test_a_setting_that_cannot_be_is_refused_by_name(batches, settings, field):
 
 
 def test_streams_and_mixtures_refuse_by_name(batches, corpus):
+    with pytest.raises(SettingError, match="objective.eos='between-documents'"):
+        Unsupervised(batches("causal-lm", "decoder"))
     with pytest.raises(SettingError, match="data.workers=-1"):
         stream(batches(), 0, 1, workers=-1)
     common = {"architecture": "decoder", "lengths": LIMITS, "batch_size": 1, "seed": 0}
@@ -227,6 +252,7 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     ("name", "rate"),
     [
         ("span-corruption", 5),
+        ("causal-lm", 5),
         ("masked-lm", 5),
         ("whole-word-masked-lm", 5),
         ("span-masked-lm", 1),
@@ -235,10 +261,13 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
 )
 def test_one_core_makes_millions_of_tokens_a_second(tmp_path, name, rate):
     text = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 2_000_000)))
+    texts = text.replace("z", " ").replace("x ", ". ").split("ab")
+    objective = OBJECTIVES[name]
+    architecture = "encoder-decoder" if objective.has_inputs else "decoder"
+    architecture = "encoder" if objective.targets in IN_PLACE else architecture
     made = pretraining_batches(
-        encode_corpus([text.replace("z", " ").replace("x ", ". ")], VOCABULARY, tmp_path), OBJECTIVES[name], VOCABULARY,
-        architecture="encoder" if OBJECTIVES[name].targets in IN_PLACE else "encoder-decoder", inputs_length=512,
-        batch_size=128, seed=0,
+        encode_corpus(texts, VOCABULARY, tmp_path), objective, VOCABULARY,
+        architecture=architecture, inputs_length=512, batch_size=128, seed=0,
     )  # fmt: skip
     made(0, slice(None))
     times = []

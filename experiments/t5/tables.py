@@ -91,7 +91,7 @@ ROWS = {
         "encoder-decoder+lm": objective("prefix-lm"),
         "encoder-decoder-shared+lm": SHARED | objective("prefix-lm"),
         "encoder-decoder-6-layers+lm": SIX_LAYERS | objective("prefix-lm"),
-        "language-model+lm": LM | objective("causal-lm"),
+        "language-model+lm": LM | objective("language-model"),
         "prefix-lm+lm": PREFIX_LM | objective("prefix-lm"),
     },
     ("t5/4-objective", "Disparate unsupervised objectives"): {

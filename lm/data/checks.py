@@ -41,6 +41,11 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
             f"objective.noise='everything' with objective.inputs='drop' leaves model.architecture={architecture!r} no "
             "inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
         )
+    if objective.eos == "between-documents" and objective.pairs == "none" and not objective.concatenates:
+        raise SettingError(
+            f"objective.eos='between-documents' should be 'each-example' with objective.noise={objective.noise!r}: "
+            "documents are kept apart"
+        )
     if (objective.targets in IN_PLACE) != (architecture == "encoder"):
         raise SettingError(
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an encoder "

@@ -1,8 +1,9 @@
 """Rows of an encoder: running text or pairs of pieces, some tokens of which are hidden and told in their places.
 
-A row reads [CLS] text [SEP], its text running on through the documents (RoBERTa's full sentences: Liu et al. 2019,
-section 4.2); or [CLS] A [SEP] B [SEP], where A and B are cut from one document, unless the pair is to be told from
-others: next-sentence (Devlin et al. 2019) takes B from another document, sentence-order (Lan et al. 2020) puts B first.
+A row reads [CLS] text [SEP], its text running on through the documents with a [SEP] between two (RoBERTa's full
+sentences: Liu et al. 2019, section 4.2); or [CLS] A [SEP] B [SEP], where A and B are cut from one document, unless the
+pair is to be told from others: next-sentence (Devlin et al. 2019) takes B from another document, sentence-order (Lan et
+al. 2020) puts B first.
 """
 
 import functools
@@ -13,7 +14,7 @@ import numpy as np
 
 from lm.config import SettingError
 from lm.data.objectives import INPUTS, PAD, Lengths, Objective, noise_mask, uniforms
-from lm.data.segments import Segments, even, full, shuffled
+from lm.data.segments import Running, Segments, even, full, running, shuffled
 from lm.data.sentences import cuts
 from lm.data.tokens import Tokens
 from lm.data.vocabulary import Vocabulary
@@ -68,11 +69,16 @@ class Masked:
     @functools.cached_property
     def segments(self) -> Segments:
         if self.objective.pairs == "none":
-            return full(self.tokens.offsets[[0, -1]], self.limits.raw)
+            return full(np.array([0, self.text.length]), self.limits.raw)
         segments = even(self.tokens.offsets, self.limits.raw)
         if not len(segments.starts) or (self.objective.pairs == "next-sentence" and np.ptp(segments.documents) == 0):
             raise SettingError("data.corpus has too few documents for objective.pairs; it needs two of two tokens each")
         return segments
+
+    @functools.cached_property
+    def text(self) -> Running:
+        separator = self.vocabulary.sep if self.objective.separates else None
+        return running(self.tokens.tokens, self.tokens.offsets, separator)
 
     def _whole(self, segments: np.ndarray) -> Pieces:
         return Pieces(*(values[segments, None] * np.array([1, 0]) for values in self.segments[:2]))
@@ -83,8 +89,7 @@ class Masked:
         first, second = pieces.starts[:, :1], pieces.starts[:, 1:] - pieces.lengths[:, :1]
         if self.objective.pairs != "none":
             first = np.where(places < pieces.lengths[:, :1], first, second)
-        tokens = self.tokens.tokens
-        return tokens[np.minimum(first + places, len(tokens) - 1)].astype(np.int32)
+        return self.text.read(first + places)
 
     def _cuts(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
         return cuts(self._read(self._whole(segments)), self.segments.lengths[segments], u, self.vocabulary)
@@ -116,10 +121,11 @@ class Masked:
 
     def _features(self, pieces: Pieces, u: np.ndarray) -> Batch:
         text, first, whole = self._read(pieces), pieces.lengths[:, :1], pieces.lengths.sum(1)
-        starts = None
-        if self.objective.reads_words:  # and a piece begins one, whatever came before it
-            starts = self.vocabulary.word_starts[text] | (np.arange(self.limits.raw) == first)
-        noise = noise_mask(self.objective, whole, u, self.limits.raw, 0, starts)
+        starts, between = None, text == self.vocabulary.sep  # documents; never hidden
+        if self.objective.reads_words:  # and a piece or a document begins one, whatever came before it
+            starts = self.vocabulary.word_starts[text] | (np.arange(self.limits.raw) == first) | between
+            starts[:, 1:] |= between[:, :-1]
+        noise = noise_mask(self.objective, whole, u, self.limits.raw, 0, starts) & ~between
         shown, _ = INPUTS[self.objective.inputs](text, noise, u[:, -1], self.vocabulary)
         places, paired = np.arange(self.limits.inputs), int(self.objective.pairs != "none")
         second = paired * (places > first + 1)

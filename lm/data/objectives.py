@@ -41,6 +41,9 @@ Noise = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans
 Inputs = Literal["sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"]
 # With "replaced" a discriminator tells besides of every token whether it is the text's.
 Targets = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
+# T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal model that
+# finds EOS at the same place of every row learns the place, and stops there.
+Ends = Literal["each-example", "between-documents"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Objective:
     mean_span_length: float = 3.0  # of "spans" and "poisson-spans" [tokens]
     sentences: Literal["in-order", "permuted"] = "in-order"  # of inputs; targets keep the text's order
     pairs: Literal["none", "next-sentence", "sentence-order"] = "none"  # what encoders tell of two pieces of text
+    eos: Ends = "each-example"  # where EOS stands, of encoders [SEP]: T5's rule, or once between two documents
 
     def __post_init__(self):
         if not 0 < self.rate < 1:
@@ -65,6 +69,11 @@ class Objective:
     def concatenates(self) -> bool:
         """Whether documents are strung together before they are split; a few objectives keep them apart."""
         return self.pairs == "none" and (self.noise not in ("suffix", "everything") or not self.has_inputs)
+
+    @property
+    def separates(self) -> bool:
+        """Whether documents are strung together with EOS between them, and examples are cut from that without one."""
+        return self.concatenates and self.eos == "between-documents"
 
     @property
     def has_inputs(self) -> bool:
@@ -86,7 +95,8 @@ class Objective:
         return self.noise in ("whole-words", "geometric-spans")
 
 
-_MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place")
+_CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
+_MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
 
 OBJECTIVES = {
     "baseline": Objective(),  # "replace spans" of i.i.d. noise: the baseline of all tables
@@ -97,12 +107,15 @@ OBJECTIVES = {
     "bert-style": Objective(inputs="masks-or-random", targets="everything"),
     "deshuffling": Objective(noise="everything", inputs="shuffle", targets="everything"),
     "prefix-lm": Objective(noise="suffix", inputs="drop", targets="drop"),
-    "causal-lm": Objective(noise="everything", inputs="drop", targets="everything"),
-    "text-infilling": Objective("poisson-spans", "span-masks", "everything", rate=0.3, sentences="permuted"),
+    "language-model": _CAUSAL_LM,  # of the T5 paper's tables
+    "causal-lm": replace(_CAUSAL_LM, eos="between-documents"),
+    "text-infilling": Objective(
+        "poisson-spans", "span-masks", "everything", rate=0.3, sentences="permuted", eos="between-documents"
+    ),
     "masked-lm": _MASKED_LM,
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
     "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
-    "electra": Objective(inputs="masks", targets="replaced"),
+    "electra": Objective(inputs="masks", targets="replaced", eos="between-documents"),
 }
 
 
@@ -114,7 +127,7 @@ class Ragged(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Tokens of one row: of raw text, and the room for the inputs and the targets made of it, EOS included."""
+    """Tokens of one row: of raw text, any EOS between documents included, and the room for inputs and targets."""
 
     raw: int
     inputs: int
@@ -207,24 +220,25 @@ TARGETS = {
 def denoise(
     objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Symbols, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
-    """text [B,L], uniforms [B,draws,L] -> inputs and targets, each with its EOS, that fit in ``limits``."""
+    """text [B,L], uniforms [B,draws,L] -> inputs and targets that fit in ``limits``, EOS where the example ends."""
     tokens, lengths = text
+    eos = None if objective.separates else vocabulary.eos
     inside, shown = within(lengths, tokens.shape[1]), tokens
     if objective.sentences == "permuted":
         shown, u = permute(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
     if objective.noise == "poisson-spans":
         shown, keep = infill(objective, shown, lengths, u, vocabulary.mask)
-        return _gather(shown, keep, vocabulary.eos), _gather(tokens, inside, vocabulary.eos)
+        return _gather(shown, keep, eos), _gather(tokens, inside, eos)
     starts = vocabulary.word_starts[shown] if objective.reads_words else None
     noise = noise_mask(objective, lengths, u, vocabulary.num_sentinels, limits.targets, starts)
     shown, keep = INPUTS[objective.inputs](shown, noise, u[:, -1], vocabulary)
-    inputs = _gather(shown, keep & inside, vocabulary.eos if objective.has_inputs else None)
+    inputs = _gather(shown, keep & inside, eos if objective.has_inputs else None)
     said, keep = TARGETS[objective.targets](tokens, noise, vocabulary)
-    return inputs, _gather(said, keep & inside, vocabulary.eos)
+    return inputs, _gather(said, keep & inside, eos)
 
 
 def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
-    """tokens [B,L], bool [B,L] -> the kept tokens from the left and, if the text ends, its ``eos``."""
+    """tokens [B,L], bool [B,L] -> the kept tokens from the left and, unless it is None, ``eos``."""
     counts = np.count_nonzero(keep, axis=1).astype(np.int32)
     ends = eos is not None
     gathered = np.full((len(tokens), int(counts.max(initial=0)) + ends), PAD, np.int32)
@@ -268,7 +282,7 @@ def lengths(objective: Objective, inputs_length: int) -> Lengths:
         raise SettingError(f"data.inputs_length={inputs_length} should be at least {SHORTEST}, such as 512")
     if objective.noise == "spans":
         return _span_lengths(objective, inputs_length)
-    raw = inputs_length - 1  # and EOS
+    raw = inputs_length - (not objective.separates)  # and EOS
     targets = inputs_length
     if objective.noise in BY_CHANCE and objective.targets != "everything":
         targets = min(targets, _iid_room(objective, raw))

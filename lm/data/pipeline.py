@@ -20,7 +20,7 @@ from lm.data.checks import check_batches, check_objective
 from lm.data.masked import Masked, masked_lengths
 from lm.data.objectives import Lengths, Objective, Ragged, denoise, lengths, sizes, uniforms
 from lm.data.packing import ENCODER_DECODERS, features, fill_rows, ragged, row_room
-from lm.data.segments import Segments, full, generator
+from lm.data.segments import Running, Segments, full, generator, running
 from lm.data.tokens import Tokens
 from lm.data.vocabulary import Vocabulary
 
@@ -73,19 +73,23 @@ class Denoised:
     def examples(self, segments: np.ndarray, numbers: np.ndarray, draws: np.ndarray) -> tuple[Ragged, Ragged]:
         """Segments [B], denoised with the random numbers of examples ``numbers`` [B], of which ``draws`` are first."""
         starts, counts = self.segments.starts[segments], self.segments.lengths[segments]
-        tokens = self.tokens.tokens
-        places = np.minimum(starts[:, None] + np.arange(self.limits.raw), len(tokens) - 1)
+        tokens = self.text.read(starts[:, None] + np.arange(self.limits.raw))
         u = uniforms(self.seed, numbers, self.objective.draws, self.limits.raw)
         if not self.objective.concatenates:
             u[:, 0, 0] = draws  # which the plan had to know of all examples at once
-        text = Ragged(tokens[places].astype(np.int32), counts.astype(np.int32))
+        text = Ragged(tokens, counts.astype(np.int32))
         return denoise(self.objective, text, u, self.vocabulary, self.limits)
 
     @functools.cached_property
     def segments(self) -> Segments:
         """Documents split into at most ``raw`` tokens each, after being strung together where the objective does so."""
-        offsets = self.tokens.offsets
-        return full(offsets[[0, -1]] if self.objective.concatenates else offsets, self.limits.raw)
+        strung = np.array([0, self.text.length])
+        return full(strung if self.objective.concatenates else self.tokens.offsets, self.limits.raw)
+
+    @functools.cached_property
+    def text(self) -> Running:
+        separator = self.vocabulary.eos if self.objective.separates else None
+        return running(self.tokens.tokens, self.tokens.offsets, separator)
 
     @functools.cached_property
     def plan(self) -> Callable[[int], Plan]:
@@ -155,6 +159,13 @@ class Unsupervised:
     """
 
     source: Denoised
+
+    def __post_init__(self):
+        if self.source.objective.separates:
+            raise SettingError(
+                "objective.eos='between-documents' should be 'each-example' where mixing.pretraining reads tasks too: "
+                "an example of a mixture ends with EOS"
+            )
 
     def __len__(self) -> int:
         count = len(self.source.segments.starts)

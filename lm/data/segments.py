@@ -16,6 +16,33 @@ class Segments(NamedTuple):
     documents: np.ndarray
 
 
+class Running(NamedTuple):
+    """Documents strung together as one text, with ``separator`` between two of them if there is one."""
+
+    tokens: np.ndarray  # of all documents, one after the other [tokens]
+    separators: np.ndarray  # where in the text they stand, int64, in order
+    separator: int | None
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) + len(self.separators)
+
+    def read(self, places: np.ndarray) -> np.ndarray:
+        """int32: the tokens at ``places`` of the text; beyond its end the last one."""
+        before = np.searchsorted(self.separators, places) if len(self.separators) else 0
+        found = self.tokens[np.minimum(places - before, len(self.tokens) - 1)].astype(np.int32)
+        if len(self.separators):
+            found[self.separators[np.minimum(before, len(self.separators) - 1)] == places] = self.separator
+        return found
+
+
+def running(tokens: np.ndarray, offsets: np.ndarray, separator: int | None) -> Running:
+    """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; those without tokens leave no trace in it."""
+    inner = np.unique(offsets)[1:-1]
+    separators = inner + np.arange(len(inner)) if separator is not None else inner[:0]
+    return Running(tokens, separators, separator)
+
+
 def full(offsets: np.ndarray, raw: int) -> Segments:
     """Documents split into ``raw`` tokens each, the last piece having what is left."""
     sizes = np.diff(offsets)

@@ -22,9 +22,12 @@ class Symbols(Protocol):
 
 
 def sentence_starts(tokens: np.ndarray, vocabulary: Symbols) -> np.ndarray:
-    """bool [B,L]: a word begins after the end of a sentence; the first token is none."""
+    """bool [B,L]: a word begins after the end of a sentence, or anything after EOS; the first token is none."""
     starts = np.zeros(tokens.shape, bool)
-    starts[:, 1:] = vocabulary.sentence_ends[tokens[:, :-1]] & vocabulary.word_starts[tokens[:, 1:]]
+    before = tokens[:, :-1]
+    starts[:, 1:] = (vocabulary.sentence_ends[before] & vocabulary.word_starts[tokens[:, 1:]]) | (
+        before == vocabulary.eos
+    )
     return starts
 
 
