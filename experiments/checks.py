@@ -1,32 +1,37 @@
 """Everything that can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
 
+import os
 import tempfile
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import jax
+from flax import nnx
 
 from experiments.experiment import Experiment
 from experiments.prepare import Prepared, mixed_batches, prepare, pretraining_batches, tuning_lengths
 from experiments.processes import agreed, first_alone
 from experiments.results import check_settings
 from lm import sharding
-from lm.config import SettingError, to_json
+from lm.config import SettingError, check_numbers
 from lm.data import pipeline
 from lm.data.checks import check_batches
 from lm.data.labelled import Reader
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import labelled
-from lm.files import write
+from lm.nn.config import ModelConfig
+from lm.nn.transformer import Transformer
 
 
 def check(
     experiment: Experiment, folder: Path, cache: Path, say: Callable[[str], object], allow: frozenset[str] = frozenset()
 ) -> tuple[Prepared, jax.sharding.Mesh]:
-    """Data and mesh of a run that can be started in ``folder``, which is then its own.
+    """Data and mesh of a run that can be started in ``folder``, of which nothing is written.
 
     Its settings may be others than it was begun with if "settings" are in ``allow``.
     """
+    check_numbers(experiment)
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
@@ -43,10 +48,27 @@ def check(
         check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
     for name in tuning.heads if tunes else ():
         Reader(labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
-    if jax.process_index() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        write(folder / "settings.json", to_json(experiment) + "\n")
-    return prepared, sharding.make_mesh(experiment.mesh)
+    mesh = sharding.make_mesh(experiment.mesh)
+    check_memory(experiment.model, mesh)
+    return prepared, mesh
+
+
+def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
+    """SettingError if the parameters and their gradients alone, in float32, are more than the devices can hold."""
+    shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
+    places = sharding.parameters(shapes, mesh)
+    leaves = sharding.named(shapes)
+    needed = sum(2 * 4 * prod(place.shard_shape(leaves[name].shape)) for name, place in places.items())
+    device = jax.local_devices()[0]
+    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
+    there = (device.memory_stats() or {}).get("bytes_limit", shared)
+    if needed > there:
+        names = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers")
+        sizes = ", ".join(f"model.{name}={getattr(model, name)}" for name in names)
+        raise SettingError(
+            f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and there are "
+            f"{there / 2**30:,.1f}: make it smaller ({sizes}) or spread it over more devices (mesh.fsdp)"
+        )
 
 
 def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:

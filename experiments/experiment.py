@@ -65,10 +65,13 @@ class PhaseConfig:
     log_every: int = 100  # between lines of metrics.jsonl [steps]
     optimizer: OptimizerConfig = OptimizerConfig()
 
-    def __post_init__(self):
-        at_least(self, "", steps=0, batch_size=1, microbatches=1, save_every=1, keep_hours=0, log_every=1)
+    def check(self, name: str) -> None:
+        """SettingError for numbers that make no sense, by the name of the phase."""
+        at_least(self, f"{name}.", steps=0, batch_size=1, microbatches=1, save_every=1, keep_hours=0, log_every=1)
         if self.batch_size % self.microbatches:
-            raise SettingError(f"batch_size={self.batch_size} is not divisible by microbatches={self.microbatches}")
+            raise SettingError(
+                f"{name}.batch_size={self.batch_size} is not divisible by {name}.microbatches={self.microbatches}"
+            )
 
 
 PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "wmt_enfr", "wmt_enro")
@@ -128,6 +131,13 @@ class Experiment:
     generator_share: float = 0.25  # width of ELECTRA's generator over the model's; unused without replaced-token
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # of initial parameters, order of examples, noise and dropout
+
+    def __post_init__(self):
+        self.pretraining.check("pretraining")
+        self.finetuning.check("finetuning")
+        most = 2**32 // self.ensemble.members - 1  # jax takes seeds of 32 bits, and each member has its own
+        if not 0 <= self.seed <= most:
+            raise SettingError(f"seed={self.seed} should be a whole number from 0 to {most}")
 
 
 BASELINE = Experiment()

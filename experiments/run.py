@@ -26,6 +26,7 @@ from experiments.prepare import mixed_batches, pretraining_batches
 from experiments.processes import agreed
 from experiments.progress import Reporter
 from lm import sharding
+from lm.config import to_json
 from lm.data import pipeline
 from lm.data.mixtures import mixture
 from lm.files import write
@@ -50,6 +51,7 @@ def run(
     ``allow``: which of origin.ORIGINS may have changed since it was begun.
     """
     prepared, mesh = check(experiment, folder, cache, reporter.say, allow)
+    claim(experiment, folder)
 
     def session(settings: Experiment) -> Session:
         return Session(settings, prepared, mesh, cache, reporter, allow)
@@ -73,6 +75,12 @@ def run(
         write_scores(folder, home, places, {"tasks": best, "length_losses": longer})
 
 
+def claim(experiment: Experiment, folder: Path) -> None:
+    """The folder is this run's from now on."""
+    if jax.process_index() == 0:
+        write(folder / "settings.json", to_json(experiment) + "\n")
+
+
 def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: dict) -> None:
     """What the run came to, and where its phases lie, from the scale's folder."""
     own = list(dict.fromkeys(places.values()))
@@ -92,6 +100,8 @@ def pretrain_together(
     """The pre-training of seeds of one experiment at once; ``run`` then finds it done for each of them."""
     runs = list(zip(experiments, folders, strict=True))
     ready = [check(experiment, folder, cache, reporter.say, allow) for experiment, folder in runs]
+    for experiment, folder in runs:
+        claim(experiment, folder)
     for phase in pretrainings(experiments[0]):
         sessions = [
             Session(pretrainings(experiment)[phase], *made, cache, reporter, allow)

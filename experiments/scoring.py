@@ -58,7 +58,7 @@ def score_file(path: Path, name: str, split: str, limit: int, runs: Path) -> Non
     if name not in ALL:
         raise SettingError(f"--task: there is no task {name!r}{nearest(name, ALL)}")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = lines_of(path.read_bytes().decode())
         found = [parse_json(line, "a line") for line in lines] if path.suffix == ".jsonl" else lines
         found = [line["prediction"] if isinstance(line, dict) else line for line in found]
     except (OSError, ValueError, KeyError) as error:
@@ -75,6 +75,11 @@ def score_file(path: Path, name: str, split: str, limit: int, runs: Path) -> Non
     except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise SettingError(f"{path} has an answer of a kind that {name} has not: {error!r:.200}") from error
     show([(name, str(path), len(rows), scored)])
+
+
+def lines_of(text: str) -> list[str]:
+    """Cut at newlines alone: an answer may hold a form feed, and JSON U+2028, at which Python cuts too."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def show(lines: Sequence[tuple[str, str, int, Mapping[str, float]]]) -> None:

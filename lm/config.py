@@ -107,6 +107,15 @@ def at_least(settings: Any, prefix: str, **least: float) -> None:
             raise SettingError(f"{prefix}{name}={value} should be at least {bound}")
 
 
+def check_numbers(config: Any) -> None:
+    """SettingError for a number beyond 32 bits, in which everything is computed: there it overflows or is infinite."""
+    for path, value in leaves(config):
+        for number in value if isinstance(value, tuple) else (value,):
+            most = {int: 2**32 - 1, float: 3.4028235e38}.get(type(number))
+            if most is not None and not -most <= number <= most:
+                raise SettingError(f"{path}={value} should be a number between -{most:.4g} and {most:.4g}")
+
+
 def parse_json(text: str | bytes, name: Any) -> Any:
     """What JSON says, wherever it comes from; SettingError with ``name`` if it is none, or too deep or long to read."""
     try:

@@ -1,6 +1,7 @@
 """Scores between 0 and 100 of predictions against targets: ``metric(targets, predictions) -> float``.
 
-As T5 computes them; where a class is predicted, -1 stands for a text that is no class, and counts as wrong.
+As T5 computes them; where a class is predicted, -1 stands for a text that is no class, and counts as wrong. Where a
+number is predicted, -1 stands for what is none.
 """
 
 import collections
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from lm.config import SettingError
+
+LARGEST = 1e100  # of numbers that are predicted: the squares of larger ones overflow
 
 Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
@@ -87,9 +90,22 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
     check_lengths(targets, predictions)
     import scipy.stats
 
+    predictions = [number(prediction) for prediction in predictions]
     if len(set(targets)) < 2 or len(set(predictions)) < 2:
         return 0.0
     return 100 * float(getattr(scipy.stats, name)(targets, predictions).statistic)
+
+
+def number(prediction: Any) -> float:
+    """The number that a prediction, or its text, is; -1 for infinity, NaN and a text that is no number, as T5 has it.
+
+    One NaN among the predictions would make every correlation NaN.
+    """
+    try:
+        found = float(prediction)
+    except (ValueError, OverflowError):
+        return -1.0
+    return found if abs(found) <= LARGEST else -1.0
 
 
 # Answers: every target is the list of right ones, the best of which counts

@@ -39,3 +39,11 @@ def test_rouge_l_compares_sentence_by_sentence():
     target, prediction = "the cat sat . the dog ran", "the dog ran . the cat sat"
     assert metrics.rouge("rougeLsum")([target], [prediction]) == pytest.approx(100)
     assert metrics.rouge("rougeL")(["the cat sat the dog ran"], ["the dog ran the cat sat"]) < 100
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), -float("inf"), 1e308, 10**400, "nan", "about three"])
+@pytest.mark.parametrize("correlation", [metrics.pearson, metrics.spearman])
+def test_a_prediction_that_is_no_finite_number_counts_as_minus_one(correlation, answer):
+    targets, others = [1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5]
+    expected = correlation(targets, [*others, -1.0])
+    assert correlation(targets, [*others, answer]) == expected < correlation(targets, [*others, 4.5])

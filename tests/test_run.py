@@ -236,6 +236,15 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         (ELECTRA | {"model.heads": ()}, "objective.targets='replaced' needs .* in model.heads="),
         (ELECTRA | {"objective.targets": "in-place"}, "model.heads=.* needs objective.targets='replaced'"),
         (GPT | TEXT | {"model.max_length": 30}, "model.max_length=30 is less than"),
+        ({"seed": -1}, "seed=-1 should be a whole number from 0 to 4294967295"),
+        ({"seed": 10**20}, f"seed={10**20} should be a whole number from 0"),
+        ({"ensemble.members": 2, "seed": 2**31}, "seed=2147483648 should be a whole number from 0 to 2147483647"),
+        ({"model.vocab_size": 10**12}, "model.vocab_size=1000000000000 should be a number between"),
+        ({"model.vocab_size": 2**32 - 1}, "needs .* GiB of each device.*model.vocab_size=4294967295"),
+        ({"model.d_model": 2**32 - 2, "model.vocab_size": 2**32 - 1}, "needs .* GiB .*model.d_model=4294967294"),
+        ({"pretraining.optimizer.learning_rate": 1e308}, r"pretraining.optimizer.learning_rate=1e\+308 should be a nu"),
+        ({"finetuning.steps": -10}, "finetuning.steps=-10 should be at least 0"),
+        ({"pretraining.microbatches": 3}, "pretraining.batch_size=8 is not divisible by pretraining.microbatches=3"),
     ],
 )
 def test_bad_settings_are_refused_by_name_before_anything_compiles_and_leave_nothing(
@@ -246,6 +255,11 @@ def test_bad_settings_are_refused_by_name_before_anything_compiles_and_leave_not
     with pytest.raises(SettingError, match=message):
         check(registry.apply(build(BASELINE, "tiny"), overrides), folder, runs / "cache", print)
     assert not folder.exists()
+
+
+def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
+    check(build(BASELINE, "tiny"), runs / "tiny" / "checked", runs / "cache", print)
+    assert not (runs / "tiny" / "checked").exists()
 
 
 def test_an_unwritable_folder_is_refused(runs, tmp_path):

@@ -141,6 +141,23 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
             score_file(path, name, "validation", 0, runs)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("a.txt", "a\fb\nc\u2028d\n", ["a\fb", "c\u2028d"]),
+        ("a.txt", "a\r\n\r\nb", ["a", "", "b"]),
+        ("a.jsonl", '"a\u2028b"\n{"prediction": "c\x85d"}\n', ["a\u2028b", "c\x85d"]),
+    ],
+)
+def test_answers_end_at_newlines_alone(name, text, rows, runs, tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(type(TASKS["cola"]), "evaluate", lambda task, rows, found: read.extend(found) or {"score": 0})
+    monkeypatch.setattr("experiments.scoring.references", lambda *_: rows)
+    (tmp_path / name).write_bytes(text.encode())
+    score_file(tmp_path / name, "cola", "validation", 0, runs)
+    assert read == rows
+
+
 def test_the_list_of_tasks_has_the_rows_of_what_is_prepared_and_the_command_for_the_rest(runs, capsys):
     show_tasks("co*", runs)
     out = capsys.readouterr().out

@@ -42,14 +42,6 @@ def stsb_text(row: Row) -> tuple[str, str]:
     return f"stsb sentence1: {row['sentence1']} sentence2: {row['sentence2']}", score
 
 
-def number(text: str, row: Row) -> float:
-    """The number a text spells, -1 if none."""
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0
-
-
 # MultiRC: rows are grouped by question
 
 
@@ -163,8 +155,9 @@ TASKS = (
     glue("sst2", "sentence", ("negative", "positive"), ACCURACY),
     glue("mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), BOTH),
     Task(
-        name="stsb", source="glue/stsb", column="GLUE", to_text=stsb_text, from_text=number,
-        target=lambda row: row["label"], metrics={"pearson": metrics.pearson, "spearman": metrics.spearman},
+        name="stsb", source="glue/stsb", column="GLUE", to_text=stsb_text,
+        from_text=lambda text, row: metrics.number(text), target=lambda row: row["label"],
+        metrics={"pearson": metrics.pearson, "spearman": metrics.spearman},
     ),
     glue("qqp", "question1 question2", ("not_duplicate", "duplicate"), BOTH),
     glue(
