@@ -197,10 +197,13 @@ def with_head(head: HeadConfig) -> Callable[[ModelConfig, nnx.Rngs], Tuned]:
 
 
 def best_of(task: Any, folder: Path) -> dict:
-    """The best evaluation of a task, as the paper reports it: every task by its own checkpoint."""
+    """The best evaluation of a task, as the paper reports it: every task by its own checkpoint.
+
+    Of several with the same score it is the one with the lowest loss, else the last: as of checkpoints.
+    """
     name = task.name
     evaluations = [record for record in records(folder) if f"{name}/score" in record]
-    best = max(evaluations, key=lambda record: record[f"{name}/score"])
+    best = max(evaluations, key=lambda r: (r[f"{name}/score"], -r.get(f"{name}/loss", np.inf), r["step"]))
     metrics = {key.split("/")[1]: value for key, value in best.items() if key.startswith(f"{name}/")}
     if "loss" in metrics:
         metrics["loss"] = min(r.get(f"{name}/loss", np.inf) for r in evaluations)  # of its own best checkpoint

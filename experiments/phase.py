@@ -1,7 +1,6 @@
 """One phase of training in its folder: what all phases of a run share, and how each is brought to its end."""
 
 import fcntl
-import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from experiments.prepare import Encoded, Prepared
 from experiments.processes import agreed, trains, wait
 from experiments.progress import Reporter
 from lm import sharding
+from lm.config import SettingError
 from lm.data import pipeline
 from lm.data.labelled import Labelled
 from lm.data.objectives import Lengths
@@ -28,7 +28,7 @@ from lm.nn.tuned import BODY
 from lm.train import manifest, together
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LoopConfig
-from lm.train.log import Log, now, packages, records
+from lm.train.log import Log, now, packages, records, status
 from lm.train.state import State
 from lm.train.step import Steps
 from lm.train.throughput import step_flops
@@ -159,15 +159,18 @@ def _check_origin(phase: Phase, done: bool) -> None:
 
 
 def finished(folder: Path, steps: int) -> bool:
-    """Whether the phase in ``folder`` was trained, evaluated and saved to its end."""
+    """Whether the phase in ``folder`` was trained, evaluated and saved to its end.
+
+    DataError if its records are damaged, whether it has ended or is gone on with.
+    """
 
     def ended() -> bool:
-        try:
-            status = json.loads((folder / "run.json").read_text())["status"]
-        except (OSError, ValueError, KeyError, TypeError):  # not begun, cut short or damaged
-            return False
         evaluated = any((line["kind"], line["step"]) == ("eval", steps) for line in records(folder))
-        return status == "finished" and evaluated and steps in manifest.steps(folder / "checkpoints")
+        try:
+            done = status(folder) == "finished"
+        except (SettingError, OSError):  # which the log says, and begins it anew
+            done = False
+        return done and evaluated and steps in manifest.steps(folder / "checkpoints")
 
     return agreed(ended)
 

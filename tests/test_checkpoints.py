@@ -24,9 +24,11 @@ from experiments.folders import phases
 from experiments.registry import build
 from experiments.verify import verify
 from lm.config import SettingError, to_json
+from lm.files import seal
 from lm.train import manifest
 from lm.train.checkpoints import CheckpointError, Checkpoints, SaveError
-from lm.train.config import CheckpointConfig, OptimizerConfig
+from lm.train.config import CheckpointConfig, LoopConfig, OptimizerConfig
+from lm.train.loop import _ranks
 from lm.train.manifest import MANIFEST
 
 
@@ -168,8 +170,27 @@ def test_the_newest_and_the_best_by_each_score_are_kept(tmp_path):
         for step, score in enumerate((0.1, 0.9, float("nan"), None, 0.9, 0.3), 1):
             checkpoints.save(at(state, step), {"score": score, "cola/score": -abs(step - 3.0)})
         checkpoints.wait()
-        assert checkpoints.steps() == [2, 3, 5, 6]
-        assert [checkpoints.best(), checkpoints.best("cola/score"), checkpoints.best("absent")] == [2, 3, None]
+        assert checkpoints.steps() == [3, 5, 6]
+        assert [checkpoints.best(), checkpoints.best("cola/score"), checkpoints.best("absent")] == [5, 3, None]
+
+
+@pytest.mark.parametrize("kind", ["highest", "lowest"])
+def test_of_checkpoints_with_the_same_score_the_one_with_the_lowest_loss_is_the_best_and_else_the_last(kind):
+    ranks = [(0.0, 3.0), (0.0, 2.0), (0.0, 2.0), (0.0, None), (-1.0 if kind == "highest" else 1.0, 0.1)]
+    found = {
+        step: {"scores": {"score": score}, "losses": {} if loss is None else {"score": loss}}
+        for step, (score, loss) in enumerate(ranks, 1)
+    }
+    assert manifest.best(found, "score", kind) == 3
+    assert manifest.best({step: each | {"losses": {}} for step, each in found.items()}, "score", kind) == 4
+
+
+def test_what_ranks_a_checkpoint_is_each_score_with_the_loss_of_what_it_is_about():
+    values = {"a/score": 1.0, "a/loss": 2.0, "a/f1": 9.0, "b/score": 0.0, "b/loss": 4.0, "score": 0.5}
+    scores, losses = _ranks(values, LoopConfig(1, score="score"))
+    assert scores == {"a/score": 1.0, "b/score": 0.0, "score": 0.5}
+    assert losses == {"a/score": 2.0, "b/score": 4.0, "score": 3.0}
+    assert _ranks({"score": [1.0, 2.0]}, LoopConfig(1, score="score"))[1] == {}
 
 
 def kept_of(times, **settings):
@@ -301,7 +322,7 @@ def written(folder, text=None, **changed):
     folder.mkdir(exist_ok=True)
     (folder / "data").write_bytes(b"numbers")
     about = {"files": manifest.checksums(folder)} | about
-    text = json.dumps(about | {"sha256": manifest.seal(about)}).encode() if text is None else text
+    text = seal(about).encode() if text is None else text
     (folder / MANIFEST).write_bytes(text)
     return manifest.fault(folder, 5)
 

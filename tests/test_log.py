@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from experiments.phase import finished
+from lm.config import DataError
 from lm.train import log, trackers
 from lm.train.log import Log, records
 
@@ -45,13 +47,43 @@ def test_a_damaged_run_json_is_begun_anew_and_says_so(tmp_path, text, capsys):
     assert [life["status"].split(":")[0] for life in starts(tmp_path)] == ["unknown", "finished"]
 
 
-def test_what_a_kill_or_a_full_disk_left_of_a_line_is_mended(tmp_path):
+@pytest.mark.parametrize("tail", [b"", b'{"step": 4, "kind": "tr', b"\0" * 99, b'{"step": 4, "ki\0\0\0', b"{"])
+def test_what_a_kill_or_a_power_cut_left_of_a_line_is_mended(tmp_path, tail):
     write(tmp_path, 0, 3)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'null\n{"step": 3}\n\xff\xfe\n{"step": 4, "kind": "tr')
+        file.write(tail)
+    assert [line["step"] for line in records(tmp_path)] == [1, 2, 3]
     write(tmp_path, 2, 5)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5] and lines == records(tmp_path)
+    assert [line.pop("sha256") and line["step"] for line in lines] == [1, 2, 3, 4, 5] and lines == records(tmp_path)
+
+
+def lost(text: str) -> str:
+    return "".join(text.splitlines(keepends=True)[1:])
+
+
+@pytest.mark.parametrize("damage", [lost, lambda text: text.replace("0.5", "0.4"), lambda text: text[:9] + text[10:]])
+def test_a_record_that_was_changed_or_lost_stops_a_resume_which_leaves_the_file_as_it_is(tmp_path, damage):
+    write(tmp_path, 0, 3)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(damage(path.read_text()))
+    there = path.read_bytes()
+    for go_on in (lambda: records(tmp_path), lambda: write(tmp_path, 3, 5), lambda: finished(tmp_path, 3)):
+        with pytest.raises(DataError, match=r"metrics.jsonl .*in line [12] of [23]; put back .* or delete"):
+            go_on()
+    assert path.read_bytes() == there
+
+
+def test_a_phase_with_a_damaged_run_json_is_gone_on_with(tmp_path):
+    write(tmp_path, 0, 1)
+    with Log(tmp_path, {}) as made:
+        made.start(1)
+        made.write(1, "eval", {"score": 0.5})
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    assert finished(tmp_path, 1) and not finished(tmp_path, 2)
+    path = tmp_path / "run.json"
+    path.write_text(path.read_text().replace('"from_step": 1', '"from_step": 0'))
+    assert not finished(tmp_path, 1)
 
 
 def test_a_record_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path, capsys):

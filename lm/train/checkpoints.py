@@ -4,7 +4,6 @@ A step is written under another name, then its manifest, then it is renamed: wha
 is taken away gets another name before it is deleted.
 """
 
-import json
 import math
 import os
 import re
@@ -17,6 +16,7 @@ from dataclasses import replace
 from errno import ECHILD, ENOSPC
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 
 from lm import sharding
 from lm.config import SettingError
+from lm.files import seal
 from lm.train import manifest
 from lm.train.config import CheckpointConfig
 from lm.train.manifest import MANIFEST, REPLACED, Manifest
@@ -34,6 +35,8 @@ from lm.train.state import State
 
 GUARD = "guard."  # before the names of what is remembered to leave updates out
 UNFINISHED = "unfinished-"  # before the name of what is no step yet, or no more
+
+Scores = Mapping[str, float | None]
 
 
 class CheckpointError(RuntimeError):
@@ -74,15 +77,15 @@ class Checkpoints:
         """The steps that were saved completely, in order; they may have been damaged since."""
         return [*manifest.steps(self.folder)]
 
-    def save(self, state: State, scores: Mapping[str, float | None] | None = None) -> None:
-        """Start saving; returns when the state may be changed. ``scores``: by name, those that are finite are kept."""
+    def save(self, state: State, scores: Scores = MappingProxyType({}), losses: Scores = MappingProxyType({})) -> None:
+        """Start saving; returns when the state may be changed.
+
+        ``scores``: by name, those that are finite are kept. ``losses``: by the name of the score, decide where it ties.
+        """
         stops = self.config.failed_save == "stop"
         self._settle(stops)
-        arrays, finite = sharding.named(state), {}
-        for name, score in (scores or {}).items():
-            if score is not None and math.isfinite(score):
-                finite[name] = float(score)
-        about = {"step": int(state.step), "saved": time.time(), "scores": finite}
+        arrays = sharding.named(state)
+        about = {"step": int(state.step), "saved": time.time(), "scores": _finite(scores), "losses": _finite(losses)}
         about["arrays"] = {name: _about(array) for name, array in arrays.items()}
         unfinished = self.folder / f"{UNFINISHED}{about['step']}"
         error = self._agreed(_error(partial(self._begin, sum(array.nbytes for array in arrays.values()))))
@@ -253,7 +256,7 @@ class Checkpoints:
         before = {n: each for n, each in manifest.manifests(self.folder).items() if n < step}
         about["hour"] = manifest.hour(before, about["saved"], self.config)
         about["files"] = manifest.checksums(unfinished)
-        (unfinished / MANIFEST).write_text(json.dumps({"sha256": manifest.seal(about), **about}, indent=1))
+        (unfinished / MANIFEST).write_text(seal(about).strip())  # every byte of it says something
         done = self.folder / str(step)
         if done.exists():
             done.rename(self.folder / f"{REPLACED}{step}")
@@ -273,6 +276,10 @@ class Checkpoints:
                 self._remove(path)
             elif done != path:
                 path.rename(done)
+
+
+def _finite(values: Scores) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def _error(work: Callable[[], Any]) -> Exception | None:

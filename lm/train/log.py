@@ -7,7 +7,6 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +16,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lm.config import parse_json
-from lm.files import naming, write
+from lm.config import DataError
+from lm.files import naming, seal, seal_line, unseal, unseal_lines, write
 from lm.train.trackers import Tracker, tensorboard
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
@@ -47,6 +46,7 @@ class Log:
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
         self.folder, self._writes = Path(folder), jax.process_index() == 0
         self._tracker = self._file = None
+        self._mark = ""  # the checksum of the last line
         self._start = time.perf_counter()
         if self._writes:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -90,8 +90,8 @@ class Log:
         """Go on after ``step``: forget all later records, which will come again."""
         if not self._writes:
             return
-        kept = [record for record in records(self.folder) if record["step"] <= step]
-        write(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+        kept = [self._line(record) for record in records(self.folder) if record["step"] <= step]
+        write(self._path, "".join(kept))
         self._file = self._path.open("a")
         self._life["from_step"] = step
         self._write_run()
@@ -103,13 +103,18 @@ class Log:
             return
         values = {name: value for name, value in values.items() if value is not None}
         with naming(self._path):
-            self._file.write(json.dumps({"step": step, "kind": kind, "time": round(time.time(), 3), **values}) + "\n")
+            self._file.write(self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values}))
             self._file.flush()
         if kind != "train":  # a mounted bucket takes a file when it is closed, and best_of its scores from there
             self._close()
             self._file = self._path.open("a")
         shown = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
         self._tracker.write(step, {f"{kind}/{name}": value for name, value in shown.items()})
+
+    def _line(self, record: Mapping[str, Any]) -> str:
+        """``record`` as the line that follows those before, by whose checksum a lost one is noticed."""
+        line, self._mark = seal_line(record, self._mark)
+        return line
 
     @property
     def _path(self) -> Path:
@@ -135,26 +140,32 @@ class Log:
             self._write_run()
 
     def _write_run(self) -> None:
-        text = json.dumps(self._life | self._run, indent=1, default=str)
-        write(self.folder / "run.json", text + "\n")
+        write(self.folder / "run.json", seal(json.loads(json.dumps(self._life | self._run, default=str))))
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:
-    """All records of a run in order; a line that a kill cut short, or that is none of ours, is left out."""
-    path, found = Path(folder) / "metrics.jsonl", []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        with suppress(ValueError):
-            found.append(parse_json(line, path))
-    return [each for each in found if isinstance(each, dict) and isinstance(each.get("step"), int) and "kind" in each]
+    """All records of a run in order, without a last one that a kill cut short; DataError if any was changed or lost."""
+    path = Path(folder) / "metrics.jsonl"
+    mend = f"put back a copy that is whole, or delete {folder} to train it anew"
+    found = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
+    if all(isinstance(each.get("step"), int) and isinstance(each.get("kind"), str) for each in found):
+        return found
+    raise DataError(f"{path} has a line that is no record of a run; {mend}")
+
+
+def status(folder: Path) -> str:
+    """What ``run.json`` says of the last start: "running", "finished" or an error; DataError if it is damaged."""
+    path = folder / "run.json"
+    return str(unseal(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:
     """The starts of a run before this one."""
     try:
-        found = [dict(life) for life in parse_json(path.read_bytes(), path).get("starts", ())]
+        found = [dict(life) for life in unseal(path.read_bytes(), path)["starts"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         print(f"warning: {path} is damaged and begun anew ({type(error).__name__}: {error})", flush=True)
         return [{"status": f"unknown: run.json was damaged ({type(error).__name__})"}]
     if found and found[-1].get("status") == "running":

@@ -150,16 +150,19 @@ def _finish(
         log.write(step, "eval", values)
     stop = stop or signals.name
     if stop or saves:
-        checkpoints.save(state, None if values is None else _scores(values, config))
+        checkpoints.save(state, *_ranks(values or {}, config))
     if stop:
         checkpoints.wait()
         raise Interrupted(stop, step)
     meter.restart()
 
 
-def _scores(values: Mapping[str, Any], config: LoopConfig) -> dict[str, Any]:
-    """What ranks a checkpoint: the score, and that of each task."""
-    return {name: value for name, value in values.items() if name.split("/")[-1] == config.score}
+def _ranks(values: Mapping[str, Any], config: LoopConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss of what each is of."""
+    scores = {name: value for name, value in values.items() if name.split("/")[-1] == config.score}
+    losses = {name: value for name, value in values.items() if name.split("/")[-1] == "loss"}
+    of = {name: [losses[n] for n in losses if n.startswith(name.removesuffix(config.score))] for name in scores}
+    return scores, {name: np.mean(found, axis=0) for name, found in of.items() if found}
 
 
 def prefetch(

@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from lm.files import checksum
 from lm.train.config import CheckpointConfig
 
 MANIFEST = "manifest.json"
@@ -24,6 +26,7 @@ _FIELDS = {  # name -> type, and that of its values
     "saved": (float, None),  # when [unix seconds]
     "hour": (float, None),  # when the hour began in which it was saved [unix seconds]
     "scores": (dict, float),  # by name
+    "losses": (dict, float),  # by the score's name: which of two checkpoints with that score is better
     "arrays": (dict, list),  # [shape, dtype] by name
     "files": (dict, str),  # sha256 by path below the folder
 }
@@ -65,7 +68,8 @@ def read(path: Path, step: int) -> Manifest:
         raise Fault(f"{MANIFEST} is missing")
     try:
         manifest = json.loads(file.read_bytes())
-        sealed = seal(manifest)
+        sealed = checksum(manifest)
+        manifest.setdefault("losses", {})  # older ones lack it
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise Fault(f"{MANIFEST} cannot be read ({type(error).__name__})") from error
     for name, (kind, of) in _FIELDS.items():
@@ -87,12 +91,6 @@ def manifests(folder: Path) -> dict[int, Manifest | None]:
         with suppress(Fault):
             found[step] = read(path, step)
     return found
-
-
-def seal(manifest: Mapping[str, Any]) -> str:
-    """The checksum of a manifest without its seal."""
-    bare = {name: value for name, value in manifest.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
 
 
 def checksums(folder: Path) -> dict[str, str]:
@@ -117,10 +115,14 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def best(manifests: Mapping[int, Manifest | None], name: str, kind: str) -> int | None:
-    """The step with the "lowest" or "highest" (``kind``) score of this name, the first of several; None without."""
+    """The step with the "lowest" or "highest" (``kind``) score of this name; None without.
+
+    Of several with the same score the one with the lowest loss, else the last.
+    """
     sign = {"lowest": 1, "highest": -1}[kind]
-    scores = {step: sign * each["scores"][name] for step, each in manifests.items() if each and name in each["scores"]}
-    return min(scores, key=lambda step: (scores[step], step), default=None)
+    scored = {step: each for step, each in manifests.items() if each and name in each["scores"]}
+    ranks = {n: (sign * m["scores"][name], m["losses"].get(name, inf), -n) for n, m in scored.items()}
+    return min(ranks, key=ranks.__getitem__, default=None)
 
 
 def hour(manifests: Mapping[int, Manifest | None], saved: float, config: CheckpointConfig) -> float:

@@ -112,9 +112,9 @@ class _Checkpoints:
         found = [checkpoints.restore(abstract) for checkpoints in self.each]
         return None if found[0] is None else stack(found)
 
-    def save(self, state: State, scores: Mapping[str, list[float | None]] | None = None) -> None:
+    def save(self, state: State, *ranks: Mapping[str, list[float | None]]) -> None:
         for index, (checkpoints, part) in enumerate(zip(self.each, split(state), strict=True)):
-            checkpoints.save(part, {name: values[index] for name, values in (scores or {}).items()})
+            checkpoints.save(part, *({name: values[index] for name, values in each.items()} for each in ranks))
 
     def steps(self) -> list[int]:
         return self.each[0].steps()

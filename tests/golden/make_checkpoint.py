@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from lm import sharding
+from lm.files import seal
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.train import manifest
@@ -69,6 +70,6 @@ if __name__ == "__main__":
     folder = HERE / str(STEP)
     (folder / "commit_success.txt").write_text("orbax names the machine's folder here\n")
     sealed = manifest.read(folder, STEP) | {"files": manifest.checksums(folder)}
-    (folder / manifest.MANIFEST).write_text(json.dumps(sealed | {"sha256": manifest.seal(sealed)}, indent=1))
+    (folder / manifest.MANIFEST).write_text(seal(sealed))
     about = {"arrays": hashes(state), "next_loss": next_step(made, state)[1]}
     HERE.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
