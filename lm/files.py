@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -57,10 +57,13 @@ def complete_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write(path: Path, text: str) -> None:
-    """``text`` in UTF-8, whole; OSError with the name of the file."""
+def write(path: Path, contents: str | bytes) -> None:
+    """Text in UTF-8 or bytes, whole; OSError with the name of the file.
+
+    What of a text is no Unicode, as the name of a file may be, is written as its number.
+    """
     with naming(path), complete(path) as file:
-        file.write(text.encode())
+        file.write(contents if isinstance(contents, bytes) else contents.encode(errors="backslashreplace"))
 
 
 def seal(value: Mapping[str, Any]) -> str:
@@ -83,6 +86,15 @@ def seal_line(value: Mapping[str, Any], before: str) -> tuple[str, str]:
     """
     mark = checksum(value, before)
     return json.dumps({**value, SEAL: mark}) + "\n", mark
+
+
+def seal_lines(values: Iterable[Mapping[str, Any]]) -> str:
+    """All lines of such a file."""
+    lines, mark = [], ""
+    for value in values:
+        line, mark = seal_line(value, mark)
+        lines.append(line)
+    return "".join(lines)
 
 
 def unseal_lines(data: bytes, path: Any, mend: str = "put back a copy that is whole") -> list[dict[str, Any]]:
@@ -137,8 +149,7 @@ def _is_cut(line: bytes) -> bool:
 def write_sealed(path: Path, contents: bytes) -> None:
     """Write ``contents`` whole, and their SHA-256 beside them."""
     write(_seal_of(path), hashlib.sha256(contents).hexdigest())
-    with complete(path) as file:
-        file.write(contents)
+    write(path, contents)
 
 
 def is_sealed(path: Path) -> bool:

@@ -27,6 +27,7 @@ from lm import sharding
 from lm.config import SettingError, change
 from lm.data import documentation
 from lm.data.objectives import lengths
+from lm.files import seal_lines
 from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
 from lm.train.checkpoints import Checkpoints
@@ -138,12 +139,24 @@ def test_the_best_checkpoint_of_each_task_counts(tmp_path):
         {"step": 1, "kind": "eval", "a/score": 3.0, "a/em": 3.0, "b/score": 1.0, "b/em": 1.0},
         {"step": 2, "kind": "eval", "a/score": 2.0, "a/em": 2.0, "b/score": 5.0, "b/em": 5.0},
     ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
 
     task = {"column": "GLUE", "metrics": {"em": None}, "beside": ()}
     best = {name: best_of(SimpleNamespace(name=name, **task), tmp_path) for name in "ab"}
     assert {name: found["step"] for name, found in best.items()} == {"a": 1, "b": 2}
     assert columns(best) == {"GLUE": 4.0}
+
+
+def test_of_checkpoints_that_score_alike_the_one_with_the_lowest_loss_is_the_best_and_else_the_last(tmp_path):
+    task = SimpleNamespace(name="a", column="GLUE", metrics={"em": None}, beside=())
+    losses = [4.0, 3.0, 2.0, 2.0, 5.0]
+    lines = [{"step": n, "kind": "eval", "a/score": 0.0, "a/loss": loss} for n, loss in enumerate(losses, 1)]
+    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+    assert best_of(task, tmp_path)["step"] == 4
+    for line in lines:
+        del line["a/loss"]
+    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+    assert best_of(task, tmp_path)["step"] == 5
 
 
 def test_a_folder_of_other_settings_is_refused_with_the_difference(swept):
