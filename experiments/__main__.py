@@ -14,6 +14,7 @@ from experiments import processes
 from experiments.cli import COMMANDS, HELP, RAW
 from experiments.exit_codes import EXIT_CODES
 from experiments.restart import supervise
+from experiments.terminal import speak_any_encoding
 from lm.config import SettingError, nearest
 from lm.train.watchdog import end_in
 
@@ -42,6 +43,7 @@ def _help() -> str:
 
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
+    speak_any_encoding()
     report = None
     try:
         if (code := supervise(sys.argv[1:])) is not None:

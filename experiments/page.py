@@ -41,7 +41,7 @@ def page(top: str, sections: Sequence[Section], read: Callable[[str], bytes], re
         rows = "\n".join(each.details)
         parts.append(f'<section id="{escape(each.name)}">\n{html}\n{rows}\n</section>')
     every = REFRESH.format(round(refresh)) if refresh else ""
-    template = Template(Path(__file__).with_name("page.html").read_text())
+    template = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
     title = escape(top.splitlines()[0].strip("# ").replace("`", ""))
     return template.substitute(title=title, body="\n".join(parts), refresh=every)
 

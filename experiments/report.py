@@ -193,5 +193,5 @@ def watch(tables: list[Table], scale: str, runs: Runs, say: Callable[[str], obje
             time.sleep(wait)
     except KeyboardInterrupt:
         if page is not None:
-            write(page, re.sub(REFRESH.format(r"\d+"), "", page.read_text(), count=1))
+            write(page, re.sub(REFRESH.format(r"\d+"), "", page.read_text("utf-8"), count=1))
         say("no longer watching")

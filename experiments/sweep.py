@@ -19,6 +19,7 @@ from experiments.progress import Reporter, duration, reporting
 from experiments.registry import baseline_of, build, find, twin
 from experiments.results import check_settings, read_result, run_folder
 from lm.config import SettingError, diff
+from lm.files import write
 
 Run = tuple[str, Experiment, Path]  # a row's name, its settings with a seed, and where the run lies
 
@@ -157,8 +158,7 @@ def keep(text: str, folder: Path) -> str:
 
     path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write(path, text)
     except OSError:
         return ""
     return f"\n  more in {path}"

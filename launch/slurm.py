@@ -39,5 +39,5 @@ def run(jobs: Sequence[Job], asked: Namespace) -> int:
         show(["sbatch", str(path)])
         return DONE
     find("sbatch", "start this on a machine of the Slurm cluster")
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return subprocess.run(["sbatch", path]).returncode

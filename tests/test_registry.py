@@ -1,6 +1,9 @@
 """The registry: every row at every scale is buildable, is the diff it claims to be, and carries the paper's scores."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +107,12 @@ def test_the_help_names_every_scale(capsys):
     assert cli.dispatch([]) == 0
     told = capsys.readouterr().out
     assert all(f" {scale} (" in told for scale in SCALES)
+
+
+@pytest.mark.parametrize("encoding", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}])
+def test_a_terminal_that_knows_ascii_alone_is_shown_ascii(encoding):
+    command = [sys.executable, "-m", "experiments", "diff", "t5/6-corruption-rate/50"]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | encoding | {"PYTHONCOERCECLOCALE": "0"}
+    )
+    assert (ran.stdout, ran.returncode) == ("objective.rate: 0.15 -> 0.5\n", 0), ran.stderr

@@ -12,6 +12,7 @@ from test_benchmarks import TEXT, prepare
 
 from lm.config import SettingError
 from lm.data import rows, sources
+from lm.data.rows import tfds_folders
 
 TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
 needs_data = pytest.mark.skipif(not TFDS.exists(), reason="no prepared data")
@@ -168,3 +169,13 @@ def test_reading_imports_neither_tensorflow_nor_jax(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_user_without_a_home_reads_what_lies_elsewhere(tmp_path, monkeypatch):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)  # as of a container's user that has no entry in /etc/passwd
+    monkeypatch.setenv("TFDS_DATA_DIR", "/data")
+    assert tfds_folders(tmp_path) == [tmp_path / "tfds", Path("/data")]

@@ -70,8 +70,9 @@ def newest(name: str, version: str, cache: Path) -> Path | None:
 
 def tfds_folders(cache: Path) -> list[Path]:
     """Where prepared sets are looked for, in order."""
-    given = os.environ.get("TFDS_DATA_DIR")
-    return [Path(cache) / "tfds", *([Path(given)] if given else []), Path.home() / "tensorflow_datasets"]
+    given, home = os.environ.get("TFDS_DATA_DIR"), os.path.expanduser("~")  # which stays "~" where there is none
+    usual = [] if home == "~" else [Path(home) / "tensorflow_datasets"]
+    return [Path(cache) / "tfds", *([Path(given)] if given else []), *usual]
 
 
 def prepared(cache: Path) -> list[str]:
