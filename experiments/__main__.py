@@ -56,6 +56,9 @@ def main() -> None:
         code = _bad(error)
     except SystemExit as asked:
         code = asked.code
+    except MemoryError:
+        _say("the machine, or a limit on this process (ulimit -v), has no more memory")
+        code = EXIT_CODES["failed"]
     except Exception as error:
         if not (isinstance(error, BrokenPipeError) and _unread()):
             traceback.print_exc()

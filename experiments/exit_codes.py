@@ -1,4 +1,6 @@
-"""What the exit codes of ``lm`` mean."""
+"""What the exit codes of ``lm`` mean, and the signals that a process is killed by."""
+
+import signal
 
 from lm.train.watchdog import STUCK
 
@@ -11,3 +13,16 @@ EXIT_CODES = {
     "stuck": STUCK,  # nothing was done for LM_STEP_TIMEOUT
     "interrupted": 130,  # by Ctrl-C, with nothing to save
 }
+
+OUT_OF_MEMORY = {
+    signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, or make "
+    "batch_size / microbatches smaller",
+    signal.SIGKILL: "as by Linux where memory runs out",
+}
+
+
+def killed_by(number: int) -> str:
+    """``"killed by SIGABRT, ..."``: with the likely cause, where a process cannot say it itself any more."""
+    names = {each.value: each.name for each in signal.Signals}
+    why = OUT_OF_MEMORY.get(number)
+    return f"killed by {names.get(number, f'signal {number}')}" + f" ({why})" * bool(why)

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.exit_codes import EXIT_CODES
+from experiments.exit_codes import EXIT_CODES, killed_by
 from lm.config import SettingError
 
 COMMANDS = ("run", "sweep")  # that go on where they were
 FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite", "interrupted")}
+ABORTS = 3  # in a row, each within SOON: memory that is not there will not be there the next time either
+SOON = 3600.0  # after a start [seconds]
+ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)  # by itself, or as its watch tells
 LONGEST = 60.0  # between two starts; the first pause is of a second, and each twice as long as the last [seconds]
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -57,25 +60,33 @@ def _keep_going(command: Sequence[str], times: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP be
             signal.signal(number, pass_on)
-    about, names = {}, {each.value: each.name for each in signal.Signals}
+    about, aborts = {}, 0
     for turn in range(times + 1):
-        child = _start(command, about)
+        began, child = time.monotonic(), _start(command, about)
         if asked:  # while it was being started
             child.send_signal(signal.SIGTERM)
         code = child.wait()
-        if asked or code in FINAL or turn == times:
+        aborts = aborts + 1 if code in ABORTED and time.monotonic() < began + SOON else 0
+        if asked or code in FINAL:
             break
-        why = f"killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
+        why = killed_by(-code) if code < 0 else f"exit code {code}"
+        if aborts == ABORTS or turn == times:
+            _say(f"{why}; not started again after {ABORTS} such ends in a row" if aborts == ABORTS else why)
+            break
         pause = min(2.0 ** min(turn, 6), LONGEST)
-        about = {"LM_RESTART": f"{turn + 1} of {times}: {why}"}
-        with suppress(OSError):  # nobody reads any more
-            print(f"lm: {why}; restart {turn + 1} of {times} in {pause:.0f} s", file=sys.stderr, flush=True)
+        about = {"LM_RESTART": f"{turn + 1} of {times}: {why.partition(' (')[0]}"}
+        _say(f"{why}; restart {turn + 1} of {times} in {pause:.0f} s")
         end = time.monotonic() + pause
         while not asked and time.monotonic() < end:
             time.sleep(0.1)
         if asked:
             return EXIT_CODES["start again"]
     return code if code >= 0 else 128 - code
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads any more
+        print(f"lm: {text}", file=sys.stderr, flush=True)
 
 
 def _start(command: Sequence[str], about: dict[str, str]) -> subprocess.Popen:

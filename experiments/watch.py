@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import suppress
 
-from experiments.exit_codes import EXIT_CODES
+from experiments.exit_codes import EXIT_CODES, killed_by
 from experiments.processes import Place
 
 AGAIN = EXIT_CODES["start again"]
@@ -280,7 +280,7 @@ class Watch:
             self._child_ends(code or EXIT_CODES["failed"])  # it always says if it is done
         else:
             before = self.asked and code == -signal.SIGTERM
-            self._child_ends(AGAIN if before else 128 - code, f"was killed by {signal.Signals(-code).name}")
+            self._child_ends(AGAIN if before else 128 - code, f"was {killed_by(-code)}")
 
     def _child_ends(self, code: int, why: str = "") -> None:
         """What failed may have failed because another process is gone, of which we hear in a moment, or have heard."""

@@ -56,6 +56,15 @@ def test_it_is_started_again_when_that_may_help_and_told_why(tmp_path, codes, ti
     assert err.count("; restart ") == len(codes) - 1
 
 
+@pytest.mark.parametrize("codes, lives", [([-6, -6, -9, -6, -6, -6, 0], 6), ([134, 134, 134, 0], 3)])
+def test_what_aborts_again_and_again_as_without_memory_is_given_up_and_said(tmp_path, codes, lives):
+    process = start(tmp_path, *codes, "--restart", 9)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, len((tmp_path / "lives").read_text().splitlines())) == (134, lives)
+    assert "not started again after 3 such ends in a row" in err.splitlines()[-1]
+    assert codes[0] > 0 or "killed by SIGABRT (as XLA is where it gets no more memory" in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_and_nothing_is_started_again(tmp_path, number):
     process = start(tmp_path, "waits", "0", "--restart=5")
