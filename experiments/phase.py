@@ -159,7 +159,7 @@ def _check_origin(phase: Phase, done: bool) -> None:
 
 
 def finished(folder: Path, steps: int) -> bool:
-    """Whether the phase in ``folder`` was trained, evaluated and saved to its end.
+    """Whether the phase in ``folder`` was trained, saved and evaluated to its end.
 
     DataError if its records are damaged, whether it has ended or is gone on with.
     """

@@ -168,7 +168,8 @@ def test_the_newest_and_the_best_by_each_score_are_kept(tmp_path):
     state = toy.steps().init(0)
     with opened(tmp_path, keep=2, best="highest") as checkpoints:
         for step, score in enumerate((0.1, 0.9, float("nan"), None, 0.9, 0.3), 1):
-            checkpoints.save(at(state, step), {"score": score, "cola/score": -abs(step - 3.0)})
+            checkpoints.save(at(state, step))
+            checkpoints.score(step, {"score": score, "cola/score": -abs(step - 3.0)})
         checkpoints.wait()
         assert checkpoints.steps() == [3, 5, 6]
         assert [checkpoints.best(), checkpoints.best("cola/score"), checkpoints.best("absent")] == [5, 3, None]
@@ -191,6 +192,31 @@ def test_what_ranks_a_checkpoint_is_each_score_with_the_loss_of_what_it_is_about
     assert scores == {"a/score": 1.0, "b/score": 0.0, "score": 0.5}
     assert losses == {"a/score": 2.0, "b/score": 4.0, "score": 3.0}
     assert _ranks({"score": [1.0, 2.0]}, LoopConfig(1, score="score"))[1] == {}
+
+
+@pytest.mark.parametrize("moment", ["write", "rename"])
+def test_a_kill_while_a_checkpoint_gets_its_scores_leaves_it_good_and_it_gets_them_later(copied, monkeypatch, moment):
+    folder, numbers = copied
+
+    def dying(*_):
+        raise Killed
+
+    with opened(folder) as checkpoints, monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(*{"write": (os, "fsync"), "rename": (Path, "replace")}[moment], dying)
+        checkpoints.score(2, {"score": 1.0})
+    with opened(folder) as checkpoints:
+        assert checkpoints.best() is None and toy.numbers(checkpoints.restore(toy.steps().abstract)) == numbers[2]
+        checkpoints.score(2, {"score": 1.0})
+        assert checkpoints.best() == 2 and manifest.fault(folder / "2", 2) is None
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+
+
+def test_scores_that_cannot_be_written_are_an_error_that_names_the_checkpoint(copied, monkeypatch):
+    folder, _ = copied
+    with opened(folder) as checkpoints, failing("file", monkeypatch, folder):
+        with pytest.raises(SaveError, match=f"the scores of {folder}/2 could not be written: .*File too large"):
+            checkpoints.score(2, {f"score {i}": 1.0 for i in range(100)})
+        assert checkpoints.newest() == 2
 
 
 def kept_of(times, **settings):
@@ -253,7 +279,7 @@ def failing(how, monkeypatch, folder):
 
 
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(tmp_path, monkeypatch, capsys, how):
+def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(tmp_path, monkeypatch, capfd, caplog, how):
     state = toy.steps().init(0)
     said = rf"step 2 could not be saved in {tmp_path}: .*{FAILURES[how]}.* good checkpoint is 1. .* start again"
     with opened(tmp_path, keep=3) as checkpoints:
@@ -268,11 +294,14 @@ def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(tmp_pat
         with failing(how, monkeypatch, tmp_path):
             checkpoints.save(at(state, 4))
             checkpoints.save(at(state, 5))  # this one tells of the one before
-            assert "warning: step 4 could not be saved" in capsys.readouterr().out
+            assert "warning: step 4 could not be saved" in capfd.readouterr().out
+            checkpoints.score(5, {"score": 1.0})  # of what is not there: nothing is to be ranked
+            assert "warning: step 5 could not be saved" in capfd.readouterr().out
             with pytest.raises(SaveError, match="step 5"):  # nobody tries again
                 checkpoints.wait()
         checkpoints.save(at(state, 6))
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["1", "2", "6"]
+    assert not caplog.records and not capfd.readouterr().err  # of the threads that wrote
 
 
 def test_a_save_that_fails_does_not_hide_what_ended_the_run(tmp_path, monkeypatch, capsys):

@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 import toy
 
+from lm.config import SettingError
 from lm.nn.config import ModelConfig
-from lm.train.config import LossConfig, OptimizerConfig
-from lm.train.log import NonFiniteLoss, records
+from lm.train import manifest
+from lm.train.checkpoints import Checkpoints
+from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
+from lm.train.log import Log, NonFiniteLoss, records
+from lm.train.loop import TRIES
 from lm.train.signals import Interrupted
 from lm.train.throughput import step_flops
 
@@ -135,6 +139,44 @@ def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(tmp_path, unint
         toy.run(tmp_path, 12, evaluate=stop)
     assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]
     assert lines(tmp_path) == uninterrupted[1]
+
+
+class Killed(BaseException):
+    """Ends a session as a kill does: nothing of ours is done any more but what runs at the end of a context."""
+
+
+@pytest.mark.parametrize("moment", ["evaluation", "scores", "line"])
+def test_a_run_that_dies_between_a_save_and_the_line_of_its_evaluation_loses_nothing(
+    tmp_path, uninterrupted, monkeypatch, moment
+):
+    def dies(*args):
+        if moment != "line" or args[2] == "eval":
+            raise Killed
+        write(*args)
+
+    write = Log.write
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        if moment != "evaluation":
+            patch.setattr(*{"scores": (Checkpoints, "score"), "line": (Log, "write")}[moment], dies)
+        toy.run(tmp_path, 12, evaluate=dies if moment == "evaluation" else None)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+    assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]
+    assert lines(tmp_path) == uninterrupted[1]
+    with Checkpoints(tmp_path / "checkpoints", CheckpointConfig()) as checkpoints:
+        assert manifest.manifests(checkpoints.folder)[4]["scores"].keys() == {"loss"}
+
+
+def test_an_evaluation_that_ends_the_run_again_and_again_is_told_and_tried_anew_only_when_asked_again(tmp_path):
+    def dies(_):
+        raise Killed
+
+    for _ in range(2):
+        for _ in range(TRIES):
+            with pytest.raises(Killed):
+                toy.run(tmp_path, 12, evaluate=dies)
+        with pytest.raises(SettingError, match=rf"the evaluation of step 4 has ended this run {TRIES} times in a row"):
+            toy.run(tmp_path, 12, evaluate=dies)
+    assert int(toy.run(tmp_path, 12).step) == 12
 
 
 def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninterrupted):

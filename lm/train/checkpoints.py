@@ -27,14 +27,14 @@ from jax.experimental import multihost_utils
 
 from lm import sharding
 from lm.config import SettingError
-from lm.files import seal
+from lm.files import write
 from lm.train import manifest
 from lm.train.config import CheckpointConfig
-from lm.train.manifest import MANIFEST, REPLACED, Manifest
+from lm.train.manifest import MANIFEST, REPLACED, UNFINISHED, Manifest
+from lm.train.silence import hush
 from lm.train.state import State
 
 GUARD = "guard."  # before the names of what is remembered to leave updates out
-UNFINISHED = "unfinished-"  # before the name of what is no step yet, or no more
 
 Scores = Mapping[str, float | None]
 
@@ -50,15 +50,17 @@ class SaveError(CheckpointError):
 class Checkpoints:
     """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save.
 
-    Without ``config.failed_save="retry"``, a save that fails is a SaveError of the next ``save`` or ``wait``; with it,
-    of ``wait`` alone, so that what is saved last is saved.
+    Without ``config.failed_save="retry"``, a save that fails is a SaveError of whatever is called next; with it, of
+    ``wait`` alone if no other ``save`` came since, so that what is saved last is saved.
     """
 
     def __init__(self, folder: str | Path, config: CheckpointConfig):
         self.folder, self.config = Path(folder).absolute(), config
+        hush()
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: tuple[int, Future[Exception | None]] | None = None  # its step, and what went wrong here
+        self._failed: SaveError | None = None  # of the last save, which the next one makes good
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -77,15 +79,12 @@ class Checkpoints:
         """The steps that were saved completely, in order; they may have been damaged since."""
         return [*manifest.steps(self.folder)]
 
-    def save(self, state: State, scores: Scores = MappingProxyType({}), losses: Scores = MappingProxyType({})) -> None:
-        """Start saving; returns when the state may be changed.
-
-        ``scores``: by name, those that are finite are kept. ``losses``: by the name of the score, decide where it ties.
-        """
-        stops = self.config.failed_save == "stop"
-        self._settle(stops)
-        arrays = sharding.named(state)
-        about = {"step": int(state.step), "saved": time.time(), "scores": _finite(scores), "losses": _finite(losses)}
+    def save(self, state: State) -> None:
+        """Start saving; returns when the state may be changed."""
+        self.settle()
+        self._failed = None
+        arrays, stops = sharding.named(state), self.config.failed_save == "stop"
+        about = {"step": int(state.step), "saved": time.time(), "scores": {}, "losses": {}}
         about["arrays"] = {name: _about(array) for name, array in arrays.items()}
         unfinished = self.folder / f"{UNFINISHED}{about['step']}"
         error = self._agreed(_error(partial(self._begin, sum(array.nbytes for array in arrays.values()))))
@@ -97,9 +96,27 @@ class Checkpoints:
         if error is not None and stops:
             self.wait()
 
+    def score(self, step: int, scores: Scores, losses: Scores = MappingProxyType({})) -> None:
+        """Rank the checkpoint of ``step``, if it was saved, by these ``scores``, by name: those that are finite.
+
+        ``losses``: by the name of the score, decide where it ties. SaveError if they cannot be written.
+        """
+        self.settle()
+        ranks = {} if jax.process_index() else {"scores": _finite(scores), "losses": _finite(losses)}
+        if (error := self._agreed(_error(partial(manifest.rank, self.folder, step, ranks)))) is not None:
+            raise SaveError(f"the scores of {self.folder / str(step)} could not be written: {error}") from error
+        self.tidy(step)
+
+    def settle(self) -> None:
+        """Return when the last save is complete and proved; SaveError if it failed and the next one is no remedy."""
+        self._settle(self.config.failed_save == "stop")
+
     def wait(self) -> None:
         """Return when the last save is complete and proved; SaveError if it failed."""
         self._settle(stops=True)
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
 
     def restore(self, abstract: State, step: int | None = None) -> State | None:
         """The newest good state, or that of ``step``, placed as ``abstract`` says; None if nothing was ever saved.
@@ -206,6 +223,7 @@ class Checkpoints:
         said = self._said(saving[0], error)
         if stops:
             raise SaveError(said) from error
+        self._failed = SaveError(said)
         print(f"warning: {said}, or with the next save", flush=True)
 
     def _agreed(self, error: Exception | None) -> Exception | None:
@@ -256,7 +274,7 @@ class Checkpoints:
         before = {n: each for n, each in manifest.manifests(self.folder).items() if n < step}
         about["hour"] = manifest.hour(before, about["saved"], self.config)
         about["files"] = manifest.checksums(unfinished)
-        (unfinished / MANIFEST).write_text(seal(about).strip())  # every byte of it says something
+        write(unfinished / MANIFEST, manifest.sealed(about))
         done = self.folder / str(step)
         if done.exists():
             done.rename(self.folder / f"{REPLACED}{step}")

@@ -6,7 +6,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -58,6 +59,7 @@ class Log:
                 "pid": os.getpid(),
                 "commit": _commit(),
                 "from_step": None,
+                "evaluating": None,
                 "restart": os.environ.get(RESTART),
             }
             self._run = {
@@ -115,6 +117,24 @@ class Log:
         """``record`` as the line that follows those before, by whose checksum a lost one is noticed."""
         line, self._mark = seal_line(record, self._mark)
         return line
+
+    @contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
+        """In run.json the evaluation of ``step`` is under way in here, for good if it ends the process."""
+        self._set_evaluating(step)
+        yield
+        self._set_evaluating(None)
+
+    def _set_evaluating(self, step: int | None) -> None:
+        if self._writes:
+            self._life["evaluating"] = step
+            self._write_run()
+
+    def ended_evaluating(self, step: int) -> int:
+        """How many starts before this one, in a row, ended in the evaluation of ``step``."""
+        earlier = [life.get("evaluating") for life in reversed(self._run["starts"][:-1])] if self._writes else []
+        ended = next((n for n, evaluated in enumerate(earlier) if evaluated != step), len(earlier))
+        return int(multihost_utils.broadcast_one_to_all(np.int32(ended)))
 
     @property
     def _path(self) -> Path:

@@ -1,4 +1,4 @@
-"""The loop: step, read the step before while the device works, evaluate, save; until the end or a signal."""
+"""The loop: step, read the step before while the device works, save, evaluate; until the end or a signal."""
 
 import threading
 import time
@@ -23,6 +23,7 @@ from lm.train.step import Batch, Metrics, Steps
 from lm.train.throughput import peak
 from lm.train.watchdog import Watchdog
 
+TRIES = 3  # of an evaluation that ends the process: two kills from outside may well meet one evaluation, three hardly
 HostBatch = dict[str, np.ndarray]
 Evaluate = Callable[[State], dict[str, float]]
 
@@ -58,7 +59,7 @@ def train(
         ahead = _begin(partial(_prepare, steps, seed, batches)) if start < config.steps else None
         state = restored if restored is not None else initial() if initial else steps.init(seed)
         if restored is not None and _evaluates(start, config) and log.lacks(start, "eval"):
-            finish(state, start)  # a signal cut the evaluation short
+            _evaluate(signals, checkpoints, log, evaluate, config, state)  # it was cut short
         for step in range(start + 1, config.steps + 1):
             batch, compiling = _first(signals, ahead, start) if step == start + 1 else (next(batches), None)
             begin = time.perf_counter()
@@ -139,22 +140,39 @@ def _finish(
     state: State,
     step: int,
 ) -> None:
-    """Evaluate and save what is due after ``step``, having read that step's numbers; raise if asked to stop."""
-    stop = signals.received()
-    saves = step == config.steps or step % checkpoints.config.every == 0
-    if not (stop or saves or _evaluates(step, config)):
+    """Save what is due after ``step``, having read that step's numbers, then evaluate it; raise if asked to stop."""
+    stop, evaluates = signals.received(), _evaluates(step, config)
+    if not (stop or evaluates or step % checkpoints.config.every == 0):
         return
     meter.read(step)
-    values = signals.until_received(lambda: evaluate(state)) if _evaluates(step, config) and not stop else None
-    if values is not None:
-        log.write(step, "eval", values)
-    stop = stop or signals.name
-    if stop or saves:
-        checkpoints.save(state, *_ranks(values or {}, config))
+    checkpoints.save(state)
     if stop:
         checkpoints.wait()
         raise Interrupted(stop, step)
+    if evaluates:
+        checkpoints.settle()  # whatever the evaluation does to this process, the step is on the disk
+        _evaluate(signals, checkpoints, log, evaluate, config, state)
     meter.restart()
+
+
+def _evaluate(
+    signals: Signals, checkpoints: Checkpoints, log: Log, evaluate: Evaluate, config: LoopConfig, state: State
+) -> None:
+    """Evaluate a state that is saved: its checkpoint gets the scores, then the log its line; raise if asked to stop."""
+    step = int(state.step)
+    if (ended := log.ended_evaluating(step)) >= TRIES:
+        raise SettingError(
+            f"the evaluation of step {step} has ended this run {ended} times in a row, how is in {log.folder}/run.json "
+            f"under starts; the step is saved. Mend this, such as too little memory, and start again: it is tried anew"
+        )
+    with log.evaluating(step):
+        values = signals.until_received(lambda: evaluate(state))
+        if values is not None:
+            checkpoints.score(step, *_ranks(values, config))
+            log.write(step, "eval", values)
+    if signals.name:
+        checkpoints.wait()
+        raise Interrupted(signals.name, step)
 
 
 def _ranks(values: Mapping[str, Any], config: LoopConfig) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,10 +13,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from lm.files import checksum
+from lm.files import checksum, seal, write
 from lm.train.config import CheckpointConfig
 
 MANIFEST = "manifest.json"
+UNFINISHED = "unfinished-"  # before the name of what is no step yet, or no more
 REPLACED = "replaced-"  # before the number of a step while another takes its place; it counts until then
 
 Manifest = dict[str, Any]
@@ -81,6 +82,20 @@ def read(path: Path, step: int) -> Manifest:
     if manifest["step"] != step:
         raise Fault(f"{MANIFEST} is of step {manifest['step']}")
     return manifest
+
+
+def sealed(about: Manifest) -> str:
+    """What is written of a manifest: every byte of it says something."""
+    return seal(about).strip()
+
+
+def rank(folder: Path, step: int, ranks: Mapping[str, dict[str, float]]) -> None:
+    """Put the ``ranks`` of ``step`` into its manifest, if there are any and it is there; Fault if that is damaged."""
+    place = steps(folder).get(step)
+    if ranks and place is not None:
+        draft = folder / f"{UNFINISHED}{step}-scores"  # in the step's own folder it would be an unknown file
+        write(draft, sealed(read(place, step) | ranks))
+        draft.replace(place / MANIFEST)
 
 
 def manifests(folder: Path) -> dict[int, Manifest | None]:

@@ -6,7 +6,8 @@ longer. On disk such a run is like any other: it has its own checkpoints, log an
 counts with its share of the time.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -112,9 +113,17 @@ class _Checkpoints:
         found = [checkpoints.restore(abstract) for checkpoints in self.each]
         return None if found[0] is None else stack(found)
 
-    def save(self, state: State, *ranks: Mapping[str, list[float | None]]) -> None:
-        for index, (checkpoints, part) in enumerate(zip(self.each, split(state), strict=True)):
-            checkpoints.save(part, *({name: values[index] for name, values in each.items()} for each in ranks))
+    def save(self, state: State) -> None:
+        for checkpoints, part in zip(self.each, split(state), strict=True):
+            checkpoints.save(part)
+
+    def score(self, step: int, *ranks: Mapping[str, list[float | None]]) -> None:
+        for index, checkpoints in enumerate(self.each):
+            checkpoints.score(step, *({name: values[index] for name, values in each.items()} for each in ranks))
+
+    def settle(self) -> None:
+        for checkpoints in self.each:
+            checkpoints.settle()
 
     def steps(self) -> list[int]:
         return self.each[0].steps()
@@ -145,8 +154,20 @@ class _Log:
     def lacks(self, step: int, kind: str) -> bool:
         return any(log.lacks(step, kind) for log in self.each)
 
+    @contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            for log in self.each:
+                stack.enter_context(log.evaluating(step))
+            yield
+
+    def ended_evaluating(self, step: int) -> int:
+        return max(log.ended_evaluating(step) for log in self.each)
+
     def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         for index, log in enumerate(self.each):
+            if kind == "eval" and not log.lacks(step, kind):
+                continue  # a kill fell between the lines of two runs
             own = {name: value[index] if isinstance(value, list) else value for name, value in values.items()}
             if own.get("seconds_per_step"):
                 own["seconds_per_step"] /= len(self.each)

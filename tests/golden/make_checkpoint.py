@@ -66,7 +66,8 @@ if __name__ == "__main__":
     for _ in range(STEP):
         state, _ = next_step(made, state)
     with Checkpoints(HERE, CheckpointConfig()) as checkpoints:
-        checkpoints.save(state, {"score": 0.5, "cola/score": 0.25})
+        checkpoints.save(state)
+        checkpoints.score(int(state.step), {"score": 0.5, "cola/score": 0.25})
     folder = HERE / str(STEP)
     (folder / "commit_success.txt").write_text("orbax names the machine's folder here\n")
     sealed = manifest.read(folder, STEP) | {"files": manifest.checksums(folder)}
