@@ -10,11 +10,10 @@ from contextlib import suppress
 from importlib import import_module
 from textwrap import indent
 
-from experiments import processes
+from experiments import processes, restart
 from experiments.cli import COMMANDS, HELP, RAW
 from experiments.exit_codes import EXIT_CODES
-from experiments.restart import supervise
-from experiments.terminal import speak_any_encoding
+from experiments.terminal import outlive_the_reader, speak_any_encoding
 from lm.config import SettingError, nearest
 from lm.train.watchdog import end_in
 
@@ -44,9 +43,11 @@ def _help() -> str:
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
     speak_any_encoding()
+    if sys.argv[1:2] and sys.argv[1] in restart.COMMANDS:
+        outlive_the_reader()
     report = None
     try:
-        if (code := supervise(sys.argv[1:])) is not None:
+        if (code := restart.supervise(sys.argv[1:])) is not None:
             sys.exit(code)
         signal.signal(signal.SIGTERM, _stop)
         processes.choose_platform()
@@ -55,14 +56,15 @@ def main() -> None:
     except SettingError as error:
         code = _bad(error)
     except SystemExit as asked:
-        code = asked.code
+        code = EXIT_CODES["nobody reads"] if isinstance(asked.__context__, BrokenPipeError) else asked.code  # of rich
     except MemoryError:
         _say("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]
     except Exception as error:
-        if not (isinstance(error, BrokenPipeError) and _unread()):
+        unread = isinstance(error, BrokenPipeError) and _unread()
+        code = EXIT_CODES["nobody reads" if unread else "failed"]
+        if not unread:
             traceback.print_exc()
-        code = EXIT_CODES["failed"]
     _unread()
     if report is not None:
         report(code or EXIT_CODES["done"])

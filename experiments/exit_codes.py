@@ -12,6 +12,7 @@ EXIT_CODES = {
     "start again": 42,  # stopped by a signal, having saved what there was; or another process is gone
     "stuck": STUCK,  # nothing was done for LM_STEP_TIMEOUT
     "interrupted": 130,  # by Ctrl-C, with nothing to save
+    "nobody reads": 128 + signal.SIGPIPE,  # what is printed, as behind `| head`; run and sweep go on none the less
 }
 
 OUT_OF_MEMORY = {

@@ -2,7 +2,8 @@
 
 ``LM_COORDINATOR=host:port``, ``LM_PROCESSES=N`` and ``LM_PROCESS=i`` say it; without them a Slurm step of several tasks
 and a TPU of several hosts are recognised, and must be there with ``LM_COORDINATOR=auto``; ``LM_PROCESSES=1`` is one
-alone, whatever is around it. Only the standard library is imported here: jax is loaded by the process that trains.
+alone, whatever is around it. Those with another ``LM_SECRET`` are turned away. Only the standard library is imported
+here: jax is loaded by the process that trains.
 """
 
 import json
@@ -163,6 +164,7 @@ def join() -> Callable[[int], None]:
     if place is None:
         return lambda code: None
     start, silence, _ = map(wait, WAITS)
+    from experiments.line import is_loopback
     from experiments.watch import fork
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until jax has it save a step with the others
@@ -175,7 +177,8 @@ def join() -> Callable[[int], None]:
     _tell = line.send
     detection = None if os.environ.get("LM_COORDINATOR", "auto") == "auto" else "deactivate"  # of a Slurm task's GPUs
     jax.distributed.initialize(
-        f"{place.host}:{met['port']}", place.count, place.index, cluster_detection_method=detection,
+        address := f"{place.host}:{met['port']}", place.count, place.index, cluster_detection_method=detection,
+        coordinator_bind_address=address if is_loopback(place.host) else None,
         initialization_timeout=round(start), heartbeat_timeout_seconds=round(4 * silence + 1),
     )  # fmt: skip
 

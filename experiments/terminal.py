@@ -1,7 +1,10 @@
-"""A terminal that lacks a sign is shown another: no command fails because of how it is to be printed."""
+"""Printing that does not fail: where a terminal lacks a sign it is shown another, and where nobody reads, nothing."""
 
 import codecs
+import io
+import os
 import sys
+from contextlib import suppress
 
 SPELT = {"→": "->", "±": "+-", "τ": "tau", "…": "..."}
 SPELT |= dict(zip("×▲▼–—·•⏎│─━╭╮╰╯‘’“”", "x^v---*/|--++++''\"\"", strict=True))
@@ -16,3 +19,27 @@ def speak_any_encoding() -> None:
 
 def _spell(error: UnicodeError) -> tuple[str, int]:
     return "".join(SPELT.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+def outlive_the_reader() -> None:
+    """From now on printing goes on into nothing where its reader, such as `head`, is gone, which is said once.
+
+    For what trains: hours of work are not to end with a pipe, and all that is printed stands in the run's files too.
+    """
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        old.flush()
+        raw = io.BufferedWriter(_Outlet(number, "w", closefd=False))
+        new = io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=old.line_buffering)
+        setattr(sys, name, new)
+
+
+class _Outlet(io.FileIO):
+    def write(self, data) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            with suppress(OSError):
+                os.write(2, b"lm: nobody reads any more what is printed; the work goes on, and its files tell all\n")
+            return len(data)

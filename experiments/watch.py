@@ -6,18 +6,16 @@ again; when one failed, they give its exit code. jax would end them too, later o
 collective may wait for ever.
 """
 
-import json
 import os
 import selectors
-import shlex
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
 
 from experiments.exit_codes import EXIT_CODES, killed_by
+from experiments.line import Line, is_proof, listen, proof
 from experiments.processes import Place
 
 AGAIN = EXIT_CODES["start again"]
@@ -27,47 +25,6 @@ TOGETHER = {EXIT_CODES[name] for name in ("done", "start again")}  # after which
 CAUSES = {EXIT_CODES[name] for name in ("bad settings", "loss not finite")}  # which no other process's end brings about
 ABORTED = 128 + signal.SIGABRT  # what jax does when another process is gone
 TWICE = 2.0  # as in lm.train.signals, which would bring jax along [seconds]
-
-
-class Line:
-    """JSON values through a socket, one a line."""
-
-    def __init__(self, end: socket.socket):
-        self.end, self.heard, self._rest = end, time.monotonic(), b""
-
-    def fileno(self) -> int:
-        return self.end.fileno()
-
-    def send(self, value: dict) -> None:
-        """Nothing, if nobody is there any more: whoever reads finds that out."""
-        with suppress(OSError):
-            self.end.sendall(json.dumps(value).encode() + b"\n")
-
-    def receive(self) -> list[dict] | None:
-        """What has come, waiting for some of it; None at the end."""
-        try:
-            data = self.end.recv(65536)
-        except OSError:
-            data = b""
-        if not data:
-            return None
-        self.heard = time.monotonic()
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def next(self) -> dict | None:
-        """The next value, which may come in pieces; None at the end."""
-        while (found := self.receive()) == []:
-            pass
-        return found and found[0]
-
-    def need(self) -> dict:
-        """The next value; where there is none this process ends, with those that it started."""
-        return self.next() or os.killpg(0, signal.SIGKILL)
-
-    def end_with_it(self) -> None:
-        """From now on this process ends when the other end of the line does."""
-        threading.Thread(target=self.need, daemon=True).start()
 
 
 class Ended(Exception):
@@ -160,10 +117,8 @@ class Watch:
 
     def _call(self, end: float) -> dict:
         """The first process: take the others in."""
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
         try:
-            door = socket.create_server(("", self.place.port), family=family, backlog=9999, dualstack_ipv6=both)
+            door = listen(self.place.host, self.place.port)
         except OSError as error:
             said = f"LM_COORDINATOR={self.place.host}:{self.place.port} should be a free port here: {error}"
             raise Ended(EXIT_CODES["bad settings"], said) from error
@@ -185,19 +140,21 @@ class Watch:
     def _take_in(self, line: Line, missing: list[int]) -> None:
         line.end.settimeout(BEAT)
         try:
-            index, count, host, command = line.next()["hello"]
+            index, count, host, proved = line.next(BEAT)["hello"]
+            about = f"LM_PROCESS={int(index)} of {int(count)} on {host}"
         except (ValueError, KeyError, TypeError):
             return  # nobody that we know
-        if count == self.place.count and index in missing and command == sys.argv[1:]:
+        code = EXIT_CODES["bad settings"]
+        if not is_proof(proved):  # it is not told what of
+            said = "has another command or LM_SECRET than the first process; LM_PROCESSES=1 runs each alone"
+        elif count == self.place.count and index in missing:
             self.hosts[index], self.lines[index] = host, line
             return
-        code = EXIT_CODES["bad settings"]
-        said = f"LM_PROCESS={index} of {count} on {host}: the first waits for {missing} of {self.place.count}"
-        if command != sys.argv[1:]:
-            said += f" with the command {shlex.join(sys.argv[1:])}; LM_PROCESSES=1 runs each alone"
-        elif count == self.place.count and index in self.hosts:  # its line broke, or one of an earlier start is left
-            code = AGAIN
-        line.send({"refused": said, "code": code})
+        else:
+            said = f"the first waits for {missing} of {self.place.count}"
+            if count == self.place.count and index in self.hosts:  # its line broke, or an earlier start's is left
+                code = AGAIN
+        line.send({"refused": f"{about}: {said}", "code": code})
 
     def _answer(self, end: float) -> dict:
         """The others: go to the first process and wait until all have come."""
@@ -208,7 +165,7 @@ class Watch:
             with suppress(OSError):
                 line = Line(socket.create_connection((place.host, place.port), timeout=BEAT))
                 line.end.settimeout(max(end - time.monotonic(), 0) + GRACE)
-                line.send({"hello": [place.index, place.count, self.hosts[place.index], sys.argv[1:]]})
+                line.send({"hello": [place.index, place.count, self.hosts[place.index], proof()]})
                 found = line.next()
             time.sleep(0.1)
         if "refused" in found:

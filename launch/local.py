@@ -7,6 +7,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from secrets import token_hex
 
 from launch.command import Job, find
 from launch.policy import DONE, HOPELESS, INTERRUPTED, pause, worst
@@ -15,9 +16,10 @@ from launch.processes import Child, on_signals, say, show
 GRACE = 60.0  # seconds that the others have, once one process has failed, to notice it, save and end
 
 
-def environment(process: int, port: int, asked: Namespace) -> dict[str, str]:
+def environment(process: int, port: int, secret: str, asked: Namespace) -> dict[str, str]:
     """What ``lm`` reads to join the others; simulated devices on the CPU if a number of them is given."""
     own = {"LM_COORDINATOR": f"127.0.0.1:{port}", "LM_PROCESSES": str(asked.processes), "LM_PROCESS": str(process)}
+    own |= {"LM_SECRET": secret}  # which no other user of this machine knows
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={asked.devices}".strip()
     return own | ({"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} if asked.devices else {})
 
@@ -34,9 +36,9 @@ def run(jobs: Sequence[Job], asked: Namespace) -> int:
 
     def attempt(command: Sequence[str]) -> int:
         children.clear()
-        port = _free_port()
+        port, secret = _free_port(), "..." if asked.dry_run else token_hex(16)
         for process in range(asked.processes):
-            own = environment(process, port, asked)
+            own = environment(process, port, secret, asked)
             if asked.dry_run:
                 show(["env", *(f"{name}={value}" for name, value in own.items()), *command])
             elif not told.is_set():

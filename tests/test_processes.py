@@ -99,7 +99,17 @@ def test_nothing_is_said_where_nobody_reads(command):
         [sys.executable, "-m", "experiments", *command], stdout=write, stderr=subprocess.PIPE, text=True
     )
     os.close(write)
-    assert (ran.returncode in (0, 1), ran.stderr) == (True, "")
+    assert (ran.returncode in (0, 128 + signal.SIGPIPE), ran.stderr) == (True, "")
+
+
+def test_work_outlives_its_reader_and_says_so_once():
+    read, write = os.pipe()
+    os.close(read)
+    work = "import sys; from experiments.terminal import outlive_the_reader; outlive_the_reader()"
+    work += "; [print(line, flush=True) for line in range(3)]; sys.exit(7)"
+    ran = subprocess.run([sys.executable, "-c", work], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (ran.returncode, ran.stderr.count("nobody reads any more")) == (7, 1), ran.stderr
 
 
 def row(runs, count, signals=()):

@@ -12,8 +12,9 @@ import pytest
 from pair import HERE, ends, start
 from waiting import gone, wait_for
 
+from experiments.line import Line, listen, proof
 from experiments.processes import Place
-from experiments.watch import ABORTED, Ended, Line, Watch
+from experiments.watch import ABORTED, Ended, Watch
 from lm.train.log import records
 
 
@@ -116,16 +117,59 @@ def test_a_trainer_that_hangs_when_all_are_done_is_ended():
 
 
 @pytest.mark.parametrize(
-    ("missing", "but", "code"), [([], {}, 42), ([1], {"command": ["another"]}, 2), ([1], {"count": 9}, 2)]
+    ("missing", "but", "code"), [([], {}, 42), ([1], {"proof": "another's"}, 2), ([1], {"count": 9}, 2)]
 )
 def test_who_comes_again_is_to_start_again_and_who_does_not_belong_is_told_so(missing, but, code):
     watch, (ours, theirs) = watch_of(0), socket.socketpair()
     watch.hosts[1] = "there"
-    told = {"index": 1, "count": 2, "host": "there", "command": sys.argv[1:]} | but
+    told = {"index": 1, "count": 2, "host": "there", "proof": proof()} | but
     ours.settimeout(5)
     Line(ours).send({"hello": [*told.values()]})
     watch._take_in(Line(theirs), missing)
-    assert Line(ours).next()["code"] == code
+    told = Line(ours).next()
+    assert told["code"] == code and not any(word in told["refused"] for word in sys.argv[1:])
+
+
+@pytest.mark.parametrize(
+    "sent", [b"[" * 99_999, b"{" * 9_999 + b"\n", b"GET / HTTP/1.1\n", b"[]\n", b'{"hello": 1}\n', b"[[[\n" * 999]
+)
+def test_a_stranger_at_the_door_is_not_answered_and_holds_nobody_up(sent):
+    watch, (ours, theirs) = watch_of(0), socket.socketpair()
+    ours.settimeout(5)
+    threading.Thread(target=ours.sendall, args=[sent], daemon=True).start()
+    before = time.monotonic()
+    watch._take_in(Line(theirs), [1])
+    theirs.shutdown(socket.SHUT_WR)
+    assert watch.lines == {} and ours.recv(9) == b"" and time.monotonic() < before + 3
+
+
+def test_one_who_says_a_letter_at_a_time_is_not_waited_for():
+    watch, (ours, theirs) = watch_of(0), socket.socketpair()
+    over = threading.Event()
+
+    def drip():
+        while not over.wait(0.2):
+            ours.sendall(b" ")
+
+    threading.Thread(target=drip, daemon=True).start()
+    before = time.monotonic()
+    watch._take_in(Line(theirs), [1])
+    over.set()
+    assert time.monotonic() < before + 3
+
+
+def test_only_who_knows_the_secret_belongs(monkeypatch):
+    watch, (ours, theirs) = watch_of(0), socket.socketpair()
+    Line(ours).send({"hello": [1, 2, "there", proof()]})
+    monkeypatch.setenv("LM_SECRET", "a secret")
+    watch._take_in(Line(theirs), [1])
+    assert watch.lines == {} and "another command or LM_SECRET" in Line(ours).next()["refused"]
+
+
+@pytest.mark.parametrize("host, all", [("127.0.0.1", False), ("localhost", False), ("no-such-host.invalid", True)])
+def test_the_door_is_at_the_address_given(host, all):
+    with listen(host, 0) as door:
+        assert (door.getsockname()[0] in ("0.0.0.0", "::")) == all
 
 
 def test_values_come_whole_though_their_pieces_do_not():
