@@ -3,6 +3,8 @@
 import ast
 import inspect
 import random
+import subprocess
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -158,6 +160,24 @@ def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
 def test_too_little_documentation_is_an_error():
     with pytest.raises(SettingError, match="too few"):
         documentation.build(harvest.harvest(["json"]))
+
+
+FULL = """
+import resource, sys
+from lm.config import SettingError
+from lm.data import documentation
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # of a file: as a full disk has it
+try:
+    documentation.prepare(sys.argv[1], packages=sys.argv[2:])
+except SettingError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_told_in_a_line_with_the_set_and_leaves_nothing(tmp_path):
+    ran = subprocess.run([sys.executable, "-c", FULL, tmp_path, *SOME.split()], capture_output=True, text=True)
+    assert ran.stdout.count("\n") == 1 and f"{tmp_path}/tfds/documentation/corpus cannot be written" in ran.stdout
+    assert "File too large" in ran.stdout and not [path for path in tmp_path.rglob("*") if path.is_file()], ran.stderr
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import time
 from contextlib import contextmanager
 
@@ -84,6 +85,18 @@ def test_a_phase_with_a_damaged_run_json_is_gone_on_with(tmp_path):
     path = tmp_path / "run.json"
     path.write_text(path.read_text().replace('"from_step": 1', '"from_step": 0'))
     assert not finished(tmp_path, 1)
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_a_run_whose_folder_is_deleted_ends_with_that_cause_and_a_status(tmp_path, kind):
+    folder = tmp_path / "run"
+    with pytest.raises(FileNotFoundError, match=f"deleted or moved while the run trained: '{folder}'"):
+        with Log(folder, {}) as log:
+            log.start(0)
+            log.write(1, "eval", {"loss": 1.0})
+            shutil.rmtree(folder)
+            log.write(2, kind, {"loss": 1.0})
+    assert "deleted or moved" in starts(folder)[-1]["status"]
 
 
 def test_a_record_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path, capsys):

@@ -96,18 +96,27 @@ def prepare(
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
     sets = {name: by_split(unfiltered(packages))} if name == "unfiltered" else build(harvest(packages))
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as folder:
-        for (name, rows), part in zip(sets.items(), parts, strict=True):
-            with contextlib.redirect_stdout(io.StringIO()):
-                builder = Documentation({"name": TEXT, **FEATURES[name]}, rows, config=name, data_dir=folder)
-                builder.download_and_prepare()
-            (home / name).mkdir(parents=True, exist_ok=True)
-            if not (home / part).exists():  # else another process was faster and wrote the same
-                os.replace(builder.data_dir, home / part)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as folder:
+            for (name, rows), part in zip(sets.items(), parts, strict=True):
+                write_set(name, rows, Path(folder), home / part)
+    except (OSError, RuntimeError) as error:  # the second is ArrayRecord's, with several lines
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise SettingError(f"{home / name} cannot be written ({why}): make room, or choose other --runs") from error
     texts = [row["text"] for rows in sets[names[0]].values() for row in rows]
     report(f"{len(texts)} documents, {sum(map(len, texts)) / 1e6:.1f} MB")
     return home
+
+
+def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, place: Path) -> None:
+    """One of FEATURES, made in ``draft``, at ``place`` when it is whole."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        builder = Documentation({"name": TEXT, **FEATURES[name]}, rows, config=name, data_dir=draft)
+        builder.download_and_prepare()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.exists():  # else another process was faster and wrote the same
+        os.replace(builder.data_dir, place)
 
 
 def texts(part: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> sources.Texts:

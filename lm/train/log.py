@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from errno import ENOENT
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -104,6 +105,8 @@ class Log:
         if not self._writes:
             return
         values = {name: value for name, value in values.items() if value is not None}
+        if not self._path.exists():  # what is written into a file that has no name any more is lost
+            raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
         with naming(self._path):
             self._file.write(self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values}))
             self._file.flush()
@@ -141,11 +144,11 @@ class Log:
         return self.folder / "metrics.jsonl"
 
     def _close(self) -> None:
-        if self._file is not None:
-            with naming(self._path):
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
+        file, self._file = self._file, None  # once, whatever comes of it
+        if file is not None:
+            with naming(self._path), file:
+                file.flush()
+                os.fsync(file.fileno())
 
     def lacks(self, step: int, kind: str) -> bool:
         """Whether no such record is there, as the first process finds it."""
