@@ -107,6 +107,8 @@ def dispatch(arguments: Sequence[str]) -> int:
         return EXIT_CODES["done"]
     name, *rest = arguments
     try:
+        if name.startswith("-"):
+            raise SettingError(f"{name} should stand behind a command, such as: lm run ROW {name} ...")
         if name not in COMMANDS:
             raise SettingError(f"there is no command {name!r}{nearest(name, COMMANDS)}")
         _call(name, rest)
@@ -124,9 +126,9 @@ def _call(name: str, arguments: Sequence[str]) -> None:
     if name in RAW:
         command(arguments)
     else:
-        import tyro  # takes a third of a second, which `lm --help` need not wait for
+        from experiments.arguments import read  # with tyro, which takes a third of a second: not for `lm --help`
 
-        tyro.cli(command, prog=f"lm {name}", args=arguments)
+        read(command, f"lm {name}", arguments)
 
 
 if __name__ == "__main__":

@@ -35,13 +35,18 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
     """
+    from experiments.trained import MASK
+
     experiment = build(name, scale)
     prepared = prepare(experiment, runs / "cache", CONSOLE.print)
     batches = pretraining_batches(experiment, prepared, "train")
     CONSOLE.print(f"[bold]pre-training[/], rows of step 0, {batches.limits}")
     shown = min(count, experiment.pretraining.batch_size)
     batch = batches(0, slice(0, shown))
-    _print(_parts(batch, row, prepared.vocabulary) for row in range(shown))
+    shows = prepared.vocabulary
+    if "mask" in experiment.objective.inputs:  # not sentinels, the first of which is our own vocabularies' mask
+        shows = Masked(shows, MASK)
+    _print(_parts(batch, row, shows) for row in range(shown))
     for mixed in experiment.tuning.mixtures:
         for task in mixture(mixed):
             examples = Encoded(
@@ -59,6 +64,18 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
         _print(_labelled(task, rows[place]) for place in range(min(count, len(rows))))
 
 
+@dataclass(frozen=True)
+class Masked:
+    """Decodes as ``vocabulary``, but for the mask."""
+
+    vocabulary: Vocabulary
+    shown: str  # for the mask
+
+    def decode(self, ids: Iterable[int]) -> str:
+        mask = self.vocabulary.decode([self.vocabulary.mask])
+        return self.vocabulary.decode(ids).replace(mask or self.shown, self.shown)
+
+
 def _print(rows: Iterable[Iterable[Part]]) -> None:
     for parts in rows:
         for kind, note, text in parts:
@@ -74,7 +91,7 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
     yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
 
 
-def _parts(batch: Batch, row: int, vocabulary: Vocabulary) -> Iterator[Part]:
+def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | Masked") -> Iterator[Part]:
     """What the encoder reads of each example of a row, and what the decoder is to write, or the encoder to tell."""
     sides = [side for side in ("encoder", "decoder") if f"{side}_segment_ids" in batch]
     for example in range(1, batch[f"{sides[-1]}_segment_ids"][row].max() + 1):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from experiments.processes import STARTED
 
@@ -16,8 +16,8 @@ class Reporter:
 
     def __init__(self, console: Console, bar: Progress, total: int):
         self.console, self._bar = console, bar
-        self._task = bar.add_task("starting", total=total, detail="")
-        self._began = False
+        self._task = bar.add_task("starting", total=total, detail="", left="-")
+        self._since, self._done = None, 0  # when the first step was done, and steps since
 
     def start(self, phase: str) -> None:
         """Name what is being done now."""
@@ -27,14 +27,22 @@ class Reporter:
 
     def began(self, compiling: float) -> None:
         """The first step of a phase is done; of the first phase it is said how long that took."""
-        if not self._began:
+        if self._since is None:
             since = time.monotonic() - STARTED
             self.say(f"first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
-        self._began = True
+            self._since = time.monotonic()
 
     def advance(self, steps: int, detail: str = "") -> None:
-        """``steps`` more are done; ``detail`` is the newest figure, such as the loss."""
+        """``steps`` more are done; ``detail`` is the newest figure, such as the loss.
+
+        How long the rest takes is told by the steps that were made here and one by one, after the first was compiled.
+        """
         self._bar.update(self._task, advance=steps, detail=detail)
+        self._done += steps == 1 and self._since is not None
+        if self._done:
+            task = self._bar.tasks[self._task]
+            each = (time.monotonic() - self._since) / self._done
+            self._bar.update(self._task, left=duration(each * max(task.total - task.completed, 0)))
 
     def say(self, line: str) -> None:
         """A line that stays."""
@@ -51,7 +59,7 @@ def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
     console = Console(stderr=False, quiet=quiet)
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(),
-        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[detail]}"),
+        TimeElapsedColumn(), TextColumn("ETA {task.fields[left]}"), TextColumn("{task.fields[detail]}"),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield Reporter(console, bar, total)

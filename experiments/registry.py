@@ -1,6 +1,7 @@
 """Every row that can be run, found by name or pattern, and its settings at a scale."""
 
 import fnmatch
+from collections.abc import Iterable
 
 from experiments import classic
 from experiments.experiment import BASELINE, Changes, Experiment, Row, Table, apply
@@ -20,15 +21,27 @@ def find(pattern: str) -> list[Row]:
     rows = [row for row in REGISTRY.values() if any(fnmatch.fnmatch(n, pattern) for n in (row.name, row.table))]
     if not rows:
         names = [*REGISTRY, *(table.name for table in TABLES)]
-        raise SettingError(f"no row of the registry is called {pattern!r}{nearest(pattern, names)}")
+        raise SettingError(f"no row or table is called {pattern!r}{_like(pattern, names)}")
     return rows
 
 
 def find_one(name: str) -> Row:
     """The row called exactly ``name``; SettingError with the nearest name if there is none."""
     if name not in REGISTRY:
-        raise SettingError(f"no row of the registry is called {name!r}{nearest(name, REGISTRY)}")
+        if rows := [row.name for table in TABLES for row in table.rows if table.name == name.rstrip("/")]:
+            raise SettingError(
+                f"{name!r} is a table of {len(rows)} rows: name one of them, such as {rows[0]!r}, or train all with "
+                f"lm sweep {name}"
+            )
+        raise SettingError(f"no row is called {name!r}{_like(name, REGISTRY)}")
     return REGISTRY[name]
+
+
+def _like(name: str, names: Iterable[str]) -> str:
+    """The rows whose last part is ``name``, the paper's baseline first, or the one spelt most like it."""
+    if ends := [row for row in REGISTRY if row.endswith(f"/{name}")]:
+        return f"; did you mean {' or '.join(map(repr, sorted(ends, key=lambda row: row != BASELINE_ROW)[:5]))}?"
+    return nearest(name, names)
 
 
 def tables(rows: list[Row]) -> list[Table]:

@@ -13,6 +13,7 @@ def run(arguments: Sequence[str]) -> None:
 
     import tyro
 
+    from experiments.arguments import read
     from experiments.experiment import Experiment
     from experiments.origin import allowed
     from experiments.registry import build
@@ -24,7 +25,7 @@ def run(arguments: Sequence[str]) -> None:
     def run(
         name: str,
         /,
-        experiment: Annotated[Experiment, tyro.conf.arg(name="")] = default,
+        settings: Annotated[Experiment, tyro.conf.arg(name="")] = default,
         scale: str = "nano",
         runs: Path = RUNS,
         check: bool = False,
@@ -45,9 +46,9 @@ def run(arguments: Sequence[str]) -> None:
         """
         if name != named:
             raise SettingError(f"{name!r} should stand first: lm run {name} [OPTIONS]")
-        run_row(name, scale, experiment, runs, check, allowed(allow))
+        run_row(name, scale, settings, runs, check, allowed(allow))
 
-    tyro.cli(run, prog="lm run", args=arguments)
+    read(run, "lm run", arguments)
 
 
 def plan(arguments: Sequence[str]) -> None:
@@ -56,6 +57,7 @@ def plan(arguments: Sequence[str]) -> None:
 
     import tyro
 
+    from experiments.arguments import read
     from experiments.experiment import Experiment
     from experiments.plan import row_of, show_plans
     from experiments.registry import find
@@ -70,7 +72,7 @@ def plan(arguments: Sequence[str]) -> None:
         def plan(
             pattern: str,
             /,
-            experiment: Annotated[Experiment, tyro.conf.arg(name="")] = default,
+            settings: Annotated[Experiment, tyro.conf.arg(name="")] = default,
             topology: str = "v5e:4x4",
             mesh: str = "",
             scale: str = "base",
@@ -93,9 +95,9 @@ def plan(arguments: Sequence[str]) -> None:
                 price: of a chip-hour [dollars]; 0: unknown.
                 runs: folder whose cache remembers what was compiled.
             """
-            return experiment, scale, size, topology, runs, price, search
+            return settings, scale, size, topology, runs, price, search
 
-        rows[row.name], *given = tyro.cli(plan, prog="lm plan", args=arguments)
+        rows[row.name], *given = read(plan, "lm plan", arguments)
     show_plans(rows, *given)
 
 

@@ -168,7 +168,7 @@ def came_to(folder: Path) -> str:
     """What a finished run scored, in a line."""
     result = read_result(folder)
     shown = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
-    return shown or f"held-out loss {result.held_out_loss}"
+    return shown or ("nothing to score" if (loss := result.held_out_loss) is None else f"held-out loss {loss:.3f}")
 
 
 def run_row(

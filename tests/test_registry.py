@@ -11,6 +11,7 @@ import pytest
 from experiments import __main__ as cli
 from experiments import classic, registry
 from experiments.experiment import BASELINE, Experiment
+from experiments.progress import duration, reporting
 from experiments.registry import REGISTRY, baseline_of, build, find, find_one, twin
 from experiments.scales import SCALES
 from experiments.t5.tables import COLUMNS, TABLES
@@ -88,6 +89,53 @@ def test_an_unknown_row_table_or_scale_is_refused_with_the_nearest():
         build("t5/1-baseline/baseline", "nanno")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["run", "t5/1-baseline"],
+            "is a table of 2 rows: name one of them, such as 't5/1-baseline/baseline', or train a",
+        ),
+        (["run", "baseline"], "did you mean 't5/1-baseline/baseline' or 't5/11-mixing/baseline'"),
+        (["list", "baseline"], "did you mean 't5/1-baseline/baseline' or"),
+        (["--scale", "mini", "run"], "--scale should stand behind a command, such as: lm run ROW --scale ..."),
+    ],
+)
+def test_what_is_no_row_or_command_is_told_what_it_is(arguments, said, capsys):
+    assert cli.dispatch(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--pretraining.steps", "many"], "'many' should be a whole number, such as 20000 or 2e4"),
+        (["--pretraining.steps", "1.5"], "'1.5' should be a whole number"),
+        (["--pretraining.steps", "-10"], "lm: pretraining.steps=-10 should be at least 0"),
+        (["--finetuning.optimizer.learning-rate", "-1"], "Error parsing settings.finetuning.optimizer: optimizer.lear"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_by_its_name(given, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        sys.exit(cli.dispatch(["run", "t5/1-baseline/baseline", *given]))
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert stopped.value.code == 2 and said in told, told
+
+
+@pytest.mark.parametrize("text", ["10000", "10_000", "1e4"])
+def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
+    asked = []
+    monkeypatch.setattr("experiments.sweep.run_row", lambda *all: asked.append(all[2]))
+    given = ["--pretraining.steps", text, "--tuning.examples-limit", text, "--data.held-out-lengths", "1", "2e0"]
+    assert cli.dispatch(["run", "t5/1-baseline/baseline", *given]) == 0
+    found = asked[0]
+    assert (found.pretraining.steps, found.tuning.examples_limit, found.data.held_out_lengths) == (
+        10_000,
+        10_000,
+        (1, 2),
+    )
+
+
 @pytest.mark.parametrize("given", [["--scale", "base", "--scale", "nano"], ["--scale=mini", "--scale", "nano"]])
 def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monkeypatch):
     name, asked = "t5/6-corruption-rate/50", []
@@ -116,3 +164,16 @@ def test_a_terminal_that_knows_ascii_alone_is_shown_ascii(encoding):
         command, capture_output=True, text=True, env=os.environ | encoding | {"PYTHONCOERCECLOCALE": "0"}
     )
     assert (ran.stdout, ran.returncode) == ("objective.rate: 0.15 -> 0.5\n", 0), ran.stderr
+
+
+def test_the_time_left_is_told_from_steps_made_here_after_compiling():
+    with reporting(1000) as reporter:
+        (task,) = reporter._bar.tasks
+        reporter.advance(500)  # done before
+        reporter.advance(1)  # a batch that is ready while the step is compiled
+        assert task.fields["left"] == "-"
+        reporter.began(60.0)
+        assert task.fields["left"] == "-"
+        reporter._since -= 10.0
+        reporter.advance(1)
+        assert task.fields["left"] == duration(10 * 498)

@@ -22,7 +22,7 @@ from experiments.report import stand_ins
 from experiments.results import read_result, run_folder
 from experiments.run import check, columns, pretrain, run, steps_of
 from experiments.scales import SCALES
-from experiments.sweep import one, sweep
+from experiments.sweep import came_to, one, sweep
 from lm import sharding
 from lm.config import SettingError, change
 from lm.data import documentation
@@ -275,6 +275,12 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
     assert not (runs / "tiny" / "checked").exists()
 
 
+def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
+    result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997)
+    monkeypatch.setattr("experiments.sweep.read_result", lambda folder: result)
+    assert came_to(tmp_path) == "held-out loss 3.472"
+
+
 def test_an_unwritable_folder_is_refused(runs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingError, match="cannot be written to"):
@@ -324,7 +330,9 @@ def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, 
 
 def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
     show_examples("bert/base", "tiny", 1, runs)
-    assert {"inputs", "hidden", "label", "text"} <= set(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    assert {"inputs", "hidden", "label", "text"} <= set(out.split())
+    assert "[MASK]" in out and "<extra_id_0>" not in out
 
 
 @pytest.mark.parametrize("table", [table for table in registry.TABLES if table.name in ("bert", "t5/4-objective")])

@@ -45,7 +45,9 @@ def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> 
     if kind == "text" and name:
         return text_files(name, split)
     kinds = ("documentation", "documentation/PART", "text:PATH", "tfds:NAME")
-    raise SettingError(f"data.corpus={spec!r} should be one of {', '.join(kinds)}{nearest(kind, kinds)}")
+    path = ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec))
+    why = f"should be 'text:{spec}'" if path else f"is unknown{nearest(kind, kinds)}"
+    raise SettingError(f"data.corpus={spec!r} {why}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from lm.config import SettingError, at_least
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How parameters change; the defaults are T5's pre-training, fine-tuning is ``schedule="constant"`` at 0.001."""
+    """How parameters change: by Adafactor as in T5, or by AdamW."""
 
     name: Literal["adafactor", "adamw"] = "adafactor"  # which optimiser
     learning_rate: float = 1.0  # multiplies the schedule; of Adafactor, relative to each parameter's own size
