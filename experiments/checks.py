@@ -9,12 +9,21 @@ from pathlib import Path
 import jax
 from flax import nnx
 
+from experiments import origin
 from experiments.experiment import Experiment
-from experiments.prepare import Prepared, mixed_batches, prepare, pretraining_batches, tuning_lengths
-from experiments.processes import agreed, first_alone
+from experiments.prepare import (
+    Prepared,
+    fingerprints,
+    mixed_batches,
+    prepare,
+    pretraining_batches,
+    settings_of_phases,
+    tuning_lengths,
+)
+from experiments.processes import agreed, first_alone, gathered
 from experiments.results import check_settings
 from lm import sharding
-from lm.config import SettingError, check_numbers
+from lm.config import SettingError, check_numbers, leaves
 from lm.data import pipeline
 from lm.data.checks import check_batches
 from lm.data.labelled import Reader
@@ -22,6 +31,7 @@ from lm.data.packing import row_length
 from lm.data.tasks.labelled import labelled
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
+from lm.train.log import packages
 
 
 def check(
@@ -42,6 +52,7 @@ def check(
         check_batches(architecture, experiment.finetuning.batch_size, writes=True)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     prepared = first_alone(lambda: prepare(experiment, cache, say))
+    check_alike(made_of(experiment, prepared, cache))
     if experiment.mixing.pretraining != "corpus":
         mixed_batches(experiment, prepared, cache)
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
@@ -69,6 +80,31 @@ def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
             f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and there are "
             f"{there / 2**30:,.1f}: make it smaller ({sizes}) or spread it over more devices (mesh.fsdp)"
         )
+
+
+def made_of(experiment: Experiment, prepared: Prepared, cache: Path) -> origin.Origin:
+    """All that this process makes the run of."""
+    read = [fingerprints(each, name, cache) for name, each in settings_of_phases(experiment).items()]
+    return {
+        "settings": {path: str(value) for path, value in leaves(experiment)},
+        "vocabulary": {"fingerprint": prepared.vocabulary.fingerprint},
+        "data": {split: value for each in read for split, value in each.items()},
+        "code": origin.code(),
+        "packages": packages(),
+    }
+
+
+def check_alike(record: origin.Origin) -> None:
+    """SettingError, in all processes, if one makes the run of anything else than the first does."""
+    first, *others = gathered(record)
+    lines = [
+        f"\n  process {number}: {name}: {line}"
+        for number, other in enumerate(others, 1)
+        for name in origin.ORIGINS
+        for line in origin.changes(first[name], other[name])
+    ]
+    if lines:
+        raise SettingError(f"processes should train one run of the same, and differ from process 0 in:{''.join(lines)}")
 
 
 def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:

@@ -12,7 +12,7 @@ from flax import nnx
 
 from experiments.experiment import Experiment
 from experiments.phase import Phase, Session, Start, checkpoints_of, fit
-from experiments.prepare import Encoded, tuning_lengths
+from experiments.prepare import Encoded, fingerprints, tuning_lengths
 from experiments.processes import agreed
 from experiments.questions import first, mine, questions
 from lm.data import pipeline
@@ -53,8 +53,8 @@ def finetune(session: Session, pretrained: Start | None, name: str, folder: Path
     made = fine_tuning(session, name)
     with checkpoints_of(session.experiment, session.experiment.finetuning, folder) as checkpoints:
         evaluate = evaluation(session, made.asked, made.lengths, made.steps, folder)
-        config = session.experiment.finetuning
-        fit([Phase(session, config, made.steps, made.batches, made.lengths, checkpoints, evaluate, pretrained)])
+        config, read = session.experiment.finetuning, fingerprints(session.experiment, name, session.cache)
+        fit([Phase(session, config, made.steps, made.batches, made.lengths, checkpoints, evaluate, read, pretrained)])
     return agreed(lambda: {each.task.name: best_of(each.task, folder) for each in made.asked})
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.experiment import BASELINE, Experiment
-from lm.config import SettingError, diff, from_json, nearest
+from lm.config import SettingError, diff, from_json, nearest, to_json
+from lm.files import seal, unseal, write
 
 
 def check_runs(runs: Path) -> None:
@@ -18,6 +19,11 @@ def check_runs(runs: Path) -> None:
         )
 
 
+def save_settings(folder: Path, experiment: Experiment) -> None:
+    """Write the settings of the run in ``folder``, sealed."""
+    write(folder / "settings.json", seal(json.loads(to_json(experiment))))
+
+
 def load_settings(folder: Path) -> Experiment:
     """The settings of the run in ``folder``."""
     path = folder / "settings.json"
@@ -25,7 +31,7 @@ def load_settings(folder: Path) -> Experiment:
         found = sorted(str(p.parent) for p in Path().glob("runs/**/settings.json"))
         raise SettingError(f"{folder} is no run: it has no settings.json{nearest(str(folder), found)}")
     try:
-        return from_json(Experiment, path.read_bytes())
+        return from_json(Experiment, json.dumps(unseal(path.read_bytes(), path)))
     except (SettingError, OSError) as error:
         raise SettingError(f"{path} cannot be read: {error}") from error
 

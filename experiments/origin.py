@@ -1,20 +1,23 @@
-"""What a phase was begun with. Going on with other settings, data, code or packages is refused, unless it is allowed.
+"""What a phase was begun with: the one record that going on, reading, comparing and pooling runs ask.
 
-``origin.json`` in the folder of each phase says it. Of a finished phase, which others may start from, it is settings,
-vocabulary and data that must fit.
+``origin.json`` in the folder of each phase says it, sealed by a checksum. Going on with other settings, data, code or
+packages is refused, unless it is allowed. Of a finished phase, which others may start from, it is settings, vocabulary
+and data that must fit.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from experiments.experiment import BASELINE, Experiment
 from lm import config
-from lm.config import SettingError, nearest, parse_json
-from lm.files import write
+from lm.config import SettingError, nearest
+from lm.files import seal, unseal, write
+
+FILE = "origin.json"
 
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished phase
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that is gone on with
@@ -22,6 +25,7 @@ FREE = (  # settings that change no number of what is done: a run may go on else
     "mesh", "data.workers", "guard.non_finite", "guard.in_a_row", "guard.failed_save", "pretraining.keep_hours",
     "finetuning.keep_hours",
 )  # fmt: skip
+CODE = ("prepare", "run", "finetuning", "questions", "phase")  # of experiments: what changes numbers, settings apart
 SHOWN = 12  # differences of a kind, at most [lines]
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value
@@ -57,20 +61,41 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """The record of the phase in ``folder``; SettingError if it is missing, or is not as it was written."""
+    path = folder / FILE
+    try:
+        found = unseal(path.read_bytes(), path)
+    except FileNotFoundError as error:
+        raise SettingError(f"{path} is missing, which says what was trained there") from error
+    kinds = dict.fromkeys(ORIGINS, dict) | {"allowed": list}
+    if wrong := [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]:
+        raise SettingError(f"{path} says nothing of {', '.join(wrong)}: it was not written by this version")
+    return found
+
+
+def record(folder: Path, now: Origin, past: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write that the phase in ``folder`` is made of what is ``now``; ``past``: what changed since it was begun."""
+    write(folder / FILE, seal({**now, "allowed": [*past]}))
+
+
 def check(folder: Path, now: Origin, state: str, allow: frozenset[str], say: Callable[[str], object] = print) -> None:
-    """Compare the phase in ``folder``, whose ``state`` is "new", "begun" or "finished", with what it has ``now``.
+    """Compare the phase in ``folder``, whose ``state`` is "new", "begun" or "finished", with what is known ``now``.
 
     SettingError with the differences that are not in ``allow``; those that are, are said and kept in origin.json.
     """
     from lm.train import log  # brings jax along, which comparing settings need not wait for
 
-    path, found, past = folder / "origin.json", {}, []
-    if state != "new" and path.exists():
-        there = _read(path)
-        past = there.get("allowed", past)
+    found, past = {}, []
+    if state != "new":
+        try:
+            there = read(folder)
+            past = there["allowed"]
+        except SettingError as error:
+            there, unknown = {}, str(error)
         for name in FINISHED if state == "finished" else ORIGINS:
-            lines = changes(there[name], now[name]) if name in there else [f"not known: {path} is damaged"]
-            found |= {name: [f"{name}: {line}" for line in lines]} if lines else {}
+            if name in now and (lines := changes(there[name], now[name]) if there else [f"not known: {unknown}"]):
+                found[name] = [f"{name}: {line}" for line in lines]
     text = "".join(f"\n  {line}" for lines in found.values() for line in lines)
     if refused := [name for name in found if name not in allow]:
         raise SettingError(
@@ -80,22 +105,12 @@ def check(folder: Path, now: Origin, state: str, allow: frozenset[str], say: Cal
     if found:
         say(f"{folder}: allowed:{text}")
         past = [*past, {"time": log.now(), "changed": sum(found.values(), [])}]
-    if state == "new" or not path.exists() or (found and state == "begun"):
-        write(path, json.dumps({**now, "allowed": past}, indent=1) + "\n")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What is whole of a file that may be damaged."""
-    try:
-        found = parse_json(path.read_bytes(), path)
-        kinds = dict.fromkeys(ORIGINS, dict) | {"allowed": list}
-        return {name: found[name] for name, kind in kinds.items() if isinstance(found.get(name), kind)}
-    except (ValueError, AttributeError):
-        return {}
+    if state == "new" or (found and state == "begun"):
+        record(folder, now, past)
 
 
 def code() -> dict[str, str]:
-    """``{file: start of its sha256}`` of the library."""
-    root = Path(config.__file__).parent
-    files = sorted(root.rglob("*.py"))
-    return {str(file.relative_to(root.parent)): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
+    """``{file: start of its sha256}`` of the library, and of what of the study makes numbers."""
+    root = Path(config.__file__).parents[1]
+    files = [*sorted(root.glob("lm/**/*.py")), *(root / "experiments" / f"{name}.py" for name in CODE)]
+    return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,18 +12,16 @@ from typing import TextIO
 
 import jax
 
-from experiments import origin
+from experiments import origin, vocabularies
 from experiments.experiment import Experiment, PhaseConfig
-from experiments.prepare import Encoded, Prepared
+from experiments.prepare import Prepared
 from experiments.processes import agreed, trains, wait
 from experiments.progress import Reporter
 from lm import sharding
 from lm.config import SettingError
 from lm.data import pipeline
-from lm.data.labelled import Labelled
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
-from lm.data.rows import examples
 from lm.nn.tuned import BODY
 from lm.train import manifest, together
 from lm.train.checkpoints import Checkpoints
@@ -60,6 +58,7 @@ class Phase:
     lengths: Lengths
     checkpoints: Checkpoints
     evaluate: Callable[[State], dict[str, float]]
+    read: Mapping[str, str]  # every split that it reads -> its fingerprint
     start: Start | None = None
     settings: Experiment | None = None  # that matter to it; None: all of the session's
 
@@ -89,17 +88,10 @@ class Phase:
 
     def begun_with(self) -> origin.Origin:
         """What it is trained with."""
-        session, batches, tasks = self.session, self.batches, []
-        if isinstance(batches, pipeline.Mixed):
-            tasks = [each.task for each in batches.examples_by_task.values() if isinstance(each, Encoded)]
-        elif isinstance(batches, Labelled):
-            tasks = [batches.reader.task]
-        corrupt = session.experiment.data.corrupt_records
-        data = {task.name: examples(task.source, task.train, session.cache, corrupt).fingerprint for task in tasks}
         return {
-            "settings": origin.settings_of(self.settings or session.experiment),
-            "vocabulary": {"fingerprint": session.prepared.vocabulary.fingerprint},
-            "data": {"corpus": session.prepared.train.fingerprint} | data,
+            "settings": origin.settings_of(self.settings or self.session.experiment),
+            "vocabulary": {"fingerprint": self.session.prepared.vocabulary.fingerprint},
+            "data": self.read,
             "code": origin.code(),
             "packages": packages(),
         }
@@ -155,7 +147,10 @@ def _fit(phases: Sequence[Phase]) -> None:
 def _check_origin(phase: Phase, done: bool) -> None:
     begun = bool(manifest.steps(phase.folder / "checkpoints"))
     state = "finished" if done else "begun" if begun else "new"
-    origin.check(phase.folder, phase.begun_with(), state, phase.session.allow, phase.session.reporter.say)
+    now = phase.begun_with()
+    origin.check(phase.folder, now, state, phase.session.allow, phase.session.reporter.say)
+    if origin.read(phase.folder)["vocabulary"] == now["vocabulary"]:  # of a finished phase another may be allowed
+        vocabularies.keep(phase.folder, phase.session.prepared.vocabulary)
 
 
 def finished(folder: Path, steps: int) -> bool:

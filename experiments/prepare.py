@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.experiment import Experiment
+from experiments.folders import phases, pretrainings
 from lm.config import SettingError
 from lm.data import pipeline
 from lm.data.mixtures import mixture, rates
@@ -19,7 +20,7 @@ from lm.data.rows import Rows, examples
 from lm.data.sources import Joined, documents, left_out
 from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import labelled
-from lm.data.tasks.task import Task
+from lm.data.tasks.task import Scored, Task
 from lm.data.tokenizers import find_tokenizer
 from lm.data.tokens import Tokens, encode_corpus
 from lm.data.vocabulary import Bytes, SentencePiece, Vocabulary, train_sentencepiece
@@ -27,6 +28,7 @@ from lm.files import is_sealed
 
 Say = Callable[[str], object]
 CORPUS = "corpus"  # its name among the tasks of a mixture
+SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,13 @@ class Encoded(Sequence[pipeline.Example]):
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
     corrupt, missing = experiment.data.corrupt_records, {}
-    tasks = [task for name in experiment.tuning.mixtures for task in mixture(name)]
-    for task in (*tasks, *map(labelled, experiment.tuning.heads)):  # finds their files, and reads nothing yet
-        if task.train:
-            missing[task.name] = left_out(examples(task.source, task.train, cache, corrupt))
-        if task.validation:
-            examples(task.source, task.validation, cache)
+    for name in experiment.tuning.mixtures:
+        mixture(name)  # SettingError if it is none, read or not
+    for name, settings in settings_of_phases(experiment).items():
+        for split, tasks in tasks_of(settings, name).items():  # finds their files, and reads nothing yet
+            for task in tasks:
+                rows = rows_of(task, split, settings, cache)
+                missing |= {task.name: left_out(rows)} if split == "train" else {}
     corpus = documents(experiment.data.corpus, "train", cache, corrupt)
     missing = {name: count for name, count in (missing | {CORPUS: left_out(corpus)}).items() if count}
     for name, count in missing.items():
@@ -80,6 +83,50 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
         train = train.cut(unique_tokens(experiment))
     validation = encode_corpus(documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens")
     return Prepared(vocabulary, train, validation, missing)
+
+
+def settings_of_phases(experiment: Experiment) -> dict[str, Experiment]:
+    """The settings of each phase of a run, by its name."""
+    return dict.fromkeys(phases(experiment, Path(), Path()), experiment) | pretrainings(experiment)
+
+
+def tasks_of(experiment: Experiment, phase: str) -> dict[str, list[Scored]]:
+    """The tasks that a phase of a run with these settings is trained on ("train") and evaluated on ("validation")."""
+    name, tuning = phase.partition("/")[0], experiment.tuning
+    if name in tuning.heads:
+        return {split: [labelled(name)] for split in SPLITS}
+    pretrains = name == "pretraining"
+    mixtures = (name,) if not pretrains else () if experiment.mixing.pretraining == "corpus" else tuning.mixtures
+    scored = () if pretrains and experiment.finetuning.steps else mixtures
+    return {
+        "train": [task for name in mixtures for task in mixture(name) if task.train],
+        "validation": [task for name in scored for task in mixture(name).evaluated],
+    }
+
+
+def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> Rows:
+    """The stored rows of a task; corrupt ones may only be left out of what is trained on."""
+    corrupt = experiment.data.corrupt_records if split == "train" else "stop"
+    return examples(task.source, getattr(task, split), cache, corrupt)
+
+
+def fingerprints(experiment: Experiment, phase: str, cache: Path) -> dict[str, str]:
+    """``{"corpus train": fingerprint, ...}`` of every split that a phase with these settings reads."""
+    data, found = experiment.data, {}
+    for split in SPLITS:
+        corrupt = data.corrupt_records if split == "train" else "stop"
+        found[f"{CORPUS} {split}"] = documents(data.corpus, split, cache, corrupt).fingerprint
+    if named := vocabulary_corpus(experiment):
+        found["vocabulary train"] = documents(named, "train", cache, data.corrupt_records).fingerprint
+    for split, tasks in tasks_of(experiment, phase).items():
+        found |= {f"{task.name} {split}": rows_of(task, split, experiment, cache).fingerprint for task in tasks}
+    return found
+
+
+def vocabulary_corpus(experiment: Experiment) -> str:
+    """The corpus that ``data.vocabulary`` names to be trained on; "" if it names none."""
+    kind, _, named = experiment.data.vocabulary.partition(":")
+    return named if kind == "unigram" else ""
 
 
 def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
@@ -100,7 +147,7 @@ def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
 def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
     """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
     data = experiment.data
-    kind, _, named = data.vocabulary.partition(":")
+    kind, named = data.vocabulary.partition(":")[0], vocabulary_corpus(experiment)
     if data.vocabulary == "bytes":
         return Bytes(data.sentinels)
     if Path(data.vocabulary).is_dir():  # a published model's tokenizer

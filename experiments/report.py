@@ -17,6 +17,7 @@ from experiments.registry import REGISTRY, TABLES, baseline_of, build
 from experiments.results import Result, Runs, curves, results, roots
 from experiments.sheets import Finished, Sheet, base_of, markdown, scoreboard
 from experiments.t5.tables import COLUMNS
+from experiments.unlike import marked, note, unlike
 from lm.config import SettingError
 from lm.files import write
 
@@ -63,7 +64,10 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
         if base_of(table).paper:
             order, alike = orders(table, found)
             places, notes[table.name] = [order] * bool(order), [differences(table, found), alike]
-        sheets[table.name] = [sheet, *places]
+        others = unlike(table, found, scale)
+        labels = {row.label for row in table.rows if row.name in others}
+        sheet, *places = sheets[table.name] = [marked(each, labels) for each in (sheet, *places)]
+        notes[table.name] += [note(others)] * bool(others)
         lines = {row.name: curves(found[row.name]) for row in table.rows}
         shown = [f"Places of the rows, the paper's in brackets:\n\n{markdown(each)}" for each in places]
         pictures = [f"![{table.title}]({file})" for file in draw(table, found, lines, scale, folder)]

@@ -17,7 +17,8 @@ from etils import epath
 from experiments import origin
 from experiments.experiment import Experiment, Row
 from experiments.registry import build, twin
-from lm.config import SettingError, parse_json
+from lm.config import SettingError
+from lm.files import unseal
 
 Runs = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 
@@ -102,7 +103,7 @@ def check_settings(experiment: Experiment, folder: Path, allowed: Callable[[str]
     if not path.exists():
         return
     try:
-        there = origin.flat(parse_json(path.read_bytes(), path))
+        there = origin.flat(unseal(path.read_bytes(), path))
     except (ValueError, AttributeError) as error:
         raise SettingError(f"{path} cannot be read ({error}): choose other --runs or delete {folder}") from error
     if lines := origin.changes(there, origin.settings_of(experiment)):

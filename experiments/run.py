@@ -20,13 +20,20 @@ from experiments.checks import check
 from experiments.experiment import Experiment
 from experiments.finetuning import answer_together, best_of, evaluation, finetune
 from experiments.finetuning import asked as asked_of
-from experiments.folders import home_of, members, phases, pretraining_name, pretraining_of, pretrainings
+from experiments.folders import (
+    home_of,
+    members,
+    phases,
+    pretraining_name,
+    pretraining_of,
+    pretrainings,
+    save_settings,
+)
 from experiments.phase import Phase, Session, Start, checkpoints_of, fit
-from experiments.prepare import mixed_batches, pretraining_batches
+from experiments.prepare import fingerprints, mixed_batches, pretraining_batches
 from experiments.processes import agreed
 from experiments.progress import Reporter
 from lm import sharding
-from lm.config import to_json
 from lm.data import pipeline
 from lm.data.mixtures import mixture
 from lm.files import write
@@ -78,7 +85,7 @@ def run(
 def claim(experiment: Experiment, folder: Path) -> None:
     """The folder is this run's from now on."""
     if jax.process_index() == 0:
-        write(folder / "settings.json", to_json(experiment) + "\n")
+        save_settings(folder, experiment)
 
 
 def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: dict) -> None:
@@ -134,6 +141,7 @@ def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
     return Phase(
         session, config, steps, batches, lengths, checkpoints,
         lambda state: steps.evaluate(state, held_out()) | (scores(state) if scores else {}),
+        fingerprints(experiment, "pretraining", session.cache),
         settings=pretraining_of(experiment, ""),
     )  # fmt: skip
 

@@ -11,12 +11,14 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from experiments import origin
 from experiments.commands import CONSOLE
 from experiments.experiment import Experiment
 from experiments.finetuning import head_steps
 from experiments.folders import cache_of, load_settings
+from experiments.prepare import rows_of
 from experiments.questions import first, questions
-from experiments.trained import Trained, chosen, open_run, pretrained, restored, vocabulary_of
+from experiments.trained import Trained, chosen, open_run, place_of, pretrained, restored, vocabulary_of
 from lm import sharding
 from lm.config import SettingError, nearest, parse_json
 from lm.data.mixtures import MIXTURES
@@ -43,6 +45,7 @@ def score_run(folder: Path, names: Sequence[str], split: str, mixture: str, limi
             found = told(folder, experiment, task, phases[0], given)
         else:
             found = written([opened(phase) for phase in phases], task, given)
+        tell_other_rows(folder, experiment, task, split, phases[0])
         # Labels of test sets are not public.
         metrics = {} if any(row.get("label") == -1 for row in given) else task.evaluate(given, found)
         place = folder / "scores" / phases[0].split("/member-")[0] / task.name / split
@@ -51,6 +54,13 @@ def score_run(folder: Path, names: Sequence[str], split: str, mixture: str, limi
         lines.append((task.name, ", ".join(phases), len(given), metrics))
     show(lines)
     CONSOLE.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{split}", highlight=False)
+
+
+def tell_other_rows(folder: Path, experiment: Experiment, task: Scored, split: str, phase: str) -> None:
+    """Say it if the run was trained or scored on other rows of this split than there are now."""
+    known = origin.read(place_of(folder, experiment, phase))["data"].get(f"{task.name} {split}")
+    if known and rows_of(task, split, experiment, cache_of(folder)).fingerprint != known:
+        CONSOLE.print(f"[yellow]{task.name} {split}[/]: these rows are others than those that {phase} read in training")
 
 
 def score_file(path: Path, name: str, split: str, limit: int, runs: Path) -> None:
@@ -85,10 +95,10 @@ def lines_of(text: str) -> list[str]:
 def show(lines: Sequence[tuple[str, str, int, Mapping[str, float]]]) -> None:
     """A line for each (task, where its answers come from, rows, metrics)."""
     grid = Grid("task", "answers of", "rows", "metrics", "score")
-    for task, origin, rows, found in lines:
+    for task, models, rows, found in lines:
         metrics = ", ".join(f"{name} {value:.2f}" for name, value in found.items() if name != "score")
         score = f"{found['score']:.2f}" if found else "no labels"
-        grid.add_row(task, escape(origin), f"{rows:,}", metrics, score)
+        grid.add_row(task, escape(models), f"{rows:,}", metrics, score)
     CONSOLE.print(grid)
 
 
@@ -132,7 +142,7 @@ def told(folder: Path, experiment: Experiment, task: LabelledTask, phase: str, r
     """The answers of a head."""
     steps = head_steps(experiment, sharding.make_mesh(experiment.mesh), task.name)
     model = restored(folder, experiment, phase, steps).model
-    made = questions(experiment, vocabulary_of(folder, experiment), steps.mesh, task, rows, 0)
+    made = questions(experiment, vocabulary_of(folder, experiment, phase), steps.mesh, task, rows, 0)
     return predict(model, made, steps.put)
 
 

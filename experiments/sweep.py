@@ -3,7 +3,7 @@
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -12,8 +12,9 @@ from experiments.cli import RUNS
 from experiments.commands import show_report
 from experiments.exit_codes import EXIT_CODES
 from experiments.experiment import Experiment
-from experiments.folders import check_runs, phases
+from experiments.folders import check_runs, home_of, phases
 from experiments.origin import FREE, allowed
+from experiments.origin import check as check_origin
 from experiments.processes import agreed, keep_compiled
 from experiments.progress import Reporter, duration, reporting
 from experiments.registry import baseline_of, build, find, twin
@@ -74,7 +75,11 @@ def train(wanted: Sequence[Run], runs: Path, together: bool, allow: frozenset[st
 
     One that fails is named and left, the others go on; the exit code is that of the first failure.
     """
-    todo = [(name, experiment, folder) for name, experiment, folder in wanted if not is_done(experiment, folder)]
+    todo = [
+        (name, experiment, folder)
+        for name, experiment, folder in wanted
+        if not is_done(experiment, folder, runs / "cache", allow)
+    ]
     failed = 0
     if todo:
         keep_compiled(runs / "cache")
@@ -104,13 +109,28 @@ def pretrain_seeds(
         reporter.say(f"{name}: its seeds could not be pre-trained at once ({error}); one after another, then")
 
 
-def is_done(experiment: Experiment, folder: Path) -> bool:
+def is_done(experiment: Experiment, folder: Path, cache: Path, allow: frozenset[str]) -> bool:
     """Whether the run in ``folder`` is this one and has finished; what is wrong with it is said when its turn comes."""
     try:
         check_settings(experiment, folder)
-        return read_result(folder) is not None
+        if read_result(folder) is None:
+            return False
+        check_data(experiment, folder, cache, allow, lambda line: None)
     except SettingError:
         return False
+    return True
+
+
+def check_data(
+    experiment: Experiment, folder: Path, cache: Path, allow: frozenset[str], say: Callable[[str], object]
+) -> None:
+    """SettingError if the finished run in ``folder`` was trained or scored on other data than there are now."""
+    from experiments.prepare import fingerprints, settings_of_phases
+
+    settings = settings_of_phases(experiment)
+    for name, place in phases(experiment, folder, home_of(folder, cache)).items():
+        now = {"data": fingerprints(settings[name], name, cache)}
+        check_origin(place, now, "finished", allow, say)
 
 
 def work(experiment: Experiment) -> int:
@@ -190,7 +210,8 @@ def run_row(
             reporter.say(f"ready to train in {folder}")
             return
         if agreed(lambda: read_result(folder) is not None):
-            check_run(experiment, folder, runs / "cache", reporter.say)
+            agreed(lambda: check_settings(experiment, folder))
+            agreed(lambda: check_data(experiment, folder, runs / "cache", allow, reporter.say))
             reporter.say(f"finished before: {folder}")
             return
         code = one(name, experiment, folder, runs, reporter, allow)

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.conversion import TOKENIZER
 from experiments.experiment import Experiment
 from experiments.finetuning import adapted
 from experiments.folders import cache_of, home_of, load_settings, phases
-from experiments.prepare import find_vocabulary
+from experiments.vocabularies import kept
 from lm import sharding
-from lm.config import SettingError, change, nearest
+from lm.config import SettingError, nearest
 from lm.data.tokenizers import Fast
 from lm.data.vocabulary import Vocabulary
 from lm.nn.transformer import Batch, Transformer
@@ -85,7 +84,7 @@ def open_run(folder: Path, phases: Callable[[Experiment], Sequence[str]], name: 
     name = chosen(folder, phases(experiment), name)
     model = restored(folder, experiment, name).model
     steps = _steps(experiment, name)
-    return Trained(experiment, vocabulary_of(folder, experiment), name, model, steps.put, steps.mesh.size)
+    return Trained(experiment, vocabulary_of(folder, experiment, name), name, model, steps.put, steps.mesh.size)
 
 
 def chosen(folder: Path, allowed: Sequence[str], name: str) -> str:
@@ -101,11 +100,14 @@ def chosen(folder: Path, allowed: Sequence[str], name: str) -> str:
     return name
 
 
-def vocabulary_of(folder: Path, experiment: Experiment) -> Vocabulary:
-    """The vocabulary that the run in ``folder`` was trained with."""
-    if (folder / TOKENIZER).is_dir():  # of an imported run, wherever it lies now
-        experiment = change(experiment, "data.vocabulary", str(folder / TOKENIZER))
-    return find_vocabulary(experiment, cache_of(folder), print)
+def place_of(folder: Path, experiment: Experiment, name: str) -> Path:
+    """The folder of the phase ``name`` of the run in ``folder``."""
+    return phases(experiment, folder, home_of(folder, cache_of(folder)))[name]
+
+
+def vocabulary_of(folder: Path, experiment: Experiment, name: str) -> Vocabulary:
+    """The vocabulary that the phase ``name`` of the run in ``folder`` was trained with."""
+    return kept(place_of(folder, experiment, name), experiment)
 
 
 def restored(folder: Path, experiment: Experiment, name: str, steps: Steps | None = None) -> State:
@@ -113,7 +115,7 @@ def restored(folder: Path, experiment: Experiment, name: str, steps: Steps | Non
 
     With ``steps``, of a model with a head, they are all there; without, those of the body.
     """
-    phase = phases(experiment, folder, home_of(folder, cache_of(folder)))[name]
+    phase = place_of(folder, experiment, name)
     prefix = prefix_of(experiment, name) if steps is None else ""
     abstract = (_steps(experiment, name) if steps is None else steps).abstract
     with Checkpoints(str(phase / "checkpoints"), CheckpointConfig(best="highest")) as checkpoints:
@@ -173,7 +175,7 @@ def newest_masked(runs: Path) -> Path:
             name = masked(experiment)[0]
         except SettingError:
             continue
-        place = phases(experiment, path.parent, home_of(path.parent, cache_of(path.parent)))[name]
+        place = place_of(path.parent, experiment, name)
         saved = [about["saved"] for about in manifests(place / "checkpoints").values() if about is not None]
         if saved:
             trained[path.parent] = max(saved)

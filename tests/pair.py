@@ -87,6 +87,23 @@ def agree(folder):
         return found == {"process": 0, "long": "ü" * 2000}, there if jax.process_index() else not there, str(error)
 
 
+def differ():
+    """What is said where the second process would make the run of other things."""
+    import jax
+
+    from experiments import origin
+    from experiments.checks import check_alike
+    from lm.config import SettingError
+
+    alike = {name: {"a": "1", "long": "x" * 2000} for name in origin.ORIGINS}
+    check_alike(alike)
+    other = {name: {"a": "2"} for name in ("data", "code")} if jax.process_index() else {}
+    try:
+        check_alike(alike | other)
+    except SettingError as error:
+        return str(error).splitlines()
+
+
 def laws(folder):
     """All that two processes can show in one life; the last of it is to be stopped."""
     import json
@@ -97,7 +114,7 @@ def laws(folder):
 
     learn(folder / "two", STEPS)
     learn(folder / "began-alone", STEPS)
-    told = {"agreed": agree(folder), "numbers": numbers(folder / "alone", SAVED)}
+    told = {"agreed": agree(folder), "differ": differ(), "numbers": numbers(folder / "alone", SAVED)}
     try:
         learn(folder / "stopped", 10**6, stop=(1, 5))
     except Interrupted as stopped:

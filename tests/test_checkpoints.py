@@ -20,10 +20,10 @@ from golden import make_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.folders import phases
+from experiments.folders import phases, save_settings
 from experiments.registry import build
 from experiments.verify import verify
-from lm.config import SettingError, to_json
+from lm.config import SettingError
 from lm.files import seal
 from lm.train import manifest
 from lm.train.checkpoints import CheckpointError, Checkpoints, SaveError
@@ -400,7 +400,7 @@ def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, 
     for folder in (run / "finetuning" / "cloze", tmp_path / "runs" / "cache"):
         folder.mkdir(parents=True)
     experiment = build("t5/1-baseline/baseline", "nano", {})
-    (run / "settings.json").write_text(to_json(experiment))
+    save_settings(run, experiment)
     shared = phases(experiment, run, run.parent)["pretraining"]
     shutil.copytree(copied[0], shared / "checkpoints")
     copied[0].rename(run / "finetuning" / "cloze" / "checkpoints")

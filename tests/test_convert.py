@@ -229,6 +229,7 @@ def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
     (source / "vocab.txt").write_text("\n".join(words) + "\n")
     import_checkpoint(source, tmp_path / "first")
     (tmp_path / "first").rename(tmp_path / "run")
+    assert str(tmp_path) not in (tmp_path / "run" / "settings.json").read_text()
     assert open_run(tmp_path / "run", pretrained, "").encode("the [MASK]") == [2, 5, 4, 3]
     export_checkpoint(tmp_path / "run", tmp_path / "out", "pretraining")
     for name in (MODEL, "vocab.txt"):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,20 @@ import test_run
 from test_run import SMALL
 
 from experiments import origin, phase
+from experiments.conversion import export_checkpoint
 from experiments.experiment import BASELINE
 from experiments.folders import home_of, phases
+from experiments.prepare import find_vocabulary, fingerprints
 from experiments.progress import reporting
-from experiments.registry import build
-from experiments.results import check_settings
+from experiments.registry import REGISTRY, build
+from experiments.results import check_settings, results
 from experiments.run import run
+from experiments.scales import SCALES
+from experiments.sweep import run_row
+from experiments.trained import answering, open_run
 from lm.config import SettingError, change
+from lm.data.vocabulary import train_sentencepiece
+from lm.files import seal
 from lm.train.log import records
 
 runs = test_run.runs
@@ -40,6 +48,7 @@ SAID = {
     "code": ["code: lm/config.py: 1 -> 2", "code: lm/new.py: none -> 1", "code: lm/old.py: 1 -> none"],
 }  # fmt: skip
 NONE = frozenset()
+ROW = "t5/1-baseline/baseline"
 
 
 @pytest.mark.parametrize("name", origin.ORIGINS)
@@ -71,10 +80,24 @@ def test_of_what_is_finished_code_and_packages_may_be_others_and_what_it_was_tra
     assert (tmp_path / "origin.json").read_text() == text
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"settings": 3, "allowed": {}}'])
-def test_a_damaged_origin_is_not_taken_for_the_same(tmp_path, text):
-    (tmp_path / "origin.json").write_text(text)
-    with pytest.raises(SettingError, match="code: not known: .*origin.json is damaged"):
+EDITED = seal({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.11")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "is missing"),
+        ("", "is no JSON"),
+        ("[]", "has no checksum"),
+        (json.dumps({**NOW, "allowed": []}), "has no checksum"),
+        (EDITED, "was edited or damaged"),
+        (seal({"settings": {}, "allowed": {}}), "says nothing of vocabulary, data, code, packages, allowed"),
+    ],
+)
+def test_a_record_that_is_missing_edited_or_damaged_is_not_taken_for_the_same(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "origin.json").write_text(text)
+    with pytest.raises(SettingError, match=f"code: not known: .*origin.json {said}"):
         origin.check(tmp_path, NOW, "begun", NONE)
     origin.check(tmp_path, NOW, "begun", frozenset(origin.ORIGINS), str)
     origin.check(tmp_path, NOW, "begun", NONE)
@@ -87,15 +110,121 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 
 
 def test_a_run_goes_on_on_another_mesh_and_with_settings_that_came_since(tmp_path):
-    settings = json.loads(json.dumps(asdict(BASELINE)))
+    settings = asdict(BASELINE)
     del settings["generator_share"]
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "settings.json").write_text(seal(settings))
     check_settings(change(change(BASELINE, "mesh.fsdp", 4), "data.workers", 2), tmp_path)
     with pytest.raises(SettingError, match="generator_share: 0.25 -> 0.5"):
         check_settings(replace(BASELINE, generator_share=0.5), tmp_path)
     told = []
     check_settings(replace(BASELINE, generator_share=0.5), tmp_path, told.append)
     assert "generator_share: 0.25 -> 0.5" in told[0]
+
+
+TEXT = {
+    "finetuning.steps": 0, "pretraining.steps": 2, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
+    "data.vocabulary_size": 150,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A finished run on text, its settings, its phase and the folder of all runs."""
+    home = tmp_path_factory.mktemp("written")
+    (home / "text").mkdir()
+    for split, module in {"train": origin, "valid": phase}.items():
+        (home / "text" / f"{split}.txt").write_text(Path(module.__file__).read_text())
+    SCALES["written"] = SMALL | TEXT | {"data.corpus": f"text:{home / 'text'}"}
+    experiment = build(ROW, "written")
+    run_row(ROW, "written", experiment, home / "runs", check=False)
+    (folder,) = home.glob("runs/written/**/seed-0")
+    yield home, experiment, folder, phases(experiment, folder, home_of(folder, home / "runs" / "cache"))["pretraining"]
+    del SCALES["written"]
+
+
+@contextmanager
+def changed(path, text):
+    """The file says this for a while; None: it is gone."""
+    whole = path.read_bytes()
+    path.write_text(text) if text is not None else path.unlink()
+    yield
+    path.write_bytes(whole)
+
+
+def test_a_run_reads_nothing_that_its_settings_do_not_ask_for(written):
+    home, *_ = written
+    assert not (home / "runs" / "cache" / "tfds").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_of_a_finished_run_whose_text_is_another_it_is_said_which(written, split, capsys):
+    home, experiment, *_ = written
+    with changed(home / "text" / f"{split}.txt", "other words " * 50):
+        name = {"train": "train", "valid": "validation"}[split]
+        with pytest.raises(SettingError, match=f"trained with other data:\n  data: corpus {name}: .*\nchoose"):
+            run_row(ROW, "written", experiment, home / "runs", check=False)
+        run_row(ROW, "written", experiment, home / "runs", check=False, allow=frozenset({"data"}))
+    run_row(ROW, "written", experiment, home / "runs", check=False)
+    assert capsys.readouterr().out.count("finished before") == 2
+
+
+def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(written):
+    home, experiment, _, place = written
+    before = origin.read(place)
+    with changed(home / "text" / "valid.txt", "other words " * 50):
+        now = before | {"data": fingerprints(experiment, "pretraining", home / "runs" / "cache")}
+    with pytest.raises(SettingError, match=r"begun with other data:\n  data: corpus validation: \S+ -> \S+\n[^\n]*$"):
+        origin.check(place, now, "begun", NONE)
+
+
+def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_it_is_refused(written, tmp_path):
+    home, experiment, folder, place = written
+    due = find_vocabulary(experiment, home / "runs" / "cache", print).encode("words and more")
+    (home / "runs" / "cache").rename(tmp_path / "cache")
+    (home / "text").rename(tmp_path / "text")
+    (home / "runs" / "cache").mkdir()
+    try:
+        assert open_run(folder, answering, "").vocabulary.encode("words and more") == due
+        export_checkpoint(folder, tmp_path / "out")
+        model = place / "tokenizer" / "vocabulary.model"
+        assert (tmp_path / "out" / "spiece.model").read_bytes() == model.read_bytes()
+        train_sentencepiece(["others words"] * 99, 12, tmp_path / "other.model")
+        whole = model.read_bytes()
+        for other, said in (((tmp_path / "other.model").read_bytes(), "is not the vocabulary"), (None, "no tokenizer")):
+            model.unlink()
+            if other:
+                model.write_bytes(other)
+            with pytest.raises(SettingError, match=said):
+                open_run(folder, answering, "")
+            if other is None:
+                model.write_bytes(whole)
+    finally:
+        (home / "runs" / "cache").rmdir()
+        (tmp_path / "cache").rename(home / "runs" / "cache")
+        (tmp_path / "text").rename(home / "text")
+
+
+def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp_path):
+    home, experiment, folder, place = written
+    path = folder / "settings.json"
+    with changed(path, path.read_text().replace('"relative_max_distance": 128', '"relative_max_distance": 129')):
+        for use in (
+            lambda: open_run(folder, answering, ""),
+            lambda: export_checkpoint(folder, tmp_path / "out"),
+            lambda: run_row(ROW, "written", experiment, home / "runs", check=False),
+            lambda: results(REGISTRY[ROW], "written", home / "runs"),
+        ):
+            with pytest.raises(SettingError, match="settings.json was edited or damaged"):
+                use()
+        assert not (tmp_path / "out").exists()
+    path = place / "origin.json"
+    with changed(path, path.read_text().replace('"fingerprint": "', '"fingerprint": "0')):
+        for use in (
+            lambda: open_run(folder, answering, ""),
+            lambda: run_row(ROW, "written", experiment, home / "runs", check=False),
+        ):
+            with pytest.raises(SettingError, match="origin.json was edited or damaged"):
+                use()
 
 
 HOLDS = """
@@ -166,7 +295,9 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     assert len(lines) == len(set(lines)) and {step for step, _ in lines} == {1, 2, 3, 4}
     assert len(json.loads((folder / "run.json").read_text())["starts"]) == 1
     about = json.loads((folder / "origin.json").read_text())
-    assert about.keys() == {*origin.ORIGINS, "allowed"} and about["code"].keys() >= {"lm/config.py", "lm/nn/stack.py"}
-    (folder / "origin.json").write_text(json.dumps(about | {"data": {"corpus": "other"}}))
-    with reporting(0) as reporter, pytest.raises(SettingError, match="trained with other data:\n  data: corpus: other"):
+    assert about.keys() == {*origin.ORIGINS, "allowed", "sha256"}
+    assert about["code"].keys() >= {"lm/config.py", "lm/nn/stack.py", "experiments/finetuning.py"}
+    origin.record(folder, about | {"data": about["data"] | {"corpus train": "other"}})
+    said = "trained with other data:\n  data: corpus train: other"
+    with reporting(0) as reporter, pytest.raises(SettingError, match=said):
         run(experiment, tmp_path, runs / "cache", reporter)

@@ -59,6 +59,17 @@ def test_what_the_first_process_finds_all_have_and_its_error_too(laws):
     assert [each["agreed"] for each in laws[2]] == [[True, True, "no"]] * 2
 
 
+def test_processes_that_would_train_on_other_things_are_refused_by_all_with_what_differs(laws):
+    first, second = (each["differ"] for each in laws[2])
+    assert first == second
+    assert [line.strip()[:27] for line in first[1:]] == [
+        "process 1: data: a: 1 -> 2",
+        "process 1: data: long: xxxx",
+        "process 1: code: a: 1 -> 2",
+        "process 1: code: long: xxxx",
+    ]
+
+
 def test_a_sigterm_to_one_of_two_saves_one_step_and_both_ask_to_be_started_again(laws):
     folder, codes, told = laws
     saved = sorted(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())

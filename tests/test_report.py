@@ -12,15 +12,21 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments import plots, report
+from experiments import origin, plots, report
 from experiments.findings import agreement, kendall
+from experiments.folders import save_settings
 from experiments.page import samples
 from experiments.registry import REGISTRY, build, find, tables
 from experiments.results import curves, results, run_folder
-from lm.config import SettingError, change, leaves, to_json
+from lm.config import SettingError, change, leaves
 
 RATES = tables(find("t5/6-corruption-rate"))
 NAMES = [row.name for row in RATES[0].rows]
+FIRST = "t5/1-baseline/baseline seed 0"
+RECORD = {
+    "settings": {}, "vocabulary": {"fingerprint": "v"}, "data": {"corpus train": "c", "cloze validation": "d"},
+    "code": {"lm/config.py": "1"}, "packages": {"jax": "0.10"},
+}  # fmt: skip
 ATTACK = "<script>document.title = 1</script>"
 
 
@@ -29,7 +35,8 @@ def finish(runs: Path, name: str, seed: int, score: float) -> Path:
     folder = run_folder(runs, "nano", name, seed, {})
     phase = folder / "finetuning" / "cloze"
     (phase / "predictions" / "cloze").mkdir(parents=True)
-    (folder / "settings.json").write_text(to_json(build(name, "nano", {"seed": seed})))
+    save_settings(folder, build(name, "nano", {"seed": seed}))
+    origin.record(phase, RECORD)
     (phase / "metrics.jsonl").write_text('{"step": 1, "kind": "eval", "score": 2}\n{"step": 2, "ki')
     answer = json.dumps({"target": ["a"], "prediction": ATTACK})
     (phase / "predictions" / "cloze" / "2.jsonl").write_text(answer + '\n{"ta')
@@ -141,10 +148,45 @@ def test_a_bucket_that_cannot_be_read_is_said_to_be_one_of_the_runs(watched, mon
         written("gs://bucket/runs")
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"code": {"lm/config.py": "2"}}, "other code than {first}: lm/config.py 1 -> 2"),
+        ({"packages": {"jax": "0.11"}}, "other packages than {first}: jax 0.10 -> 0.11"),
+        ({"vocabulary": {"fingerprint": "w"}}, "other vocabulary than {first}: fingerprint v -> w"),
+        ({"data": RECORD["data"] | {"cloze validation": "e"}}, "other data than {first}: cloze validation d -> e"),
+        ("edited", "it is not known: .*origin.json was edited or damaged"),
+        (None, "it is not known: .*origin.json is missing"),
+    ],
+)
+def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_folder_it_lies_in(tmp_path, other, said):
+    folders = [study(tmp_path / "here"), tmp_path / "there"]
+    assert "≠" not in written(folders)[1]
+    phase = finish(folders[1], NAMES[2], 7, 60.0) / "finetuning" / "cloze"
+    if other is None:
+        (phase / "origin.json").unlink()
+    elif other == "edited":
+        (phase / "origin.json").write_text((phase / "origin.json").read_text().replace("0.10", "0.11"))
+    else:
+        origin.record(phase, RECORD | other)
+    made, text = written(folders)
+    label = REGISTRY[NAMES[2]].label
+    for sheet in made.sheets[RATES[0].name]:
+        assert [cell.text for cell in sheet["row"] if "≠" in cell.text] == [f"{label} ≠"]
+    assert re.search(rf"\n- {NAMES[2]} seed 7: {said.format(first=FIRST)}", text)
+
+
+def test_rows_whose_settings_name_other_text_are_not_compared_in_it(tmp_path):
+    (table,) = tables(find("t5/8-*"))
+    for row in table.rows:
+        phase = finish(tmp_path, row.name, 0, 1.0) / "finetuning" / "cloze"
+        origin.record(phase, RECORD | {"data": {"corpus train": build(row.name, "nano").data.corpus}})
+    assert "≠" not in report.write_report([table], "nano", tmp_path).path.read_text()
+
+
 def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(tmp_path):
     here, there = study(tmp_path / "here"), study(tmp_path / "there", seeds=3)
-    other = run_folder(here, "nano", NAMES[0], 0, {}) / "settings.json"
-    other.write_text(to_json(change(build(NAMES[0], "nano"), "model.d_ff", 3)))
+    save_settings(run_folder(here, "nano", NAMES[0], 0, {}), change(build(NAMES[0], "nano"), "model.d_ff", 3))
     (run_folder(here, "nano", NAMES[2], 0, {}) / "scores.json").write_text('{"columns": {"GLUE": NaN}, "tas')
     (run_folder(here, "nano", NAMES[3], 1, {}) / "scores.json").unlink()
     made, text = written([here, there, tmp_path / "nowhere"])

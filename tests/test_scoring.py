@@ -8,16 +8,17 @@ import tensorflow_datasets as tfds
 from test_benchmarks import SETS, TEXT, prepare
 from tiny import TINY
 
+from experiments import origin
 from experiments.attention_maps import show_attention
 from experiments.experiment import Experiment
 from experiments.finetuning import adapted, head_steps
-from experiments.folders import home_of, phases
+from experiments.folders import home_of, phases, save_settings
 from experiments.questions import questions
 from experiments.scoring import score_file, score_run
 from experiments.task_list import show_tasks
-from experiments.trained import answering, chosen, newest_masked, pretrained
+from experiments.trained import answering, chosen, newest_masked, place_of, pretrained
 from lm import sharding
-from lm.config import SettingError, changes, to_json
+from lm.config import SettingError, changes
 from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.data.vocabulary import Bytes
@@ -58,8 +59,7 @@ def nothing_else(monkeypatch):
 def run_of(runs, name, given):
     """The folder of a run whose phases are all done, its settings, and {phase: (state, steps)}."""
     folder, experiment, made = runs / "nano" / name, changes(Experiment(), SMALL | given), {}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "settings.json").write_text(to_json(experiment))
+    save_settings(folder, experiment)
     mesh = sharding.make_mesh(experiment.mesh)
     for seed, (phase, place) in enumerate(phases(experiment, folder, home_of(folder, runs / "cache")).items()):
         if phase in experiment.tuning.heads:
@@ -69,6 +69,8 @@ def run_of(runs, name, given):
         made[phase] = steps.init(seed), steps
         with Checkpoints(str(place / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(made[phase][0])
+        record = dict.fromkeys(origin.ORIGINS, {}) | {"vocabulary": {"fingerprint": Bytes(100).fingerprint}}
+        origin.record(place, record)
     return folder, experiment, made
 
 
@@ -96,6 +98,16 @@ def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, 
     assert any(map(str, expected))
 
 
+def test_rows_that_are_others_than_in_training_are_scored_and_said(runs, capsys):
+    folder, experiment, _ = run_of(runs, "others", TEXTS)
+    place = place_of(folder, experiment, "xquad_enro")
+    now = TASKS["xquad_enro"].rows("validation", runs / "cache").fingerprint
+    for known, count in ((now, 0), ("other", 1)):
+        origin.record(place, origin.read(place) | {"data": {"xquad_enro validation": known}})
+        score_run(folder, ["xquad_enro"], "validation", "", 1)
+        assert capsys.readouterr().out.count("these rows are others than") == count
+
+
 def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unknown_labels_by_no_score(runs, capsys):
     folder, *_ = run_of(runs, "texts", TEXTS)
     score_run(folder, ["sst2", "xquad_enro"], "validation", "pretraining", 1)
@@ -120,8 +132,7 @@ def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unkno
 )
 def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, settings, message, runs):
     folder = runs / "nano" / "untrained"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "settings.json").write_text(to_json(changes(Experiment(), SMALL | given)))
+    save_settings(folder, changes(Experiment(), SMALL | given))
     with pytest.raises(SettingError, match=message):
         score_run(folder, names, **{"split": "validation", "mixture": "", "limit": 0} | settings)
 

@@ -164,7 +164,7 @@ def check_files(folder: Path, split: str) -> None:
 def _fault(path: Path, count: int) -> str | None:
     if not path.is_file() or not path.stat().st_size:
         return f"{path.name} is {'empty' if path.exists() else 'missing'}"
-    return _opened(path, count, *_stamp(path)) if "array_record" in path.name else None
+    return _opened(path, count, *stamp(path)) if "array_record" in path.name else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -185,7 +185,7 @@ def _opened(path: Path, count: int, size: int, changed: int) -> str | None:
 
 def corrupt_records(rows: "Rows", cache: Path) -> tuple[int, ...]:
     """Places of the records that cannot be read; looked for once, then kept in ``cache``."""
-    about = [(file.filename, file.skip, file.take, _stamp(file.filename)) for file in files_of(rows.folder, rows.split)]
+    about = [(file.filename, file.skip, file.take, stamp(file.filename)) for file in files_of(rows.folder, rows.split)]
     path = Path(cache) / "corrupt" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
     if is_sealed(path):
         return tuple(json.loads(path.read_bytes()))
@@ -209,7 +209,8 @@ def _reads(rows: "Rows", place: int) -> bool:
     return True
 
 
-def _stamp(path: str | Path) -> tuple[int, int]:
+def stamp(path: str | Path) -> tuple[int, int]:
+    """Size [bytes] and time of the last change [nanoseconds] of a file."""
     about = os.stat(path)
     return about.st_size, about.st_mtime_ns
 
@@ -261,11 +262,11 @@ class Rows(Sequence[Row]):
 
     @property
     def fingerprint(self) -> str:
-        """Of the stored bytes; of a file larger than 64 MiB, of both its ends."""
-        files = sorted((*self.folder.glob("*array_record*"), *self.folder.glob("*parquet*")))
+        """Of the stored bytes of the split's files; of a file larger than 64 MiB, of both its ends."""
+        files = sorted({Path(file.filename) for file in files_of(self.folder, self.split)})
         digest = hashlib.sha256(" ".join([self.split, *map(str, self.left_out)]).encode())
         for path in files:
-            digest.update(_summed(path, *_stamp(path)))
+            digest.update(_summed(path, *stamp(path)))
         return digest.hexdigest()
 
 

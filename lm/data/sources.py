@@ -6,6 +6,7 @@ file, a folder of .txt files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set p
 """
 
 import dataclasses
+import functools
 import glob
 import hashlib
 import mmap
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lm.config import DataError, SettingError, nearest
-from lm.data.rows import Corrupt, Rows, examples, find, open_set
+from lm.data.rows import Corrupt, Rows, examples, find, open_set, stamp
 
 DOCUMENT = 8192  # a longer file is cut, at a blank line if it has one in the right place [bytes]
 HELD_OUT = 0.05  # share of the documents that are validation when nobody has set some apart
@@ -149,7 +150,13 @@ def document(path: Path, start: int, end: int) -> str:
 
 def text_files(pattern: str, split: str) -> TextFiles:
     """Validation is what is named so (valid, val, dev), else a share chosen by content; test is left out."""
-    paths = matches(pattern)
+    return _text_files(pattern, split, tuple((path, *stamp(path)) for path in matches(pattern)))
+
+
+@functools.lru_cache(maxsize=32)
+def _text_files(pattern: str, split: str, files: tuple[tuple[Path, int, int], ...]) -> TextFiles:
+    """Those of ``files``, (path, size, when it was changed), read once while they stay as they are."""
+    paths = [path for path, *_ in files]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     splits = [next(filter(None, map(_split_of, path.relative_to(base).parts)), "train") for path in paths]
     own = "validation" in splits

@@ -23,7 +23,7 @@ from lm.files import naming, seal, seal_line, unseal, unseal_lines, write
 from lm.train.trackers import Tracker, tensorboard
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "sentencepiece", "tokenizers")
 
 
 class NonFiniteLoss(ArithmeticError):

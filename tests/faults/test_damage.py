@@ -12,9 +12,8 @@ import lives
 import pytest
 import toy
 
-from experiments.experiment import Experiment
+from experiments.folders import load_settings
 from experiments.run import steps_of
-from lm.config import from_json
 from lm.mesh import MeshConfig
 from lm.sharding import make_mesh
 from lm.train.checkpoints import Checkpoints
@@ -27,7 +26,7 @@ def trained(undisturbed):
     runs, _ = undisturbed("encoder-decoder")
     (settings,) = runs.glob("nano/t5/**/settings.json")
     (folder,) = runs.glob("nano/pretraining/*/checkpoints")
-    steps = steps_of(from_json(Experiment, settings.read_text()), make_mesh(MeshConfig(), jax.devices()[:1]))
+    steps = steps_of(load_settings(settings.parent), make_mesh(MeshConfig(), jax.devices()[:1]))
     old, new = sorted(int(path.name) for path in folder.iterdir())[-2:]
     return folder, steps, {step: numbers(folder, steps, step) for step in (old, new)}
 
