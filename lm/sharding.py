@@ -79,7 +79,8 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 def check(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
     """SettingError for what cannot be shared out over mesh ``sizes``; cheap, before anything is compiled."""
     for field, axis in (("vocab_size", "tensor"), ("num_heads", "tensor"), ("d_ff", "tensor"), ("d_model", "fsdp")):
-        _divide(f"model.{field}", getattr(model, field), {axis: sizes[axis]})
+        for side in (model, model.encoder_side):
+            _divide(f"model.{field}", getattr(side, field), {axis: sizes[axis]})
     if microbatches < 1 or batch_size % microbatches:
         raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
     what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"

@@ -177,7 +177,7 @@ def _read(known: Compiled, compiled: Any, shapes: Mapping[str, tuple[int, ...]],
 def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Parameters that a decoder reads to write a token; what is used twice, as ALBERT's block, is read twice."""
     skipped = ["encoder.", "decoder.blocks.cross.key.", "decoder.blocks.cross.value."]  # these are in the cache
-    skipped += ["embed."] if model.logits == "separate" else []  # but for a row
+    skipped += ["embed."] if model.logits.startswith("separate") else []  # but for a row
     layers = model.num_decoder_layers if model.shared_layers else 1
     return sum(
         prod(shape) * (layers if name.startswith("decoder.blocks.") else 1)

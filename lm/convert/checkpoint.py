@@ -1,8 +1,9 @@
 """A folder with config.json and safetensors: read tensor by tensor into our arrays, written whole or not at all."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lm.config import SettingError, read_object
-from lm.convert.config_json import config_json, family_of, model_config, parts_in, parts_of
+from lm.config import SettingError, leaves, read_object
+from lm.convert.config_json import MATRIX, config_json, family_of, model_config, parts_in, parts_of
 from lm.convert.names import NAMES, Names, Tensor, is_constant, tensors
+from lm.convert.rows import Json
+from lm.convert.settings import SETTINGS
 from lm.files import complete_folder
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
+from lm.ops.positions import sinusoids
 from lm.sharding import named
 
 SHARD_BYTES = 5 * 10**9  # a model larger than this is written in several files, as is the custom [bytes]
@@ -30,6 +34,7 @@ Read = Callable[[str], np.ndarray]
 def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
     """The float32 model of a folder; SettingError lists all that is amiss, before anything is read.
 
+    The settings keep the folder's config.json (``published``), and ``save`` what it says beside them.
     Besides the parameters there is never more than one tensor in memory.
     """
     folder = Path(folder)
@@ -37,30 +42,36 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
     with ExitStack() as stack:
         files = _open(folder, stack)
         try:
-            names = NAMES[family_of(theirs)]
+            family = family_of(theirs)
+            names = NAMES[family]
             stored = _renamed(names, files)
-            config = model_config(theirs, parts_in(theirs, stored))
+
+            def read(name):
+                return files[stored[name]].get_tensor(stored[name])
+
+            parts = parts_in(theirs, stored)
+            if SETTINGS[family].says_tied and _has_matrix(names, stored, read):
+                parts |= {MATRIX}
+            config = replace(model_config(theirs, parts), published=json.dumps(theirs, sort_keys=True))
             _check_sizes(config, [files[name].get_slice(name).get_shape() for name in files])
             abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:  # of values that no model has
             raise SettingError(f"{folder / CONFIG} makes no sense: {error!r:.300}") from error
         shapes = {path: leaf.shape for path, leaf in named(abstract).items()}
         due = tensors(names, config, shapes)
-
-        def read(name):
-            return files[stored[name]].get_tensor(stored[name])
-
         wrong = [*_misfits(due, {name: files[old].get_slice(old) for name, old in stored.items()})]
         if not wrong:
-            wrong = [f"unknown: {name}" for name in stored.keys() - due if not _known(name, names, config, due, read)]
+            wrong = [
+                _unknown(name, names) for name in stored.keys() - due if not _known(name, names, config, due, read)
+            ]
         if wrong:
             raise SettingError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
         arrays = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
         for name, tensor in due.items():
             for (path, layer), part in zip(tensor.parts, tensor.split(read(name)), strict=True):
                 arrays[path][... if layer is None else layer] = part
-    leaves = [jax.device_put(arrays.pop(path)) for path in shapes]
-    return config, jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    on_device = [jax.device_put(arrays.pop(path)) for path in shapes]
+    return config, jax.tree.unflatten(jax.tree.structure(abstract), on_device)
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -91,15 +102,17 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
     """Before anything is made for the model: each of its sizes is one that tensors of these shapes can have."""
     count, numbers = len(shapes), sum(map(prod, shapes))
     sizes = ["vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "d_embed", "type_vocab_size", "adapter_width"]
+    sizes += ["encoder.d_ff", "encoder.d_kv", "encoder.num_heads"]
     sizes += ["max_length", "position_offset"] * (config.positions == "learned")
     sizes += ["relative_buckets"] * config.positions.startswith("relative")
     limits = dict.fromkeys(sizes, numbers)
     layers = ["num_encoder_layers"] * config.has_encoder + ["num_decoder_layers"] * config.has_decoder
     limits |= dict.fromkeys(layers, numbers if config.shared_layers else count)
+    given = dict(leaves(config))
     for name, limit in limits.items():
-        if (getattr(config, name) or 0) > limit:
+        if (given[name] or 0) > limit:
             raise SettingError(
-                f"{CONFIG} asks for {name}={getattr(config, name)}, the files have {count} tensors of {numbers} numbers"
+                f"{CONFIG} asks for {name}={given[name]}, the files have {count} tensors of {numbers} numbers"
             )
 
 
@@ -132,9 +145,30 @@ def _misfits(due: Mapping[str, Tensor], stored: Mapping[str, Any]) -> Iterator[s
 def _known(name: str, names: Names, config: ModelConfig, due: Mapping[str, Tensor], read: Read) -> bool:
     """Whether a tensor beside the parameters repeats one of them, or is the same in every model."""
     source = next((n for n, t in due.items() if t.parts == ((names.copies.get(name), None),)), None)
+    if source is not None:
+        return _repeats(name, source, read)
     try:
-        return is_constant(name, read(name), config) if source is None else np.array_equal(read(name), read(source))
+        return is_constant(name, read(name), config)
     except (TypeError, ValueError, SafetensorError):  # numpy has no such type, or the tensor no such shape
+        return False
+
+
+def _unknown(name: str, names: Names) -> str:
+    if name not in names.copies:
+        return f"unknown: {name}"
+    return f"unknown: {name} differs from {names.copies[name]}, which it should repeat here (tie_word_embeddings)"
+
+
+def _has_matrix(names: Names, stored: Collection[str], read: Read) -> bool:
+    """Whether there is an output matrix that does not repeat the embedding, whatever the settings say of it."""
+    both = [f"{names.modules.get(module)}.weight" for module in ("head", "embed")]
+    return {*both} <= {*stored} and not _repeats(*both, read)
+
+
+def _repeats(name: str, source: str, read: Read) -> bool:
+    try:
+        return np.array_equal(read(name), read(source))
+    except (TypeError, ValueError, SafetensorError):  # numpy has no such type
         return False
 
 
@@ -152,8 +186,8 @@ def save(
 
     SettingError if no published family computes what this model does.
     """
-    folder, leaves = Path(folder), named(model)
-    theirs = config_json(model.config)
+    folder, theirs = Path(folder), config_json(model.config)
+    leaves = named(model) | _constants(theirs, model.config)
     due = _tensors(model.config, {path: leaf.shape for path, leaf in leaves.items()})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already; name a new folder")
@@ -168,6 +202,14 @@ def save(
         (draft / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         for name, contents in (beside or {}).items():
             (draft / name).write_bytes(contents)
+
+
+def _constants(theirs: Json, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Arrays that are no parameters of ours, and that the family's files have: DistilBERT's sinusoids."""
+    if not theirs.get("sinusoidal_pos_embds"):
+        return {}
+    places = np.arange(config.max_length)
+    return {"encoder.positions.table": np.asarray(sinusoids(places, config.d_model, layout=config.sinusoid))}
 
 
 def _joined(tensor: Tensor, leaves: Mapping[str, jax.Array]) -> np.ndarray:

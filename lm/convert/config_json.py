@@ -1,12 +1,14 @@
 """From a config.json to our settings, and from our settings to a config.json that means the same, if there is one."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 
 from lm.config import SettingError, from_json, leaves, nearest
 from lm.convert.names import NAMES
-from lm.convert.settings import OPTIONAL, REQUIRED, SETTINGS, Json, Settings
+from lm.convert.rows import OPTIONAL, REQUIRED, Json, Settings
+from lm.convert.settings import SETTINGS
+from lm.convert.unread import check_fields
 from lm.nn.config import ModelConfig
 
 PARTS = {  # what a model has or lacks beside its blocks: the module of ours by whose tensor it is known
@@ -16,6 +18,7 @@ PARTS = {  # what a model has or lacks beside its blocks: the module of ours by 
     "sentence-order": "sentence_order",
     "replaced-token": "replaced.out",
 }
+MATRIX = "matrix"  # the part that is an output matrix other than the embedding
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _STRETCH = {
     "factor": "factor", "original_max_position_embeddings": "original_length",
@@ -51,18 +54,18 @@ def parts_in(theirs: Json, names: Collection[str]) -> set[str]:
 
 def parts_of(config: ModelConfig) -> set[str]:
     """The parts of one of our models."""
-    return {*config.heads} | ({"logits"} if config.logits_bias else set())
+    found = {*config.heads} | ({"logits"} if config.logits_bias else set())
+    return found | ({MATRIX} if config.logits.startswith("separate") else set())
 
 
 def model_config(theirs: Json, parts: Collection[str]) -> ModelConfig:
     """Our settings from theirs; SettingError for what is missing or not implemented."""
     family = family_of(theirs)
     table, modules = SETTINGS[family], NAMES[family].modules
-    theirs = {new: theirs[old] for old, new in table.older.items() if old in theirs} | theirs
+    check_fields(theirs, table)
+    theirs = {new: theirs[old] for old, new in table.aliases.items() if old in theirs} | theirs
+    matrix = MATRIX in parts
     parts = [part for part, module in PARTS.items() if part in parts and module in modules]
-    for key, value in {"quantization_config": None, **table.only}.items():
-        if theirs.get(key, value) != value:
-            raise SettingError(f"config.json: {key}={theirs[key]!r} is not supported, only {value!r}")
     ours: Json = {}
     for row in table.rows:
         value = theirs.get(row.theirs, row.default)
@@ -80,13 +83,17 @@ def model_config(theirs: Json, parts: Collection[str]) -> ModelConfig:
         output = "logits" in parts
         ours |= {"logits": "tied" if output else "none", "logits_transform": output}
     ours |= {"logits_bias": "logits" in parts, "heads": [part for part in parts if part != "logits"]}
+    if matrix and table.says_tied:
+        ours["logits"] = ours["logits"].replace("tied", "separate")
     ours |= _read_rotary(theirs, table)
     for path, value in table.fixed.items():
         ours[path] = value(ours) if callable(value) else value
-    if "d_kv" not in ours:
-        if ours["num_heads"] < 1 or ours["d_model"] % ours["num_heads"]:
-            raise SettingError(f"{ours['num_heads']} heads should divide a width of {ours['d_model']}")
-        ours["d_kv"] = ours["d_model"] // ours["num_heads"]
+    for side in ("", "encoder."):
+        heads = ours.get(f"{side}num_heads")
+        if heads is not None and f"{side}d_kv" not in ours:
+            if heads < 1 or ours["d_model"] % heads:
+                raise SettingError(f"{heads} heads should divide a width of {ours['d_model']}")
+            ours[f"{side}d_kv"] = ours["d_model"] // heads
     return _built(ours)
 
 
@@ -103,11 +110,14 @@ def _built(ours: Json) -> ModelConfig:
 
 
 def config_json(config: ModelConfig) -> Json:
-    """The config.json of the family that means exactly ``config``; SettingError if none does."""
+    """The config.json of the family that means exactly ``config``; SettingError if none does.
+
+    A published one stays as it is, but for what has been changed since.
+    """
     here, unfit = _meaning(config), {}
-    for family in SETTINGS:
-        theirs = _write(family, config)
+    for family, write in _candidates(config):
         try:
+            theirs = write(family, config)
             back = _meaning(model_config(theirs, parts_of(config)))
         except SettingError as error:
             unfit[family] = [str(error)]
@@ -123,11 +133,30 @@ def config_json(config: ModelConfig) -> Json:
     raise SettingError(f"no published family computes this model; to be a {family}, {', '.join(unfit[family])}")
 
 
+def _candidates(config: ModelConfig) -> Iterator[tuple[str, Callable[[str, ModelConfig], Json]]]:
+    """The families that may compute a model, the one that it came from before all others, and how they are written."""
+    if config.published:
+        own = family_of(json.loads(config.published))
+        yield from ((own, _revise), (own, _write))
+    yield from ((family, _write) for family in SETTINGS)
+
+
+def _revise(family: str, config: ModelConfig) -> Json:
+    """The published config.json with the settings that are other ones now; weights are written in float32."""
+    theirs, table, now = json.loads(config.published), SETTINGS[family], dict(leaves(config))
+    before = dict(leaves(model_config(theirs, parts_of(config))))
+    theirs |= {row.theirs: row.write(now[row.ours], config) for row in table.rows if now[row.ours] != before[row.ours]}
+    if any(now[path] != before[path] for path in now if path.startswith("rotary.")):
+        theirs = {key: value for key, value in theirs.items() if key != "rope_parameters"}
+        theirs |= _write_rotary(config, table)
+    return theirs | {key: "float32" for key in ("dtype", "torch_dtype") if key in theirs}
+
+
 def _write(family: str, config: ModelConfig) -> Json:
     table, values, parts = SETTINGS[family], dict(leaves(config)), parts_of(config)
     classes = [name for name, due in table.classes.items() if due <= parts]
     theirs = {"model_type": family, "architectures": classes[:1], "dtype": "float32", "torch_dtype": "float32"}
-    theirs |= table.only
+    theirs |= {key: value for key, value in table.only.items() if value is not None}
     theirs |= {row.theirs: row.write(values[row.ours], config) for row in table.rows}
     return theirs | _write_rotary(config, table)
 
@@ -179,7 +208,7 @@ def _meaning(config: ModelConfig) -> Json:
         "num_key_value_heads": config.key_value_heads,
         "heads": tuple(sorted(config.heads)),
     }
-    unread = ["special.", "dropout", "dtype", "layers", "remat"]
+    unread = ["published", "special.", "dropout", "dtype", "layers", "remat"]
     unread += [] if config.has_encoder else ["num_encoder_layers"]
     unread += [] if config.has_decoder else ["num_decoder_layers"]
     unread += [] if config.positions == "learned" else ["max_length", "position_offset"]

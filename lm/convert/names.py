@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from ml_dtypes import finfo
 
 from lm.nn.config import ModelConfig
 from lm.ops.positions import sinusoids
 
 Shape = tuple[int, ...]
+POSITIONS = ("embed_positions.weight", "position_embeddings.weight")
 LEAVES = {"kernel": "weight", "scale": "weight", "table": "weight", "bias": "bias"}  # ours: theirs
 
 
@@ -104,8 +106,9 @@ def is_constant(name: str, tensor: np.ndarray, config: ModelConfig) -> bool:
     if name.endswith("rotary_emb.inv_freq"):
         due = config.rotary.base ** -(np.arange(size) * 2 / config.rotary_width)
         return 2 * size == config.rotary_width and np.allclose(tensor, due, rtol=1e-2)
-    if name.endswith("embed_positions.weight") and config.positions == "sinusoidal" and tensor.ndim == 2:
-        return np.allclose(tensor, sinusoids(np.arange(len(tensor)), size, layout=config.sinusoid), atol=1e-5)
+    if name.endswith(POSITIONS) and config.positions == "sinusoidal" and tensor.ndim == 2:
+        rounding = max(1e-5, float(finfo(tensor.dtype).eps))
+        return np.allclose(tensor, sinusoids(np.arange(len(tensor)), size, layout=config.sinusoid), atol=rounding)
     # Written by the first export of T5, and read by nothing: cross-attention has no bias.
     return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 

@@ -27,6 +27,7 @@ class View(NamedTuple):
     """What all blocks of a stack see alike, made once. The default sees everything and tells no position apart."""
 
     mask: jax.Array | Mask | None = None  # bool [B|1,T,S]; None: everything is visible
+    masks: tuple[jax.Array | Mask | None, ...] = ()  # of each span of blocks, where their windows differ
     bias: jax.Array | Bias | None = None  # float32 [B|1,N,T,S]
     positions: jax.Array | None = None  # int32 [B|1,T] of queries and keys
     layer_bias: Callable[[RelativeBias], jax.Array | Bias] | None = None  # of a block that has a table of its own

@@ -4,7 +4,8 @@ Sources: of T5 Raffel et al. 2020, sections 3.1.2 and 3.7; of the others the pap
 silent, the configuration released with the weights.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 from lm.config import SettingError, at_least
@@ -12,6 +13,7 @@ from lm.config import SettingError, at_least
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
+Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 Head = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
 
 
@@ -40,12 +42,32 @@ class SparsityConfig:
     block: int = 1  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
     random_blocks: int = 0  # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
     projections: Literal["shared", "separate"] = "shared"  # queries, keys and values of global positions (Longformer)
+    layer_windows: tuple[int, ...] = ()  # of each block, the widest being window; empty: window in all [blocks]
 
     def __post_init__(self):
         at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
+        if self.layer_windows and (max(self.layer_windows) != self.window or min(self.layer_windows) < 0):
+            raise SettingError(
+                f"model.sparsity.layer_windows={self.layer_windows} should be from 0 to model.sparsity.window="
+                f"{self.window}, the widest"
+            )
         for name in ("global_tokens", "random_blocks"):
             if self.window is None and getattr(self, name):
                 raise SettingError(f"model.sparsity.{name}={getattr(self, name)} needs model.sparsity.window")
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(window, how many blocks have it) of the blocks that follow one another; empty where all have the same."""
+        return tuple((window, len([*blocks])) for window, blocks in groupby(self.layer_windows))
+
+
+@dataclass(frozen=True)
+class SideConfig:
+    """Sizes of an encoder's blocks that differ from its decoder's (BART, Marian); None: they do not."""
+
+    d_ff: int | None = None  # width of the feed-forward layer [features]
+    d_kv: int | None = None  # width of one attention head [features]
+    num_heads: int | None = None  # attention heads [heads]
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,7 @@ class ModelConfig:
     d_kv: int = 64  # width of one attention head [features]
     num_heads: int = 12  # attention heads [heads]
     num_key_value_heads: int | None = None  # heads of keys and values, which query heads share; None: num_heads [heads]
+    encoder: SideConfig = SideConfig()
     d_embed: int | None = None  # width of the embedding where it is projected to d_model; None: d_model [features]
     shared_layers: bool = False  # whether all blocks of a stack are one and the same (ALBERT)
     positions: Positions = "relative"  # how a position is told from another
@@ -90,7 +113,8 @@ class ModelConfig:
     embed_scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
     type_vocab_size: int = 0  # kinds of tokens with an embedding: first and second sentence (BERT) [types]
     bias: bool = False  # whether linear layers add a bias
-    logits: Literal["tied-scaled", "tied", "separate", "none"] = "tied-scaled"  # output matrix; scaled: T5 1.0
+    mlp_bias: bool | None = None  # whether those of the feed-forward layer do; None: as the others
+    logits: Logits = "tied-scaled"  # output matrix, the embedding or its own; scaled: by d_model^-0.5 (T5 1.0)
     logits_transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
     logits_bias: bool = False  # whether each token has a bias (BERT, BART)
     heads: tuple[Head, ...] = ()  # what else is trained with the model
@@ -99,6 +123,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"  # of activations; parameters and softmax stay float32
     attention: Literal["auto", "xla", "cudnn", "flash"] = "auto"  # auto: by device and length; CPU: xla
     layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled; the numbers are the same
+    published: str = ""  # the config.json that the model was loaded with, kept for lm convert export
     remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes: nothing, all but matmuls, all
 
     def __post_init__(self):
@@ -137,6 +162,7 @@ class ModelConfig:
                 "model.attention='cudnn' needs model.dtype='bfloat16', model.d_kv of 8, 16, ..., 128, and "
                 f"model.positions that are no bias, not {self.dtype!r}, {self.d_kv} and {self.positions!r}: take 'auto'"
             )
+        self._check_sides()
         if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
             raise SettingError(
                 f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states back to "
@@ -148,6 +174,22 @@ class ModelConfig:
                 f"{self.num_decoder_layers} when the two stacks share their parameters"
             )
 
+    def _check_sides(self) -> None:
+        if self.encoder != SideConfig():
+            if self.architecture != "encoder-decoder":
+                raise SettingError(
+                    f"model.encoder={self.encoder} needs model.architecture='encoder-decoder', not "
+                    f"{self.architecture!r}"
+                )
+            at_least(self.encoder_side, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
+        windows = self.sparsity.layer_windows
+        if windows and (self.architecture != "encoder" or len(windows) != self.num_encoder_layers):
+            raise SettingError(
+                f"model.sparsity.layer_windows has {len(windows)} windows: it needs one for each of "
+                f"model.num_encoder_layers={self.num_encoder_layers}, and model.architecture='encoder', not "
+                f"{self.architecture!r}"
+            )
+
     @property
     def has_encoder(self) -> bool:
         return self.architecture in ("encoder-decoder", "shared-encoder-decoder", "encoder")
@@ -155,6 +197,16 @@ class ModelConfig:
     @property
     def has_decoder(self) -> bool:
         return self.architecture != "encoder"
+
+    @property
+    def encoder_side(self) -> "ModelConfig":
+        """The settings as the encoder's blocks have them."""
+        own = {name: value for name, value in asdict(self.encoder).items() if value is not None}
+        return replace(self, encoder=SideConfig(), **own) if own else self
+
+    @property
+    def mlp_has_bias(self) -> bool:
+        return self.bias if self.mlp_bias is None else self.mlp_bias
 
     @property
     def key_value_heads(self) -> int:

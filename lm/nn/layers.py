@@ -1,5 +1,6 @@
 """The layers of a Transformer; each parameter names its axes where it is made."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -82,7 +83,7 @@ class Embed(nnx.Module):
         self.dtype = config.dtype
         # Rows of length 1 make logits of size 1, here or in ELECTRA's generator, which shares them; T5's are sqrt(D)
         # long, and so its tied logits are scaled down.
-        std = 1.0 if config.logits in ("tied-scaled", "separate") else config.embed_width**-0.5
+        std = config.embed_width**-0.5 if config.logits in ("tied", "none") else 1.0
         self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
 
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -137,6 +138,7 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
+        config = replace(config, bias=config.mlp_has_bias)
         inward = (config, rngs, (config.d_model, config.d_ff), ("embed", "mlp"), config.d_model**-0.5)
         self.hidden = Linear(*inward)
         self.linear = Linear(*inward) if config.mlp.startswith("gated") else None

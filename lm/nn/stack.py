@@ -1,5 +1,9 @@
 """Blocks, and a stack of them: an encoder or a decoder without the embedding of tokens."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -126,15 +130,13 @@ class Stack(nnx.Module):
         config = self.config
         ends, inner = self._keep(x, view, key)
 
-        def step(x, layer):
+        def step(x, layer, view):
             block, *rest = layer
             return (self._only if block is None else block)(x, view, *rest)
 
-        if config.remat != "none":
-            step = jax.checkpoint(step, policy=REMAT[config.remat], prevent_cse=config.layers == "unroll")
         x = self._enter(x, types, view, ends.get("in"))
         layers = (None if config.shared_layers else self.blocks, inner, cached, crossed)
-        x, cached = RUN[config.layers](step, x, layers, length=self.num_layers)
+        x, cached = self._run(step, x, layers, view)
         return dropout(self.leave(x), ends.get("out"), config.dropout), cached
 
     def leave(self, x: jax.Array) -> jax.Array:
@@ -149,19 +151,40 @@ class Stack(nnx.Module):
     def hidden(self, x: jax.Array, types: jax.Array | None, view: View) -> jax.Array:
         """[layers+1,B,T,D]: what each block reads, and what the last one gives, before the norm at the end."""
 
-        def step(x, block):
+        def step(x, block, view):
             return (self._only if block is None else block)(x, view, {}, None, None)[0], x
 
         x = self._enter(x, types, view, None)
-        blocks = None if self.config.shared_layers else self.blocks
-        last, inputs = RUN[self.config.layers](step, x, blocks, length=self.num_layers)
+        last, inputs = self._run(step, x, None if self.config.shared_layers else self.blocks, view)
         return jnp.concatenate([inputs, last[None]])
 
     def weights(self, hidden: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
         """float32 [layers,B,N,T,S] of self- and of cross-attention, from ``hidden``."""
-        if self.config.shared_layers:
-            return jax.vmap(lambda x: self._only.weights(x, view))(hidden[:-1])
-        return jax.vmap(lambda block, x: block.weights(x, view))(self.blocks, hidden[:-1])
+
+        def step(_, layer, view):
+            block, x = layer
+            return None, (self._only if block is None else block).weights(x, view)
+
+        return self._run(step, None, (None if self.config.shared_layers else self.blocks, hidden[:-1]), view)[1]
+
+    def _run(self, step: Callable, x: Any, layers: Any, view: View) -> tuple[Any, Any]:
+        """``step(x, layer, view)`` from block to block, those that follow one another with one view in one loop."""
+        config, found, start = self.config, [], 0
+
+        def run(x, layers, view, count):
+            each = partial(step, view=view)
+            if config.remat != "none":
+                each = jax.checkpoint(each, policy=REMAT[config.remat], prevent_cse=config.layers == "unroll")
+            return RUN[config.layers](each, x, layers, length=count)
+
+        if not view.masks:
+            return run(x, layers, view, self.num_layers)
+        for mask, (_, count) in zip(view.masks, config.sparsity.spans, strict=True):
+            part = jax.tree.map(lambda leaf, blocks=slice(start, start + count): leaf[blocks], layers)
+            x, result = run(x, part, view._replace(mask=mask), count)
+            found.append(result)
+            start += count
+        return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
     @property
     def _only(self) -> Block:

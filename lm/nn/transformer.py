@@ -33,15 +33,13 @@ class Transformer(nnx.Module):
         self.config = config
         self.embed = Embed(config, rngs, config.vocab_size, "vocab")
         two_stacks = config.architecture in ("encoder-decoder", "encoder")
-        self.encoder = Stack(config, rngs, config.num_encoder_layers, False) if two_stacks else None
+        self.encoder = Stack(config.encoder_side, rngs, config.num_encoder_layers, False) if two_stacks else None
         crosses = config.has_encoder and config.has_decoder
         self.decoder = Stack(config, rngs, config.num_decoder_layers, crosses) if config.has_decoder else None
         self.transform = Transform(config, rngs) if config.logits_transform else None
-        shape, std = (config.d_model, config.vocab_size), config.d_model**-0.5
-        separate = config.logits == "separate"
-        self.head = Linear(replace(config, bias=False), rngs, shape, ("embed", "vocab"), std) if separate else None
+        self.head = _output_matrix(config, rngs) if config.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.logits_bias else None
-        square, pair = (config.d_model, config.d_model), (config.d_model, PAIR_CLASSES)
+        square, pair, std = (config.d_model, config.d_model), (config.d_model, PAIR_CLASSES), config.d_model**-0.5
         heads = config.heads
         self.pooler = Linear(config, rngs, square, ("embed", "kv"), std) if "pooler" in heads else None
         self.next_sentence = Linear(config, rngs, pair, ("embed", "classes"), std) if "next-sentence" in heads else None
@@ -72,11 +70,12 @@ class Transformer(nnx.Module):
         if config.logits == "none":
             raise SettingError("model.logits='none': this model has no output matrix; use its features or its heads")
         x = x if self.transform is None else self.transform(x)
-        if config.logits == "separate":
+        x = x * config.d_model**-0.5 if config.logits.endswith("scaled") else x
+        if self.head is not None:
             kernel = self.head.kernel[...].astype(x.dtype)
             logits = jnp.einsum("btd,dv->btv", x, kernel, preferred_element_type=jnp.float32)
         else:
-            logits = self.embed.logits(x * config.d_model**-0.5 if config.logits == "tied-scaled" else x)
+            logits = self.embed.logits(x)
         logits = logits if self.logits_bias is None else logits + along(self.logits_bias[...], logits)
         return constrain(logits, "batch", "length", "vocab")
 
@@ -114,7 +113,7 @@ class Transformer(nnx.Module):
 
     def _encoder_inputs(self, batch: Batch):
         """Embeddings, types and view of the encoder's stack."""
-        view = full_view(self.config, batch, "encoder", self._encoder.relative)
+        view = full_view(self._encoder.config, batch, "encoder", self._encoder.relative)
         return self.embed(batch["encoder_input_tokens"]), batch.get("encoder_token_types"), view
 
     def _decoder_inputs(self, batch: Batch, encoded: jax.Array | None):
@@ -155,3 +154,9 @@ class Transformer(nnx.Module):
         x = self.embed(tokens[:, None])
         x, cached = self.decoder(x, None, view, None, cache.self_attention, cache.cross_attention)
         return self.logits(x)[:, 0], cache._replace(self_attention=cached, length=cache.length + 1)
+
+
+def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
+    """A kernel [D,V] that makes logits of size 1, of hidden states that are scaled first or not."""
+    std = 1.0 if config.logits.endswith("scaled") else config.d_model**-0.5
+    return Linear(replace(config, bias=False), rngs, (config.d_model, config.vocab_size), ("embed", "vocab"), std)

@@ -33,11 +33,10 @@ def full_view(
     named = batch.get("encoder_global_attention") if side == "encoder" else None  # a decoder's cache knows none
     everywhere, sparsity = _everywhere(config, named, positions), config.sparsity
     if sparsity.window is not None:
-        reach = sparsity.window * sparsity.dilation
-        rule = rule._replace(window=(reach, reach, sparsity.dilation))
         by_place = given is None and sparsity.block == 1  # within a segment places are as far apart as positions
         known |= {"position": None if by_place else positions // sparsity.block, "everywhere": everywhere}
-    mask = _mask(rule, known, slots)
+    windows = [sparsity.window, *(window for window, _ in sparsity.spans)]
+    mask, *masks_of = [_mask(_within(rule, window, sparsity.dilation), known, slots) for window in windows]
     if sparsity.random_blocks:
         seen = _sparse(config, positions, positions)
         seen = seen if everywhere is None else seen | masks.global_tokens(everywhere, everywhere)
@@ -55,12 +54,18 @@ def full_view(
 
     return View(
         mask=settled(mask),
+        masks=tuple(map(settled, masks_of)),
         bias=_bias(config, relative, bias, lambda: settled(Alibi(jnp.asarray(alibi_slopes(config.num_heads))))),
         positions=positions,
         layer_bias=bias,
         everywhere=everywhere if sparsity.projections == "separate" else None,
         everything=settled(everything),
     )
+
+
+def _within(rule: Rule, window: int | None, dilation: int) -> Rule:
+    reach = (window or 0) * dilation
+    return rule if window is None else rule._replace(window=(reach, reach, dilation))
 
 
 def _mask(rule: Rule, known: dict[str, jax.Array | None], slots: int) -> Mask | None:
@@ -135,7 +140,7 @@ def _everywhere(config: ModelConfig, members: jax.Array | None, positions: jax.A
 def _sparse(config: ModelConfig, query: jax.Array, key: jax.Array) -> jax.Array | None:
     """bool [B|1,T,S] from positions [B|1,T] and [B|1,S]; None where everything is seen."""
     settings = asdict(config.sparsity)
-    del settings["projections"]
+    del settings["projections"], settings["layer_windows"]
     if config.sparsity.window is None:
         return None
     if config.sparsity.random_blocks and key.shape[1] > config.max_length:

@@ -30,18 +30,22 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     A product of [m,k] and [k,n] is 2mkn; the backward pass is two of each, so 6. What rematerialisation repeats is
     not counted, nor is the half of causal scores that a kernel may skip, nor ELECTRA's generator.
     """
-    heads, groups = config.num_heads * config.d_kv, config.key_value_heads * config.d_kv
-    mlp = config.d_model * (config.d_ff * (3 if config.mlp.startswith("gated") else 2) + 2 * config.adapter_width)
 
-    def attention(queries, keys):  # query and output are as many, and key and value
-        return 2 * config.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
+    def attention(side, queries, keys):  # query and output are as many, and key and value
+        heads, groups = side.num_heads * side.d_kv, side.key_value_heads * side.d_kv
+        return 2 * side.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
+
+    def mlp(side):
+        return side.d_model * (side.d_ff * (3 if side.mlp.startswith("gated") else 2) + 2 * side.adapter_width)
+
+    encoder = config.encoder_side
 
     words = 0 if config.logits == "none" else config.vocab_size
     products = (targets if config.has_decoder else inputs) * config.embed_width * words
     if config.has_decoder:
-        products += config.num_decoder_layers * (attention(targets, targets) + targets * mlp)
+        products += config.num_decoder_layers * (attention(config, targets, targets) + targets * mlp(config))
     if config.has_encoder:
-        products += config.num_encoder_layers * (attention(inputs, inputs) + inputs * mlp)
+        products += config.num_encoder_layers * (attention(encoder, inputs, inputs) + inputs * mlp(encoder))
     if config.has_encoder and config.has_decoder:
-        products += config.num_decoder_layers * attention(targets, inputs)
+        products += config.num_decoder_layers * attention(config, targets, inputs)
     return 6.0 * rows * products
