@@ -4,7 +4,7 @@ A module names the axes of its parameters and activations and knows no mesh. Wit
 all of this does nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -129,33 +129,44 @@ def parameters(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
     return found
 
 
-def like_parameters(tree: Any, shapes: Mapping[str, tuple[int, ...]], places: Mapping[str, NamedSharding]) -> Any:
-    """Where an optimiser state lives: with the parameter whose name a leaf's name ends in, if it has its shape.
+def like_parameters(
+    init: Callable[[dict[str, Any]], Any], model: nnx.Module, places: Mapping[str, NamedSharding]
+) -> Any:
+    """Where what ``init`` remembers of ``{parameter name: array}`` lives: as the axes that it has of the parameter do.
 
-    Adafactor's row and column have the shape without one of the last two axes and live as the axes that stay do.
-    All else is held by every device.
+    Which these are is told by their sizes, in parameters without two axes of a size. What stands under no parameter's
+    name, such as a count, is held by every device. SettingError for a larger array that has other axes.
     """
-    mesh = next(iter(places.values())).mesh
-    return jax.tree.unflatten(
-        jax.tree.structure(tree),
-        [NamedSharding(mesh, _like(name, leaf.shape, shapes, places)) for name, leaf in named(tree).items()],
+    mesh, params = next(iter(places.values())).mesh, named(model)
+    shapes = {name: _told_apart(params[name].shape, names[:1] == ("layers",)) for name, names in axes(model).items()}
+    remembered = jax.eval_shape(
+        init, {name: jax.ShapeDtypeStruct(shape, params[name].dtype) for name, shape in shapes.items()}
     )
 
+    def place(path, leaf):
+        owners = [key.key for key in path if getattr(key, "key", None) in shapes]
+        spec = dict(zip(shapes[owners[-1]], places[owners[-1]].spec, strict=True)) if owners else {}
+        own = [size for size in leaf.shape if size > 1 or size in spec]  # 1: instead of what is not remembered
+        if len(set(own) & spec.keys()) == len(own):
+            return NamedSharding(mesh, PartitionSpec(*map(spec.get, leaf.shape)))
+        if leaf.ndim > 1:
+            name = jax.tree_util.keystr(path)
+            raise SettingError(
+                f"the optimiser's {name} of shape {leaf.shape} has other axes than the parameter, {spec}"
+            )
+        return replicated(mesh)
 
-def _like(name: str, shape: tuple[int, ...], shapes: Mapping, places: Mapping) -> PartitionSpec:
-    parts = name.split(".")
-    owner = next((end for i in range(len(parts)) if (end := ".".join(parts[i:])) in shapes), None)
-    if owner is None:
-        return PartitionSpec()
-    whole, spec = shapes[owner], tuple(places[owner].spec)
-    if shape == whole:
-        return PartitionSpec(*spec)
-    fits = [d for d in range(max(len(whole) - 2, 0), len(whole)) if whole[:d] + whole[d + 1 :] == shape]
-    if not fits or len(whole) < 2:
-        return PartitionSpec()
-    # Of a square both fit: rows are what stays when the last axis is averaged, columns when the one before is.
-    d = fits[-1] if "v_row" in parts else fits[0]
-    return PartitionSpec(*spec[:d], *spec[d + 1 :])
+    return jax.tree_util.tree_map_with_path(place, remembered)
+
+
+def _told_apart(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
+    """Sizes in the same order, no two of them equal: of axes alike the later is the larger. Layers stay as many."""
+    sizes, last, layers = list(shape), 0, shape[0] if stacked else 0
+    for axis in sorted(range(stacked, len(shape)), key=lambda axis: shape[axis]):
+        last = max(shape[axis], last + 1)
+        last += last == layers
+        sizes[axis] = last
+    return tuple(sizes)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from itertools import permutations
 
+import optax
 import pytest
 import tyro
 
@@ -21,6 +22,8 @@ from experiments.registry import build
 from lm.config import SettingError, changes
 from lm.data.objectives import Lengths
 from lm.nn.config import ModelConfig
+from lm.train.config import OptimizerConfig
+from lm.train.optimizers import OPTIMIZERS
 from lm.train.throughput import PEAK
 
 libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
@@ -271,6 +274,19 @@ def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_a
     assert (scores := counted(attention="xla") - counted()) > 2**30
     assert counted(attention="xla", num_encoder_layers=24) - counted(num_encoder_layers=24) == pytest.approx(scores)
     assert counted(vocab_size=10**6) > counted(vocab_size=10**5)
+
+
+def test_the_rough_count_holds_what_any_optimiser_remembers(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "lion", lambda config: optax.scale_by_lion())
+    plain = build(ROW, "nano")
+
+    def counted(**new):
+        phase = replace(plain.pretraining, optimizer=OptimizerConfig(**new))
+        return memory(replace(plain, pretraining=phase), Lengths(511, 512, 200), find_slice("v5e:1x1"), 10**8)
+
+    lion, least = counted(name="lion"), counted(factor_from=1)
+    assert lion == pytest.approx(counted(momentum=0.9, factor_from=1), rel=0.05)
+    assert counted(name="adamw") - lion == pytest.approx(lion - least, rel=0.1) == pytest.approx(4 * 10**8, rel=0.1)
 
 
 @libtpu

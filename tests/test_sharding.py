@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import toy
 from flax import nnx
@@ -19,8 +20,10 @@ from lm import sharding
 from lm.config import SettingError
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
+from lm.nn.layers import param
 from lm.nn.transformer import Transformer
 from lm.train.config import LossConfig, OptimizerConfig
+from lm.train.optimizers import optimizer
 from lm.train.step import build
 
 
@@ -99,13 +102,37 @@ def test_the_optimiser_lives_where_its_parameter_lives():
     assert places["opt_state.0.0.mu.table"] == places["params.table"] == P("tensor", "fsdp")
 
 
+class Square(nnx.Module):
+    """Matrices whose rows and columns only their order tells apart, by themselves and stacked."""
+
+    def __init__(self, rngs):
+        self.one = param(jnp.zeros((8, 8)), "embed", "mlp")
+        self.stack = nnx.Param(jnp.zeros((8, 8, 8)), axes=("embed", "mlp"))
+
+
+def places_of(init):
+    """{name: spec} of what an optimiser remembers of the squares."""
+    model, mesh = Square(nnx.Rngs(0)), sharding.make_mesh(mesh_of(1, 4, 2))
+    found = sharding.like_parameters(init, model, sharding.parameters(model, mesh))
+    return {name: place.spec for name, place in sharding.named(found).items()}
+
+
 def test_a_square_matrix_has_its_rows_and_columns_told_apart():
-    mesh = sharding.make_mesh(mesh_of(1, 4, 2))
-    place = {"k": jax.NamedSharding(mesh, P("fsdp", "tensor"))}
-    tree = {"v_row": {"k": jnp.zeros(8)}, "v_col": {"k": jnp.zeros(8)}, "count": jnp.zeros(())}
-    found = sharding.like_parameters(tree, {"k": (8, 8)}, place)
-    assert [found[n]["k"].spec for n in ("v_row", "v_col")] == [P("fsdp"), P("tensor")]
-    assert found["count"].spec == P()
+    config = OptimizerConfig(factor_from=8, momentum=0.9, clip_rms=None, relative="none")
+    init = optimizer(config, sharding.axes(Square(nnx.Rngs(0)))).init
+    found = {name.split(".", 1)[1]: spec for name, spec in places_of(init).items()}
+    assert (found["0.0.v_row.one"], found["0.0.v_col.one"]) == (P("fsdp"), P("tensor"))
+    assert (found["8.0.v_row.stack"], found["8.0.v_col.stack"]) == (P(None, "fsdp"), P(None, "tensor"))
+    assert (found["0.1.ema.one"], found["8.1.ema.stack"]) == (P("fsdp", "tensor"), P(None, "fsdp", "tensor"))
+    assert (found["0.0.v.one"], found["8.0.v.stack"], found["0.0.count"]) == (P(None), P(None, None), P())
+
+
+def test_an_optimiser_nobody_thought_of_lives_where_its_parameters_do_and_is_never_held_everywhere_unasked():
+    assert places_of(optax.scale_by_lion().init)["mu.one"] == P("fsdp", "tensor")
+    columns = places_of(lambda params: {"of": {name: jnp.zeros(x.shape[-1:]) for name, x in params.items()}})
+    assert columns == {"of.one": P("tensor"), "of.stack": P("tensor")}
+    with pytest.raises(SettingError, match=r"\['one'\] of shape \(8, 8\) has other axes than the parameter"):
+        places_of(lambda params: {"one": jnp.zeros((8, 8))})  # covariances of rows
 
 
 def test_a_process_feeds_each_row_that_its_devices_hold_once(monkeypatch):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import jax
@@ -19,6 +20,8 @@ from lm.nn.attention import SHORT
 from lm.nn.config import ModelConfig
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
+from lm.train.config import OptimizerConfig
+from lm.train.optimizers import remembered
 
 TRIED = 4  # arrangements that are compiled
 MICROBATCHES = (1, 2, 4, 8)
@@ -29,9 +32,7 @@ REACHED = 0.6  # share of a chip's peak that products of a common size reach
 def candidates(experiment: Experiment, lengths: Lengths, place: Slice) -> list[Experiment]:
     """TRIED arrangements: those that should be fastest of those that should fit, no two alike but in micro-batches, and
     the leanest, for the count is rough. What cannot be shared out at all comes back as it is."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    parameters = count(jax.eval_shape(lambda key: Transformer(experiment.model, nnx.Rngs(params=key)), key))
-    rough = lengths, place, parameters
+    rough = lengths, place, count(_shapes(experiment.model))
     counted = [(memory(each, *rough), time(each, *rough), each) for each in arrangements(experiment, place)]
     leanest = min(counted, key=lambda one: one[:2], default=(0, 0, experiment))[2]
     fastest = {}
@@ -70,7 +71,7 @@ def memory(experiment: Experiment, lengths: Lengths, place: Slice, parameters: i
     for layers, queries, scores in _stacks(model, lengths):
         saved += layers * rows * queries * kept
         working = max(working, rows * (3 * wide * queries * products + 12 * model.num_heads / tensor * scores))
-    states = {"adafactor": 2, "adamw": 4}[phase.optimizer.name]  # parameters, gradients and moments
+    states = 2 + _remembered(replace(model, remat="none"), phase.optimizer)  # parameters, gradients
     gathered = (sizes["fsdp"] > 1) * 4 * wide * parameters / tensor / model.num_decoder_layers
     return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
 
@@ -89,6 +90,18 @@ def time(experiment: Experiment, lengths: Lengths, place: Slice, parameters: int
     sent += 8 * tokens * model.d_model * wide * (1 - 1 / tensor) / place.bandwidth(("tensor",), tensor)  # four sums
     moved = 2 * memory(experiment, lengths, place, parameters) * parts * place.chip.devices / place.chip.bandwidth
     return arithmetic * AGAIN[model.remat] / REACHED + moved + sent / 2
+
+
+@cache
+def _remembered(model: ModelConfig, optimizer: OptimizerConfig) -> float:
+    """Numbers that the optimiser remembers, by parameter."""
+    shapes = _shapes(model)
+    return remembered(optimizer, shapes) / count(shapes)
+
+
+def _shapes(model: ModelConfig) -> Transformer:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), key)
 
 
 def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:

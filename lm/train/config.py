@@ -12,10 +12,12 @@ class OptimizerConfig:
 
     name: Literal["adafactor", "adamw"] = "adafactor"  # which optimiser
     learning_rate: float = 1.0  # multiplies the schedule; of Adafactor, relative to each parameter's own size
-    schedule: Literal["constant", "inverse-sqrt", "linear", "cosine"] = "inverse-sqrt"  # its course after the ramp
+    schedule: Literal["constant", "inverse-sqrt", "linear", "cosine", "decay-every"] = "inverse-sqrt"  # after the ramp
     warmup_steps: int = 0  # ramp from 0 that multiplies the schedule; T5 has none [steps]
     timescale: int = 10_000  # "inverse-sqrt" is 1 / sqrt(max(step, timescale)) [steps]
-    decay_end: int = 0  # where "linear" and "cosine", which start from the ramp's end, reach 0 [steps]
+    decay_end: int = 0  # where "linear" (T5X: linear_decay) and "cosine", begun at the ramp's end, reach 0 [steps]
+    decay_factor: float = 0.5  # what "decay-every" (T5X: decay_every) multiplies the rate by, again and again
+    steps_per_decay: int = 20_000  # from the first step on, in what time "decay-every" does so once [steps]
     weight_decay: float = 0.0  # share of each matrix taken off in a step, times the learning rate
     clip_norm: float | None = None  # longest gradient, over all parameters together; None: any
     clip_rms: float | None = 1.0  # Adafactor: largest root mean square of one parameter's update; None: any
@@ -23,6 +25,7 @@ class OptimizerConfig:
     factor_from: int = 128  # Adafactor: matrices at least so wide keep row and column means only [features]
     epsilon_square: float = 1e-30  # Adafactor: added to squared gradients
     epsilon_scale: float = 1e-3  # Adafactor: smallest size a parameter counts with
+    momentum: float = 0.0  # Adafactor: how much of the mean update a step keeps (T5X: beta1); 0: nothing is remembered
     relative: Literal["parameter", "none"] = "parameter"  # Adafactor: what the learning rate is relative to
     beta1: float = 0.9  # AdamW: how much of the mean gradient a step keeps
     beta2: float = 0.95  # AdamW: how much of the mean squared gradient a step keeps
@@ -34,10 +37,12 @@ class OptimizerConfig:
                 f"optimizer.decay_end={self.decay_end} should be beyond optimizer.warmup_steps="
                 f"{self.warmup_steps} for the schedule {self.schedule!r}"
             )
-        for name in ("learning_rate", "timescale", "decay_exponent", "factor_from"):
+        for name in ("learning_rate", "timescale", "decay_exponent", "factor_from", "decay_factor"):
             if getattr(self, name) <= 0:
                 raise SettingError(f"optimizer.{name}={getattr(self, name)} should be above 0")
-        at_least(self, "optimizer.", warmup_steps=0, weight_decay=0)
+        at_least(self, "optimizer.", warmup_steps=0, weight_decay=0, steps_per_decay=1)
+        if not 0 <= self.momentum < 1:
+            raise SettingError(f"optimizer.momentum={self.momentum} should be at least 0 and below 1, such as 0.9")
 
 
 @dataclass(frozen=True)

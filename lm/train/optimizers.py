@@ -1,11 +1,13 @@
 """Adafactor as T5 uses it, AdamW, and schedules: all built on optax, all a function of the step."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
+from lm import sharding
 from lm.train.config import OptimizerConfig
 
 
@@ -18,6 +20,7 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
         "inverse-sqrt": jnp.maximum(step, config.timescale) ** -0.5,
         "linear": 1 - past,
         "cosine": (1 + jnp.cos(jnp.pi * past)) / 2,
+        "decay-every": config.decay_factor ** (step // config.steps_per_decay),
     }[config.schedule]
     ramp = jnp.minimum(1, step / config.warmup_steps) if config.warmup_steps else 1.0
     return config.learning_rate * course * ramp
@@ -29,7 +32,7 @@ def optimizer(config: OptimizerConfig, axes: Mapping[str, tuple[str, ...]]) -> o
     It gives directions: the new parameters are the old ones minus ``learning_rate`` times these.
     """
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
-    direction = {"adafactor": _adafactor, "adamw": _adamw}[config.name](config)
+    direction = OPTIMIZERS[config.name](config)
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
     matrices = {name: len(names) - (name in stacked) > 1 for name, names in axes.items()}
     decay = [optax.add_decayed_weights(config.weight_decay, mask=matrices)] if config.weight_decay else []
@@ -77,8 +80,23 @@ def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
         steps.append(optax.clip_by_block_rms(config.clip_rms))
     if config.relative == "parameter":
         steps.append(optax.scale_by_param_block_rms(config.epsilon_scale))
+    if config.momentum:
+        steps.append(optax.ema(config.momentum, debias=False))
     return optax.chain(*steps)
 
 
 def _adamw(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+
+
+# By the name in the settings; where its memory lives and how much it takes follows from the memory's own shapes.
+OPTIMIZERS: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = {
+    "adafactor": _adafactor,
+    "adamw": _adamw,
+}
+
+
+def remembered(config: OptimizerConfig, model: nnx.Module) -> int:
+    """How many numbers the optimiser remembers of a model, which may be one of shapes alone."""
+    transform = optimizer(config, sharding.axes(model))
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(transform.init, sharding.named(model))))

@@ -58,7 +58,7 @@ def abstract(
     def placed(leaf, place):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
-    return jax.tree.map(placed, state, _places(state, mesh))
+    return jax.tree.map(placed, state, _places(state, optimizer, mesh))
 
 
 def shardings(state: State) -> State:
@@ -66,10 +66,9 @@ def shardings(state: State) -> State:
     return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
-def _places(state: State, mesh: Mesh) -> State:
+def _places(state: State, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
     params = sharding.parameters(state.model, mesh)
-    shapes = {name: leaf.shape for name, leaf in state.params.items()}
-    opt_state = sharding.like_parameters(state.opt_state, shapes, params)
+    opt_state = sharding.like_parameters(optimizer.init, state.model, params)
     everywhere = sharding.replicated(mesh)
     beside = jax.tree.map(lambda _: everywhere, state.guard)
     return replace(state, step=everywhere, params=params, opt_state=opt_state, guard=beside)
