@@ -146,7 +146,7 @@ def like_parameters(
     def place(path, leaf):
         owners = [key.key for key in path if getattr(key, "key", None) in shapes]
         spec = dict(zip(shapes[owners[-1]], places[owners[-1]].spec, strict=True)) if owners else {}
-        own = [size for size in leaf.shape if size > 1 or size in spec]  # 1: instead of what is not remembered
+        own = [size for size in leaf.shape if size > 1]  # 1: in place of what is not remembered
         if len(set(own) & spec.keys()) == len(own):
             return NamedSharding(mesh, PartitionSpec(*map(spec.get, leaf.shape)))
         if leaf.ndim > 1:
