@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column
 from rich.table import Table as Grid
 
 from experiments.cli import RUNS
@@ -34,7 +35,7 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
         return
     for table in tables(rows):
         title = f"{table.name}: {table.title}"
-        listed = Grid("row", "in the paper", "changes", "finished", title=title, title_justify="left")
+        listed = listing("row", "in the paper", "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
             changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
             new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())
@@ -52,7 +53,7 @@ def show_settings(name: str, /, scale: str = "nano") -> None:
         scale: size of the study: nano, mini, mini-real or base.
     """
     meaning = comments(Experiment)
-    grid = Grid("setting", "value", "meaning [unit]", title=f"{name} at scale {scale}", title_justify="left")
+    grid = listing("setting", "value", "meaning [unit]", title=f"{name} at scale {scale}")
     for path, value in leaves(build(name, scale)):
         grid.add_row(path, escape(str(value)), escape(meaning.get(path, "")))
     CONSOLE.print(grid)
@@ -98,9 +99,9 @@ def show_report(
     written = report.write_report(wanted, scale, runs)
     titles = {table.name: table.title for table in wanted}
     for name, (scores, *places) in written.sheets.items():
-        CONSOLE.print(grid(f"{name}: {titles[name]} (scale {scale})", scores))
+        show_sheet(f"{name}: {titles[name]} (scale {scale})", scores)
         for sheet in places:
-            CONSOLE.print(grid("Places: ours (the paper's)", sheet))
+            show_sheet("Places: ours (the paper's)", sheet)
         for line in written.notes[name]:
             say(line)
     for line in written.left_out:
@@ -108,11 +109,33 @@ def show_report(
     say(f"Report: {written.path.parent}/report.md, .html, .csv")
 
 
-def grid(title: str, sheet: Sheet) -> Grid:
-    """A sheet for the terminal."""
+def listing(*heads: str, title: str | None = None) -> Grid:
+    """A table of texts, of which none is cut: what is too wide goes on in the next line, but for the name in front."""
+    columns = [Column(head, overflow="fold", no_wrap=head == heads[0]) for head in heads]
+    return Grid(*columns, title=title, title_justify="left")
+
+
+def show_sheet(title: str, sheet: Sheet) -> None:
+    """Print a sheet, in as many blocks of columns as the terminal's width asks for, each with the rows' names."""
+    (first, names), *others = sheet.items()
+    parts: list[Sheet] = [{first: names}]
+    for head, cells in others:
+        if len(parts[-1]) > 1 and _width(parts[-1] | {head: cells}) > CONSOLE.width:
+            parts.append({first: names})
+        parts[-1][head] = cells
+    for number, part in enumerate(parts):
+        CONSOLE.print(_grid("" if number else title, part))
+
+
+def _width(sheet: Sheet) -> int:
+    """Of a sheet in the terminal [characters]."""
+    return 1 + sum(max(len(head), *(len(cell.text) for cell in cells)) + 2 for head, cells in sheet.items())
+
+
+def _grid(title: str, sheet: Sheet) -> Grid:
     made = Grid(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in sheet:
-        made.add_column(escape(head), justify="left" if head == "row" else "right")
+        made.add_column(escape(head), justify="left" if head == "row" else "right", overflow="fold")
     for cells in zip(*sheet.values(), strict=True):
         made.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in cells))
     return made

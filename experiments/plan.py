@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.chips import GIB, Slice, find_slice
-from experiments.commands import CONSOLE, grid
+from experiments.commands import CONSOLE, show_sheet
 from experiments.experiment import BASELINE, Experiment, apply
 from experiments.planning.compiler import Compiled, Features, check_compiler, compile_step, features, program_key
 from experiments.planning.estimate import ASSUMPTIONS, BOUNDS, Estimate, estimate, flops_of, needed, writing
@@ -158,7 +158,7 @@ def _show(plans: Sequence[Plan], scale: str, size: str, price: float) -> None:
 
 def _print(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     if columns := list(zip(*lines, strict=True)):
-        CONSOLE.print(grid(title, {head: list(map(Cell, x)) for head, x in zip(heads, columns, strict=True)}))
+        show_sheet(title, {head: list(map(Cell, x)) for head, x in zip(heads, columns, strict=True)})
 
 
 def _memory(plan: Plan) -> list[str]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table as Grid
 
 from experiments import origin
-from experiments.commands import CONSOLE
+from experiments.commands import CONSOLE, listing
 from experiments.experiment import Experiment
 from experiments.finetuning import head_steps
 from experiments.folders import cache_of, load_settings
@@ -94,7 +93,7 @@ def lines_of(text: str) -> list[str]:
 
 def show(lines: Sequence[tuple[str, str, int, Mapping[str, float]]]) -> None:
     """A line for each (task, where its answers come from, rows, metrics)."""
-    grid = Grid("task", "answers of", "rows", "metrics", "score")
+    grid = listing("task", "answers of", "rows", "metrics", "score")
     for task, models, rows, found in lines:
         metrics = ", ".join(f"{name} {value:.2f}" for name, value in found.items() if name != "score")
         score = f"{found['score']:.2f}" if found else "no labels"

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-from rich.table import Table as Grid
-
 from experiments.cli import RUNS
-from experiments.commands import CONSOLE
+from experiments.commands import CONSOLE, listing
 from lm.config import SettingError, nearest
 from lm.data import rows
 from lm.data.tasks import TASKS
@@ -25,7 +23,7 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
     found = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]
     if not found:
         raise SettingError(f"no task matches {pattern!r}{nearest(pattern, {*TASKS, *LABELLED})}")
-    grid, missing = Grid("task", "answered", "column", "metrics", "data set", "train", "validation"), set()
+    grid, missing = listing("task", "answered", "column", "metrics", "data set", "train", "validation"), set()
     for task in found:
         folder = rows.newest(task.source, "*.*.*", cache)
         sizes = rows.split_sizes(folder) if folder else None  # read without TFDS

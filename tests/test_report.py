@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from rich.console import Console
 
-from experiments import origin, plots, report
+from experiments import commands, origin, plots, report
 from experiments.findings import agreement, kendall
 from experiments.folders import save_settings
 from experiments.page import samples
 from experiments.registry import REGISTRY, build, find, tables
 from experiments.results import curves, results, run_folder
+from experiments.sheets import Cell
 from lm.config import SettingError, change, leaves
 
 RATES = tables(find("t5/6-corruption-rate"))
@@ -248,3 +250,16 @@ def test_the_page_needs_no_network_hides_no_markup_and_sorts_its_tables(tmp_path
     assert "&lt;script&gt;document" in done.stdout
     rows = re.findall(r"<tr>\n<td[^>]*>(\d+%)", done.stdout.partition("</table>")[0])
     assert rows == ["50%", "25%", "15%", "10%"]
+
+
+def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "CONSOLE", Console(width=80, file=sys.stdout))
+    numbers = {f"column {i}, paper": [Cell(f"{i}{i}.{i:02d} ± 0.12", best=i == 3)] for i in range(10, 22)}
+    commands.show_sheet("a table", {"row": [Cell("encoder-decoder-6-layers")], **numbers})
+    lines = capsys.readouterr().out.splitlines()
+    for head, (cell,) in numbers.items():
+        assert any(head in line for line in lines) and any(cell.text in line for line in lines)
+    assert max(map(len, lines)) <= 80 and sum("encoder-decoder-6-layers" in line for line in lines) > 1
+    commands.show_rows("t5/5-bert-style")
+    shown = "".join(line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines() if "│" in line)
+    assert "…" not in shown and "objective.inputs=masks-or-random,objective.targets=everything" in shown
