@@ -12,9 +12,10 @@ from markdown_it import MarkdownIt
 
 from experiments.experiment import Row
 from experiments.registry import baseline_of, build
-from experiments.results import Curves, Result, json_lines
+from experiments.results import Curves, Result
 from experiments.sheets import Cell, markdown, plain
-from lm.config import diff
+from lm.config import SettingError, diff
+from lm.files import unseal_lines
 
 REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page anew [s]
 PNG = "data:image/png;base64,"
@@ -69,10 +70,15 @@ def samples(task: str, step: int, run: Result) -> str:
     folders = run.phase_folders().values()
     whole = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]  # of members together
     files = [*whole, *(folder / "predictions" / task / f"{step}.jsonl" for folder in folders)]
-    lines = next((lines for file in files if (lines := json_lines(file))), [])[:SHOWN]
+    head = f"{plain(task)}, seed {run.seed}, step {step}:"
+    try:
+        found = next((unseal_lines(file.read_bytes(), file, "not shown") for file in files if file.exists()), [])
+    except (SettingError, OSError) as error:
+        return f"{head} {plain(str(error))}"
+    lines = found[:SHOWN]
     keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
     table = markdown({key: [Cell(_cut(line.get(key, ""))) for line in lines] for key in keys}) if keys else ""
-    return f"{plain(task)}, seed {run.seed}, step {step}:{' no predictions' * (not table)}\n\n{table}"
+    return f"{head}{' no predictions' * (not table)}\n\n{table}"
 
 
 def _cut(value: object) -> str:

@@ -14,6 +14,7 @@ from experiments.registry import build
 from experiments.results import Curves, Score, lengths
 from experiments.sheets import Finished, base_of, columns_of
 from lm.config import leaves
+from lm.files import write
 
 PAPER = "Raffel et al. 2020"
 LOSS, AVERAGE = "loss on tasks [nats/token]", "mean of seven columns"  # ours, and what stands below it
@@ -43,7 +44,7 @@ def draw(table: Table, found: Finished, lines: Mapping[str, Curves], scale: str,
         figure.suptitle(f"{table.title} ({table.name})" + ": training" * file.endswith("-curves"))
         written = BytesIO()
         figure.savefig(written, dpi=130)
-        (folder / f"{file}.png").write_bytes(written.getvalue())
+        write(folder / f"{file}.png", written.getvalue())
     return [f"{file}.png" for file in figures]
 
 

@@ -9,8 +9,9 @@ from io import StringIO
 from itertools import groupby
 from pathlib import Path
 
+from experiments.comparison import DRAWS, LEVEL
 from experiments.experiment import Table
-from experiments.findings import DRAWS, differences, orders
+from experiments.findings import differences, orders
 from experiments.page import REFRESH, Section, details, page
 from experiments.plots import draw
 from experiments.registry import REGISTRY, TABLES, baseline_of, build
@@ -58,7 +59,7 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
     found, left_out = collect(tables, scale, runs)
     folder = roots(runs)[0] / scale / "reports" / name_of(tables)
     folder.mkdir(parents=True, exist_ok=True)
-    sections, sheets, notes = [], {}, {}
+    sections, sheets, notes, damaged = [], {}, {}, dict.fromkeys(left_out)
     for table in begun(tables, found):
         sheet, notes[table.name], places = scoreboard(table, found), [], []
         if base_of(table).paper:
@@ -68,13 +69,13 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
         labels = {row.label for row in table.rows if row.name in others}
         sheet, *places = sheets[table.name] = [marked(each, labels) for each in (sheet, *places)]
         notes[table.name] += [note(others)] * bool(others)
-        lines = {row.name: curves(found[row.name]) for row in table.rows}
+        lines = {row.name: curves(found[row.name], damaged.setdefault) for row in table.rows}
         shown = [f"Places of the rows, the paper's in brackets:\n\n{markdown(each)}" for each in places]
         pictures = [f"![{table.title}]({file})" for file in draw(table, found, lines, scale, folder)]
         said = [f"## {table.name}: {table.title}", markdown(sheet), *notes[table.name], *shown, *pictures]
         rows = [details(row, found[row.name], lines[row.name], scale) for row in table.rows if found[row.name]]
         sections.append(Section(table.name, "\n\n".join(said), rows))
-    waiting = [table.name for table in tables if table.name not in sheets]
+    waiting, left_out = [table.name for table in tables if table.name not in sheets], list(damaged)
     top, path = header(tables, found, scale, left_out, waiting), folder / "report.md"
     write(path, "\n\n".join([top, *(each.markdown for each in sections)]) + "\n")
     write(path.with_suffix(".csv"), table_csv(tables, found))
@@ -105,27 +106,31 @@ def begun(tables: list[Table], found: Finished) -> list[Table]:
     return more or [next(each for each in tables if any(found[row.name] for row in each.rows))]
 
 
-SCORES = """Each row of a table is a change to the baseline; `lm list TABLE` says which. Scores are means ± standard \
-deviations over seeds{paper}. **Bold**: within two deviations of the best. ▲ ▼: above or below the baseline by more \
-than two. These deviations are pooled over the rows of a table{tens}. Losses are in nats a \
-target token. That on tasks is of their right answers, after fine-tuning: lower is better, and ▲ marks what is better. \
-The held-out loss is of pre-training: objectives differ in their targets, so compare it within one objective only."""
-ORDER = f"""Kendall's τ tells how alike two orders are: 1 the same, 0 unrelated, -1 reversed; with three rows, every \
-sixth order is the paper's by chance. Its interval is of {DRAWS:,} bootstrap draws of rows, seeds and columns. The \
-average is over columns, each divided by its deviation; the order of the loss on tasks is compared with it too."""
+SCORES = f"""Each row of a table is a change to the baseline; `lm list TABLE` says which. Scores are means ± standard \
+deviations over seeds{{paper}}. ▲ ▼: above or below the baseline by more than chance explains (Student's t test at \
+{1 - LEVEL:.0%} of the two means, with the noise of all rows of the table; rows with the same seeds are compared seed \
+by seed). **Bold**: the best row and those that cannot be told from it, where others can. One seed cannot be told from \
+noise and gets no mark, and of rows that do not differ one in {1 / LEVEL:.0f} gets one by chance. {{rule}}Losses are \
+in nats a target token. That on tasks is of their right answers, after fine-tuning: lower is better, and ▲ marks what \
+is better. The held-out loss is of pre-training: objectives differ in their targets, so compare it within one \
+objective only."""
+ORDER = f"""Kendall's τ (tau-b) tells how alike two orders are: 1 the same, 0 unrelated, -1 reversed; rows with the \
+same score share their place. With three rows, one order in six matches the paper's by chance. Its interval is of \
+{DRAWS:,} bootstrap draws of seeds: what other seeds of these rows may give; with one seed there is none. The average \
+is over columns, each divided by its deviation; the order of the loss on tasks is compared with it too."""
 
 
 def header(tables: list[Table], found: Finished, scale: str, left_out: list[str], waiting: list[str]) -> str:
     """What stands above all tables."""
     paper = any(base_of(table).paper for table in tables)
     texts = (
-        (", out of 100, beside the paper's", "; the paper's are those of ten runs of its baseline")
+        (", out of 100, beside the paper's", "The paper's marks are by its own rule: two deviations of its baseline. ")
         if paper
         else ("", "")
     )
     lines = [f"# {'The T5 study' if paper else 'Classic models'} at scale `{scale}`"]
     lines += ["\n".join(_setup(name, scale) for name in dict.fromkeys(base_of(table).name for table in tables))]
-    lines += [stand_ins(tables, found), SCORES.format(paper=texts[0], tens=texts[1]), ORDER * paper]
+    lines += [stand_ins(tables, found), SCORES.format(paper=texts[0], rule=texts[1]), ORDER * paper]
     if waiting:
         lines += [f"Nothing but the baseline has finished of: {', '.join(waiting)}."]
     if left_out:
@@ -162,10 +167,10 @@ def table_csv(tables: list[Table], found: Finished) -> str:
     """A line for every row, seed and column."""
     written = StringIO()
     out = csv.writer(written, lineterminator="\n")
-    out.writerow("table row label seed column score paper held_out_loss seconds tokens".split())
+    out.writerow("table row label seed column score paper task_loss held_out_loss seconds tokens".split())
     for table, row in [(each, row) for each in tables for row in each.rows]:
         for run in found[row.name]:
-            cost = (run.held_out_loss, round(run.seconds, 3), run.tokens)
+            cost = (run.task_loss, run.held_out_loss, round(run.seconds, 3), run.tokens)
             for column, score in run.columns.items() or [("", "")]:
                 paper = row.paper.get(column)
                 out.writerow([table.name, row.name, row.label, run.seed, column, score, paper, *cost])

@@ -1,13 +1,11 @@
 """Where the runs of a row lie, and what the finished ones scored. Folders of runs may lie in a bucket (gs://)."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import exp, isfinite
+from math import exp
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -17,15 +15,19 @@ from etils import epath
 from experiments import origin
 from experiments.experiment import Experiment, Row
 from experiments.registry import build, twin
-from lm.config import SettingError
-from lm.files import unseal
+from lm.config import DataError, SettingError
+from lm.files import checksum, seal, unseal, unseal_lines, write
 
 Runs = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 
 
+SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
+LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
+
+
 @dataclass(frozen=True)
 class Result:
-    """What one finished run scored and cost."""
+    """What one finished run scored and cost. SettingError for a value that no run comes to."""
 
     columns: Mapping[str, float]  # the paper's column -> our stand-in's score
     tasks: Mapping[str, Mapping[str, Any]]  # task -> {"step", "score", "metrics"} of its best checkpoint
@@ -35,15 +37,24 @@ class Result:
     folder: Path
     length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length of rows [x inputs_length]
     phases: Mapping[str, str] = field(default_factory=dict)  # phase -> its folder, below that of the scale
+    records: Mapping[str, int] = field(default_factory=dict)  # phase -> how many lines of metrics it had in the end
 
     def __post_init__(self):
-        numbers = [*self.columns.values(), self.held_out_loss or 0.0, self.seconds, self.tokens]
-        if not all(isfinite(number) for number in (*numbers, *self.length_losses.values())):
-            raise ValueError("a score is not finite")
-        if not all({"column", "metric"} <= best.keys() for best in self.tasks.values()):
-            raise ValueError("a task lacks its column or its metric")
-        if any(Path(place).is_absolute() or ".." in Path(place).parts for place in self.phases.values()):
-            raise ValueError("a phase lies outside of the runs")
+        for name, best in _group("tasks", self.tasks):
+            _check_task(name, best)
+        signed = any(SIGNED & best["metrics"].keys() for best in self.tasks.values())
+        for name, score in _group("columns", self.columns):
+            _within(name, score, -100 * signed, 100)
+        longer = [(f"length_losses {times}", loss) for times, loss in _group("length_losses", self.length_losses)]
+        for name, loss in [*longer, ("held_out_loss", 0 if self.held_out_loss is None else self.held_out_loss)]:
+            _within(name, loss, 0, LARGEST)
+        for name, count in [("seconds", self.seconds), ("tokens", self.tokens), *_group("records", self.records)]:
+            _within(name, count, 0, 1e300)
+        if not all(re.fullmatch("[1-9][0-9]{0,8}", times) for times in self.length_losses):
+            raise SettingError("a length of rows is no whole number")
+        for _, place in _group("phases", self.phases):
+            if not isinstance(place, str) or Path(place).is_absolute() or ".." in Path(place).parts:
+                raise SettingError("a phase lies outside of the runs")
 
     @property
     def seed(self) -> int:
@@ -52,7 +63,7 @@ class Result:
     @property
     def task_loss(self) -> float | None:
         """Mean over tasks of the loss of their targets, nats a token; None if one has none, as heads and ensembles."""
-        found = [best.get("metrics", {}).get("loss") for best in self.tasks.values()]
+        found = [best["metrics"].get("loss") for best in self.tasks.values()]
         return mean(found) if found and None not in found else None
 
     def phase_folders(self) -> dict[str, Path]:
@@ -60,6 +71,30 @@ class Result:
         ups, named = (self.folder, *self.folder.parents), self.phases.items()
         found = {name: next((up / path for up in ups if (up / path).exists()), None) for name, path in named}
         return {name: place for name, place in found.items() if place is not None}
+
+
+def _group(name: str, values: Any) -> Iterable[tuple[str, Any]]:
+    if not isinstance(values, Mapping):
+        raise SettingError(f"{name} should be values by name")
+    return values.items()
+
+
+def _within(name: str, value: Any, low: float, high: float) -> None:
+    rounding = 1e-6
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low - rounding <= value <= high + rounding:
+        raise SettingError(f"{name} {value!r:.40} should be a number from {low:g} to {high:g}")
+
+
+def _check_task(name: str, best: Any) -> None:
+    """SettingError unless a task says its column, metric, step, score and metrics."""
+    found = dict(_group(name, best))
+    if not all(isinstance(found.get(text), str) for text in ("column", "metric")):
+        raise SettingError(f"{name} lacks its column or its metric")
+    _within(f"step of {name}", found.get("step"), 0, 1e300)
+    metrics = dict(_group(f"metrics of {name}", found.get("metrics")))
+    low = -100 * bool(SIGNED & metrics.keys())
+    for metric, value in (metrics | {"score": found.get("score")}).items():
+        _within(f"{metric} of {name}", value, *((0, LARGEST) if metric == "loss" else (low, 100)))
 
 
 @dataclass(frozen=True)
@@ -104,7 +139,7 @@ def check_settings(experiment: Experiment, folder: Path, allowed: Callable[[str]
         return
     try:
         there = origin.flat(unseal(path.read_bytes(), path))
-    except (ValueError, AttributeError) as error:
+    except SettingError as error:
         raise SettingError(f"{path} cannot be read ({error}): choose other --runs or delete {folder}") from error
     if lines := origin.changes(there, origin.settings_of(experiment)):
         text = "".join(f"\n  {line}" for line in lines)
@@ -114,15 +149,32 @@ def check_settings(experiment: Experiment, folder: Path, allowed: Callable[[str]
         allowed(f"{folder}: allowed:{text}")
 
 
+def fingerprint(folder: Path) -> str:
+    """That of the settings in ``folder`` which change numbers; SettingError if they are damaged or not there."""
+    path = epath.Path(folder) / "settings.json"
+    try:
+        return checksum(origin.flat(unseal(path.read_bytes(), path)))
+    except OSError as error:
+        raise SettingError(f"{path}, which tells whose scores these are, cannot be read: {error}") from error
+
+
+def write_result(folder: Path, found: Mapping[str, Any]) -> None:
+    """``scores.json``: what a run came to, bound to the settings of the run in ``folder``."""
+    write(folder / "scores.json", seal({**found, "settings": fingerprint(folder)}))
+
+
 def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, None of an unfinished one; SettingError if its file is damaged."""
-    path = epath.Path(folder) / "scores.json"
+    """The result of a finished run, None of an unfinished one; SettingError if its file is damaged or another run's."""
+    path, mend = epath.Path(folder) / "scores.json", "delete it and run the row again"
     if not path.exists():
         return None
+    found = unseal(path.read_bytes(), path, mend)
+    if found.pop("settings", None) != fingerprint(path.parent):
+        raise DataError(f"{path} has the scores of a run with other settings; {mend}")
     try:
-        return Result(folder=path.parent, **json.loads(path.read_text()))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise SettingError(f"{path} is damaged ({error!r}): delete it and run the row again") from error
+        return Result(folder=path.parent, **found)
+    except (SettingError, TypeError) as error:  # a TypeError: more or less than a result has
+        raise DataError(f"{path} is damaged ({error}); {mend}") from error
 
 
 def results(row: Row, scale: str, runs: Runs, complain: Callable[[str], object] | None = None) -> list[Result]:
@@ -138,8 +190,6 @@ def results(row: Row, scale: str, runs: Runs, complain: Callable[[str], object] 
             try:
                 check_settings(build(row.name, scale, {"seed": int(folder.name.removeprefix("seed-"))}), folder)
                 result = read_result(folder)
-                if result is not None and not (folder / "settings.json").exists():
-                    raise SettingError(f"{folder} has scores but no settings.json to tell whose they are")
             except (SettingError, OSError) as error:
                 if complain is None:
                     raise
@@ -152,34 +202,49 @@ def results(row: Row, scale: str, runs: Runs, complain: Callable[[str], object] 
     return [found[seed] for seed in sorted(found)]
 
 
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file of JSON lines, none if there is no file; a line that a kill cut short is left out."""
-    found = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    return [line for line in found if isinstance(line, dict)]
-
-
 Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was watched -> lines of (step, value)
+PLOTTED = 1e30  # at most: what is beyond it, or no number, is left out of a curve
 
 
-def curves(found: list[Result]) -> Curves:
-    """The losses of pre-training and the scores of fine-tuning, a line a seed and member of an ensemble."""
+def curves(found: Iterable[Result], complain: Callable[[str], object]) -> Curves:
+    """The losses of pre-training and the scores of fine-tuning, a line a seed and member of an ensemble.
+
+    ``complain`` is told of each file that is damaged, which gives no line.
+    """
     drawn: dict[str, list] = {}
-    for name, folder in ((name, folder) for result in found for name, folder in result.phase_folders().items()):
-        task, lines = name.partition("/")[0], json_lines(folder / "metrics.jsonl")
-        kinds = {f"{task}: score": ("eval", "score")}
-        if task == "pretraining":
-            kinds = {
-                "pre-training loss [nats/token]": ("train", "loss"),
-                "held-out loss [nats/token]": ("eval", "loss"),
-            }
-        for shown, (kind, value) in kinds.items():
-            points = [(line.get("step"), line.get(value)) for line in lines if line.get("kind") == kind]
-            points = [point for point in points if all(isinstance(n, int | float) and isfinite(n) for n in point)]
-            drawn.setdefault(shown, []).extend([points] if points else [])
+    for result in found:
+        for name, folder in result.phase_folders().items():
+            try:
+                lines = phase_records(folder, result.records.get(name, 0))
+            except (SettingError, OSError) as error:
+                complain(f"{error}; its curves are not shown")
+                continue
+            for shown, (kind, value) in watched(name).items():
+                points = [(line.get("step"), line.get(value)) for line in lines if line.get("kind") == kind]
+                points = [point for point in points if all(_is_plotted(number) for number in point)]
+                drawn.setdefault(shown, []).extend([points] if points else [])
     return {name: lines for name, lines in drawn.items() if lines}
+
+
+def watched(phase: str) -> Mapping[str, tuple[str, str]]:
+    """What is drawn of a phase -> the kind of its records and their value."""
+    name = phase.partition("/")[0]
+    if name != "pretraining":
+        return {f"{name}: score": ("eval", "score")}
+    return {"pre-training loss [nats/token]": ("train", "loss"), "held-out loss [nats/token]": ("eval", "loss")}
+
+
+def phase_records(folder: Path, count: int) -> list[dict[str, Any]]:
+    """What a phase of a finished run recorded, ``count`` lines or more; DataError if any was changed or lost."""
+    path, mend = folder / "metrics.jsonl", "put back a copy that is whole"
+    found = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
+    if len(found) < count:
+        raise DataError(f"{path} has lost its end: {len(found)} of {count} lines are there; {mend}")
+    return found
+
+
+def _is_plotted(value: Any) -> bool:
+    return isinstance(value, int | float) and -PLOTTED < value < PLOTTED
 
 
 def scores(found: list[Result]) -> dict[str, Score]:
@@ -190,5 +255,6 @@ def scores(found: list[Result]) -> dict[str, Score]:
 
 def lengths(found: list[Result]) -> dict[int, Score]:
     """How many times as long as in training -> perplexity of held-out text in such rows, over the seeds."""
-    times = found[0].length_losses if found else {}
-    return {int(n): Score.of(exp(result.length_losses[n]) for result in found) for n in times}
+    times = dict.fromkeys(n for result in found for n in result.length_losses)
+    each = {n: [result.length_losses[n] for result in found if n in result.length_losses] for n in times}
+    return {int(n): Score.of(map(exp, losses)) for n, losses in each.items()}

@@ -5,7 +5,6 @@ A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` h
 ``scores.json`` appears when all is done and names the folders.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,10 +32,10 @@ from experiments.phase import Phase, Session, Start, checkpoints_of, fit
 from experiments.prepare import fingerprints, mixed_batches, pretraining_batches
 from experiments.processes import agreed
 from experiments.progress import Reporter
+from experiments.results import write_result
 from lm import sharding
 from lm.data import pipeline
 from lm.data.mixtures import mixture
-from lm.files import write
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.tuned import BODY, DISCRIMINATOR, Electra
@@ -94,7 +93,8 @@ def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: di
     losses = [held_out_loss(place) for name, place in places.items() if name.startswith("pretraining")]
     found |= {"columns": columns(found["tasks"]), "held_out_loss": next(iter(losses), None), **cost(own)}
     found["phases"] = {name: os.path.relpath(place.resolve(), home) for name, place in places.items()}
-    write(folder / "scores.json", json.dumps(found, indent=1) + "\n")
+    found["records"] = {name: len(records(place)) for name, place in places.items()}
+    write_result(folder, found)
 
 
 def pretrain_together(

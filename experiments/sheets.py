@@ -1,15 +1,16 @@
 """What a report's tables say, as cells made once: a terminal, Markdown and a browser show the same."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import sqrt
-from statistics import variance
-from typing import NamedTuple
+from statistics import mean, variance
+from typing import Literal, NamedTuple
 
+from experiments.comparison import Samples, compare
 from experiments.experiment import Row, Table
 from experiments.registry import REGISTRY, baseline_of, twin
-from experiments.results import Result, Score, lengths, scores
+from experiments.results import Result, Score, lengths
 from experiments.t5.tables import BASELINE_STD, COLUMNS
 
 Finished = Mapping[str, list[Result]]  # row -> its seeds
@@ -56,21 +57,28 @@ def columns_of(table: Table, found: Finished) -> list[str]:
 
 def noise(table: Table, found: Finished) -> dict[str, float]:
     """Column -> deviation over seeds, pooled over the rows and their baseline; without columns that never vary."""
-    each = {c: pooled(table, found, lambda run, c=c: run.columns.get(c)) for c in columns_of(table, found)}
+    each = {c: pooled(samples_of(table, found, lambda run, c=c: run.columns.get(c))) for c in columns_of(table, found)}
     return {c: std for c, std in each.items() if std}
 
 
-def pooled(table: Table, found: Finished, value: Callable[[Result], float | None]) -> float:
-    """The deviation over seeds of a value of runs, over all rows of ``table`` and their baseline; 0 if unknown."""
-    rows = {twin(row.name): row.name for row in (*table.rows, base_of(table))}.values()
-    samples = [[each for run in found[name] if (each := value(run)) is not None] for name in rows]
-    freedom = sum(len(sample) - 1 for sample in samples if sample)
-    return sqrt(sum(variance(s) * (len(s) - 1) for s in samples if len(s) > 1) / freedom) if freedom else 0.0
+def pooled(samples: Samples) -> float:
+    """The deviation over seeds, over all rows; 0 if unknown."""
+    rows = [[*row.values()] for row in samples.values() if row]
+    freedom = sum(len(row) - 1 for row in rows)
+    return sqrt(sum(variance(row) * (len(row) - 1) for row in rows if len(row) > 1) / freedom) if freedom else 0.0
+
+
+def samples_of(table: Table, found: Finished, value: Callable[[Result], float | None]) -> Samples:
+    """A value of the runs of each row of ``table`` and of their baseline; rows that are one have one name."""
+    rows = {twin(row.name): row.name for row in (*table.rows, base_of(table))}
+    return {
+        one: {run.seed: each for run in found[name] if (each := value(run)) is not None} for one, name in rows.items()
+    }
 
 
 def sign(score: Score | None, baseline: Score | None, std: float) -> int | None:
-    """1, -1: above, below the baseline by more than two deviations; 0: not so; None: one seed tells nothing."""
-    if None in (score, baseline) or None in (score.std, baseline.std) or not std:
+    """The paper's rule: 1, -1 above, below the baseline by more than two deviations of a run; 0 not so."""
+    if None in (score, baseline):
         return None
     delta = score.mean - baseline.mean
     return int(abs(delta) > 2 * std) * (1 if delta > 0 else -1)
@@ -83,22 +91,17 @@ def published(row: Row, column: str) -> Score | None:
 
 def scoreboard(table: Table, found: Finished) -> Sheet:
     """Every row: ours and the paper's score in every column, and what it cost."""
-    base, stds, runs = base_of(table), noise(table, found), [found[row.name] for row in table.rows]
+    base, runs = base_of(table), [found[row.name] for row in table.rows]
     sheet = {"row": [Cell(row.label) for row in table.rows]}
-    baseline, ours = scores(found[base.name]), [scores(each) for each in runs]
     for c in columns_of(table, found):
-        sheet[c] = _compared([each.get(c) for each in ours], baseline.get(c), stds.get(c, 0.0), partial(_text, 2))
+        sheet[c] = _ours(table, found, lambda run, c=c: run.columns.get(c), partial(_text, 2))
         if base.paper:
-            theirs = [published(row, c) for row in table.rows]
-            sheet[f"{c}, paper"] = _compared(theirs, published(base, c), BASELINE_STD[c], lambda s: f"{s.mean:.2f}")
+            sheet[f"{c}, paper"] = _papers(table, c)
     perplexity = [lengths(each) for each in runs]
     for n in dict.fromkeys(n for at in perplexity for n in at):
         sheet[f"perplexity at {n} ×"] = [_cell(2, at.get(n)) for at in perplexity]
-    losses = [Score.of(run.task_loss for run in each) for each in (*runs, found[base.name])]
-    if any(losses[:-1]):
-        lost = [Score(-each.mean, each.std) if each else None for each in losses]
-        std = pooled(table, found, lambda run: run.task_loss)
-        sheet["loss on tasks"] = _compared(lost[:-1], lost[-1], std, lambda s: _text(3, Score(-s.mean, s.std)))
+    if any(run.task_loss is not None for each in runs for run in each):
+        sheet["loss on tasks"] = _ours(table, found, lambda run: run.task_loss, partial(_text, 3), better=-1)
     minutes = [Score.of(run.seconds / 60 for run in each) for each in runs]
     return sheet | {
         "held-out loss": [_cell(3, Score.of(run.held_out_loss for run in each)) for each in runs],
@@ -107,15 +110,39 @@ def scoreboard(table: Table, found: Finished) -> Sheet:
     }
 
 
-def _compared(
-    values: Sequence[Score | None], baseline: Score | None, std: float, show: Callable[[Score], str]
+def _ours(
+    table: Table,
+    found: Finished,
+    value: Callable[[Result], float | None],
+    show: Callable[[Score], str],
+    better: Literal[1, -1] = 1,
 ) -> list[Cell]:
-    """Scores with an arrow where they differ from the baseline; within two deviations of the best they are bold."""
-    means = [score.mean for score in values if score]
-    best = max(means) - 2 * std if len(set(means)) > 1 else float("inf")  # all alike: none stands out
+    """Our rows, with an arrow where they differ from the baseline by more than chance; more, or less, is ``better``.
+
+    The best is bold, and what cannot be told from it, where something can.
+    """
+    names, base = [twin(row.name) for row in table.rows], twin(base_of(table).name)
+    samples = samples_of(table, found, lambda run: None if value(run) is None else better * value(run))
+    there = [name for name in names if samples[name]]
+    best = max(there, key=lambda name: mean(samples[name].values()), default=base)
+    told = {name: compare(samples, best, name) for name in there}
+    bold = {name for name in told if told[name] == 0 and 1 in told.values()}
+    cells = []
+    for name, row in zip(names, table.rows, strict=True):
+        score = Score.of(map(value, found[row.name]))
+        arrow = ARROWS[compare(samples, name, base) or 0]
+        cells.append(Cell(show(score) + arrow, name in bold) if score else Cell())
+    return cells
+
+
+def _papers(table: Table, column: str) -> list[Cell]:
+    """The paper's rows by its rule: an arrow beyond two deviations of the baseline, bold within two of the best."""
+    base, std = published(base_of(table), column), BASELINE_STD[column]
+    rows = [published(row, column) for row in table.rows]
+    best = max((score.mean for score in rows if score), default=0.0) - 2 * std
     return [
-        Cell(show(score) + ARROWS[sign(score, baseline, std) or 0], score.mean >= best) if score else Cell()
-        for score in values
+        Cell(f"{score.mean:.2f}{ARROWS[sign(score, base, std) or 0]}", score.mean >= best) if score else Cell()
+        for score in rows
     ]
 
 

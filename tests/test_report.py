@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -14,13 +16,14 @@ import scipy.stats
 from rich.console import Console
 
 from experiments import commands, origin, plots, report
-from experiments.findings import agreement, kendall
+from experiments.comparison import agreement, compare, kendall
 from experiments.folders import save_settings
 from experiments.page import samples
 from experiments.registry import REGISTRY, build, find, tables
-from experiments.results import curves, results, run_folder
+from experiments.results import curves, results, run_folder, write_result
 from experiments.sheets import Cell
 from lm.config import SettingError, change, leaves
+from lm.files import seal, seal_lines, unseal
 
 RATES = tables(find("t5/6-corruption-rate"))
 NAMES = [row.name for row in RATES[0].rows]
@@ -39,23 +42,29 @@ def finish(runs: Path, name: str, seed: int, score: float) -> Path:
     (phase / "predictions" / "cloze").mkdir(parents=True)
     save_settings(folder, build(name, "nano", {"seed": seed}))
     origin.record(phase, RECORD)
-    (phase / "metrics.jsonl").write_text('{"step": 1, "kind": "eval", "score": 2}\n{"step": 2, "ki')
-    answer = json.dumps({"target": ["a"], "prediction": ATTACK})
-    (phase / "predictions" / "cloze" / "2.jsonl").write_text(answer + '\n{"ta')
+    (phase / "metrics.jsonl").write_text(seal_lines([{"step": 1, "kind": "eval", "score": 2}]) + '{"step": 2, "ki')
+    answer = seal_lines([{"target": ["a"], "prediction": ATTACK}])
+    (phase / "predictions" / "cloze" / "2.jsonl").write_text(answer + '{"ta')
+    task = {"column": "SQuAD", "metric": "em", "step": 2, "score": score, "metrics": {"em": score, "loss": 1.5}}
     scores = {
         "columns": {"SQuAD": score, "GLUE": 0.0}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9,
-        "tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": score, "metrics": {}}},
-        "phases": {"cloze": str(phase.relative_to(runs / "nano"))},
+        "tasks": {"cloze": task}, "phases": {"cloze": str(phase.relative_to(runs / "nano"))}, "records": {"cloze": 1},
     }  # fmt: skip
-    (folder / "scores.json").write_text(json.dumps(scores))
+    write_result(folder, scores)
     return folder
 
 
+def rescore(folder: Path, **changed) -> None:
+    """Another result of the run, sealed as its own."""
+    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
+    (folder / "scores.json").write_text(seal(scores | changed))
+
+
 def study(runs: Path, seeds: int = 2) -> Path:
-    """Every row of the table, whose scores fall by ten from row to row and by one from seed to seed."""
+    """Every row of the table, whose scores fall by ten from row to row, and by one from seed to seed but for noise."""
     for place, name in enumerate(NAMES):
         for seed in range(seeds):
-            finish(runs, name, seed, 90.0 - 10 * place - seed)
+            finish(runs, name, seed, 90.0 - 10 * place - seed + 0.25 * seed * (-1) ** place)
     return runs
 
 
@@ -68,23 +77,67 @@ def test_kendall_is_scipys_and_unknown_where_a_side_is_all_alike():
     x, y = np.random.default_rng(0).integers(4, size=(2, 20, 6)).astype(float)
     expected = [scipy.stats.kendalltau(*pair).statistic for pair in zip(x, y, strict=True)]
     np.testing.assert_allclose(kendall(x, y), expected)
-    assert agreement([np.ones((2, 1))] * 3, np.arange(3.0)[:, None], seed=0) is None
+    assert agreement({name: {0: 1.0, 1: 1.0} for name in "abc"}, {"a": 1.0, "b": 2.0, "c": 3.0}, seed=0) is None
 
 
-def test_agreement_is_repeatable_and_holds_its_estimate():
-    ours = [np.array([[place + noise] for noise in (-0.6, 0.6)]) for place in (0.0, 2.0, 1.0)]
-    got, paper = agreement(ours, np.arange(3.0)[:, None], seed=0), np.arange(3.0)[:, None]
-    assert got == agreement(ours, paper, seed=0)
-    assert got.tau == pytest.approx(1 / 3)
-    assert -1 <= got.low <= got.tau <= got.high <= 1
-    assert agreement([np.array([[place]]) for place in range(3)], paper, seed=0)[:2] == (1, 1)
+def rows(*values) -> dict[str, dict[int, float]]:
+    """Rows a, b, c, ... of the seeds 0, 1, 2, ..."""
+    return {name: dict(enumerate(each)) for name, each in zip("abcdef", values, strict=False)}
+
+
+PAPER = {"a": 0.0, "b": 1.0, "c": 2.0}
+
+
+def test_agreement_is_repeatable_and_its_interval_is_of_seeds_alone():
+    ours = rows((-0.6, 0.6), (1.4, 2.6), (0.4, 1.6))
+    got = agreement(ours, PAPER, seed=0)
+    assert got == agreement(ours, PAPER, seed=0)
+    assert got.tau == pytest.approx(1 / 3) and got.interval == (got.tau, got.tau), "every seed gives this order"
+    apart = agreement(ours | {"b": {5: 1.4, 6: 2.6}}, PAPER, seed=0)  # another's seeds, drawn for itself
+    assert apart.interval == pytest.approx((-1 / 3, 1))
+    crossing = agreement(rows((0.0, 2.0), (1.0, 1.0), (3.0, -1.5)), PAPER, seed=0)
+    assert crossing.interval == (-1, 1)
+
+
+def test_one_seed_and_ties_claim_no_agreement():
+    got = agreement(rows((0.0,), (0.0,), (0.21,)), PAPER, seed=0)
+    assert (got.interval, got.tied) == (None, 1)
+    assert str(got) == "0.82 (one seed: no interval, 1 pairs of rows tied)"
+
+
+def test_a_difference_counts_by_the_number_of_seeds_of_both_rows_as_students_t_has_it():
+    rng = np.random.default_rng(0)
+    for count in (2, 3, 10):
+        for _ in range(50):
+            one, other = rng.normal(size=(2, count)) + rng.normal(size=count) + [[0.0], [1.5]]
+            found = compare({"a": dict(enumerate(one)), "b": dict(enumerate(other))}, "b", "a")
+            assert abs(found) == (scipy.stats.ttest_rel(one, other).pvalue < 0.05)
+            more = rng.normal(size=count + 1)
+            found = compare({"a": dict(enumerate(one)), "b": dict(enumerate(more))}, "b", "a")
+            assert abs(found) == (scipy.stats.ttest_ind(one, more).pvalue < 0.05)
+
+
+def test_rows_that_do_not_differ_are_marked_one_time_in_twenty():
+    rng, marked = np.random.default_rng(0), 0
+    for _ in range(400):
+        values = rng.normal(size=(5, 3)) + 9 * rng.normal(size=3)
+        marked += compare(rows(*values), "a", "b") != 0
+    assert 8 <= marked <= 34  # of 400: 20, but for chance
+
+
+@pytest.mark.parametrize(
+    "values", [[(1.0,), (5.0, 5.1)], [(1.0, 1.0), (5.0, 5.0)], [(1.1, 1.2), (5.1, 5.2)]],
+    ids=["one seed", "never vary", "vary alike"],
+)  # fmt: skip
+def test_what_has_no_known_noise_shows_no_difference(values):
+    assert compare(rows(*values), "b", "a") is None
 
 
 def test_a_report_orders_the_rows_and_marks_the_differences_beyond_noise(tmp_path):
     made, text = written(study(tmp_path))
     scores, places = made.sheets[RATES[0].name]
     assert [cell.text.replace("\N{NO-BREAK SPACE}", " ") for cell in scores["SQuAD"]] == [
-        "89.50 ± 0.71 ▲", "79.50 ± 0.71", "69.50 ± 0.71 ▼", "59.50 ± 0.71 ▼"
+        "89.62 ± 0.53 ▲", "79.38 ± 0.88", "69.62 ± 0.53 ▼", "59.38 ± 0.88 ▼"
     ]  # fmt: skip
     assert [cell.best for cell in scores["SQuAD"]] == [True, False, False, False]
     assert dict(zip((c.text for c in places["row"]), (c.text for c in places["SQuAD"]), strict=True))["10%"] == "1 (3)"
@@ -92,13 +145,17 @@ def test_a_report_orders_the_rows_and_marks_the_differences_beyond_noise(tmp_pat
     assert "objective.rate: 0.15 → 0.5" in made.path.with_suffix(".html").read_text()
     lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
     assert len(lines) == len(NAMES) * 2 * 2
-    assert lines[1] | {"row": NAMES[0], "seed": "0", "column": "GLUE", "score": "0.0", "paper": "82.82"} == lines[1]
+    said = {"row": NAMES[0], "seed": "0", "column": "GLUE", "score": "0.0", "paper": "82.82", "task_loss": "1.5"}
+    assert lines[1] | said == lines[1]
 
 
 def test_a_single_seed_shows_no_difference_and_two_rows_no_order(tmp_path):
-    _, text = written(study(tmp_path / "one", seeds=1))
-    assert "takes two seeds" in text
+    made, text = written(study(tmp_path / "one", seeds=1))
+    assert "cannot be told from noise with one seed; run with --seeds 2 or more" in text
     assert "| average" not in text
+    assert "SQuAD 0.00 (one seed: no interval)" in text
+    ours = made.sheets[RATES[0].name][0]["SQuAD"]
+    assert not any(cell.best or "▲" in cell.text or "▼" in cell.text for cell in ours)
     for name in NAMES[:2]:
         finish(tmp_path / "two", name, 0, 1.0)
     assert "from three finished rows on; there are 2" in written(tmp_path / "two")[1]
@@ -132,11 +189,11 @@ def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_
     folder = finish(tmp_path, NAMES[0], 0, 1.0)
     (folder / "finetuning/cloze/member-0").mkdir()
     shutil.copy(folder / "finetuning/cloze/metrics.jsonl", folder / "finetuning/cloze/member-0")
-    (folder / "finetuning/cloze/predictions/cloze/ensemble.jsonl").write_text('{"prediction": "together"}')
-    path, scores = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0", folder / "scores.json"
-    scores.write_text(json.dumps(json.loads(scores.read_text()) | {"phases": {"cloze/member-0": path}}))
+    (folder / "finetuning/cloze/predictions/cloze/ensemble.jsonl").write_text(seal_lines([{"prediction": "together"}]))
+    path = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0"
+    rescore(folder, phases={"cloze/member-0": path})
     found = results(REGISTRY[NAMES[0]], "nano", tmp_path)
-    assert curves(found) == {"cloze: score": [[(1, 2)]]}
+    assert curves(found, pytest.fail) == {"cloze: score": [[(1, 2)]]}
     assert "together" in samples("cloze", 2, found[0])
 
 
@@ -193,13 +250,90 @@ def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(t
     (run_folder(here, "nano", NAMES[3], 1, {}) / "scores.json").unlink()
     made, text = written([here, there, tmp_path / "nowhere"])
     assert made.path.is_relative_to(here)
-    for said in ("model.d_ff: 3 -> ", "10/seed-0 belongs", "is damaged", "seed-1 has not finished", "nowhere"):
+    for said in (
+        "model.d_ff: 3 -> ",
+        "10/seed-0 belongs",
+        "is no JSON",
+        "seed-1 has not finished",
+        "nowhere",
+    ):
         assert said in text
     assert [cell.text for cell in made.sheets[RATES[0].name][0]["seeds"]] == ["3"] * 4
     with pytest.raises(SettingError, match="other settings"):
         results(REGISTRY[NAMES[0]], "nano", here)
     with pytest.raises(SettingError, match="no run of .* has finished"):
         written(tmp_path / "nowhere")
+
+
+HOSTILE = [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"\0" * 9, b"9" * 5000]
+WRONG = [  # of what a run came to
+    {"held_out_loss": 800.0}, {"length_losses": {"2": 800.0}}, {"length_losses": {"x": 1.0}}, {"held_out_loss": -1.0},
+    *({"columns": {"SQuAD": score, "GLUE": 0.0}} for score in (np.inf, np.nan, 10**400, "90", None, [1], 1e6, -5)),
+    *({name: value} for name in ("seconds", "tokens", "tasks", "columns", "phases") for value in ("9", [9], -1, None)),
+    {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1e6, "metrics": {}}}},
+    {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": "2", "score": 1.0, "metrics": {}}}},
+    {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1.0, "metrics": {"loss": 800.0}}}},
+    {"phases": {"cloze": "/etc"}}, {"phases": {"cloze": "../.."}}, {"more": 1},
+]  # fmt: skip
+
+
+def test_a_run_that_is_damaged_diverged_or_anothers_is_left_out_alone_and_its_file_named(tmp_path):
+    study(tmp_path)
+    bad = run_folder(tmp_path, "nano", NAMES[1], 0, {})
+    whole = {path: path.read_bytes() for path in (bad / "scores.json", bad / "settings.json")}
+    damages = [(path, data) for path in whole for data in HOSTILE]
+    other = run_folder(tmp_path, "nano", NAMES[0], 0, {})
+    damages += [(path, (other / path.name).read_bytes()) for path in whole]
+    scores = unseal(whole[bad / "scores.json"], "")
+    damages += [(bad / "scores.json", seal(scores | wrong).encode()) for wrong in WRONG]
+    damages += [(bad / "scores.json", whole[bad / "scores.json"].replace(b"80.0", b"90.0"))]
+    damages += [(bad / "scores.json", json.dumps(scores).encode())]
+    for path, data in damages:
+        for name in whole:
+            name.write_bytes(whole[name])
+        path.write_bytes(data)
+        found, left_out = report.collect(RATES, "nano", tmp_path)
+        assert {name: len(found[name]) for name in NAMES} == {name: 2 - (name == NAMES[1]) for name in NAMES}, data[
+            :300
+        ]
+        (said,) = left_out
+        assert str(bad) in said and len(said) < 1000, said
+
+
+def test_a_report_is_written_whole_whatever_some_of_its_runs_hold(tmp_path):
+    runs = study(Path(os.fsdecode(bytes(tmp_path) + b"/\xff")), seeds=3)
+    rescore(run_folder(runs, "nano", NAMES[0], 0, {}), length_losses={"2": 800.0})
+    cut, swapped, gone = (run_folder(runs, "nano", NAMES[i], 1, {}) / "finetuning" / "cloze" for i in (1, 2, 3))
+    metrics = cut / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"score": 2', '"score": 3'))
+    (swapped / "metrics.jsonl").write_text("")
+    answers = run_folder(runs, "nano", NAMES[3], 0, {}) / "finetuning" / "cloze" / "predictions" / "cloze" / "2.jsonl"
+    answers.write_text(answers.read_text().replace("document", "dokument"))
+    made, text = written(runs)
+    assert [cell.text for cell in made.sheets[RATES[0].name][0]["seeds"]] == ["2", "3", "3", "3"]
+    due = [
+        "seed-0/scores.json is damaged (length_losses 2 800.0 should",
+        "line 1 of 1",
+        "has lost its end: 0 of 1 lines",
+    ]
+    for line, said in zip(made.left_out, due, strict=True):
+        assert said in line
+        assert said in text.partition("Not counted:")[2]
+    html = made.path.with_suffix(".html").read_text()
+    assert "edited or damaged" in html and "dokument" not in html
+    assert gone.exists()
+
+
+def test_a_full_disk_leaves_no_half_of_a_picture_and_is_an_error_that_names_the_file(tmp_path):
+    study(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+        with pytest.raises(OSError, match=r"File too large: '.*t5-6-corruption-rate\.png'"):
+            written(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [*(tmp_path / "nano" / "reports" / "t5-6-corruption-rate").iterdir()]
 
 
 def test_many_settings_given_by_hand_still_make_a_file_name(tmp_path):

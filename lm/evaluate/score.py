@@ -1,6 +1,5 @@
 """Task -> a model's answers -> metrics."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from lm import files
 from lm.data.tasks.task import Row, Scored
 
 HostBatch = dict[str, np.ndarray]
@@ -45,9 +45,8 @@ def score(model: Any, asked: Questions, put: Callable, path: Path | None) -> dic
 
 
 def write(path: Path, task: Scored, rows: Iterable[Row], predictions: Iterable[Any]) -> None:
-    """As JSON lines, by the first process."""
+    """As JSON lines, each of which follows from the one before by a checksum, by the first process."""
     if jax.process_index() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
         pairs = zip(map(task.to_text, rows), predictions, strict=True)
         lines = ({"inputs": inputs, "target": target, "prediction": made} for (inputs, target), made in pairs)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        files.write(path, files.seal_lines(lines))
