@@ -1,4 +1,4 @@
-# Two commands: `make demo` trains a table of the study, `make test` passes the tests. Both set themselves up.
+# Two commands: `make demo` trains a table of the study, `make test` runs the tests. Both set themselves up.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,6 +14,7 @@ MINUTES ?= 30
 
 demo: $(VENV)/ready
 	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE)
+	@echo "Next: $(BIN)/lm list shows all tables; '. $(BIN)/activate' puts lm on the path."
 
 test: $(VENV)/tpu
 	$(BIN)/ruff check .

@@ -1,7 +1,9 @@
 """Published checkpoints: read and written to the byte, and refused where they are not what they should be."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -239,3 +241,15 @@ def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
     with pytest.raises(SettingError, match="ids up to 128, the model's embedding 128 rows"):
         import_checkpoint(source, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "run"]
+
+
+def test_the_readmes_library_example_runs_as_it_stands(tmp_path, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text("utf-8"), re.DOTALL)[1]
+    small = replace(
+        SIZES["t5-small"], vocab_size=64, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
+    )
+    monkeypatch.setitem(SIZES, "t5-small", small)
+    monkeypatch.chdir(tmp_path)
+    made = {}
+    exec(code, made)
+    assert made["logits"].shape == (1, 3, 64) and made["weights"]["cross"].shape == (1, 1, 2, 3, 4)
