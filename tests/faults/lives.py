@@ -19,6 +19,7 @@ import numpy as np
 from tiny import TINY
 
 from experiments.exit_codes import EXIT_CODES
+from lm.files import SEAL
 
 AGAIN, INTERRUPTED = EXIT_CODES["start again"], EXIT_CODES["interrupted"]
 ENVIRONMENT = {
@@ -155,12 +156,13 @@ def arrays(checkpoint: Path) -> dict[str, str]:
 
 def came_to(runs: Path) -> dict[str, object]:
     """All that is left of a run in the end: arrays, predictions, metrics and scores, but for what the clock told."""
-    found = {}
+    found, clock = {}, CLOCK | {SEAL}  # of what it told, too
+
     for path in sorted((runs / "nano").rglob("*")):
         key = str(path.relative_to(runs))
         if path.parent.name == "checkpoints" and path.name.isdigit():
             found[key] = arrays(path)
         elif path.name in ("metrics.jsonl", "scores.json") or "predictions" in path.parts and path.is_file():
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-            found[key] = [{k: v for k, v in json.loads(line).items() if k not in CLOCK} for line in lines]
+            found[key] = [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
     return found

@@ -63,13 +63,17 @@ def record_text(row: Row) -> tuple[str, str]:
     """Highlights become sentences of the passage."""
     passage = re.sub(r"([.?!\"']?)\n@highlight\n", lambda end: f"{end[1] or '.'} ", row["passage"])
     entities = ", ".join(row["entities"])
-    text = f"record query: {row['query']} entities: {entities} passage: {passage}"
-    return text, row["answers"][0] if row["answers"] else "<unk>"
+    return f"record query: {row['query']} entities: {entities} passage: {passage}", record_answers(row)[0]
+
+
+def record_answers(row: Row) -> list[str]:
+    """Those of a row without any, such as one of the test set, are T5's stand-in."""
+    return row["answers"] or ["<unk>"]
 
 
 def record_training(row: Row) -> list[Row]:
-    """One example per right answer."""
-    return [row | {"answers": [answer]} for answer in row["answers"]]
+    """One example per answer."""
+    return [row | {"answers": [answer]} for answer in record_answers(row)]
 
 
 # WSC, WNLI, DPR: name what the marked pronoun stands for
@@ -90,8 +94,10 @@ def dpr_text(row: Row) -> tuple[str, str]:
 
 
 def wnli_text(row: Row) -> tuple[str, str]:
+    """As in T5, a mark that ends the pronoun's word stands apart from it."""
     text, ((start, end), name) = row["sentence1"], replaced(row)
-    return f"wsc: {text[:start]}*{text[start:end]}*{text[end:]}", name
+    rest = re.sub(r"^([.,?!])(?!\S)", r" \1", text[end:])
+    return f"wsc: {text[:start]}*{text[start:end]}*{rest}", name
 
 
 def replaced(row: Row) -> tuple[tuple[int, int], str]:
@@ -124,12 +130,12 @@ def refers(text: str, row: Row) -> int:
 
 
 def spaced(text: str) -> str:
-    """Blanks around every punctuation mark, single ones elsewhere."""
+    """Blanks around every punctuation mark, single ones everywhere."""
     return re.sub(r"\s+", " ", re.sub(r"([^\w\s]|_)", r" \1 ", text))
 
 
 def squad_text(row: Row) -> tuple[str, str]:
-    question, context = spaced(row["question"]), spaced(row["context"])
+    question, context = spaced(row["question"]).rstrip(), spaced(row["context"]).lstrip()
     return f"question: {question} context: {context}", spaced(row["answers"]["text"][0])
 
 
@@ -180,7 +186,7 @@ TASKS = (
     ),
     Task(
         name="record", source="super_glue/record", column="SGLUE", to_text=record_text,
-        target=lambda row: row["answers"], metrics=SQUAD, training=record_training,
+        target=record_answers, metrics=SQUAD, training=record_training,
     ),
     super_glue("rte", "hypothesis premise", ENTAILMENT, ACCURACY),
     super_glue("wic", "sentence1 sentence2 word", BOOLEAN, ACCURACY),
