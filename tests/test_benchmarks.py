@@ -113,6 +113,19 @@ def test_the_pronoun_of_wnli_is_the_one_that_the_hypothesis_has_the_words_around
     assert TASKS["wnli"].to_text(row) == ("wsc: He said that *he* saw him.", "Bob")
 
 
+def test_rows_out_of_the_ordinary_read_as_t5_has_them():
+    def wnli(first, second):
+        return TASKS["wnli"].to_text({"sentence1": first, "sentence2": second})[0]
+
+    assert wnli("Bob has a worm. Ann ate it.", "Ann ate a worm.") == "wsc: Bob has a worm. Ann ate *it* ."
+    assert wnli("Ann said it, and Bob left.", "Ann said a word, and Bob left.") == "wsc: Ann said *it* , and Bob left."
+    row = {"question": "«Who?»", "context": " (Ann)", "answers": {"text": ["Ann"]}}
+    assert TASKS["squad"].to_text(row)[0] == "question: « Who ? » context: ( Ann ) "
+    record, row = TASKS["record"], {"query": "q", "entities": ["Ann"], "passage": "p", "answers": []}
+    assert [record.to_text(each)[1] for each in record.training(row)] == ["<unk>"]
+    assert record.evaluate([row], ["<unk>"])["score"] == pytest.approx(100)
+
+
 @needs_data
 @pytest.mark.parametrize("name", [*PREPARED.split(), "xquad_enro"])
 def test_all_prepared_rows_read_as_in_the_paper_and_right_answers_score_100(name, monkeypatch, tmp_path):

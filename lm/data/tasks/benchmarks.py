@@ -135,8 +135,9 @@ def spaced(text: str) -> str:
 
 
 def squad_text(row: Row) -> tuple[str, str]:
-    question, context = spaced(row["question"]).rstrip(), spaced(row["context"]).lstrip()
-    return f"question: {question} context: {context}", spaced(row["answers"]["text"][0])
+    question, context = spaced(row["question"]), spaced(row["context"])
+    text = re.sub(r"\s+", " ", f"question: {question} context: {context}")
+    return text, spaced(row["answers"]["text"][0])
 
 
 # Translation
