@@ -1,6 +1,7 @@
 """``lm convert``: a published checkpoint becomes a run that ``lm generate`` and ``lm fill`` read, and a run one."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,8 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     """
     from experiments.trained import prefix_of
     from lm import convert, sharding
+    from lm.convert.settings import SETTINGS as PUBLISHED
+    from lm.convert.unread import unknown_fields
     from lm.train.checkpoints import Checkpoints
     from lm.train.config import CheckpointConfig, LossConfig
     from lm.train.log import packages
@@ -43,6 +46,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
 
     if run.exists():
         raise SettingError(f"{run} is there already; name a new run")
+    _check_links(folder)
     config, model = convert.load(folder)
     has_tokenizer = any((folder / name).exists() for name in FILES)
     # SettingError if it does not belong to the embedding
@@ -66,8 +70,27 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
         record(phase, origin)
         save_settings(draft, experiment)
     CONSOLE.print(f"{run} has the model of {folder}", highlight=False)
+    theirs = json.loads(config.published)
+    if unknown := unknown_fields(theirs, PUBLISHED[theirs["model_type"]]):
+        CONSOLE.print(
+            f"nothing here reads {', '.join(unknown)} of config.json; an export has it again", highlight=False
+        )
     if not vocabulary:
         CONSOLE.print(f"{folder} has no tokenizer; put its files into {run / 'pretraining' / FOLDER}", highlight=False)
+
+
+def _check_links(folder: Path) -> None:
+    """SettingError for a link out of the folder where the run gets a copy of what is there; weights may be links.
+
+    In the cache of Hugging Face ``snapshots/REVISION/NAME`` is a link to ``blobs`` beside ``snapshots``, and allowed.
+    """
+    root = folder.resolve()
+    own = [root] + ([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])
+    for path in (folder / name for name in ("config.json", *FILES)):
+        if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in own):
+            raise SettingError(
+                f"{path} is a link to {path.resolve()}, outside of the folder: copy that file if it is the model's"
+            )
 
 
 def imported(config: ModelConfig) -> Experiment:
@@ -93,7 +116,7 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
         folder: where config.json and safetensors go.
         mixture: which fine-tuned model; by default the pre-trained one.
     """
-    from experiments.trained import chosen, place_of, pretrained, restored, vocabulary_of
+    from experiments.trained import chosen, frame, place_of, pretrained, restored, vocabulary_of
     from lm import convert
 
     experiment = load_settings(run)
@@ -101,6 +124,9 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
     model = restored(run, experiment, name).model
     own = place_of(run, experiment, name) / FOLDER
     bare = own.is_dir() and not any(own.iterdir())  # imported without a tokenizer
-    files = {} if bare else tokenizer_files(vocabulary_of(run, experiment, name))
+    files = {}
+    if not bare:
+        vocabulary = vocabulary_of(run, experiment, name)
+        files = tokenizer_files(vocabulary, *frame(experiment, name, vocabulary))
     convert.save(model, folder, beside=files)
     CONSOLE.print(f"{folder} has the model of {run}", highlight=False)

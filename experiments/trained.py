@@ -25,6 +25,18 @@ from lm.train.step import Steps, build
 MASK = "[MASK]"  # in a text, whatever the vocabulary calls it
 
 
+def frame(experiment: Experiment, phase: str, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
+    """The ids that begin and end a text as the model of a phase reads it."""
+    config, start = experiment.model, experiment.model.special.start
+    goes_on = phase.startswith("pretraining") and experiment.mixing.pretraining == "corpus"
+    asks = not goes_on or experiment.objective.has_inputs  # or the text is to go on
+    return {
+        "encoder": (vocabulary.cls, vocabulary.sep),
+        "encoder-decoder": (None, vocabulary.eos),
+        "decoder": (vocabulary.cls, None) if start is None else (start, vocabulary.eos if asks else None),
+    }[config.architecture.removeprefix("shared-").removeprefix("prefix-")]
+
+
 @dataclass(frozen=True)
 class Trained:
     """What came out of one phase of a run."""
@@ -38,7 +50,7 @@ class Trained:
 
     def encode(self, text: str) -> list[int]:
         """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks."""
-        vocabulary, config = self.vocabulary, self.experiment.model
+        vocabulary = self.vocabulary
         if isinstance(vocabulary, Fast):  # knows what its model expects around a text
             spelt = next((token for token, number in vocabulary.ids.items() if number == vocabulary.mask), MASK)
             return vocabulary.framed(text.replace(MASK, spelt))[0]
@@ -46,15 +58,7 @@ class Trained:
         for place, piece in enumerate(pieces, 1):  # the space before a word belongs to the word
             ids += vocabulary.encode(piece if place == len(pieces) else piece.rstrip()) if piece.strip() else []
             ids += [vocabulary.mask] * (place < len(pieces))
-        experiment = self.experiment
-        goes_on = self.phase.startswith("pretraining") and experiment.mixing.pretraining == "corpus"
-        asks = not goes_on or experiment.objective.has_inputs  # or the text is to go on
-        start = config.special.start
-        begin, end = {
-            "encoder": (vocabulary.cls, vocabulary.sep),
-            "encoder-decoder": (None, vocabulary.eos),
-            "decoder": (vocabulary.cls, None) if start is None else (start, vocabulary.eos if asks else None),
-        }[config.architecture.removeprefix("shared-").removeprefix("prefix-")]
+        begin, end = frame(self.experiment, self.phase, vocabulary)
         return [token for token in (begin, *ids, end) if token is not None]
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:

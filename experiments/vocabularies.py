@@ -1,13 +1,13 @@
 """The vocabulary that a phase is trained with, kept beside its record: whatever becomes of the text it was made of."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from experiments import origin
 from experiments.experiment import Experiment
 from lm.config import SettingError
-from lm.data.tokenizers import FILES, SETTINGS, Tokenizer, find_tokenizer
+from lm.data.exported import tokenizer_json
+from lm.data.tokenizers import FILES, Tokenizer, find_tokenizer
 from lm.data.vocabulary import Bytes, SentencePiece, Vocabulary
 from lm.files import complete, naming
 
@@ -18,9 +18,11 @@ UNKNOWN = ""  # the fingerprint in the record of a model that was imported witho
 
 def keep(phase: Path, vocabulary: Vocabulary) -> None:
     """Copy ``vocabulary`` into the folder of a phase, in the place of another; nothing is written if it is there."""
-    files, place = tokenizer_files(vocabulary), phase / FOLDER
+    place = phase / FOLDER
     if isinstance(vocabulary, SentencePiece):
-        files = {MODEL: Path(vocabulary.path).read_bytes()}
+        files: Mapping[str, bytes] = {MODEL: Path(vocabulary.path).read_bytes()}
+    else:
+        files = tokenizer_files(vocabulary, None, None)
     for path in place.iterdir() if place.is_dir() else ():
         if path.name not in files:
             path.unlink()
@@ -50,12 +52,14 @@ def kept(phase: Path, experiment: Experiment) -> Vocabulary:
     return found
 
 
-def tokenizer_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
-    """``{name: contents}`` of the files that make a vocabulary for other programs; none for bytes."""
+def tokenizer_files(vocabulary: Vocabulary, begin: int | None, end: int | None) -> Mapping[str, bytes]:
+    """``{name: contents}`` of the files that make a vocabulary for other programs; none for bytes.
+
+    Ours puts the ids ``begin`` and ``end`` around a text, as the run does; a published one knows what it puts there.
+    """
     if isinstance(vocabulary, Tokenizer):
         files = [vocabulary.path.with_name(name) for name in FILES]
         return {file.name: file.read_bytes() for file in files if file.exists()}
     if not isinstance(vocabulary, SentencePiece):
         return {}
-    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": vocabulary.num_sentinels}
-    return {"spiece.model": Path(vocabulary.path).read_bytes(), SETTINGS: json.dumps(settings, indent=1).encode()}
+    return tokenizer_json(vocabulary, begin, end)

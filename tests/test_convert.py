@@ -1,6 +1,7 @@
 """Published checkpoints: read and written to the byte, and refused where they are not what they should be."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -253,3 +254,34 @@ def test_the_readmes_library_example_runs_as_it_stands(tmp_path, monkeypatch):
     made = {}
     exec(code, made)
     assert made["logits"].shape == (1, 3, 64) and made["weights"]["cross"].shape == (1, 1, 2, 3, 4)
+
+
+def linked(link, target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    link.rename(target)
+    link.symlink_to(target)
+
+
+def test_a_link_out_of_the_folder_is_refused_and_one_within_the_cache_of_the_model_is_not(tmp_path):
+    source, _ = copied("bert", tmp_path / "models--ours" / "snapshots" / "0123")
+    (source / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n")
+    for name in ("config.json", MODEL, "vocab.txt"):
+        linked(source / name, source.parents[1] / "blobs" / f"{name}-of-it")
+    import_checkpoint(source, tmp_path / "run")
+    (source / "vocab.txt").unlink()
+    (tmp_path / "secret").write_text("[PAD]\nword\n")
+    (source / "vocab.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(SettingError, match=r"vocab.txt is a link to .*/secret, outside of the folder"):
+        import_checkpoint(source, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_exported_files_are_for_whom_the_umask_says(tmp_path):
+    before = os.umask(0o027)
+    try:
+        save(load(GOLDEN / "bert")[1], tmp_path / "out", beside={"vocab.txt": b"a"})
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == dict.fromkeys(
+        ["config.json", MODEL, "vocab.txt"], "0o640"
+    )

@@ -10,8 +10,9 @@ import pytest
 import tokenizers
 
 from lm.config import SettingError
+from lm.data.exported import tokenizer_json
 from lm.data.tokenizers import Pieces, find_tokenizer
-from lm.data.vocabulary import train_sentencepiece
+from lm.data.vocabulary import SentencePiece, train_sentencepiece
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = ["the cat sat on the mat", "a dog ran to the house. it was late!", "who is there?"]
@@ -88,3 +89,24 @@ def test_berts_word_pieces_are_those_of_the_reference(name, tmp_path):
     assert {text: found.framed(text)[0] for text in cases} == cases
     assert found.decode(found.framed("Unaffable cats")[0]) == "unaffable cats"
     assert found.word_starts[found.encode("unaffable cats")].tolist() == [True, False, False, True]
+
+
+FRAMES = {"bert": ("cls", "sep"), "gpt": ("pad", None), "llama": (None, None), "t5": (None, "eos")}
+ODD = ["", "   ", " two  blanks ", "Ａ ﬁ ½ e\u0301", "75% 你好", "a\tb\nc\u00a0d", "the " * 30, "x" * 70]
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, spiece, tmp_path):
+    own = SentencePiece(spiece, 4)
+    begin, end = (None if name is None else getattr(own, name) for name in FRAMES[kind])
+    for name, contents in tokenizer_json(own, begin, end).items():
+        (tmp_path / name).write_bytes(contents)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in TEXTS + ODD:
+        assert theirs.encode(text).ids == [token for token in (begin, *own.encode(text), end) if token is not None]
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for use in ("pad", "eos", "mask", "cls", "sep"):
+        assert theirs.token_to_id(settings[f"{use}_token"]) == getattr(own, use)
+    again = find_tokenizer(tmp_path, own.size)
+    assert [again.pad, again.eos, again.mask, again.cls, again.sep] == [own.pad, own.eos, own.mask, own.cls, own.sep]
+    assert again.size == own.size and again.num_sentinels == 4

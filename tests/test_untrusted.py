@@ -334,3 +334,36 @@ def dangerous(node):
 def test_nothing_runs_or_unpickles_what_it_reads():
     found = {path: set().union(*map(dangerous, ast.walk(ast.parse(path.read_text())))) for path in FILES}
     assert not {path: names for path, names in found.items() if names}
+
+
+def replaced(pattern, content, times):
+    steps = [{"type": "Replace", "pattern": pattern, "content": content}] * times
+    return {"normalizer": {"type": "Sequence", "normalizers": steps}}
+
+
+def framed(ids, pieces):
+    token = {"id": "a", "ids": [0] * ids, "tokens": ["a"] * ids}
+    single = [{"SpecialToken": {"id": "a", "type_id": 0}}] * pieces
+    return {
+        "post_processor": {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {"a": token}}
+    }
+
+
+@pytest.mark.parametrize(
+    "part, message",
+    [
+        (replaced({"String": "a"}, "a" * 1_000, 5), r"make a text up to 1e\+15 times longer, 100 is the most"),
+        (replaced({"Regex": ""}, "ab", 9), "times longer"),
+        (framed(30_000, 30_000), "adds 900000000 characters or ids to a text"),
+        ({"normalizer": {"type": "Prepend", "prepend": "a" * 10**6}}, "adds 1000000 characters"),
+        ({"normalizer": {"type": "Replace", "pattern": 7}}, "has a 'Replace' that makes no sense"),
+    ],
+)
+def test_a_tokenizer_that_would_fill_the_memory_is_refused_before_it_is_made(part, message, tmp_path):
+    byte_pairs(tmp_path / "tokenizer.json")
+    theirs = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(theirs | part))
+    began = time.monotonic()
+    with pytest.raises(SettingError, match=message):
+        find_tokenizer(tmp_path, 300)
+    assert time.monotonic() - began < LONGEST

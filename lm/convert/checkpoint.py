@@ -192,14 +192,15 @@ def save(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already; name a new folder")
     with complete_folder(folder) as draft:
+        (draft / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         shards = _shards(due, shard_bytes)
         for file, names in shards.items():
             save_file({name: _joined(due[name], leaves) for name in names}, draft / file, metadata={"format": "pt"})
+            (draft / file).chmod((draft / CONFIG).stat().st_mode)  # it is made for its owner alone
         if list(shards) != [SINGLE]:
             index = {"metadata": {"total_size": sum(map(_size, due.values()))}}
             index["weight_map"] = {name: file for file, names in shards.items() for name in names}
             (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        (draft / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         for name, contents in (beside or {}).items():
             (draft / name).write_bytes(contents)
 

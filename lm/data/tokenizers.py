@@ -17,6 +17,7 @@ import sentencepiece
 import tokenizers
 
 from lm.config import SettingError, read_object
+from lm.data import bounds
 from lm.data.vocabulary import BLANK, STOPS, read_sentencepiece
 
 SPECIAL = {  # what a special token is for, and its usual spellings
@@ -67,9 +68,13 @@ class Tokenizer:
     @functools.cached_property
     def _special(self) -> dict[str, int | None]:
         return {
-            use: next((self.ids[token] for token in spellings if token in self.ids), None)
+            use: next((self.ids[token] for token in (*self._named(use), *spellings) if token in self.ids), None)
             for use, spellings in SPECIAL.items()
         }
+
+    def _named(self, use: str) -> tuple[str, ...]:
+        """The token that the tokenizer's settings name for a use, if they do."""
+        return ()
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
@@ -114,6 +119,8 @@ class Fast(Tokenizer):
 
     @functools.cached_property
     def tokenizer(self) -> Any:
+        if self.path.suffix == ".json":
+            bounds.check(self.path)
         with usable(self.path):
             if self.path.suffix == ".json":
                 found = tokenizers.Tokenizer.from_file(str(self.path))
@@ -127,6 +134,13 @@ class Fast(Tokenizer):
     @functools.cached_property
     def ids(self) -> dict[str, int]:
         return self.tokenizer.get_vocab(with_added_tokens=True)
+
+    def _named(self, use: str) -> tuple[str, ...]:
+        if use in ("pad", "eos"):  # what ends a text for a model that goes on with it may be called otherwise
+            return ()
+        token = json.loads(self.settings).get(f"{use}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        return (token,) if isinstance(token, str) else ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         with usable(self.path):
