@@ -181,7 +181,7 @@ class Lengths:
         return {"lengths": np.array([len(self.found[step]["text"])])}
 
 
-@pytest.mark.parametrize("name", ["tokens", "offsets.npy", "about.json"])
+@pytest.mark.parametrize("name", ["tokens", "offsets.npy", "sums.npy", "about.json"])
 @pytest.mark.parametrize("kind", ["flipped", "cut", "empty", "gone"])
 def test_damaged_tokens_are_made_anew(tmp_path, name, kind):
     made = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
@@ -197,6 +197,26 @@ def test_damaged_tokens_are_made_anew(tmp_path, name, kind):
     again = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
     assert (again.tokens.tolist(), again.offsets.tolist()) == good
     assert [folder.name for folder in tmp_path.iterdir()] == [again.folder.name]
+
+
+def test_damage_in_the_middle_of_a_corpus_that_is_not_read_at_the_start_is_refused_before_its_ids_are_used(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tokens, "BLOCK", 64)
+    monkeypatch.setattr(tokens, "SUMMED", 128)
+    made = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
+    good, path = made.tokens.tolist(), made.folder / "tokens"
+    whole, rng = path.read_bytes(), random.Random(0)
+    assert len(whole) > 1000 and len(good) == len(made.tokens)
+    for _ in range(50):
+        place = rng.randrange(192, len(whole) - 192)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :])
+        again, block = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path), place // 64
+        before = np.arange(block * 32)
+        assert again.tokens[before].tolist() == good[: block * 32], "what is whole can be read"
+        for read in (slice(place // 2, place // 2 + 1), np.array([[0, place // 2]])):
+            with pytest.raises(DataError, match=f"tokens is damaged in bytes {block * 64:,} to .* delete"):
+                again.tokens[read]
 
 
 def test_a_damaged_vocabulary_is_trained_anew(tmp_path):

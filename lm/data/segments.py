@@ -1,6 +1,7 @@
 """Pieces of a corpus that fill rows, and the order in which epochs visit them."""
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ class Segments(NamedTuple):
 class Running(NamedTuple):
     """Documents strung together as one text, with ``separator`` between two of them if there is one."""
 
-    tokens: np.ndarray  # of all documents, one after the other [tokens]
+    tokens: Sequence[int]  # of all documents, one after the other, read at arrays of places [tokens]
     separators: np.ndarray  # where in the text they stand, int64, in order
     separator: int | None
 
@@ -36,7 +37,7 @@ class Running(NamedTuple):
         return found
 
 
-def running(tokens: np.ndarray, offsets: np.ndarray, separator: int | None) -> Running:
+def running(tokens: Sequence[int], offsets: np.ndarray, separator: int | None) -> Running:
     """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; those without tokens leave no trace in it."""
     inner = np.unique(offsets)[1:-1]
     separators = inner + np.arange(len(inner)) if separator is not None else inner[:0]

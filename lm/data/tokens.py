@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -14,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.config import SettingError, parse_json
+from lm.config import DataError, SettingError
 from lm.data.vocabulary import Vocabulary
-from lm.files import draft_of
+from lm.files import draft_of, seal, unseal, write
 
 CHUNK = 4_000_000  # text that is encoded at a time [characters]
 ABANDONED = 3600  # is a draft to which nothing was written for so long [seconds]
-SUMMED = 1 << 28  # of each end of a file that is read to see whether it is damaged [bytes]
+BLOCK = 1 << 18  # of tokens that has a checksum of its own [bytes]
+SUMMED = 1 << 28  # of each end of the tokens that is read before they are used; all else when it is first read [bytes]
 ORDER = 0  # seed of the order in which documents are stored
 
 
@@ -32,9 +32,9 @@ class Tokens:
     first: int | None = None  # how many are read, from the start; None: all [tokens]
 
     @functools.cached_property
-    def tokens(self) -> np.ndarray:
+    def tokens(self) -> "Stored":
         """uint16 or uint32 [tokens], mapped from disk."""
-        return np.memmap(self.folder / "tokens", dtype=self.about["dtype"], mode="r")[: self.first]
+        return Stored(self.folder, self.about["dtype"], self.first)
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
@@ -45,7 +45,8 @@ class Tokens:
 
     @functools.cached_property
     def about(self) -> dict[str, str | int]:
-        return json.loads((self.folder / "about.json").read_text())
+        path = self.folder / "about.json"
+        return unseal(path.read_bytes(), path)
 
     @property
     def fingerprint(self) -> str:
@@ -57,6 +58,45 @@ class Tokens:
 
     def __getstate__(self) -> dict[str, Path | int | None]:
         return {"folder": self.folder, "first": self.first}  # a pickled memory map would be a copy of the corpus
+
+
+class Stored:
+    """Tokens mapped from disk, to be read at places or in slices; each block is proved when any of it is first read.
+
+    DataError if a block is not as it was written.
+    """
+
+    def __init__(self, folder: Path, dtype: str, first: int | None):
+        self._folder, self._bytes = folder, np.memmap(folder / "tokens", np.uint8, mode="r")
+        self._tokens = self._bytes.view(dtype)[:first]
+        self._sums = np.load(folder / "sums.npy")
+        self._unproved = np.ones(len(self._sums), bool)
+        self._left = len(self._sums)  # blocks that are not proved
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, places: np.ndarray | slice) -> np.ndarray:
+        if self._left:
+            self._prove(np.arange(len(self))[places] if isinstance(places, slice) else places)
+        return np.asarray(self._tokens[places])
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.array(self[:], dtype)
+
+    def tolist(self) -> list[int]:
+        return self[:].tolist()
+
+    def _prove(self, places: np.ndarray) -> None:
+        blocks = np.ravel(places) // (BLOCK // self._tokens.itemsize)
+        for block in np.unique(blocks[self._unproved[blocks]]).tolist():
+            if zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK]) != self._sums[block]:
+                raise DataError(
+                    f"{self._folder / 'tokens'} is damaged in bytes {block * BLOCK:,} to {(block + 1) * BLOCK:,}: "
+                    f"delete {self._folder}, and the corpus is encoded anew"
+                )
+            self._unproved[block] = False
+            self._left -= 1
 
 
 def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path) -> Tokens:
@@ -88,27 +128,32 @@ def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path
 
 
 def whole(folder: Path, fingerprint: str) -> bool:
-    """Whether an encoded corpus is there as it was written."""
+    """Whether an encoded corpus is there as it was written, but for what is proved when it is read."""
     try:
-        about = parse_json((folder / "about.json").read_bytes(), folder)
+        about = unseal((folder / "about.json").read_bytes(), folder)
         size = about["tokens"] * np.dtype(about["dtype"]).itemsize
-        return about["fingerprint"] == fingerprint and about["sums"] == _sums(folder, about["dtype"], size)
-    except (OSError, SettingError, KeyError, TypeError):
+        if about["fingerprint"] != fingerprint or about["sums"] != _sums(folder):
+            return False
+        if (folder / "tokens").stat().st_size != size:
+            return False
+        stored, ends = Stored(folder, about["dtype"], None), SUMMED // np.dtype(about["dtype"]).itemsize
+        every = BLOCK // np.dtype(about["dtype"]).itemsize
+        places = np.arange(0, len(stored), every)
+        stored[places[(places < ends) | (places >= len(stored) - ends)]]
+    except (OSError, SettingError, KeyError, TypeError, ValueError):
         return False
+    return True
 
 
-def _sums(folder: Path, dtype: str, size: int) -> dict[str, int]:
-    """CRC-32 of dtype and size [bytes], and of each file, or its first and last SUMMED bytes if it is longer."""
-    found = {"about": zlib.crc32(f"{dtype} {size}".encode())}
-    for name in ("tokens", "offsets.npy"):
-        with (folder / name).open("rb") as file:
-            end = os.fstat(file.fileno()).st_size
-            found[name] = zlib.crc32(b"%d" % end)
-            for start, stop in ((0, min(SUMMED, end)), (max(SUMMED, end - SUMMED), end)):
-                file.seek(start)
-                for place in range(start, stop, 1 << 24):
-                    found[name] = zlib.crc32(file.read(min(1 << 24, stop - place)), found[name])
-    return found
+def _sums(folder: Path) -> dict[str, int]:
+    """CRC-32 of each file but the tokens, whose blocks have theirs in one of these."""
+    return {name: zlib.crc32((folder / name).read_bytes()) for name in ("offsets.npy", "sums.npy")}
+
+
+def _block_sums(path: Path) -> np.ndarray:
+    """uint32 [blocks]: CRC-32 of each block of a file."""
+    with path.open("rb") as file:
+        return np.array([zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")], np.uint32)
 
 
 def _fingerprint(documents: Sequence[str]) -> str:
@@ -135,8 +180,9 @@ def _write(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, finge
         raise SettingError("data.corpus gives no text to train on; name one with at least one document of text")
     np.save(folder / "offsets.npy", offsets)
     about = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents), "tokens": int(offsets[-1])}
-    about["sums"] = _sums(folder, dtype.name, int(offsets[-1]) * dtype.itemsize)
-    (folder / "about.json").write_text(json.dumps(about, indent=1))
+    np.save(folder / "sums.npy", _block_sums(folder / "tokens"))
+    about["sums"] = _sums(folder)
+    write(folder / "about.json", seal(about))
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:
