@@ -14,7 +14,7 @@ COMMANDS = {  # name -> module of experiments : function
     "diff": "commands:show_diff",
     "run": "rows:run",
     "plan": "rows:plan",
-    "sweep": "sweep:sweep",
+    "sweep": "rows:sweep",
     "report": "commands:show_report",
     "verify": "verify:verify_runs",
     "clean": "cleaning:clean",
@@ -27,7 +27,7 @@ COMMANDS = {  # name -> module of experiments : function
     "examples": "inspection:show_examples",
     "doctor": "doctor:examine",
 }
-RAW = ("run", "plan", "convert")  # read their arguments themselves: what their options are depends on them
+RAW = ("run", "sweep", "plan", "convert")  # read their arguments themselves: what their options are depends on them
 HELP = """\
 list       List the rows of the study, what each changes, and how many seeds of it have finished.
 show       Show every setting of a row, with its meaning and unit.

@@ -10,7 +10,7 @@ from rich.table import Column
 from rich.table import Table as Grid
 
 from experiments.cli import RUNS
-from experiments.experiment import Experiment
+from experiments.experiment import Changes, Experiment, Table
 from experiments.registry import baseline_of, build, find, find_one, tables
 from experiments.results import results
 from experiments.sheets import Sheet
@@ -90,23 +90,31 @@ def show_report(
 
     wanted = tables(find(pattern))
 
-    def say(text: str) -> None:
-        CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
-
     if watch:
-        report.watch(wanted, scale, runs, say)
-        return
-    written = report.write_report(wanted, scale, runs)
+        report.watch(wanted, scale, runs, _say)
+    else:
+        print_report(wanted, scale, runs)
+
+
+def print_report(wanted: list[Table], scale: str, runs: tuple[str, ...], given: Changes | None = None) -> None:
+    """Write the report on tables, and print what a terminal shows of it; ``given`` as of ``results``."""
+    from experiments import report
+
+    written = report.write_report(wanted, scale, runs, given=given)
     titles = {table.name: table.title for table in wanted}
     for name, (scores, *places) in written.sheets.items():
         show_sheet(f"{name}: {titles[name]} (scale {scale})", scores)
         for sheet in places:
             show_sheet("Places: ours (the paper's)", sheet)
         for line in written.notes[name]:
-            say(line)
+            _say(line)
     for line in written.left_out:
-        say(f"not counted: {line}")
-    say(f"Report: {written.path.parent}/report.md, .html, .csv")
+        _say(f"not counted: {line}")
+    _say(f"Report: {written.path.parent}/report.md, .html, .csv")
+
+
+def _say(text: str) -> None:
+    CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def listing(*heads: str, title: str | None = None) -> Grid:

@@ -10,12 +10,12 @@ from itertools import groupby
 from pathlib import Path
 
 from experiments.comparison import DRAWS, LEVEL
-from experiments.experiment import Table
+from experiments.experiment import Changes, Table
 from experiments.findings import differences, orders
 from experiments.page import REFRESH, Section, details, page
 from experiments.plots import draw
 from experiments.registry import REGISTRY, TABLES, baseline_of, build
-from experiments.results import Result, Runs, curves, results, roots
+from experiments.results import Result, Runs, curves, results, roots, with_overrides
 from experiments.sheets import Finished, Sheet, base_of, markdown, scoreboard
 from experiments.t5.tables import COLUMNS
 from experiments.unlike import marked, note, unlike
@@ -33,15 +33,15 @@ class Report:
     left_out: list[str]  # what does not count, and why
 
 
-def collect(tables: list[Table], scale: str, runs: Runs) -> tuple[Finished, list[str]]:
+def collect(tables: list[Table], scale: str, runs: Runs, given: Changes | None = None) -> tuple[Finished, list[str]]:
     """The finished runs of every row and baseline of ``tables``, and what is said of those that do not count."""
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= {baseline_of(name): None for name in names}
     for name in names:
-        build(name, scale)
+        build(name, scale, given)
     there = [root for root in roots(runs) if root.is_dir()]
     left_out = {f"--runs: there is no folder {root}": None for root in roots(runs) if root not in there}
-    found = {name: results(REGISTRY[name], scale, there, lambda text: left_out.setdefault(text)) for name in names}
+    found = {name: results(REGISTRY[name], scale, there, left_out.setdefault, given) for name in names}
     if not any(found[row.name] for table in tables for row in table.rows):
         why = "".join(f"\n- {line}" for line in left_out)
         raise SettingError(
@@ -51,13 +51,15 @@ def collect(tables: list[Table], scale: str, runs: Runs) -> tuple[Finished, list
     return found, list(left_out)
 
 
-def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0) -> Report:
+def write_report(
+    tables: list[Table], scale: str, runs: Runs, refresh: float = 0, given: Changes | None = None
+) -> Report:
     """Write the report into the first folder of ``runs``; SettingError if no row has finished.
 
-    The page for a browser loads itself anew every ``refresh`` seconds; 0: never.
+    The page for a browser loads itself anew every ``refresh`` seconds; 0: never. ``given`` as of ``results``.
     """
-    found, left_out = collect(tables, scale, runs)
-    folder = roots(runs)[0] / scale / "reports" / name_of(tables)
+    found, left_out = collect(tables, scale, runs, given)
+    folder = roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), given or {})
     folder.mkdir(parents=True, exist_ok=True)
     sections, sheets, notes, damaged = [], {}, {}, dict.fromkeys(left_out)
     for table in begun(tables, found):
@@ -77,6 +79,8 @@ def write_report(tables: list[Table], scale: str, runs: Runs, refresh: float = 0
         sections.append(Section(table.name, "\n\n".join(said), rows))
     waiting, left_out = [table.name for table in tables if table.name not in sheets], list(damaged)
     top, path = header(tables, found, scale, left_out, waiting), folder / "report.md"
+    if given:
+        top += "\n\nIn every row: " + ", ".join(f"`{name}={value}`" for name, value in given.items()) + "."
     write(path, "\n\n".join([top, *(each.markdown for each in sections)]) + "\n")
     write(path.with_suffix(".csv"), table_csv(tables, found))
     write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))

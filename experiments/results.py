@@ -13,9 +13,9 @@ from typing import Any
 from etils import epath
 
 from experiments import origin
-from experiments.experiment import Experiment, Row
+from experiments.experiment import Changes, Experiment, Row
 from experiments.registry import build, twin
-from lm.config import DataError, SettingError
+from lm.config import DataError, SettingError, diff
 from lm.files import checksum, seal, unseal, unseal_lines, write
 
 Runs = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
@@ -124,12 +124,17 @@ def roots(runs: Runs) -> list[epath.Path]:
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
     """The folder of one run; rows that make the same changes share it, settings given by hand are part of it."""
-    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
     parent, _, last = twin(name).rpartition("/")
-    last = (last + suffix.replace("/", "_")).encode()
+    return runs / scale / parent / with_overrides(last, overrides) / f"seed-{seed}"
+
+
+def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
+    """A file name, with the settings given by hand in it."""
+    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
+    last = (name + suffix.replace("/", "_")).encode()
     if len(last) > 255:  # bytes: the longest file name on Linux and macOS
         last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
-    return runs / scale / parent / last.decode() / f"seed-{seed}"
+    return last.decode()
 
 
 def check_settings(experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None) -> None:
@@ -177,18 +182,30 @@ def read_result(folder: Path) -> Result | None:
         raise DataError(f"{path} is damaged ({error}); {mend}") from error
 
 
-def results(row: Row, scale: str, runs: Runs, complain: Callable[[str], object] | None = None) -> list[Result]:
+def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:
+    """In what ``experiment`` differs from row ``name`` and is therefore called otherwise."""
+    changed = diff(build(name, scale), experiment).items()
+    return {path: new for path, (_, new) in changed if not path.startswith(origin.FREE)}
+
+
+def results(
+    row: Row, scale: str, runs: Runs, complain: Callable[[str], object] | None = None, given: Changes | None = None
+) -> list[Result]:
     """Every finished seed of ``row`` at ``scale``; a seed that lies in several folders of runs counts once.
+
+    ``given``: settings that were changed by hand, as for ``build``.
 
     ``complain`` is told of each run that does not count; without it the first such run is an error.
     """
     found: dict[int, Result] = {}
+    own = by_hand(row.name, scale, build(row.name, scale, given))
     for root in roots(runs):
-        home = run_folder(root, scale, row.name, 0, {}).parent
+        home = run_folder(root, scale, row.name, 0, own).parent
         folders = home.iterdir() if home.exists() else ()
         for folder in sorted(f for f in folders if re.fullmatch(r"seed-\d+", f.name)):
             try:
-                check_settings(build(row.name, scale, {"seed": int(folder.name.removeprefix("seed-"))}), folder)
+                seed = {"seed": int(folder.name.removeprefix("seed-"))}
+                check_settings(build(row.name, scale, {**(given or {}), **seed}), folder)
                 result = read_result(folder)
             except (SettingError, OSError) as error:
                 if complain is None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.cli import RUNS
-from lm.config import SettingError
+from lm.config import SettingError, leaves
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -49,6 +50,59 @@ def run(arguments: Sequence[str]) -> None:
         run_row(name, scale, settings, runs, check, allowed(allow))
 
     read(run, "lm run", arguments)
+
+
+def sweep(arguments: Sequence[str]) -> None:
+    """Train and evaluate every row that matches and has not finished, then write the report."""
+    from typing import Annotated
+
+    import tyro
+
+    from experiments import sweep as rows
+    from experiments.arguments import read
+    from experiments.experiment import Experiment
+    from experiments.registry import build, find
+
+    named = _named(arguments)
+    default = build(find(named)[0].name, _option(arguments, "--scale", "nano"))
+
+    def sweep(
+        pattern: str,
+        /,
+        settings: Annotated[Experiment, tyro.conf.arg(name="")] = default,
+        scale: str = "nano",
+        seeds: int = 1,
+        runs: Path = RUNS,
+        together: bool = False,
+        allow: str = "",
+        restart: int = 0,
+    ) -> None:
+        """Train and evaluate every row that matches and has not finished, then write the report.
+
+        Killed or interrupted, it resumes where it stopped when started again. Settings given here hold for every row.
+
+        Args:
+            pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
+            scale: size of the study: nano, mini, mini-real or base.
+            seeds: runs of each row, with seeds 0, 1, ...
+            runs: folder that holds the runs.
+            together: pre-train the seeds of a row at once on one device: for small models on accelerators, not on CPUs.
+            allow: go on although these changed since a run was begun: settings,vocabulary,data,code,packages.
+            restart: restart up to so many times after a crash or exit code 42; never after bad settings, a non-finite
+                loss or a signal.
+        """
+        if pattern != named:
+            raise SettingError(f"{pattern!r} should stand first: lm sweep {pattern} [OPTIONS]")
+        rows.sweep(pattern, scale, seeds, runs, _given(arguments, settings), together=together, allow=allow)
+
+    read(sweep, "lm sweep", arguments)
+
+
+def _given(arguments: Sequence[str], settings: Any) -> dict[str, Any]:
+    """``{path: value}`` of the settings that the command line names, be they those of the row or not."""
+    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"}
+    named = {flag.replace(".no_", ".") for flag in flags} | flags
+    return {path: value for path, value in leaves(settings) if path in named}
 
 
 def plan(arguments: Sequence[str]) -> None:

@@ -8,18 +8,17 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from experiments.cli import RUNS
-from experiments.commands import show_report
+from experiments.commands import print_report
 from experiments.exit_codes import EXIT_CODES
-from experiments.experiment import Experiment
+from experiments.experiment import Changes, Experiment
 from experiments.folders import check_runs, home_of, phases
-from experiments.origin import FREE, allowed
+from experiments.origin import allowed
 from experiments.origin import check as check_origin
 from experiments.processes import agreed, keep_compiled
 from experiments.progress import Reporter, duration, reporting
-from experiments.registry import baseline_of, build, find, twin
-from experiments.results import check_settings, read_result, run_folder
-from lm.config import SettingError, diff
+from experiments.registry import baseline_of, build, find, tables, twin
+from experiments.results import by_hand, check_settings, read_result, run_folder
+from lm.config import SettingError
 from lm.files import write
 
 Run = tuple[str, Experiment, Path]  # a row's name, its settings with a seed, and where the run lies
@@ -27,42 +26,31 @@ Run = tuple[str, Experiment, Path]  # a row's name, its settings with a seed, an
 
 def sweep(
     pattern: str,
-    /,
-    scale: str = "nano",
-    seeds: int = 1,
-    runs: Path = RUNS,
+    scale: str,
+    seeds: int,
+    runs: Path,
+    given: Changes | None = None,
+    *,
     together: bool = False,
     allow: str = "",
-    restart: int = 0,
 ) -> None:
-    """Train and evaluate every row that matches and has not finished, then write the report.
-
-    Killed or interrupted, it goes on where it stopped when started again.
-
-    Args:
-        pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
-        scale: size of the study: nano, mini, mini-real or base.
-        seeds: runs of each row, with seeds 0, 1, ...
-        runs: folder that holds the runs.
-        together: pre-train the seeds of a row at once on one device: for small models on an accelerator; not on a CPU.
-        allow: go on although these changed since a run was begun: settings,vocabulary,data,code,packages.
-        restart: start the command again, so many times at most, when it crashes or ends with exit code 42; after bad
-            settings, a loss that is not finite, or a signal to this command it is not.
-    """
+    """Train and evaluate every row that matches and has not finished, each with ``given``, then write the report."""
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
+    given = given or {}
+    if "seed" in given:
+        raise SettingError(f"--seed {given['seed']}: a sweep takes --seeds N, and trains seeds 0 to N - 1")
     check_runs(runs)
     rows = find(pattern)
     compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
-    names = list(dict.fromkeys(map(twin, compared)))
-    wanted = [
-        (name, build(name, scale, {"seed": seed}), run_folder(runs, scale, name, seed, {}))
-        for seed in range(seeds)
-        for name in names
-    ]
+    wanted = []
+    for seed in range(seeds):
+        for name in dict.fromkeys(map(twin, compared)):
+            experiment = build(name, scale, {**given, "seed": seed})
+            wanted.append((name, experiment, run_folder(runs, scale, name, seed, by_hand(name, scale, experiment))))
     failed = train(wanted, runs, together, allowed(allow))
     try:
-        show_report(pattern, scale, (str(runs),))
+        print_report(tables(rows), scale, (str(runs),), given)
     except SettingError:
         if not failed:
             raise
@@ -201,9 +189,7 @@ def run_row(
 
     check_runs(runs)
     keep_compiled(runs / "cache")
-    changed = diff(build(name, scale), experiment).items()
-    given = {path: new for path, (_, new) in changed if not path.startswith(FREE)}
-    folder = run_folder(runs, scale, name, experiment.seed, given)
+    folder = run_folder(runs, scale, name, experiment.seed, by_hand(name, scale, experiment))
     with reporting(work(experiment), quiet=jax.process_index() > 0) as reporter:
         if check:
             check_run(experiment, folder, runs / "cache", reporter.say, allow)

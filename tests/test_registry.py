@@ -136,6 +136,21 @@ def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
     )
 
 
+def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_those_runs(monkeypatch):
+    wanted, reported = [], []
+    monkeypatch.setattr("experiments.sweep.train", lambda runs, *_: wanted.extend(runs) or 0)
+    monkeypatch.setattr("experiments.sweep.print_report", lambda *all: reported.append(all[3]))
+    given = {"objective.rate": 0.15, "model.d_ff": 200}
+    assert cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--objective.rate", "0.15", "--model.d-ff=2e2"]) == 0
+    assert reported == [given]
+    row, baseline = "t5/6-corruption-rate/10", "t5/1-baseline/baseline"
+    assert {str(folder): run for _, run, folder in wanted} == {
+        f"runs/nano/{row},model.d_ff=200,objective.rate=0.15/seed-0": build(row, "nano", given),
+        f"runs/nano/{baseline},model.d_ff=200/seed-0": build(baseline, "nano", given),
+    }
+    assert cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--seed", "3"]) == 2
+
+
 @pytest.mark.parametrize("given", [["--scale", "base", "--scale", "nano"], ["--scale=mini", "--scale", "nano"]])
 def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monkeypatch):
     name, asked = "t5/6-corruption-rate/50", []

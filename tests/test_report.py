@@ -35,12 +35,12 @@ RECORD = {
 ATTACK = "<script>document.title = 1</script>"
 
 
-def finish(runs: Path, name: str, seed: int, score: float) -> Path:
-    """A finished run with one task, its metrics and its predictions."""
-    folder = run_folder(runs, "nano", name, seed, {})
+def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
+    """A finished run with one task, its metrics and its predictions; ``given`` are settings changed by hand."""
+    folder = run_folder(runs, "nano", name, seed, given)
     phase = folder / "finetuning" / "cloze"
     (phase / "predictions" / "cloze").mkdir(parents=True)
-    save_settings(folder, build(name, "nano", {"seed": seed}))
+    save_settings(folder, build(name, "nano", given | {"seed": seed}))
     origin.record(phase, RECORD)
     (phase / "metrics.jsonl").write_text(seal_lines([{"step": 1, "kind": "eval", "score": 2}]) + '{"step": 2, "ki')
     answer = seal_lines([{"target": ["a"], "prediction": ATTACK}])
@@ -397,3 +397,13 @@ def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypa
     commands.show_rows("t5/5-bert-style")
     shown = "".join(line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines() if "│" in line)
     assert "…" not in shown and "objective.inputs=masks-or-random,objective.targets=everything" in shown
+
+
+def test_a_report_on_settings_given_by_hand_reads_the_runs_that_had_them(tmp_path):
+    given = {"model.d_ff": 200}
+    finish(tmp_path, NAMES[0], 0, 12.5)
+    finish(tmp_path, NAMES[0], 0, 37.5, **given)
+    made = report.write_report(RATES, "nano", tmp_path, given=given)
+    text = made.path.read_text("utf-8")
+    assert ("37.50" in text, "12.50" in text, "`model.d_ff=200`" in text) == (True, False, True)
+    assert made.path.parent.name == "t5-6-corruption-rate,model.d_ff=200"
