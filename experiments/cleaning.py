@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,8 @@ def clean(
 ) -> None:
     """Make a corpus of text files, JSON lines or WET files by the rules that made C4.
 
-    Killed, it goes on where it stopped when started again. --data.corpus tfds:NAME reads what it wrote.
+    Killed, it goes on where it stopped when started again; given again, it reads all files to see that they, like the
+    settings, are those that the data set was made of. --data.corpus tfds:NAME reads what it wrote.
 
     Args:
         source: folder or file: .txt, .jsonl ({"text", "url"}) or .wet; the last two may end in .gz.
@@ -101,13 +102,19 @@ def check(name: str, validation: float, rules: cleaning.Rules, off: tuple[str, .
 
 
 def digest(parts: list[list[crawl.Piece]], rules: cleaning.Rules) -> str:
-    found = hashlib.sha256()
-    for piece in itertools.chain.from_iterable(parts):
-        about = os.stat(piece.path)
-        found.update(f"{piece} {about.st_size} {about.st_mtime_ns}".encode())
-    for path in filter(None, (rules.bad_words, rules.domains)):
-        found.update(Path(path).read_bytes())
+    """Of the bytes of every file that is read, and of how they are split."""
+    pieces = [*itertools.chain.from_iterable(parts)]
+    paths = [*dict.fromkeys(piece.path for piece in pieces), *filter(None, (rules.bad_words, rules.domains))]
+    found = hashlib.sha256("".join(map(str, pieces)).encode(errors="surrogateescape"))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for each in pool.map(_contents, paths):
+            found.update(each)
     return found.hexdigest()[:16]
+
+
+def _contents(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def is_done(folder: Path, settings: Cleaning) -> bool:

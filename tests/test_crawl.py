@@ -205,6 +205,17 @@ def test_a_finished_set_is_left_alone_and_other_settings_are_refused_with_the_di
         clean(source, rules=cleaning.Rules(words_per_line=3))
 
 
+def test_other_pages_in_files_of_the_same_size_and_time_are_told_from_those_that_a_set_was_made_of(source):
+    clean(source)
+    path = next(path for path in sorted(source.rglob("*")) if path.suffix == ".txt")
+    about, text = path.stat(), path.read_bytes()
+    path.write_bytes(text.replace(b"e", b"a", 1))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert path.stat().st_size == about.st_size
+    with pytest.raises(SettingError, match="files was .* is .*Take another name, or delete it"):
+        clean(source)
+
+
 @pytest.mark.parametrize("unit", cleaning.UNITS)
 def test_without_repeated_spans_no_sentence_is_lost_and_a_page_seen_before_is_empty(unit):
     rng = random.Random(0)

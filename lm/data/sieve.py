@@ -33,7 +33,7 @@ class Cleaning:
     """All that decides what is written."""
 
     source: str
-    files: str  # digest of names, sizes and times, and of the lists of words and hosts
+    files: str  # digest of names and contents, and of the lists of words and hosts
     without: tuple[str, ...]
     deduplicate: cleaning.Unit
     validation: float
