@@ -229,6 +229,7 @@ def test_a_folder_that_is_there_is_not_written_to(tmp_path):
 
 def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
     source, tensors = copied("bert", tmp_path / "in")
+    configured(team={"of": "ours"}, pad_token_id=None)(source)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
     (source / "vocab.txt").write_text("\n".join(words) + "\n")
     import_checkpoint(source, tmp_path / "first")
@@ -236,6 +237,8 @@ def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
     assert str(tmp_path) not in (tmp_path / "run" / "settings.json").read_text()
     assert open_run(tmp_path / "run", pretrained, "").encode("the [MASK]") == [2, 5, 4, 3]
     export_checkpoint(tmp_path / "run", tmp_path / "out", "pretraining")
+    theirs = json.loads((source / "config.json").read_text())
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == theirs
     for name in (MODEL, "vocab.txt"):
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
     (source / "vocab.txt").write_text("\n".join(words + [f"word{k}" for k in range(122)]))

@@ -240,10 +240,14 @@ _ROBERTA = replace(
 
 
 def _windows(value: Any, theirs: Json) -> tuple[int, ...]:
-    """Of each layer; theirs counts both sides."""
+    """Of each layer, or of all; theirs counts both sides."""
     layers = theirs["num_hidden_layers"]
-    windows = value if isinstance(value, list) else [value] * layers
-    if len(windows) != layers or not all(type(window) is int and window > 0 and window % 2 == 0 for window in windows):
+    windows = value if isinstance(value, list) else [value]
+    if (
+        isinstance(value, list)
+        and len(value) != layers
+        or not all(type(window) is int and window > 0 and window % 2 == 0 for window in windows)
+    ):
         raise SettingError(
             f"config.json: attention_window={value} should be an even number, or one for each of {layers} layers"
         )
