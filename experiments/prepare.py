@@ -23,7 +23,7 @@ from lm.data.tasks.labelled import labelled
 from lm.data.tasks.task import Scored, Task
 from lm.data.tokenizers import find_tokenizer
 from lm.data.tokens import Tokens, encode_corpus
-from lm.data.vocabulary import Bytes, SentencePiece, Vocabulary, train_sentencepiece
+from lm.data.vocabulary import REQUIRED, Bytes, SentencePiece, Vocabulary, train_sentencepiece
 from lm.files import is_sealed
 
 Say = Callable[[str], object]
@@ -156,7 +156,8 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
         return SentencePiece(Path(data.vocabulary), data.sentinels)
     corpus = documents(named or data.corpus, "train", cache, data.corrupt_records)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
-    about = [corpus.fingerprint, data.vocabulary_size, *(f"{name} {r.fingerprint}" for name, r in tasks.items())]
+    made_of = [f"{name} {rows.fingerprint}" for name, rows in tasks.items()]
+    about = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *made_of]
     key = hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()[:16]
     path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
     if not is_sealed(path):

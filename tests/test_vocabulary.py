@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import SettingError
+from lm.data import vocabulary as vocabularies
 from lm.data.tokens import encode_corpus
-from lm.data.vocabulary import EOS, PAD, Bytes, SentencePiece, train_sentencepiece
+from lm.data.vocabulary import EOS, PAD, UNK, Bytes, SentencePiece, train_sentencepiece
 
 WORDS = re.findall(
     "[a-z]+", "the quick brown fox jumps over a lazy dog while seven wizards mix potions and quote verse"
@@ -37,6 +38,15 @@ def test_sentencepiece_gives_back_its_texts(model):
     assert vocabulary.size == 145
     assert [vocabulary.decode(ids) for ids in vocabulary.encode_batch(TEXTS)] == TEXTS
     assert EOS not in vocabulary.encode(TEXTS[0])
+
+
+def test_no_character_of_ascii_is_unknown_to_a_vocabulary_that_has_room_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(vocabularies, "ROOM", 1)
+    trained = SentencePiece(
+        train_sentencepiece(TEXTS, 110, tmp_path / "a.model"), 0
+    )  # on a text of small letters alone
+    text = f"75 in 1999: {' '.join(map(chr, range(33, 127)))}"
+    assert UNK not in trained.encode(text) and trained.decode(trained.encode(text)) == text
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])

@@ -7,6 +7,7 @@ decoded, as in the T5 code; where they are not told apart the first is the mask 
 import functools
 import hashlib
 import io
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from lm.files import write_sealed
 
 SAMPLE = 750  # text that a vocabulary is trained on; twice as much saves under 1 % of tokens [characters per piece]
 SEEDS = 5  # pieces to begin with, of which training leaves one; the default, a million, is slower and no better
+REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, however rare in the sample
+ROOM = 10  # pieces for each of them that a vocabulary should have, else it is too small for characters it does not meet
 LINE = 1_000  # longest piece of text given to the trainer, which drops lines of more than 4,192 bytes [characters]
 THREADS = 2  # of encoding; the trainer is faster with one
 BYTES = 256
@@ -203,6 +206,7 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
     """Train a unigram model of ``size`` pieces on a sample of ``texts`` and ``write_sealed`` it.
 
     The same texts give the same model. As T5's: normalisation nmt_nfkc, unknown characters are id 2 (no byte fallback).
+    Those of ASCII are none of these: bytes would take 256 pieces of a small vocabulary, they take what is rare of 94.
     """
     model = io.BytesIO()
     try:
@@ -210,6 +214,7 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
             sentence_iterator=_sample(texts, size * SAMPLE), model_writer=model, model_type="unigram", vocab_size=size,
             pad_id=PAD, eos_id=EOS, unk_id=UNK, bos_id=-1, num_threads=1, minloglevel=2,
             seed_sentencepiece_size=max(size * SEEDS, 10_000),
+            required_chars=REQUIRED if size >= ROOM * len(REQUIRED) else "",
         )  # fmt: skip
     except RuntimeError as error:
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {_reason(error)}") from error

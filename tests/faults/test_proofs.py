@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from run import FAULTS, NAMED
+from run import FAULTS, NAMED, Recorder, tally
 
 TESTS = Path(__file__).parents[1]
 
@@ -19,3 +19,20 @@ def test_every_event_has_a_test():
     marks = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert [fault for fault, about in FAULTS.items() if len(about) == 1 and f'fault("{fault}"' not in marks] == []
     assert [*FAULTS] == [f"F{number}" for number in range(1, 25)]
+
+
+def test_what_was_skipped_is_not_counted_as_a_failure():
+    recorder = Recorder()
+    known = "known to fail: it is slow"
+    for name, outcomes in {
+        "a": "passed",
+        "b": "passed",
+        "c": "passed skipped",
+        "d": "skipped",
+        "e": "passed failed",
+    }.items():
+        recorder.results[name] = dict.fromkeys(outcomes.split(), [])
+    recorder.results["f"] = {"passed": [], known: []}
+    assert tally(recorder) == (
+        "2 passed, 1 passed but for cases that were skipped, 1 skipped, 1 failed, 1 known to fail"
+    )
