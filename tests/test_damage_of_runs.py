@@ -1,13 +1,29 @@
-"""A small file that was changed since it was written is named; what it said is not believed."""
+"""A file that was changed since it was written is named, or nothing that is shown or done depends on the change."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import toy
+from test_report import NAMES, RECORD
+from test_vocabulary import TEXTS
 
+from experiments import origin
+from experiments.finetuning import best_of
+from experiments.folders import load_settings, save_settings
+from experiments.page import samples
+from experiments.phase import finished
+from experiments.registry import REGISTRY, build
+from experiments.results import curves, results, run_folder, write_result
+from experiments.vocabularies import keep, kept
 from lm.config import SettingError
+from lm.data.vocabulary import SentencePiece, train_sentencepiece
+from lm.evaluate.score import write as write_predictions
 from lm.files import seal, seal_line, unseal, unseal_lines
+from lm.train import manifest
+from lm.train.log import status
 
 VALUE = {"name": "ä\n\u2028", "numbers": [1, -0.0, 1e308, None, True], "in": {"deep": {}}, "steps": {1: 2, 10: 3, 2: 4}}
 PATH = Path("folder/file.json")
@@ -82,3 +98,96 @@ def test_a_last_line_that_a_kill_cut_short_is_legal_and_one_that_was_changed_is_
     for wrong in (last[:-1] + b"\x0b", last[:-3] + b'0"}\n', last[:40] + b"\n"):
         with pytest.raises(SettingError, match="line 3 of 3"):
             unseal_lines(b"".join(whole) + wrong, PATH)
+
+
+STEPS, TASK = 4, SimpleNamespace(name="cloze", column="SQuAD", metrics={"em": None}, beside=())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a finished run: every file that one leaves, by what writes it."""
+    runs = tmp_path_factory.mktemp("runs")
+    folder, experiment = run_folder(runs, "nano", NAMES[0], 0, {}), build(NAMES[0], "nano")
+    phase = folder / "finetuning" / "cloze"
+    vocabulary = SentencePiece(train_sentencepiece(TEXTS, 45, runs / "vocabulary.model"), experiment.data.sentinels)
+    save_settings(folder, experiment)
+    origin.record(phase, RECORD | {"vocabulary": {"fingerprint": vocabulary.fingerprint}})
+    keep(phase, vocabulary)
+
+    def evaluate(state):
+        step = int(state.step)
+        asked = SimpleNamespace(to_text=lambda row: (row, ["a", "b"]))
+        write_predictions(
+            phase / "predictions" / "cloze" / f"{step}.jsonl", asked, list("12345"), ["a", f"c{step}", *"def"]
+        )
+        return {"loss": 3.0 - step / 10, "cloze/loss": 2.0, "cloze/em": 10.0 * step, "cloze/score": 10.0 * step}
+
+    toy.run(phase, STEPS, every=2, evaluate=evaluate)
+    scored = best_of(TASK, phase)
+    found = {"columns": {"SQuAD": scored["score"]}, "tasks": {"cloze": scored}, "held_out_loss": 2.5, "seconds": 1.0}
+    count = len((phase / "metrics.jsonl").read_text().splitlines())
+    phases = {"cloze": str(phase.relative_to(runs / "nano"))}
+    write_result(folder, found | {"tokens": 9, "phases": phases, "records": {"cloze": count}})
+    return folder
+
+
+def seen(folder: Path) -> tuple[list, list[str]]:
+    """All that is shown of a run and done with it, and what is said of its files."""
+    phase, said, shown = folder / "finetuning" / "cloze", [], []
+    experiment = build(NAMES[0], "nano")
+
+    def look(at):
+        try:
+            shown.append(at())
+        except (SettingError, OSError, manifest.Fault) as error:
+            said.append(str(error))
+
+    found = results(REGISTRY[NAMES[0]], "nano", folder.parents[4], said.append)
+    look(lambda: found)
+    look(lambda: curves(found, said.append))
+    look(lambda: [samples("cloze", step, result) for result in found for step in (2, 4)])
+    look(lambda: finished(phase, STEPS))
+    look(lambda: status(phase))
+    look(lambda: best_of(TASK, phase))
+    look(lambda: load_settings(folder))
+    look(lambda: origin.read(phase))
+    look(lambda: kept(phase, experiment).fingerprint)
+    look(lambda: manifest.best(manifest.manifests(phase / "checkpoints"), "loss", "lowest"))
+    faults = {step: manifest.fault(path, step) for step, path in manifest.steps(phase / "checkpoints").items()}
+    look(lambda: faults)
+    return shown, [
+        *said,
+        *filter(None, faults.values()),
+        *(text for text in map(str, shown) if "; not shown" in text),
+    ]
+
+
+def other(data: bytes, kind: str, rng: np.random.Generator) -> bytes:
+    if kind == "line":
+        lines = data.splitlines(keepends=True)
+        del lines[int(rng.integers(len(lines)))]
+        return b"".join(lines)
+    return damaged(data, rng)
+
+
+@pytest.mark.parametrize("first, count", [(0, 120), pytest.param(120, 500, marks=pytest.mark.slow)], ids=["120", "500"])
+def test_a_bit_a_digit_or_a_line_of_any_file_of_a_run_that_is_other_is_said_or_changes_nothing(run, first, count):
+    whole, silent = seen(run), 0
+    assert not whole[1] and len(whole[0]) == 11, whole[1]
+    assert whole[0][3] and whole[0][9] == 4 and "c4" in whole[0][2][1]
+    files = sorted(path for path in run.rglob("*") if path.is_file() and path.stat().st_size)
+    assert len(files) > 15
+    for number in range(first, first + count):
+        rng = np.random.default_rng(number)
+        path = files[number % len(files)]
+        data = path.read_bytes()
+        kind = "line" if data.count(b"\n") > 1 and rng.random() < 0.3 else "byte"
+        try:
+            path.write_bytes(other(data, kind, rng))
+            shown, said = seen(run)
+        finally:
+            path.write_bytes(data)
+        assert said or repr(shown) == repr(whole[0]), f"case {number}, {kind} of {path}: nothing is said"
+        silent += not said
+    assert silent < count / 2
+    assert repr(seen(run)) == repr(whole)
