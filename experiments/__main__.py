@@ -63,7 +63,9 @@ def main() -> None:
     except Exception as error:
         unread = isinstance(error, BrokenPipeError) and _unread()
         code = EXIT_CODES["nobody reads" if unread else "failed"]
-        if not unread:
+        if isinstance(error, OSError) and error.filename:  # a disk is full, a file may not be written
+            _say(f"{error}. Mend that and give the same command again")
+        elif not unread:
             traceback.print_exc()
     _unread()
     if report is not None:
