@@ -179,7 +179,7 @@ def read_result(folder: Path) -> Result | None:
     try:
         return Result(folder=path.parent, **found)
     except (SettingError, TypeError) as error:  # a TypeError: more or less than a result has
-        raise DataError(f"{path} is damaged ({error}); {mend}") from error
+        raise DataError(f"{path} does not count: {error}; the run diverged, or the file is damaged: {mend}") from error
 
 
 def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:

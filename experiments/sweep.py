@@ -141,6 +141,7 @@ def one(
     try:
         done = agreed(lambda: read_result(folder) is not None)  # SettingError if it is damaged
         run(experiment, folder, runs / "cache", reporter, allow - {"settings"} if done else allow)
+        found = agreed(lambda: came_to(folder))
     except Interrupted as stopped:
         reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
         sys.exit(EXIT_CODES["start again"])
@@ -156,7 +157,7 @@ def one(
         reporter.complain(f"{name} failed: {said}\n  folder: {folder}{keep(text, folder)}")
         return EXIT_CODES["failed"]
     took = duration(time.perf_counter() - began)
-    reporter.say(f"{name} seed {experiment.seed}: {agreed(lambda: came_to(folder))} ({took})")
+    reporter.say(f"{name} seed {experiment.seed}: {found} ({took})")
     return EXIT_CODES["done"]
 
 

@@ -312,7 +312,7 @@ def test_a_report_is_written_whole_whatever_some_of_its_runs_hold(tmp_path):
     made, text = written(runs)
     assert [cell.text for cell in made.sheets[RATES[0].name][0]["seeds"]] == ["2", "3", "3", "3"]
     due = [
-        "seed-0/scores.json is damaged (length_losses 2 800.0 should",
+        "seed-0/scores.json does not count: length_losses 2 800.0 should",
         "line 1 of 1",
         "has lost its end: 0 of 1 lines",
     ]

@@ -13,13 +13,13 @@ from tiny import TINY
 from experiments import __main__ as cli
 from experiments import registry
 from experiments.finetuning import best_of, head_steps
-from experiments.folders import home_of, phases
+from experiments.folders import home_of, phases, save_settings
 from experiments.inspection import generate, show_examples, written
 from experiments.phase import Session
 from experiments.progress import reporting
 from experiments.registry import REGISTRY, build
 from experiments.report import stand_ins
-from experiments.results import read_result, run_folder
+from experiments.results import read_result, run_folder, write_result
 from experiments.run import check, columns, pretrain, run, steps_of
 from experiments.scales import SCALES
 from experiments.sweep import came_to, one, sweep
@@ -316,6 +316,18 @@ def test_a_full_disk_is_told_in_a_line_even_if_nothing_more_can_be_written(tmp_p
         assert one("a", build(BASELINE, "nano"), folder, tmp_path, SimpleNamespace(complain=told.append)) == 1
     assert all("No space left on device: 'metrics.jsonl'. Mend that and give" in line for line in told)
     assert "error.txt" in told[0] and "error.txt" not in told[1] and (tmp_path / "run" / "error.txt").exists()
+
+
+def test_a_run_that_diverged_fails_by_itself_with_the_loss(tmp_path, monkeypatch):
+    def diverges(experiment, folder, *_):
+        folder.mkdir()
+        save_settings(folder, experiment)
+        write_result(folder, {"columns": {}, "tasks": {}, "held_out_loss": 800.0, "seconds": 1.0, "tokens": 1})
+
+    monkeypatch.setattr("experiments.run.run", diverges)
+    told = []
+    assert one("a", build(BASELINE, "nano"), tmp_path / "run", tmp_path, SimpleNamespace(complain=told.append)) == 2
+    assert "held_out_loss 800.0 should be a number from 0 to 700; the run diverged" in told[0]
 
 
 def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, monkeypatch, capsys):
