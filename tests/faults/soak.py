@@ -17,6 +17,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from lm.files import SEAL
+
 DONE, FAILED, STOPPED = 0, 1, (42, 130, -9)
 CHECKPOINTS, METRICS = "nano/**/checkpoints/[0-9]*/**/*", "nano/**/metrics.jsonl"
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP")
@@ -95,9 +97,12 @@ def sweep(rows, runs):
 
 
 def scores(runs):
-    """What each run came to, but for the seconds it took."""
+    """What each run came to, but for the seconds it took and their checksum."""
     found = {str(path.relative_to(runs)): json.loads(path.read_text()) for path in runs.glob("nano/**/scores.json")}
-    return {name: {key: value for key, value in each.items() if key != "seconds"} for name, each in found.items()}
+    return {
+        name: {key: value for key, value in each.items() if key not in ("seconds", SEAL)}
+        for name, each in found.items()
+    }
 
 
 if __name__ == "__main__":
