@@ -45,6 +45,7 @@ class Session:
     cache: Path  # of prepared data
     reporter: Reporter
     allow: frozenset[str] = frozenset()  # of origin.ORIGINS: what may have changed since a phase was begun
+    title: str = ""  # of the run: its row and seed
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _fit(phases: Sequence[Phase]) -> None:
         runs = []
         for phase in left:
             missing = {"corrupt_records_left_out": dict(phase.session.prepared.left_out)}
-            shown = ShownLog(phase.folder, asdict(phase.session.experiment) | missing, phase.session.reporter)
+            shown = ShownLog(phase, asdict(phase.session.experiment) | missing)
             runs.append(phase.run(logs.enter_context(shown)))
         together.train(steps, runs, loop, flops)
         agreed(lambda: None)  # the first has written the last checkpoint
@@ -206,9 +207,10 @@ def _lock(lock: TextIO, folder: Path, reporter: Reporter) -> None:
 class ShownLog(Log):
     """A log whose newest loss is seen on the terminal too."""
 
-    def __init__(self, folder: Path, settings: dict, reporter: Reporter):
-        super().__init__(folder, settings)
-        self._reporter = reporter
+    def __init__(self, phase: Phase, settings: dict):
+        shared = phase.settings is not None  # a pre-training, whose folder is called by a hash
+        super().__init__(phase.folder, settings, phase.session.title if shared else "")
+        self._reporter = phase.session.reporter
 
     def began(self, compiling: float) -> None:
         super().began(compiling)

@@ -59,10 +59,12 @@ def run(
     prepared, mesh = check(experiment, folder, cache, reporter.say, allow)
     claim(experiment, folder)
 
-    def session(settings: Experiment) -> Session:
-        return Session(settings, prepared, mesh, cache, reporter, allow)
-
     home, team, tuning = home_of(folder, cache), members(experiment), experiment.tuning
+    title = os.path.relpath(folder.resolve(), home)
+
+    def session(settings: Experiment) -> Session:
+        return Session(settings, prepared, mesh, cache, reporter, allow, title)
+
     places, starts, best = phases(experiment, folder, home), {}, {}
     for phase, settings in pretrainings(experiment).items():
         (starts[phase],) = pretrain([session(settings)], [places[phase]])

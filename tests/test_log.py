@@ -164,5 +164,8 @@ def test_tensorboard_has_every_number_of_every_start(tmp_path):
             event, data = Event.FromString(data[12 : 12 + size]), data[16 + size :]
             seen.append(("start", event.step)) if event.HasField("session_log") else None
             seen += [(value.tag, event.step) for value in event.summary.value]
+    with Log(tmp_path, {}, "t5/row/seed-0") as made:
+        made.start(6)
+    assert list((tmp_path / "tensorboard" / "t5" / "row" / "seed-0").iterdir())  # the name that TensorBoard shows
     due = [("start", 1), *(("train/loss", step) for step in (1, 2, 3, 4))]
     assert seen == [*due, ("start", 3), *(("train/loss", step) for step in (3, 4, 5, 6))]

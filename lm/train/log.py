@@ -42,11 +42,13 @@ class Log:
     """One run's records; ``settings`` is what ``run.json`` shows. Use as a context: its end becomes the status.
 
     ``run.json`` tells of this start of the run, and in "starts" of all: one that did not end in order "vanished".
+    TensorBoard calls a run by its folder, and by ``title`` where the folder's name is none that a reader knows.
     OSError, with the name of the file, where a record cannot be written.
     """
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any], title: str = ""):
         self.folder, self._writes = Path(folder), jax.process_index() == 0
+        self._events = self.folder / "tensorboard" / title
         self._tracker = self._file = None
         self._mark = ""  # the checksum of the last line
         self._start = time.perf_counter()
@@ -98,7 +100,7 @@ class Log:
         self._file = self._path.open("a")
         self._life["from_step"] = step
         self._write_run()
-        self._tracker = Tracker("TensorBoard", partial(tensorboard, self.folder / "tensorboard", step + 1))
+        self._tracker = Tracker("TensorBoard", partial(tensorboard, self._events, step + 1))
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """One line of numbers after ``step`` updates; ``kind`` is "train", "eval" or what else there is."""
