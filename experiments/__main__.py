@@ -10,11 +10,11 @@ from contextlib import suppress
 from importlib import import_module
 from textwrap import indent
 
-from experiments import processes, restart
-from experiments.cli import COMMANDS, HELP, RAW
-from experiments.exit_codes import EXIT_CODES
-from experiments.terminal import outlive_the_reader, speak_any_encoding
-from lm.config import SettingError, nearest
+from experiments.cli.commands import COMMANDS, HELP, RAW
+from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
+from experiments.processes import group, restart
+from experiments.processes.exit_codes import EXIT_CODES
+from lm.settings import SettingError, nearest
 from lm.train.watchdog import end_in
 
 GRACE = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
@@ -50,8 +50,8 @@ def main() -> None:
         if (code := restart.supervise(sys.argv[1:])) is not None:
             sys.exit(code)
         signal.signal(signal.SIGTERM, _stop)
-        processes.choose_platform()
-        report = processes.join() if sys.argv[1:2] == ["run"] else None
+        group.choose_platform()
+        report = group.join() if sys.argv[1:2] == ["run"] else None
         code = dispatch(sys.argv[1:])
     except SettingError as error:
         code = _bad(error)
@@ -124,11 +124,11 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 def _call(name: str, arguments: Sequence[str]) -> None:
     module, _, function = COMMANDS[name].partition(":")
-    command = getattr(import_module(f"experiments.{module}"), function)
+    command = getattr(import_module(f"experiments.cli.{module}"), function)
     if name in RAW:
         command(arguments)
     else:
-        from experiments.arguments import read  # with tyro, which takes a third of a second: not for `lm --help`
+        from experiments.cli.arguments import read  # with tyro, which takes a third of a second: not for `lm --help`
 
         read(command, f"lm {name}", arguments)
 

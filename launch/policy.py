@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-# The exit codes of `lm` (experiments/exit_codes.py), repeated since this package imports nothing of it.
+# The exit codes of `lm` (experiments/processes/exit_codes.py), repeated since this package imports nothing of it.
 DONE, FAILED, BAD_SETTINGS, NOT_FINITE, AGAIN, INTERRUPTED = 0, 1, 2, 3, 42, 130
 HOPELESS = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
 

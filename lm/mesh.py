@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
-from lm.config import SettingError
+from lm.settings import SettingError
 
 
 @dataclass(frozen=True)

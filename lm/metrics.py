@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.config import SettingError
+from lm.settings import SettingError
 
 LARGEST = 1e100  # of numbers that are predicted: the squares of larger ones overflow
 

@@ -14,9 +14,9 @@ from flax import nnx
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lm.config import SettingError, nearest
 from lm.mesh import MeshConfig, shown
 from lm.nn.config import ModelConfig
+from lm.settings import SettingError, nearest
 
 BATCH = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
 

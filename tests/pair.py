@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from experiments import processes
-from experiments.watch import fork
+from experiments.processes import group
+from experiments.processes.watch import fork
 
 HERE = Path(__file__).parent
 CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -50,7 +50,7 @@ def learn(folder, total, stop=None, on=SIZES):
         if (jax.process_index(), step) == stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    processes.trains(True)
+    group.trains(True)
     return toy.run(folder, total, every=SAVED, keep=9, sizes=on, on_batch=strike)
 
 
@@ -73,16 +73,16 @@ def agree(folder):
     """What only the first process finds, both have, an error too; what it made, the other finds made."""
     import jax
 
-    from lm.config import SettingError
+    from lm.settings import SettingError
 
     def refuse():
         raise SettingError("no" * (jax.process_index() == 0))
 
     made = folder / "made"
-    found = processes.agreed(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
-    there = processes.first_alone(lambda: made.exists() or made.write_text(""))
+    found = group.agreed(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
+    there = group.first_alone(lambda: made.exists() or made.write_text(""))
     try:
-        processes.agreed(refuse)
+        group.agreed(refuse)
     except SettingError as error:
         return found == {"process": 0, "long": "ü" * 2000}, there if jax.process_index() else not there, str(error)
 
@@ -91,9 +91,9 @@ def differ():
     """What is said where the second process would make the run of other things."""
     import jax
 
-    from experiments import origin
-    from experiments.checks import check_alike
-    from lm.config import SettingError
+    from experiments.runs import origin
+    from experiments.runs.checks import check_alike
+    from lm.settings import SettingError
 
     alike = {name: {"a": "1", "long": "x" * 2000} for name in origin.ORIGINS}
     check_alike(alike)
@@ -131,7 +131,7 @@ def forever(folder):
 def trainer(how):
     """One that needs no jax, in ways in which they end badly; the first of the two is the worse."""
     first = os.environ["LM_PROCESS"] == "0"
-    line = fork(processes.find(os.environ), start=60.0, silence=3.0)
+    line = fork(group.find(os.environ), start=60.0, silence=3.0)
     line.need()
     line.end_with_it()
     if how in ("stays", "prepares"):  # deaf to SIGTERM, with a worker
@@ -151,7 +151,7 @@ def trainer(how):
 if __name__ == "__main__":
     if sys.argv[1] == "trainer":
         trainer(sys.argv[2])
-    end = processes.join()
+    end = group.join()
     code = {"laws": laws, "forever": forever}[sys.argv[1]](Path(sys.argv[2]))
     end(code)
     sys.exit(code)

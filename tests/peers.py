@@ -13,10 +13,10 @@ import numpy as np
 import optax
 from flax import nnx
 
-from lm.data import cleaning
+from lm.data.corpora import cleaning
 from lm.data.objectives import INPUTS, TARGETS, Lengths, Objective, Ragged, lengths, noise_mask, uniforms
 from lm.data.packing import features, fill_rows, ragged, row_room, shift_right
-from lm.data.tasks import TASKS
+from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import classification
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Norm

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from lm.data.documentation import Prepared
-from lm.data.tasks import TASKS
+from lm.data.corpora.documentation import Prepared
+from lm.data.tasks.registry import TASKS
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 needs_data = pytest.mark.skipif(not SHARED.exists(), reason="no prepared data")

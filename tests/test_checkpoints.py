@@ -20,11 +20,11 @@ from golden import make_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.folders import phases, save_settings
-from experiments.registry import build
-from experiments.verify import verify
-from lm.config import SettingError
+from experiments.cli.doctor import verify
+from experiments.runs.folders import phases, save_settings
+from experiments.study.registry import build
 from lm.files import seal
+from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.checkpoints import CheckpointError, Checkpoints, SaveError
 from lm.train.config import CheckpointConfig, LoopConfig, OptimizerConfig

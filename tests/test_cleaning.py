@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lm.data import cleaning
+from lm.data.corpora import cleaning
 
 RULES = cleaning.Rules()
 

@@ -14,15 +14,15 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from experiments.conversion import export_checkpoint, import_checkpoint
-from experiments.trained import open_run, pretrained
-from lm.config import SettingError, change
+from experiments.cli.convert import export_checkpoint, import_checkpoint
+from experiments.runs.trained import open_run, pretrained
 from lm.convert import load, save
 from lm.convert.config_json import config_json, model_config, parts_in
 from lm.convert.settings import SETTINGS
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
+from lm.settings import SettingError, change
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/model.safetensors"))

@@ -16,12 +16,15 @@ from test_benchmarks import TEXT, prepare
 from test_vocabulary import TEXTS
 from toy import damages
 
-from experiments.experiment import Experiment
-from experiments.prepare import find_vocabulary
-from lm.config import DataError, SettingError, change
-from lm.data import crawl, pipeline, rows, sources, tokens
-from lm.data.vocabulary import Bytes
+from experiments.runs.prepare import find_vocabulary
+from experiments.study.experiment import Experiment
+from lm.data import pipeline
+from lm.data.corpora import corpus, crawl
+from lm.data.text import sources, tokens
+from lm.data.text import tfds as rows
+from lm.data.text.vocabulary import Bytes
 from lm.files import complete, is_sealed, seal, unseal, write_sealed
+from lm.settings import DataError, SettingError, change
 
 MINE = [f"text {i} " + "words and more words " * (i % 7) for i in range(40)]
 
@@ -106,7 +109,7 @@ def test_a_missing_or_broken_file_is_named_before_anything_is_read(folder, tmp_p
     break_it(shard(folder))
     for corrupt in ("stop", "skip"):
         with pytest.raises(DataError, match=rf"(?s)mine/1\.0\.0, split 'train'.*train\.array_record.*{message}"):
-            sources.documents("tfds:mine", "train", tmp_path, corrupt)
+            corpus.documents("tfds:mine", "train", tmp_path, corrupt)
     assert len(rows.examples("mine", "validation", tmp_path)) == len(MINE)
 
 
@@ -144,21 +147,21 @@ def test_corrupt_records_are_left_out_of_training_counted_and_never_of_evaluatio
     left = rows.examples("mine", "train", tmp_path, "skip")
     assert left.left_out == (0, 7, 8, 39)
     assert [row["text"] for row in left] == [text for k, text in enumerate(MINE) if k not in left.left_out]
-    corpus = sources.documents("tfds:mine", "train", tmp_path, "skip")
-    assert list(corpus) == [row["text"] for row in left]
-    assert sources.left_out(corpus) == sources.left_out(left) == 4
+    found = corpus.documents("tfds:mine", "train", tmp_path, "skip")
+    assert list(found) == [row["text"] for row in left]
+    assert sources.left_out(found) == sources.left_out(left) == 4
     assert rows.corrupt_records(rows.Rows(stored, "train"), tmp_path) == left.left_out
     with pytest.raises(DataError, match="record 3 .*never out of evaluation"):
-        list(sources.documents("tfds:mine", "validation", tmp_path))
+        list(corpus.documents("tfds:mine", "validation", tmp_path))
 
 
 def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behind(stored, tmp_path):
     damage(shard(stored), 7)
-    corpus, place = sources.documents("tfds:mine", "train", tmp_path), tmp_path / "tokens"
+    found, place = corpus.documents("tfds:mine", "train", tmp_path), tmp_path / "tokens"
     with pytest.raises(DataError, match="record 7 "):
-        tokens.encode_corpus(corpus, Bytes(100), place)
+        tokens.encode_corpus(found, Bytes(100), place)
     assert not list(place.iterdir())
-    kept = tokens.encode_corpus(sources.documents("tfds:mine", "train", tmp_path, "skip"), Bytes(100), place)
+    kept = tokens.encode_corpus(corpus.documents("tfds:mine", "train", tmp_path, "skip"), Bytes(100), place)
     assert len(kept.tokens) == sum(len(text.encode()) for k, text in enumerate(MINE) if k != 7)
 
 
@@ -260,7 +263,7 @@ def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
 
 
 ENCODE = """
-import sys; from pathlib import Path; from lm.data import tokens; from lm.data.vocabulary import Bytes
+import sys; from pathlib import Path; from lm.data import tokens; from lm.data.text.vocabulary import Bytes
 tokens.CHUNK = 10
 print("go", flush=True); sys.stdin.read(1)
 made = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), Path(sys.argv[1]))
@@ -340,7 +343,7 @@ def test_a_gzip_that_is_cut_short_gives_what_is_before_and_is_named(tmp_path):
 
 def test_text_that_changed_since_it_was_counted_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("good text\n\n" * 2000)
-    corpus = sources.documents(f"text:{tmp_path / 'a.txt'}", "train", tmp_path)
+    found = corpus.documents(f"text:{tmp_path / 'a.txt'}", "train", tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff" * 22_000)
     with pytest.raises(DataError, match=r"a\.txt: bytes"):
-        list(corpus)
+        list(found)

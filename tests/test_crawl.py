@@ -13,9 +13,9 @@ import time
 import numpy as np
 import pytest
 
-from experiments import cleaning as command
-from lm.config import SettingError
-from lm.data import cleaning, crawl, sources
+from experiments.cli import clean as command
+from lm.data.corpora import cleaning, corpus, crawl
+from lm.settings import SettingError
 
 OFF = ("language",)  # whose detector takes a second to load; it has a test of its own
 
@@ -56,7 +56,7 @@ def clean(source, name="pages", without=OFF, **settings):
 
 
 def texts(cache, name="pages"):
-    return [text for split in command.SPLITS for text in sources.documents(f"tfds:{name}", split, cache)]
+    return [text for split in command.SPLITS for text in corpus.documents(f"tfds:{name}", split, cache)]
 
 
 def files(cache, name="pages"):

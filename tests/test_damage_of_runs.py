@@ -10,18 +10,19 @@ import toy
 from test_report import NAMES, RECORD
 from test_vocabulary import TEXTS
 
-from experiments import origin
-from experiments.finetuning import best_of
-from experiments.folders import load_settings, save_settings
-from experiments.page import samples
-from experiments.phase import finished
-from experiments.registry import REGISTRY, build
-from experiments.results import curves, results, run_folder, write_result
-from experiments.vocabularies import keep, kept
-from lm.config import SettingError
-from lm.data.vocabulary import SentencePiece, train_sentencepiece
+from experiments.report.page import samples
+from experiments.report.results import curves, results
+from experiments.runs import origin
+from experiments.runs.finetuning import best_of
+from experiments.runs.folders import load_settings, save_settings
+from experiments.runs.phase import finished
+from experiments.runs.result import run_folder, write_result
+from experiments.runs.vocabularies import keep, kept
+from experiments.study.registry import REGISTRY, build
+from lm.data.text.vocabulary import SentencePiece, train_sentencepiece
 from lm.evaluate.score import write as write_predictions
 from lm.files import seal, seal_line, unseal, unseal_lines
+from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.log import status
 

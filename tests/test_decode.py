@@ -13,7 +13,6 @@ import pytest
 from test_nn import ARCHITECTURES, make, run
 from test_peer_cases import PEERS, left_out
 
-from lm.config import SettingError
 from lm.evaluate import decode as decoding
 from lm.evaluate.decode import beam_search, decode, greedy
 from lm.nn.cache import Cache, KeyValue
@@ -21,6 +20,7 @@ from lm.nn.config import ModelConfig, SpecialTokens
 from lm.nn.transformer import Transformer
 from lm.ops import beams, sampling
 from lm.ops.sampling import Sampling
+from lm.settings import SettingError
 
 EOS, ENDLESS = 1, SpecialTokens(eos=None)
 WRITING = [architecture for architecture in ARCHITECTURES if architecture != "encoder"]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import SettingError
-from lm.data import cleaning, documentation, harvest, sources
+from lm.data.corpora import cleaning, corpus, documentation, harvest
+from lm.data.text import sources
+from lm.settings import SettingError
 
 SOME = (  # packages of the standard library that are rich in prose and quick to read
     "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random smtplib"
@@ -117,14 +118,14 @@ def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
 def test_no_part_trains_on_what_another_is_evaluated_on(cache):
     documentation.prepare(cache, name="unfiltered", packages=SOME.split())
     assert not names("corpus", "validation+test", cache) & names("unfiltered", "train", cache)
-    whole = {split: sources.documents("documentation", split, cache) for split in ("train", "validation")}
-    parts = {name: sources.documents(f"documentation/{name}", "train", cache) for name in documentation.PARTS}
+    whole = {split: corpus.documents("documentation", split, cache) for split in ("train", "validation")}
+    parts = {name: corpus.documents(f"documentation/{name}", "train", cache) for name in documentation.PARTS}
     assert len(parts["science"]) == 0 < len(parts["topics"]) < len(parts["libraries"])
     assert len(parts["topics"]) + len(parts["libraries"]) == len(whole["train"])
     assert set(parts["topics"]) | set(parts["libraries"]) == set(whole["train"])
     assert len({part.fingerprint for part in (*parts.values(), *whole.values())}) == 5
     with pytest.raises(SettingError, match="did you mean 'science'"):
-        sources.documents("documentation/sience", "train", cache)
+        corpus.documents("documentation/sience", "train", cache)
 
 
 def test_unfiltered_documents_keep_what_the_rules_remove(documents):
@@ -152,9 +153,9 @@ def test_damage_leaves_first_and_last_word_and_changes_the_order():
 
 def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
     documentation.prepare(tmp_path, packages=SOME.split())
-    prints = [sources.documents("documentation", "train", folder).fingerprint for folder in (cache, tmp_path)]
+    prints = [corpus.documents("documentation", "train", folder).fingerprint for folder in (cache, tmp_path)]
     assert prints[0] == prints[1]
-    assert prints[0] != sources.documents("documentation", "validation", cache).fingerprint
+    assert prints[0] != corpus.documents("documentation", "validation", cache).fingerprint
 
 
 def test_too_little_documentation_is_an_error():
@@ -164,7 +165,7 @@ def test_too_little_documentation_is_an_error():
 
 FULL = """
 import resource, sys
-from lm.config import SettingError
+from lm.settings import SettingError
 from lm.data import documentation
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # of a file: as a full disk has it
 try:
@@ -185,7 +186,7 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     start = time.process_time()
     documentation.prepare(tmp_path)
     seconds = time.process_time() - start
-    parts = [sources.documents("documentation", split, tmp_path) for split in ("train", "validation")]
+    parts = [corpus.documents("documentation", split, tmp_path) for split in ("train", "validation")]
     assert sum(len(text) for part in parts for text in part) > 7.2e6  # and the test split
     assert seconds < 60  # 20 s on an idle core
     for task in documentation.MAKERS:

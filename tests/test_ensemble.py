@@ -9,10 +9,10 @@ from flax import nnx
 from test_decode import prompts
 from test_nn import TINY, make
 
-from lm.config import SettingError
 from lm.evaluate.decode import beam_search, greedy
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
+from lm.settings import SettingError
 
 BATCH = prompts("decoder")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lm.config import SettingError
 from lm.convert import load, save
 from lm.convert.settings import SETTINGS
 from lm.convert.unread import IDLE, accounted, check_fields, read_fields, unknown_fields
 from lm.nn.transformer import Transformer
+from lm.settings import SettingError
 
 GOLDEN = Path(__file__).parent / "golden"
 FIELDS = json.loads((GOLDEN / "fields.json").read_text())

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lm.config import SettingError, change
 from lm.mesh import MeshConfig
 from lm.nn.attention import implementation
 from lm.nn.config import ModelConfig
@@ -25,6 +24,7 @@ from lm.ops.flash import flash_attention
 from lm.ops.flash_sweep import BACKENDS
 from lm.ops.masks import Mask, Rule
 from lm.ops.masks import segments as key_numbers
+from lm.settings import SettingError, change
 from lm.sharding import make_mesh
 
 INTERPRETED = {

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import toy
 
-from lm.config import SettingError
+from lm.settings import SettingError
 from lm.train import guard
 from lm.train.config import GuardConfig
 from lm.train.log import NonFiniteLoss, records

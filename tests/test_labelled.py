@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.config import SettingError
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches, shortened
 from lm.data.tasks.labelled import LABELLED, endings, labelled, whole_word
-from lm.data.vocabulary import EOS, Bytes
+from lm.data.text.symbols import EOS
+from lm.data.text.vocabulary import Bytes
+from lm.settings import SettingError
 
 TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
 VOCABULARY = Bytes(100)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from experiments.phase import finished
-from lm.config import DataError
+from experiments.runs.phase import finished
+from lm.settings import DataError
 from lm.train import log, trackers
 from lm.train.log import Log, records
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lm import metrics
-from lm.config import SettingError
+from lm.settings import SettingError
 
 ALL = {name: getattr(metrics, name) for name in ("accuracy", "binary_f1", "matthews", "pearson", "spearman", "bleu")}
 ALL |= {

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lm.config import SettingError
 from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig
 from lm.nn.layers import RelativeBias, count, draw_keep, dropout
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
 from lm.ops.losses import cross_entropy
+from lm.settings import SettingError
 from lm.sharding import named
 
 TINY = ModelConfig(

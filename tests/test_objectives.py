@@ -7,20 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import SettingError
 from lm.data.noise import prefix_lengths, within
-from lm.data.objectives import (
-    EOS,
-    IN_PLACE,
-    OBJECTIVES,
-    Objective,
-    Ragged,
-    denoise,
-    lengths,
-    noise_mask,
-    sizes,
-    uniforms,
-)  # fmt: skip
+from lm.data.objectives import IN_PLACE, OBJECTIVES, Objective, Ragged, denoise, lengths, noise_mask, sizes, uniforms
+from lm.data.text.symbols import EOS  # fmt: skip
+from lm.settings import SettingError
 
 
 def symbols(size=1000, num_sentinels=100):

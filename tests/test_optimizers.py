@@ -10,7 +10,7 @@ import pytest
 import toy
 from flax import nnx
 
-from lm.config import SettingError
+from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import OPTIMIZERS, learning_rate, optimizer, per_layer, remembered
 

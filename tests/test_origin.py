@@ -15,38 +15,39 @@ import pytest
 import test_run
 from test_run import SMALL
 
-from experiments import origin, phase
-from experiments.conversion import export_checkpoint
-from experiments.experiment import BASELINE
-from experiments.folders import home_of, phases
-from experiments.prepare import find_vocabulary, fingerprints
-from experiments.progress import reporting
-from experiments.registry import REGISTRY, build
-from experiments.results import check_settings, results
-from experiments.run import run
-from experiments.scales import SCALES
-from experiments.sweep import run_row
-from experiments.trained import answering, open_run
-from lm.config import SettingError, change
-from lm.data.tokenizers import find_tokenizer
-from lm.data.vocabulary import train_sentencepiece
+from experiments.cli.convert import export_checkpoint
+from experiments.cli.sweep import run_row
+from experiments.report.results import results
+from experiments.runs import origin, phase
+from experiments.runs.folders import home_of, phases
+from experiments.runs.prepare import find_vocabulary, fingerprints
+from experiments.runs.progress import reporting
+from experiments.runs.result import check_settings
+from experiments.runs.run import run
+from experiments.runs.trained import answering, open_run
+from experiments.study.experiment import BASELINE
+from experiments.study.registry import REGISTRY, build
+from experiments.study.scales import SCALES
+from lm.data.text.tokenizers import find_tokenizer
+from lm.data.text.vocabulary import train_sentencepiece
 from lm.files import seal
+from lm.settings import SettingError, change
 from lm.train.log import records
 
 runs = test_run.runs
 
 NOW = {
     "settings": origin.settings_of(BASELINE), "vocabulary": {"fingerprint": "v"}, "data": {"corpus": "c"},
-    "code": {"lm/config.py": "1", "lm/old.py": "1"}, "packages": {"jax": "0.10"},
+    "code": {"lm/settings.py": "1", "lm/old.py": "1"}, "packages": {"jax": "0.10"},
 }  # fmt: skip
 OTHER = {
     "settings": NOW["settings"] | {"model.d_ff": 9}, "vocabulary": {"fingerprint": "w"}, "data": {"corpus": "d"},
-    "code": {"lm/config.py": "2", "lm/new.py": "1"}, "packages": {"jax": "0.11"},
+    "code": {"lm/settings.py": "2", "lm/new.py": "1"}, "packages": {"jax": "0.11"},
 }  # fmt: skip
 SAID = {
     "settings": ["settings: model.d_ff: 3072 -> 9"], "vocabulary": ["vocabulary: fingerprint: v -> w"],
     "data": ["data: corpus: c -> d"], "packages": ["packages: jax: 0.10 -> 0.11"],
-    "code": ["code: lm/config.py: 1 -> 2", "code: lm/new.py: none -> 1", "code: lm/old.py: 1 -> none"],
+    "code": ["code: lm/settings.py: 1 -> 2", "code: lm/new.py: none -> 1", "code: lm/old.py: 1 -> none"],
 }  # fmt: skip
 NONE = frozenset()
 ROW = "t5/1-baseline/baseline"
@@ -258,10 +259,10 @@ TWICE = """
 import sys, time
 from pathlib import Path
 from experiments import phase
-from experiments.progress import reporting
-from experiments.registry import build
-from experiments.run import run
-from experiments.scales import SCALES
+from experiments.runs.progress import reporting
+from experiments.study.registry import build
+from experiments.runs.run import run
+from experiments.study.scales import SCALES
 SCALES["tiny"] = eval(sys.argv[3])
 locked = phase.locked
 def after_a_moment(folder, reporter):
@@ -297,7 +298,7 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     assert len(json.loads((folder / "run.json").read_text())["starts"]) == 1
     about = json.loads((folder / "origin.json").read_text())
     assert about.keys() == {*origin.ORIGINS, "allowed", "sha256"}
-    assert about["code"].keys() >= {"lm/config.py", "lm/nn/stack.py", "experiments/finetuning.py"}
+    assert about["code"].keys() >= {"lm/settings.py", "lm/nn/stack.py", "experiments/runs/finetuning.py"}
     origin.record(folder, about | {"data": about["data"] | {"corpus train": "other"}})
     said = "trained with other data:\n  data: corpus train: other"
     with reporting(0) as reporter, pytest.raises(SettingError, match=said):

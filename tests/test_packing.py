@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers import from_lists, packed
 
-from lm.config import SettingError
 from lm.data.objectives import Lengths, Ragged
 from lm.data.packing import fill_rows, join
+from lm.settings import SettingError
 
 
 def test_padding_is_told_by_length_and_not_by_id():

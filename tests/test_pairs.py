@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lm.config import SettingError
 from lm.data.noise import geometric
-from lm.data.objectives import EOS, OBJECTIVES, Ragged, denoise, lengths, uniforms
+from lm.data.objectives import OBJECTIVES, Ragged, denoise, lengths, uniforms
 from lm.data.pipeline import pretraining_batches
 from lm.data.sentences import permute, sentence_starts
-from lm.data.vocabulary import Bytes
+from lm.data.text.symbols import EOS
+from lm.data.text.vocabulary import Bytes
+from lm.settings import SettingError
 
 MASK, CLS = 19_999, 19_998
 IDS = np.arange(20_000)

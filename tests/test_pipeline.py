@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.config import SettingError
 from lm.data.objectives import IN_PLACE, OBJECTIVES, Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.pipeline import Mixed, Unsupervised, eval_batches, pretraining_batches, stream
 from lm.data.segments import running
-from lm.data.tokens import encode_corpus
-from lm.data.vocabulary import EOS, Bytes
+from lm.data.text.symbols import EOS
+from lm.data.text.tokens import encode_corpus
+from lm.data.text.vocabulary import Bytes
+from lm.settings import SettingError
 
 VOCABULARY = Bytes(100)
 PAIRS = [

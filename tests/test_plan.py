@@ -10,18 +10,17 @@ import optax
 import pytest
 import tyro
 
-from experiments import plan as plans
-from experiments.chips import CHIPS, find_slice, shapes_of
-from experiments.experiment import Experiment
-from experiments.planning import compiler
-from experiments.planning.compiler import Compiled, compile_step, features, program_key, read_by_writing
-from experiments.planning.estimate import estimate, flops_of, needed, writing
-from experiments.planning.program import read, unexpected
-from experiments.planning.search import arrangements, candidates, memory
-from experiments.registry import build
-from lm.config import SettingError, changes
+from experiments.plan import compiler, plans
+from experiments.plan.chips import CHIPS, find_slice, shapes_of
+from experiments.plan.compiler import Compiled, compile_step, features, program_key, read_by_writing
+from experiments.plan.estimate import estimate, flops_of, needed, writing
+from experiments.plan.program import read, unexpected
+from experiments.plan.search import arrangements, candidates, memory
+from experiments.study.experiment import Experiment
+from experiments.study.registry import build
 from lm.data.objectives import Lengths
 from lm.nn.config import ModelConfig
+from lm.settings import SettingError, changes
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import OPTIMIZERS
 from lm.train.throughput import PEAK

@@ -16,11 +16,11 @@ import pytest
 from pair import HERE, ends, start
 from test_run import SMALL
 
-from experiments import processes
-from experiments.processes import Place, find
-from experiments.scales import SCALES
-from lm.config import SettingError
-from lm.data import documentation
+from experiments.processes import place
+from experiments.processes.place import Place, find
+from experiments.study.scales import SCALES
+from lm.data.corpora import documentation
+from lm.settings import SettingError
 from lm.train.log import Log, records
 from lm.train.step import build
 
@@ -116,7 +116,7 @@ def test_nothing_is_said_where_nobody_reads(command):
 def test_work_outlives_its_reader_and_says_so_once():
     read, write = os.pipe()
     os.close(read)
-    work = "import sys; from experiments.terminal import outlive_the_reader; outlive_the_reader()"
+    work = "import sys; from experiments.cli.terminal import outlive_the_reader; outlive_the_reader()"
     work += "; [print(line, flush=True) for line in range(3)]; sys.exit(7)"
     ran = subprocess.run([sys.executable, "-c", work], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
@@ -173,13 +173,13 @@ GKE = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
         ({"LM_COORDINATOR": "h:5", "LM_PROCESSES": "1", "LM_PROCESS": "0"}, None),
         (SLURM | {"SLURM_STEP_NODELIST": "node[07-10,12],big"}, Place("node07", 61447, 4, 2)),
         (SLURM | {"SLURM_STEP_NODELIST": "big,node[07-10]"}, Place("big", 61447, 4, 2)),
-        (GKE, Place("a", processes.PORT, 2, 1)),
+        (GKE, Place("a", place.PORT, 2, 1)),
         (
             GKE | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "c:80"},
-            Place("c", processes.PORT, 4, 3),
+            Place("c", place.PORT, 4, 3),
         ),
         (SLURM | {"SLURM_STEP_NODELIST": "big", "LM_PROCESSES": "1"}, None),
-        ({"TPU_PROCESS_ADDRESSES": "a:1,b:1", "CLOUD_TPU_TASK_ID": "1"}, Place("a", processes.PORT, 2, 1)),
+        ({"TPU_PROCESS_ADDRESSES": "a:1,b:1", "CLOUD_TPU_TASK_ID": "1"}, Place("a", place.PORT, 2, 1)),
         ({"LM_COORDINATOR": "h", "LM_PROCESSES": "2"}, "LM_COORDINATOR=h should be host:port"),
         ({"LM_COORDINATOR": "h:65536", "LM_PROCESSES": "2"}, "LM_COORDINATOR=h:65536 should be host:port"),
         ({"LM_COORDINATOR": "h:5", "LM_PROCESS": "0"}, "LM_PROCESSES=None should be a number"),
@@ -210,7 +210,7 @@ def metadata(monkeypatch):
         def log_message(self, *_):
             pass
 
-    monkeypatch.setattr(processes, "has_tpu", lambda: True)
+    monkeypatch.setattr(place, "has_tpu", lambda: True)
     with HTTPServer(("localhost", 0), Server) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield told, faults, {"GCE_METADATA_IP": f"localhost:{server.server_port}"}
@@ -219,11 +219,11 @@ def metadata(monkeypatch):
 
 def test_a_tpu_vm_asks_its_metadata_server_again_if_that_fails(metadata, monkeypatch):
     told, faults, environment = metadata
-    monkeypatch.setattr(processes.time, "sleep", lambda _: None)
+    monkeypatch.setattr(place.time, "sleep", lambda _: None)
     told |= {"worker-network-endpoints": "w:0:10.0.0.1,w:1:10.0.0.2", "agent-worker-number": "1"}
     told["tpu-env"] = "ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
     faults += [503, 503]
-    assert find(environment) == Place("10.0.0.1", processes.PORT, 4, 3)
+    assert find(environment) == Place("10.0.0.1", place.PORT, 4, 3)
     faults += [404]
     assert find(environment) is None
     faults += [503] * 4

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from experiments import __main__ as cli
-from experiments import classic, registry
-from experiments.experiment import BASELINE, Experiment
-from experiments.progress import duration, reporting
-from experiments.registry import REGISTRY, baseline_of, build, find, find_one, twin
-from experiments.scales import SCALES
-from experiments.t5.tables import COLUMNS, TABLES
-from lm.config import SettingError, change, comments, diff, from_json, leaves, to_json
+from experiments.runs.progress import duration, reporting
+from experiments.study import classic, registry
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.registry import REGISTRY, baseline_of, build, find, find_one, twin
+from experiments.study.scales import SCALES
+from experiments.study.t5.tables import COLUMNS, TABLES
+from lm.settings import SettingError, change, comments, diff, from_json, leaves, to_json
 
 PAPER = Path(__file__).parents[1].parent / "shared" / "t5" / "tables.json"
 
@@ -125,7 +125,7 @@ def test_a_number_that_makes_no_sense_is_refused_by_its_name(given, said, capsys
 @pytest.mark.parametrize("text", ["10000", "10_000", "1e4"])
 def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
     asked = []
-    monkeypatch.setattr("experiments.sweep.run_row", lambda *all: asked.append(all[2]))
+    monkeypatch.setattr("experiments.cli.sweep.run_row", lambda *all: asked.append(all[2]))
     given = ["--pretraining.steps", text, "--tuning.examples-limit", text, "--data.held-out-lengths", "1", "2e0"]
     assert cli.dispatch(["run", "t5/1-baseline/baseline", *given]) == 0
     found = asked[0]
@@ -138,8 +138,8 @@ def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
 
 def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_those_runs(monkeypatch):
     wanted, reported = [], []
-    monkeypatch.setattr("experiments.sweep.train", lambda runs, *_: wanted.extend(runs) or 0)
-    monkeypatch.setattr("experiments.sweep.print_report", lambda *all: reported.append(all[3]))
+    monkeypatch.setattr("experiments.cli.sweep.train", lambda runs, *_: wanted.extend(runs) or 0)
+    monkeypatch.setattr("experiments.cli.sweep.print_report", lambda *all: reported.append(all[3]))
     given = {"objective.rate": 0.15, "model.d_ff": 200}
     assert cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--objective.rate", "0.15", "--model.d-ff=2e2"]) == 0
     assert reported == [given]
@@ -154,7 +154,7 @@ def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_t
 @pytest.mark.parametrize("given", [["--scale", "base", "--scale", "nano"], ["--scale=mini", "--scale", "nano"]])
 def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monkeypatch):
     name, asked = "t5/6-corruption-rate/50", []
-    monkeypatch.setattr("experiments.sweep.run_row", lambda *all: asked.append(all))
+    monkeypatch.setattr("experiments.cli.sweep.run_row", lambda *all: asked.append(all))
     assert cli.dispatch(["run", name, *given]) == 0
     assert asked[0][1:3] == ("nano", build(name, "nano"))
 

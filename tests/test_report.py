@@ -15,22 +15,25 @@ import pytest
 import scipy.stats
 from rich.console import Console
 
-from experiments import commands, origin, plots, report
-from experiments.comparison import agreement, compare, kendall
-from experiments.folders import save_settings
-from experiments.page import samples
-from experiments.registry import REGISTRY, build, find, tables
-from experiments.results import curves, results, run_folder, write_result
-from experiments.sheets import Cell
-from lm.config import SettingError, change, leaves
+from experiments.cli import show as commands
+from experiments.report import plots, report
+from experiments.report.comparison import agreement, compare, kendall
+from experiments.report.page import samples
+from experiments.report.results import curves, results
+from experiments.report.sheets import Cell
+from experiments.runs import origin
+from experiments.runs.folders import save_settings
+from experiments.runs.result import run_folder, write_result
+from experiments.study.registry import REGISTRY, build, find, tables
 from lm.files import seal, seal_lines, unseal
+from lm.settings import SettingError, change, leaves
 
 RATES = tables(find("t5/6-corruption-rate"))
 NAMES = [row.name for row in RATES[0].rows]
 FIRST = "t5/1-baseline/baseline seed 0"
 RECORD = {
     "settings": {}, "vocabulary": {"fingerprint": "v"}, "data": {"corpus train": "c", "cloze validation": "d"},
-    "code": {"lm/config.py": "1"}, "packages": {"jax": "0.10"},
+    "code": {"lm/settings.py": "1"}, "packages": {"jax": "0.10"},
 }  # fmt: skip
 ATTACK = "<script>document.title = 1</script>"
 
@@ -210,7 +213,7 @@ def test_a_bucket_that_cannot_be_read_is_said_to_be_one_of_the_runs(watched, mon
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"code": {"lm/config.py": "2"}}, "other code than {first}: lm/config.py 1 -> 2"),
+        ({"code": {"lm/settings.py": "2"}}, "other code than {first}: lm/settings.py 1 -> 2"),
         ({"packages": {"jax": "0.11"}}, "other packages than {first}: jax 0.10 -> 0.11"),
         ({"vocabulary": {"fingerprint": "w"}}, "other vocabulary than {first}: fingerprint v -> w"),
         ({"data": RECORD["data"] | {"cloze validation": "e"}}, "other data than {first}: cloze validation d -> e"),

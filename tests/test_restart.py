@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from waiting import gone, wait_for
 
-from experiments import restart
-from lm.config import SettingError
+from experiments.processes import restart
+from lm.settings import SettingError
 
 ROOT = Path(__file__).parents[1]
 LIVES = """

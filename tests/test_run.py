@@ -11,25 +11,25 @@ from flax import nnx
 from tiny import TINY
 
 from experiments import __main__ as cli
-from experiments import registry
-from experiments.finetuning import best_of, head_steps
-from experiments.folders import home_of, phases, save_settings
-from experiments.inspection import generate, show_examples, written
-from experiments.phase import Session
-from experiments.progress import reporting
-from experiments.registry import REGISTRY, build
-from experiments.report import stand_ins
-from experiments.results import read_result, run_folder, write_result
-from experiments.run import check, columns, pretrain, run, steps_of
-from experiments.scales import SCALES
-from experiments.sweep import came_to, one, sweep
+from experiments.cli.inspection import generate, show_examples, written
+from experiments.cli.sweep import came_to, one, sweep
+from experiments.report.report import stand_ins
+from experiments.runs.finetuning import best_of, head_steps
+from experiments.runs.folders import home_of, phases, save_settings
+from experiments.runs.phase import Session
+from experiments.runs.progress import reporting
+from experiments.runs.result import read_result, run_folder, write_result
+from experiments.runs.run import check, columns, pretrain, run, steps_of
+from experiments.study import registry
+from experiments.study.registry import REGISTRY, build
+from experiments.study.scales import SCALES
 from lm import sharding
-from lm.config import SettingError, change
-from lm.data import documentation
+from lm.data.corpora import documentation
 from lm.data.objectives import lengths
 from lm.files import seal_lines
 from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
+from lm.settings import SettingError, change
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig
 from lm.train.log import records
@@ -279,7 +279,7 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
 
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997)
-    monkeypatch.setattr("experiments.sweep.read_result", lambda folder: result)
+    monkeypatch.setattr("experiments.cli.sweep.read_result", lambda folder: result)
     assert came_to(tmp_path) == "held-out loss 3.472"
 
 
@@ -300,7 +300,9 @@ def test_the_command_line_gives_an_exit_code_and_the_nearest_name(capsys):
 
 def test_a_row_that_fails_is_left_and_the_others_go_on(tmp_path, monkeypatch):
     tried = []
-    monkeypatch.setattr("experiments.sweep.one", lambda name, *_: tried.append(name) or (3 if len(tried) == 1 else 0))
+    monkeypatch.setattr(
+        "experiments.cli.sweep.one", lambda name, *_: tried.append(name) or (3 if len(tried) == 1 else 0)
+    )
     with pytest.raises(SystemExit) as stopped:
         sweep("t5/4-objective", "nano", 1, tmp_path)
     assert stopped.value.code == 3
@@ -311,7 +313,7 @@ def test_a_full_disk_is_told_in_a_line_even_if_nothing_more_can_be_written(tmp_p
     def fails(*_):
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
-    monkeypatch.setattr("experiments.run.run", fails)
+    monkeypatch.setattr("experiments.runs.run.run", fails)
     (tmp_path / "file").write_text("")
     told = []
     for folder in (tmp_path / "run", tmp_path / "file" / "run"):  # of which the second cannot be made
@@ -326,7 +328,7 @@ def test_a_run_that_diverged_fails_by_itself_with_the_loss(tmp_path, monkeypatch
         save_settings(folder, experiment)
         write_result(folder, {"columns": {}, "tasks": {}, "held_out_loss": 800.0, "seconds": 1.0, "tokens": 1})
 
-    monkeypatch.setattr("experiments.run.run", diverges)
+    monkeypatch.setattr("experiments.runs.run.run", diverges)
     told = []
     assert one("a", build(BASELINE, "nano"), tmp_path / "run", tmp_path, SimpleNamespace(complain=told.append)) == 2
     assert "held_out_loss 800.0 should be a number from 0 to 700; the run diverged" in told[0]

@@ -8,21 +8,20 @@ import tensorflow_datasets as tfds
 from test_benchmarks import SETS, TEXT, prepare
 from tiny import TINY
 
-from experiments import origin
-from experiments.attention_maps import show_attention
-from experiments.experiment import Experiment
-from experiments.finetuning import adapted, head_steps
-from experiments.folders import home_of, phases, save_settings
-from experiments.questions import questions
-from experiments.scoring import score_file, score_run
-from experiments.task_list import show_tasks
-from experiments.trained import answering, chosen, newest_masked, place_of, pretrained
+from experiments.cli.attention import show_attention
+from experiments.cli.doctor import show_tasks
+from experiments.cli.scoring import score_file, score_run
+from experiments.runs import origin
+from experiments.runs.finetuning import adapted, head_steps, questions
+from experiments.runs.folders import home_of, phases, save_settings
+from experiments.runs.trained import answering, chosen, newest_masked, place_of, pretrained
+from experiments.study.experiment import Experiment
 from lm import sharding
-from lm.config import SettingError, changes
-from lm.data.tasks import TASKS
 from lm.data.tasks.labelled import LABELLED
-from lm.data.vocabulary import Bytes
+from lm.data.tasks.registry import TASKS
+from lm.data.text.vocabulary import Bytes
 from lm.evaluate.score import predict
+from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.train.step import build
@@ -163,7 +162,7 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
 def test_answers_end_at_newlines_alone(name, text, rows, runs, tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(type(TASKS["cola"]), "evaluate", lambda task, rows, found: read.extend(found) or {"score": 0})
-    monkeypatch.setattr("experiments.scoring.references", lambda *_: rows)
+    monkeypatch.setattr("experiments.cli.scoring.references", lambda *_: rows)
     (tmp_path / name).write_bytes(text.encode())
     score_file(tmp_path / name, "cola", "validation", 0, runs)
     assert read == rows

@@ -17,11 +17,11 @@ from jax.experimental.topologies import get_topology_desc
 from jax.sharding import PartitionSpec as P
 
 from lm import sharding
-from lm.config import SettingError
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.nn.layers import param
 from lm.nn.transformer import Transformer
+from lm.settings import SettingError
 from lm.train.config import LossConfig, OptimizerConfig
 from lm.train.optimizers import optimizer
 from lm.train.step import build

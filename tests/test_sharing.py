@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.finetuning import right_answers
-from experiments.folders import phases, pretrainings
-from experiments.phase import Session
-from experiments.prepare import Prepared
-from experiments.registry import REGISTRY, build
+from experiments.runs.finetuning import right_answers
+from experiments.runs.folders import phases, pretrainings
+from experiments.runs.phase import Session
+from experiments.runs.prepare import Prepared
+from experiments.study.registry import REGISTRY, build
 from lm import sharding
-from lm.data.mixtures import mixture
 from lm.data.objectives import Lengths
-from lm.data.tokens import Tokens
-from lm.data.vocabulary import Bytes
+from lm.data.tasks.mixtures import mixture
+from lm.data.text.tokens import Tokens
+from lm.data.text.vocabulary import Bytes
 from lm.evaluate.score import Questions
 from lm.mesh import MeshConfig
 

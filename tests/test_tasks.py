@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import SettingError
-from lm.data.mixtures import MIXTURES, PAPER, mixture, rates
-from lm.data.tasks import TASKS, task
+from lm.data.tasks.mixtures import MIXTURES, PAPER, mixture, rates
+from lm.data.tasks.registry import TASKS, task
+from lm.settings import SettingError
 
 COLUMNS = {"GLUE": 8, "SGLUE": 8, "SQuAD": 1, "CNNDM": 1, "EnDe": 1, "EnFr": 1, "EnRo": 1}
 PLAIN = {"kind": "proportional", "limit": None, "temperature": 1.0}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from lm.config import SettingError
-from lm.data.exported import tokenizer_json
-from lm.data.tokenizers import Pieces, find_tokenizer
-from lm.data.vocabulary import SentencePiece, train_sentencepiece
+from lm.data.text.exported import tokenizer_json
+from lm.data.text.tokenizers import Pieces, find_tokenizer
+from lm.data.text.vocabulary import SentencePiece, train_sentencepiece
+from lm.settings import SettingError
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = ["the cat sat on the mat", "a dog ran to the house. it was late!", "who is there?"]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import toy
 
-from lm.config import SettingError
 from lm.nn.config import ModelConfig
+from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig

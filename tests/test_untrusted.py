@@ -18,16 +18,17 @@ from test_benchmarks import SETS, TEXT, prepare
 from test_layout import FILES
 from test_tokenizers import TEXTS, byte_pairs
 
-from experiments.experiment import BASELINE, Experiment
-from experiments.folders import load_settings
-from experiments.scoring import score_file
-from lm.config import SettingError, from_json, leaves, to_json
+from experiments.cli.scoring import score_file
+from experiments.runs.folders import load_settings
+from experiments.study.experiment import BASELINE, Experiment
 from lm.convert import load
 from lm.convert.settings import SETTINGS
-from lm.data import crawl, rows
-from lm.data.tokenizers import find_tokenizer
-from lm.data.vocabulary import SentencePiece, train_sentencepiece
+from lm.data.corpora import crawl
+from lm.data.text import tfds as rows
+from lm.data.text.tokenizers import find_tokenizer
+from lm.data.text.vocabulary import SentencePiece, train_sentencepiece
 from lm.files import seal
+from lm.settings import SettingError, from_json, leaves, to_json
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILIES = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "longformer", "marian_sinusoidal"]

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import SettingError
-from lm.data import vocabulary as vocabularies
-from lm.data.tokens import encode_corpus
-from lm.data.vocabulary import EOS, PAD, UNK, Bytes, SentencePiece, train_sentencepiece
+from lm.data.text import vocabulary as vocabularies
+from lm.data.text.symbols import EOS, PAD, UNK
+from lm.data.text.tokens import encode_corpus
+from lm.data.text.vocabulary import Bytes, SentencePiece, train_sentencepiece
+from lm.settings import SettingError
 
 WORDS = re.findall(
     "[a-z]+", "the quick brown fox jumps over a lazy dog while seven wizards mix potions and quote verse"

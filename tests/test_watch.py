@@ -12,9 +12,9 @@ import pytest
 from pair import HERE, ends, start
 from waiting import gone, wait_for
 
-from experiments.line import Line, listen, proof
-from experiments.processes import Place
-from experiments.watch import ABORTED, Ended, Watch
+from experiments.processes.line import Line, listen, proof
+from experiments.processes.place import Place
+from experiments.processes.watch import ABORTED, Ended, Watch
 from lm.train.log import records
 
 

@@ -14,7 +14,6 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lm.config import SettingError, leaves, read_object
 from lm.convert.config_json import MATRIX, config_json, family_of, model_config, parts_in, parts_of
 from lm.convert.names import NAMES, Names, Tensor, is_constant, tensors
 from lm.convert.rows import Json
@@ -23,6 +22,7 @@ from lm.files import complete_folder
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.ops.positions import sinusoids
+from lm.settings import SettingError, leaves, read_object
 from lm.sharding import named
 
 SHARD_BYTES = 5 * 10**9  # a model larger than this is written in several files, as is the custom [bytes]

@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 
-from lm.config import SettingError, from_json, leaves, nearest
 from lm.convert.names import NAMES
 from lm.convert.rows import OPTIONAL, REQUIRED, Json, Settings
 from lm.convert.settings import SETTINGS
 from lm.convert.unread import check_fields
 from lm.nn.config import ModelConfig
+from lm.settings import SettingError, from_json, leaves, nearest
 
 PARTS = {  # what a model has or lacks beside its blocks: the module of ours by whose tensor it is known
     "logits": "logits_bias",

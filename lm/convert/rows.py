@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lm.config import SettingError, nearest
 from lm.nn.config import ModelConfig
+from lm.settings import SettingError, nearest
 
 Json = dict[str, Any]
 REQUIRED, OPTIONAL = object(), object()  # defaults of settings that must, or need not, be there

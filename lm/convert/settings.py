@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lm.config import SettingError
 from lm.convert.rows import (
     OPTIONAL,
     REQUIRED,
@@ -19,6 +18,7 @@ from lm.convert.rows import (
     special,
 )
 from lm.nn.config import ModelConfig
+from lm.settings import SettingError
 
 # GELU is that of the error function in BERT and GPT-NeoX, its tanh form in GPT-2, ALBERT, BLOOM and T5 1.1.
 _ACTIVATIONS = {

@@ -2,8 +2,8 @@
 
 import re
 
-from lm.config import SettingError, nearest
 from lm.convert.rows import Json, Settings
+from lm.settings import SettingError, nearest
 
 ELSEWHERE = ("model_type", "architectures", "tie_word_embeddings")  # read as a family, parts, and copies of tensors
 ROTARY = ("rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters", "max_position_embeddings")

@@ -1,9 +1,9 @@
 """Which settings of data go together: refused by name before any work is done."""
 
-from lm.config import SettingError, nearest
 from lm.data.objectives import BY_CHANCE, IN_PLACE, Objective
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
-from lm.data.vocabulary import Vocabulary
+from lm.data.text.vocabulary import Vocabulary
+from lm.settings import SettingError, nearest
 
 ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
 NEEDS = (  # a choice of the objective, and what it leaves of another

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.config import SettingError
 from lm.data.checks import check_batches, check_symbols
-from lm.data.objectives import PAD
 from lm.data.packing import DECODERS
 from lm.data.segments import shuffled
 from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.task import Row
-from lm.data.vocabulary import Vocabulary
+from lm.data.text.symbols import PAD
+from lm.data.text.vocabulary import Vocabulary
+from lm.settings import SettingError
 
 Batch = dict[str, np.ndarray]
 

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.config import SettingError
-from lm.data.objectives import INPUTS, PAD, Lengths, Objective, noise_mask, uniforms
+from lm.data.objectives import INPUTS, Lengths, Objective, noise_mask, uniforms
 from lm.data.segments import Running, Segments, even, full, running, shuffled
 from lm.data.sentences import cuts
-from lm.data.tokens import Tokens
-from lm.data.vocabulary import Vocabulary
+from lm.data.text.symbols import PAD
+from lm.data.text.tokens import Tokens
+from lm.data.text.vocabulary import Vocabulary
+from lm.settings import SettingError
 
 Batch = dict[str, np.ndarray]
 

@@ -21,11 +21,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lm.config import SettingError
 from lm.data.noise import NOISE, fit, infill, prefix_lengths, ranks, runs_of, span_counts, tell_apart, within
-from lm.data.sentences import Symbols, permute
+from lm.data.sentences import permute
+from lm.data.text.symbols import PAD, UNK, Symbols
+from lm.settings import SettingError
 
-PAD, EOS, UNK = 0, 1, 2  # ids in every vocabulary, as in T5
 RANDOM_SHARE = 0.1  # share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
 SAME_SHARE = 0.1  # share of noise tokens that an encoder sees unchanged [Devlin et al. 2019, 3.1]
 IN_PLACE = ("in-place", "replaced")  # targets of encoders

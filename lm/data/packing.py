@@ -7,8 +7,9 @@ the decoder reads the targets shifted right by one within each segment, beginnin
 
 import numpy as np
 
-from lm.config import SettingError
-from lm.data.objectives import EOS, PAD, Lengths, Ragged, within
+from lm.data.objectives import Lengths, Ragged, within
+from lm.data.text.symbols import EOS, PAD
+from lm.settings import SettingError
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
 DECODERS = ("decoder", "prefix-decoder")  # read inputs and targets in one row

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.config import SettingError
 from lm.data.checks import check_batches, check_objective
 from lm.data.masked import Masked, masked_lengths
 from lm.data.objectives import Lengths, Objective, Ragged, denoise, lengths, sizes, uniforms
 from lm.data.packing import ENCODER_DECODERS, features, fill_rows, ragged, row_room
 from lm.data.segments import Running, Segments, full, generator, running
-from lm.data.tokens import Tokens
-from lm.data.vocabulary import Vocabulary
+from lm.data.text.tokens import Tokens
+from lm.data.text.vocabulary import Vocabulary
+from lm.settings import SettingError
 
 Batch = dict[str, np.ndarray]
 BatchFunction = Callable[[int, slice], Batch]

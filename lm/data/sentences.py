@@ -1,24 +1,9 @@
 """Sentences in arrays of tokens [B,L]: where they begin, in another order, and where to cut a text in two."""
 
-from typing import Protocol
-
 import numpy as np
 
 from lm.data.noise import latest, within
-
-
-class Symbols(Protocol):
-    """What noise and objectives need of a vocabulary: sentinel k has the id ``size - 1 - k``."""
-
-    num_sentinels: int
-    eos: int | None  # ids of special tokens, None for what there is none of
-    mask: int | None
-    word_starts: np.ndarray  # bool [size]: a piece begins a word
-    sentence_ends: np.ndarray  # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
-
-    @property
-    def size(self) -> int:
-        """Pieces and sentinels; the embedding has at least as many rows."""
+from lm.data.text.symbols import Symbols
 
 
 def sentence_starts(tokens: np.ndarray, vocabulary: Symbols) -> np.ndarray:

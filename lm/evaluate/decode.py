@@ -12,13 +12,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.config import SettingError
 from lm.nn.cache import Cache
 from lm.nn.config import SpecialTokens
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Batch, Transformer
 from lm.ops import beams as searching
 from lm.ops import sampling
+from lm.settings import SettingError
 
 PROMPT = ("input_tokens", "segment_ids", "token_types", "causal_attention", "global_attention")  # positions follow
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from lm.config import SettingError
 from lm.nn.cache import KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Linear, RelativeBias, normal, param, scaled
@@ -20,6 +19,7 @@ from lm.ops.flash import flash_attention
 from lm.ops.flash_sweep import BACKENDS
 from lm.ops.masks import Mask
 from lm.ops.positions import rotary_frequencies, rotate
+from lm.settings import SettingError
 from lm.sharding import ACTIVATION_AXES, constrain
 
 

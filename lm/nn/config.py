@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from lm.config import SettingError, at_least
+from lm.settings import SettingError, at_least
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]

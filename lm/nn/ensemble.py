@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import jax
 from flax import nnx
 
-from lm.config import SettingError
 from lm.nn.cache import Cache
 from lm.nn.transformer import Batch, Transformer
+from lm.settings import SettingError
 
 
 class Ensemble(nnx.Module):

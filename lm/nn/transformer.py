@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lm.config import SettingError
 from lm.nn.attention import View
 from lm.nn.cache import Cache, empty
 from lm.nn.config import ModelConfig
@@ -14,6 +13,7 @@ from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
 from lm.nn.layers import Embed, Linear, along, param, split
 from lm.nn.stack import Stack
 from lm.nn.view import cross_mask, full_view, step_view
+from lm.settings import SettingError
 from lm.sharding import constrain
 
 Batch = dict[str, jax.Array]

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lm.config import SettingError
 from lm.nn.attention import View, implementation
 from lm.nn.config import ModelConfig
 from lm.nn.layers import RelativeBias
@@ -15,6 +14,7 @@ from lm.ops import masks
 from lm.ops.biases import Alibi, Bias
 from lm.ops.masks import Mask, Rule
 from lm.ops.positions import alibi, alibi_slopes
+from lm.settings import SettingError
 
 Batch = dict[str, jax.Array]
 

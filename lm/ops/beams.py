@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.config import SettingError, at_least, nearest
+from lm.settings import SettingError, at_least, nearest
 
 
 class Rules(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from lm.config import SettingError
+from lm.settings import SettingError
 
 
 def greedy(logits: jax.Array, key: jax.Array | None) -> jax.Array:

@@ -26,8 +26,8 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from lm import sharding
-from lm.config import SettingError
 from lm.files import write
+from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.config import CheckpointConfig
 from lm.train.manifest import MANIFEST, REPLACED, UNFINISHED, Manifest

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lm.config import SettingError, at_least
+from lm.settings import SettingError, at_least
 
 
 @dataclass(frozen=True)

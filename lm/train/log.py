@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lm.config import DataError
 from lm.files import naming, seal, seal_line, unseal, unseal_lines, write
+from lm.settings import DataError
 from lm.train.trackers import Tracker, tensorboard
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why

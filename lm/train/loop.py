@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from lm import sharding
-from lm.config import SettingError
+from lm.settings import SettingError
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss

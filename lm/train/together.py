@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.config import SettingError
+from lm.settings import SettingError
 from lm.train import loop
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import LoopConfig

@@ -6,7 +6,7 @@ from functools import cache
 import lives
 import pytest
 
-from lm.data import documentation
+from lm.data.corpora import documentation
 
 
 @pytest.fixture(scope="session")

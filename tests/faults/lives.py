@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tiny import TINY
 
-from experiments.exit_codes import EXIT_CODES
+from experiments.processes.exit_codes import EXIT_CODES
 from lm.files import SEAL
 
 AGAIN, INTERRUPTED = EXIT_CODES["start again"], EXIT_CODES["interrupted"]
@@ -32,7 +32,9 @@ BOUND = 300.0  # in which a life does all that it does, on a busy machine [secon
 
 # The imports take a life longer than its training: this server makes them once, and forks for each life.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["experiments.__main__", "experiments.run", "experiments.sweep", "tyro", "tensorboardX"])
+SERVER.set_forkserver_preload(
+    ["experiments.__main__", "experiments.runs.run", "experiments.cli.sweep", "tyro", "tensorboardX"]
+)
 
 FAMILIES = {
     "encoder-decoder": ["t5/1-baseline/baseline", "--tuning.mixtures", "follows"],
@@ -43,11 +45,11 @@ SMALL = TINY | {"pretraining.steps": 12, "finetuning.steps": 6, "finetuning.save
 
 # What is going on when one of these is called.
 MOMENTS = {
-    "preparing": ("experiments.run", "check"),
+    "preparing": ("experiments.runs.run", "check"),
     "compiling": ("jax.stages:Lowered", "compile"),
     "training": ("lm.train.log:Log", "write"),
     "saving": ("lm.train.checkpoints:Checkpoints", "save"),
-    "evaluating": ("experiments.finetuning", "score"),
+    "evaluating": ("experiments.runs.finetuning", "score"),
 }
 
 

@@ -12,8 +12,8 @@ import lives
 import pytest
 import toy
 
-from experiments.folders import load_settings
-from experiments.run import steps_of
+from experiments.runs.folders import load_settings
+from experiments.runs.run import steps_of
 from lm.mesh import MeshConfig
 from lm.sharding import make_mesh
 from lm.train.checkpoints import Checkpoints

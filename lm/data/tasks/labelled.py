@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm import metrics
-from lm.config import SettingError, nearest
-from lm.data.rows import Corrupt
-from lm.data.tasks import TASKS
+from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import Row, Scored
+from lm.data.text.tfds import Corrupt
+from lm.settings import SettingError, nearest
 
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
 CANDIDATES = 4  # of which one follows, in "next"

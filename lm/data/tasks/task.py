@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm import metrics
-from lm.config import SettingError
-from lm.data.rows import Corrupt, Row, examples
+from lm.data.corpora.corpus import examples
+from lm.data.text.tfds import Corrupt, Row
+from lm.settings import SettingError
 
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
 
@@ -18,7 +19,7 @@ class Scored:
     """What tasks have in common, whether a model answers in words or through a head."""
 
     name: str
-    source: str  # of lm.data.sources.examples
+    source: str  # of lm.data.text.sources.examples
     column: Column | None  # in which its score counts; None: in none
     target: Callable[[Row], Any]  # what metrics compare with
     metrics: Mapping[str, metrics.Metric]  # by name
@@ -50,11 +51,6 @@ class Task(Scored):
 
     to_text: Callable[[Row], tuple[str, str]]  # inputs, targets
     training: Callable[[Row], list[Row]] | None = None  # rows to train on that a row gives; None: itself
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from lm.data.tasks import task  # its functions do not pickle, its name does
-
-        return task, (self.name,)
 
     def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)

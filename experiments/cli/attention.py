@@ -1,0 +1,79 @@
+"""The heads' attention as a picture: one panel a head, a row a layer; dark is much."""
+
+from pathlib import Path
+
+import numpy as np
+
+from experiments.runs.trained import Trained, open_run, pretrained
+from lm.data.text.vocabulary import Vocabulary
+from lm.evaluate.decode import greedy
+from lm.settings import SettingError
+
+ANSWER = 16  # longest answer that a decoder is watched writing [tokens]
+WIDEST = 48.0  # picture [inches]
+KINDS = (".png", ".svg", ".pdf")  # of pictures
+LABELLED = 24  # longest text whose tokens are written beside the panels [tokens]
+
+
+def show_attention(folder: Path, text: str, mixture: str, out: Path) -> None:
+    """Write the attention of a run's model over ``text`` to ``out``; of an encoder-decoder also over its own answer."""
+    if not text.strip():
+        raise SettingError("--text is empty: give a sentence to look at")
+    if out.suffix.lower() not in KINDS:
+        raise SettingError(f"--out {out} should be a picture that ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+    run = open_run(folder, pretrained, mixture)
+    maps, ids = attention(run, run.encode(text))
+    labels = {side: [_label(run.vocabulary, token) for token in tokens] for side, tokens in ids.items()}
+    draw(maps, labels, out)
+    print(f"{out}: {', '.join(f'{len(m)} layers of {m.shape[1]} heads ({name})' for name, m in maps.items())}")
+
+
+def attention(run: Trained, ids: list[int]) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
+    """``{"encoder", "decoder", "cross": [layers,N,T,S]}`` as far as there are such, and the tokens of each side."""
+    config = run.experiment.model
+    batch, tokens = run.batch([ids]), {"encoder" if config.has_encoder else "decoder": ids}
+    if config.has_encoder and config.has_decoder:
+        written = np.asarray(greedy(run.model, batch, max_length=ANSWER))[0].tolist()
+        end = written.index(config.special.eos) if config.special.eos in written else len(written)
+        tokens["decoder"] = [config.special.start, *written[:end]]
+        rows = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
+        batch |= run.put({"decoder_input_tokens": rows})
+    return {name: np.asarray(weights[:, 0]) for name, weights in run.model.attention(batch).items()}, tokens
+
+
+def draw(maps: dict[str, np.ndarray], labels: dict[str, list[str]], out: Path) -> None:
+    """One picture of all layers [layers,N,T,S] and heads."""
+    from matplotlib.figure import Figure  # without pyplot nothing looks for a display
+
+    rows = [(name, layer, heads) for name, layers in maps.items() for layer, heads in enumerate(layers, 1)]
+    longest = max(len(tokens) for tokens in labels.values())
+    columns = max(len(heads) for _, _, heads in rows)
+    size = min(1.0 + 0.12 * min(longest, LABELLED), WIDEST / max(len(rows), columns))
+    figure = Figure(figsize=(size * columns + 0.8, size * len(rows) + 0.8), layout="constrained")
+    panels = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (name, layer, heads) in zip(panels, rows, strict=True):
+        queries, keys = ("decoder", "encoder") if name == "cross" else (name, name)
+        for head, panel in enumerate(line):
+            panel.set(xticks=[], yticks=[])
+            if head >= len(heads):
+                panel.set_axis_off()
+                continue
+            panel.imshow(heads[head], cmap="Greys", vmin=0, vmax=1, aspect="auto")
+            panel.set_title(f"{name} {layer}, head {head + 1}", fontsize=6)
+            _ticks(panel, labels[queries] if head == 0 else [], labels[keys])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=150)
+
+
+def _ticks(panel, queries: list[str], keys: list[str]) -> None:
+    if len(queries) <= LABELLED:
+        panel.set_yticks(range(len(queries)), queries, fontsize=5)
+    if len(keys) <= LABELLED:
+        panel.set_xticks(range(len(keys)), keys, fontsize=5, rotation=90)
+
+
+def _label(vocabulary: Vocabulary, token: int) -> str:
+    for name in ("mask", "cls", "sep", "eos", "pad"):
+        if token == getattr(vocabulary, name):
+            return f"[{name.upper()}]"
+    return vocabulary.decode([token]).replace("$", r"\$") or f"<{token}>"

@@ -1,0 +1,297 @@
+"""Looking into data and models: examples as the model sees them, and what a trained model answers."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from experiments.report.console import RUNS
+from experiments.runs.prepare import Encoded, prepare, pretraining_batches, tuning_lengths
+from experiments.study.registry import build
+from lm.data import pipeline
+from lm.data.pipeline import Batch
+from lm.data.tasks.labelled import LabelledTask, labelled
+from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.task import Row
+from lm.data.text.symbols import EOS
+from lm.data.text.vocabulary import Vocabulary
+from lm.settings import SettingError
+
+CONSOLE = Console(soft_wrap=True)
+
+Part = tuple[str, str, str]  # of an example: what it is, how long, and its text
+
+
+def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
+    """Print pre-training and fine-tuning examples of a row, decoded: inputs and targets as the model sees them.
+
+    Args:
+        name: row of the registry.
+        scale: size of the study: nano, mini, mini-real or base.
+        count: examples of each kind.
+        runs: folder that holds the prepared data and vocabulary.
+    """
+    from experiments.runs.trained import MASK
+
+    experiment = build(name, scale)
+    prepared = prepare(experiment, runs / "cache", CONSOLE.print)
+    batches = pretraining_batches(experiment, prepared, "train")
+    CONSOLE.print(f"[bold]pre-training[/], rows of step 0, {batches.limits}")
+    shown = min(count, experiment.pretraining.batch_size)
+    batch = batches(0, slice(0, shown))
+    shows = prepared.vocabulary
+    if "mask" in experiment.objective.inputs:  # not sentinels, the first of which is our own vocabularies' mask
+        shows = Masked(shows, MASK)
+    _print(_parts(batch, row, shows) for row in range(shown))
+    for mixed in experiment.tuning.mixtures:
+        for task in mixture(mixed):
+            examples = Encoded(
+                task, task.rows("train", runs / "cache", experiment.data.corrupt_records), prepared.vocabulary
+            )
+            CONSOLE.print(f"[bold]{task.name}[/], {len(examples):,} examples, for the paper's column {task.column}")
+            few = [examples[place] for place in range(min(count, len(examples)))]
+            lengths = tuning_lengths(experiment, (mixed,))
+            architecture = experiment.model.architecture
+            for batch in pipeline.eval_batches(few, architecture=architecture, lengths=lengths, batch_size=len(few)):
+                _print(_parts(batch, row, prepared.vocabulary) for row in range(len(few)))
+    for task in map(labelled, experiment.tuning.heads):
+        rows = task.rows("train", runs / "cache", experiment.data.corrupt_records)
+        CONSOLE.print(f"[bold]{task.name}[/], {len(rows):,} examples for a head, for the paper's column {task.column}")
+        _print(_labelled(task, rows[place]) for place in range(min(count, len(rows))))
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Decodes as ``vocabulary``, but for the mask."""
+
+    vocabulary: Vocabulary
+    shown: str  # for the mask
+
+    def decode(self, ids: Iterable[int]) -> str:
+        mask = self.vocabulary.decode([self.vocabulary.mask])
+        return self.vocabulary.decode(ids).replace(mask or self.shown, self.shown)
+
+
+def _print(rows: Iterable[Iterable[Part]]) -> None:
+    for parts in rows:
+        for kind, note, text in parts:
+            CONSOLE.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(text)}", highlight=False)
+        CONSOLE.print()
+
+
+def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
+    """The texts, of a choice those of each candidate, and what is to be told of them."""
+    for text in task.texts(row):
+        yield "text", "", text if isinstance(text, str) else (" ⏎ " if task.kind == "choice" else " ").join(text)
+    target = task.target(row)
+    yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
+
+
+def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | Masked") -> Iterator[Part]:
+    """What the encoder reads of each example of a row, and what the decoder is to write, or the encoder to tell."""
+    sides = [side for side in ("encoder", "decoder") if f"{side}_segment_ids" in batch]
+    for example in range(1, batch[f"{sides[-1]}_segment_ids"][row].max() + 1):
+        for kind, side, tokens in (
+            ("inputs", "encoder", "encoder_input_tokens"),
+            ("targets", "decoder", "decoder_target_tokens"),
+        ):
+            if tokens in batch:
+                ids = batch[tokens][row][batch[f"{side}_segment_ids"][row] == example]
+                text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids))))
+                yield kind, f"{len(ids)} tokens", text
+    if "encoder_target_tokens" in batch:
+        ids = batch["encoder_target_tokens"][row][batch["encoder_loss_weights"][row] > 0]
+        yield "hidden", f"{len(ids)} tokens", " · ".join(vocabulary.decode([token]) for token in ids)
+    if "sentence_labels" in batch:
+        yield "label", "", "a changed pair" if batch["sentence_labels"][row] else "a pair as in the text"
+
+
+def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:
+    """Cut after each EOS: a decoder's row holds inputs, EOS, targets, EOS."""
+    start = 0
+    for place, token in enumerate(ids, 1):
+        if token == EOS or place == len(ids):
+            yield list(ids[start:place])
+            start = place
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How answers are written: the likeliest token each time, by drawing, or with beams."""
+
+    beams: int  # sequences searched side by side; 1: none but the likeliest
+    length_penalty: float  # of a search: 0 compares log-probabilities, more favours long answers
+    temperature: float  # of drawing: logits are divided by it; 0: nothing is drawn
+    top_k: int  # likeliest tokens to draw from; 0: all [tokens]
+    top_p: float  # share of the probability to draw from
+    seed: int  # of drawing
+
+    def __post_init__(self):
+        if self.beams < 1:
+            raise SettingError(f"--beams {self.beams} should be at least 1")
+        if self.beams > 1 and self.temperature:
+            raise SettingError(f"--beams {self.beams} and --temperature {self.temperature} exclude each other")
+        if (self.top_k or self.top_p != 1) and not self.temperature:
+            raise SettingError("--top-k and --top-p need a --temperature above 0, such as 1.0")
+
+
+def generate(
+    run: Path,
+    /,
+    prompt: tuple[str, ...],
+    mixture: str = "",
+    max_length: int = 64,
+    beams: int = 1,
+    length_penalty: float = 0.6,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> None:
+    """Show what a run's model writes after prompts: the likeliest words, drawn ones, or the best of a beam search.
+
+    Args:
+        run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.
+        prompt: one or more texts to answer or to go on from.
+        mixture: which fine-tuned model answers; the first by default, 'pretraining' for the pre-trained model.
+        max_length: longest answer [tokens].
+        beams: answers searched side by side; 1 takes the likeliest token each time.
+        length_penalty: of beam search; 0 compares log-probabilities, more favours long answers.
+        temperature: of drawing; below 1 likely tokens get likelier, 0 draws nothing.
+        top_k: draw from this many of the likeliest tokens; 0 draws from all.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: of drawing.
+    """
+    from experiments.runs.trained import answering, open_run
+
+    if max_length < 1:
+        raise SettingError(f"--max-length {max_length} should be at least 1")
+    write = _writer(Writing(beams, length_penalty, temperature, top_k, top_p, seed), max_length)
+    opened = open_run(run, answering, mixture)
+    batch = opened.batch([opened.encode(text) for text in prompt], max_length)
+    write(opened.model, batch)  # compiles
+    start = time.perf_counter()
+    tokens = write(opened.model, batch)[: len(prompt)]
+    seconds, count = time.perf_counter() - start, written(tokens, opened.experiment.model.special.eos)
+    for text, ids in zip(prompt, tokens, strict=True):
+        CONSOLE.print(f"[cyan]{escape(text)}[/]\n  {escape(opened.vocabulary.decode(ids))}", highlight=False)
+    CONSOLE.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s", highlight=False)
+
+
+def written(tokens: np.ndarray, eos: int | None) -> int:
+    """How many of answers [B,max_length] were written: up to and with the first EOS, padding or none before it."""
+    ends = tokens == eos
+    return int(np.where(ends.any(1), ends.argmax(1) + 1, tokens.shape[1]).sum())
+
+
+def _writer(writing: Writing, max_length: int) -> Callable:
+    """(model, batch) -> the best answers, int32 [B,max_length]."""
+    import jax
+
+    from lm.evaluate.decode import beam_search, decode
+    from lm.ops.sampling import Sampling
+
+    choose = Sampling(writing.temperature, writing.top_k, writing.top_p)
+    if writing.beams == 1:
+        key = jax.random.key(writing.seed)
+        return lambda model, batch: np.asarray(
+            decode(model, batch, max_length=max_length, choose=choose, key=key).tokens
+        )
+    search = {"beams": writing.beams, "length_penalty": writing.length_penalty, "early_stopping": "never"}
+    return lambda model, batch: np.asarray(
+        beam_search(model, batch, max_length=max_length, rules="t5", **search)[0][:, 0]
+    )
+
+
+def fill_in(text: str, /, run: Path | None = None, top: int = 5, iterations: int = 0, runs: Path = RUNS) -> None:
+    """Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
+
+    Args:
+        text: a text with one or more [MASK].
+        run: folder of a run; by default the masked language model that was trained last.
+        top: candidates shown for each mask.
+        iterations: fill the whole text in this many passes, each of which thinks the least sure places over.
+        runs: folder that holds the runs.
+    """
+    from experiments.runs.trained import MASK, masked, newest_masked, open_run
+    from lm.evaluate.fill import fill, mask_predict
+
+    if MASK not in text:
+        raise SettingError(f"the text {text!r} has no {MASK} to fill")
+    for name, value, least in (("--top", top, 1), ("--iterations", iterations, 0)):
+        if value < least:
+            raise SettingError(f"{name} {value} should be at least {least}")
+    folder = newest_masked(runs) if run is None else run
+    opened = open_run(folder, masked, "")
+    vocabulary = opened.vocabulary
+    if vocabulary.mask is None:
+        raise SettingError(f"the vocabulary of {folder} has no mask")
+    ids = opened.encode(text)
+    batch = opened.batch([ids])
+    CONSOLE.print(f"[dim]{folder}[/]", highlight=False)
+    if iterations:
+        filled = np.asarray(mask_predict(opened.model, batch, iterations=iterations, mask=vocabulary.mask))[
+            0, : len(ids)
+        ]
+        special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
+        CONSOLE.print(escape(vocabulary.decode([token for token in filled if token not in special])), highlight=False)
+        return
+    candidates = fill(opened.model, batch, mask=vocabulary.mask, k=top)
+    for place, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
+        found = "  ".join(
+            f"{escape(vocabulary.decode([t]) or str(t))} {s:.1%}" for t, s in zip(tokens, shares, strict=True)
+        )
+        CONSOLE.print(f"{escape(MASK)} {place}: {found}", highlight=False)
+
+
+def score(
+    run: Path | None = None,
+    /,
+    tasks: str = "",
+    split: str = "validation",
+    mixture: str = "",
+    limit: int = 0,
+    predictions: Path | None = None,
+    task: str = "",
+    runs: Path = RUNS,
+) -> None:
+    """Score a run or an imported checkpoint on tasks, or predictions that were made elsewhere.
+
+    Answers and scores go to RUN/scores/PHASE/TASK/SPLIT.
+
+    Args:
+        run: folder of a run.
+        tasks: names of tasks or mixtures, with commas between them, such as glue_small,squad.
+        split: split of the data sets; may be one of TFDS's expressions, such as 'validation[:10%]'.
+        mixture: which fine-tuned model answers; by default one tuned for the task, else the pre-trained one.
+        limit: rows of each task, from its start; 0 takes all.
+        predictions: file of predictions to score: a text a line, or .jsonl with {"prediction": ...} lines.
+        task: the task that the predictions are for.
+        runs: folder that holds the prepared data; of a run it is found beside it.
+    """
+    from experiments.cli.scoring import score_file, score_run
+
+    if run is not None and tasks and predictions is None:
+        score_run(run, tasks.split(","), split, mixture, limit)
+    elif predictions is not None and task and run is None:
+        score_file(predictions, task, split, limit, runs)
+    else:
+        raise SettingError("lm score takes RUN --tasks NAME,NAME or --predictions FILE --task NAME")
+
+
+def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
+    """Draw where each head of a run's model looks in a text, a row a layer.
+
+    Args:
+        run: folder of a run.
+        text: what the model reads; an encoder-decoder is watched writing its answer.
+        mixture: which fine-tuned model; by default the pre-trained one.
+        out: picture to write, .png, .svg or .pdf.
+    """
+    from experiments.cli.attention import show_attention
+
+    show_attention(run, text, mixture, out)

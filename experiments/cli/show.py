@@ -1,0 +1,108 @@
+"""What the commands of ``lm`` print that only need settings and finished runs."""
+
+from pathlib import Path
+
+from rich.markup import escape
+
+from experiments.report.console import CONSOLE, RUNS, listing, show_sheet
+from experiments.report.results import results
+from experiments.study.experiment import Changes, Experiment, Table
+from experiments.study.registry import baseline_of, build, find, find_one, tables
+from lm.settings import comments, diff, leaves
+
+
+def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, names: bool = False) -> None:
+    """List the rows of the study, what each changes, and how many seeds of it have finished.
+
+    Args:
+        pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
+        scale: size of the study: nano, mini, mini-real or base.
+        runs: folder that holds the runs.
+        names: print the names alone, one a line.
+    """
+    rows = find(pattern)
+    if names:
+        print("\n".join(row.name for row in rows))
+        return
+    for table in tables(rows):
+        title = f"{table.name}: {table.title}"
+        listed = listing("row", "in the paper", "changes", "finished", title=title)
+        for row in (row for row in table.rows if row in rows):
+            changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
+            new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())
+            text = ", ".join(new) or "(the baseline)"
+            finished = len(results(row, scale, runs, complain=lambda line: None))
+            listed.add_row(row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}")
+        CONSOLE.print(listed)
+
+
+def show_settings(name: str, /, scale: str = "nano") -> None:
+    """Show every setting of a row, with its meaning and unit.
+
+    Args:
+        name: row of the registry, such as t5/6-corruption-rate/15.
+        scale: size of the study: nano, mini, mini-real or base.
+    """
+    meaning = comments(Experiment)
+    grid = listing("setting", "value", "meaning [unit]", title=f"{name} at scale {scale}")
+    for path, value in leaves(build(name, scale)):
+        grid.add_row(path, escape(str(value)), escape(meaning.get(path, "")))
+    CONSOLE.print(grid)
+
+
+def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
+    """Show the settings in which a row differs from another.
+
+    Args:
+        name: row of the registry.
+        other: row to compare with; by default the paper's baseline, or the first row of another table.
+        scale: size of the study: nano, mini, mini-real or base.
+    """
+    other = other or baseline_of(find_one(name).name)
+    changed = diff(build(other, scale), build(name, scale))
+    if not changed:
+        CONSOLE.print(f"{name} and {other} are the same experiment at scale {scale}.")
+    for path, (old, new) in changed.items():
+        CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
+
+
+def show_report(
+    pattern: str = "t5/*", /, scale: str = "nano", runs: tuple[str, ...] = (str(RUNS),), watch: bool = False
+) -> None:
+    """Write the tables of all finished runs beside the paper's: Markdown, a page for the browser, CSV and pictures.
+
+    Args:
+        pattern: shell-style pattern over rows and tables.
+        scale: size of the study: nano, mini, mini-real or base.
+        runs: one or more folders that hold runs, gs:// included; the report goes into the first.
+        watch: write it again whenever a run goes on, until interrupted.
+    """
+    from experiments.report import report  # whose pictures and page need more than listing rows does
+
+    wanted = tables(find(pattern))
+
+    if watch:
+        report.watch(wanted, scale, runs, _say)
+    else:
+        print_report(wanted, scale, runs)
+
+
+def print_report(wanted: list[Table], scale: str, runs: tuple[str, ...], given: Changes | None = None) -> None:
+    """Write the report on tables, and print what a terminal shows of it; ``given`` as of ``results``."""
+    from experiments.report import report
+
+    written = report.write_report(wanted, scale, runs, given=given)
+    titles = {table.name: table.title for table in wanted}
+    for name, (scores, *places) in written.sheets.items():
+        show_sheet(f"{name}: {titles[name]} (scale {scale})", scores)
+        for sheet in places:
+            show_sheet("Places: ours (the paper's)", sheet)
+        for line in written.notes[name]:
+            _say(line)
+    for line in written.left_out:
+        _say(f"not counted: {line}")
+    _say(f"Report: {written.path.parent}/report.md, .html, .csv")
+
+
+def _say(text: str) -> None:
+    CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,48 @@
+"""Where the commands print, and the tables they print."""
+
+import shutil
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column
+from rich.table import Table as Grid
+
+from experiments.report.sheets import Sheet
+
+RUNS = Path("runs")
+# A pipe has no width of its own: give lines room there, so that nothing is cut in a file.
+CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
+
+
+def listing(*heads: str, title: str | None = None) -> Grid:
+    """A table of texts, of which none is cut: what is too wide goes on in the next line, but for the name in front."""
+    columns = [Column(head, overflow="fold", no_wrap=head == heads[0]) for head in heads]
+    return Grid(*columns, title=title, title_justify="left")
+
+
+def show_sheet(title: str, sheet: Sheet) -> None:
+    """Print a sheet, in as many blocks of columns as the terminal's width asks for, each with the rows' names."""
+    (first, names), *others = sheet.items()
+    parts: list[Sheet] = [{first: names}]
+    for head, cells in others:
+        if len(parts[-1]) > 1 and _width(parts[-1] | {head: cells}) > CONSOLE.width:
+            parts.append({first: names})
+        parts[-1][head] = cells
+    for number, part in enumerate(parts):
+        CONSOLE.print(_grid("" if number else title, part))
+
+
+def _width(sheet: Sheet) -> int:
+    """Of a sheet in the terminal [characters]."""
+    return 1 + sum(max(len(head), *(len(cell.text) for cell in cells)) + 2 for head, cells in sheet.items())
+
+
+def _grid(title: str, sheet: Sheet) -> Grid:
+    made = Grid(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in sheet:
+        made.add_column(escape(head), justify="left" if head == "row" else "right", overflow="fold")
+    for cells in zip(*sheet.values(), strict=True):
+        made.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in cells))
+    return made

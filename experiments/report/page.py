@@ -1,0 +1,101 @@
+"""A report as one file for a browser: nothing is loaded from elsewhere."""
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+
+from markdown_it import MarkdownIt
+
+from experiments.report.results import Curves
+from experiments.report.sheets import Cell, markdown, plain
+from experiments.runs.result import Result
+from experiments.study.experiment import Row
+from experiments.study.registry import baseline_of, build
+from lm.files import unseal_lines
+from lm.settings import SettingError, diff
+
+REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page anew [s]
+PNG = "data:image/png;base64,"
+SHOWN, LONGEST = 3, 400  # predictions of a task, and letters of a text
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of a report."""
+
+    name: str
+    markdown: str
+    details: Sequence[str]  # HTML, a row each
+
+
+def page(top: str, sections: Sequence[Section], read: Callable[[str], bytes], refresh: float) -> str:
+    """The whole page; ``read`` gives the bytes of a picture that the Markdown names."""
+    links = "".join(f'<a href="#{escape(each.name)}">{escape(each.name)}</a>' for each in sections)
+    parts = [_html(top), f"<nav>{links}</nav>"]
+    for each in sections:
+        html = re.sub(
+            r'src="([^":]+\.png)"', lambda m: f'src="{PNG}{b64encode(read(m[1])).decode()}"', _html(each.markdown)
+        )
+        rows = "\n".join(each.details)
+        parts.append(f'<section id="{escape(each.name)}">\n{html}\n{rows}\n</section>')
+    every = REFRESH.format(round(refresh)) if refresh else ""
+    template = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
+    title = escape(top.splitlines()[0].strip("# ").replace("`", ""))
+    return template.substitute(title=title, body="\n".join(parts), refresh=every)
+
+
+def _html(text: str) -> str:
+    """Markdown as HTML; HTML in it is shown, not obeyed."""
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    return html.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+
+
+def details(row: Row, found: Sequence[Result], lines: Curves, scale: str) -> str:
+    """What a row changes, its runs, its curves and samples of its predictions, folded."""
+    changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
+    settings = [f"- {plain(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
+    text = ["Settings changed:\n\n" + "\n".join(settings) if settings else "The baseline."]
+    text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}" for run in found)]
+    text += [samples(task, best["step"], found[0]) for task, best in found[0].tasks.items() if "step" in best]
+    charts = f'<div class="charts">{"".join(map(chart, lines, lines.values()))}</div>'
+    summary = f"<summary>{escape(row.label)} <code>{escape(row.name)}</code></summary>"
+    return f"<details>{summary}\n{charts}\n{_html(chr(10).join(f'{part}{chr(10)}' for part in text))}</details>"
+
+
+def samples(task: str, step: int, run: Result) -> str:
+    """A few answers of a run to ``task`` at its best checkpoint, as Markdown."""
+    folders = run.phase_folders().values()
+    whole = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]  # of members together
+    files = [*whole, *(folder / "predictions" / task / f"{step}.jsonl" for folder in folders)]
+    head = f"{plain(task)}, seed {run.seed}, step {step}:"
+    try:
+        found = next((unseal_lines(file.read_bytes(), file, "not shown") for file in files if file.exists()), [])
+    except (SettingError, OSError) as error:
+        return f"{head} {plain(str(error))}"
+    lines = found[:SHOWN]
+    keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
+    table = markdown({key: [Cell(_cut(line.get(key, ""))) for line in lines] for key in keys}) if keys else ""
+    return f"{head}{' no predictions' * (not table)}\n\n{table}"
+
+
+def _cut(value: object) -> str:
+    text = " ".join((" / ".join(map(str, value)) if isinstance(value, list) else str(value)).split())
+    return text if len(text) <= LONGEST else text[:LONGEST] + " …"
+
+
+def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
+    """Lines of (step, value) as an SVG with the least and the greatest value beside them."""
+    steps, values = zip(*(point for line in lines for point in line), strict=True)
+    left, right, low, high = min(steps), max(steps), min(values), max(values)
+    wide, tall = 180 / max(right - left, 1e-9), 90 / max(high - low, 1e-9)
+    places = [[f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line] for line in lines]
+    drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in places)
+    words = [(2, 14, f"{high:.4g}"), (2, 100, f"{low:.4g}"), (45, 115, f"{left:,}"), (190, 115, f"{right:,}")]
+    texts = "".join(f'<text x="{x}" y="{y}">{text}</text>' for x, y, text in words)
+    label = escape(name)
+    svg = f'<svg viewBox="0 0 240 120" role="img" aria-label="{label}">{drawn}{texts}</svg>'
+    return f"<figure><figcaption>{label}</figcaption>{svg}</figure>"

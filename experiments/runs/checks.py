@@ -1,0 +1,165 @@
+"""Everything that can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from experiments.processes.group import agreed, first_alone, gathered
+from experiments.runs import origin
+from experiments.runs.prepare import (
+    Prepared,
+    fingerprints,
+    mixed_batches,
+    prepare,
+    pretraining_batches,
+    settings_of_phases,
+    tuning_lengths,
+)
+from experiments.runs.result import check_settings
+from experiments.study.experiment import Experiment
+from lm import sharding
+from lm.data import pipeline
+from lm.data.checks import check_batches
+from lm.data.labelled import Reader
+from lm.data.packing import row_length
+from lm.data.tasks.labelled import labelled
+from lm.nn.config import ModelConfig
+from lm.nn.transformer import Transformer
+from lm.settings import SettingError, check_numbers, leaves
+from lm.train.log import packages
+
+
+def check(
+    experiment: Experiment, folder: Path, cache: Path, say: Callable[[str], object], allow: frozenset[str] = frozenset()
+) -> tuple[Prepared, jax.sharding.Mesh]:
+    """Data and mesh of a run that can be started in ``folder``, of which nothing is written.
+
+    Its settings may be others than it was begun with if "settings" are in ``allow``.
+    """
+    check_numbers(experiment)
+    sizes = experiment.mesh.sizes(jax.device_count())
+    for phase in (experiment.pretraining, experiment.finetuning):
+        sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
+    check_heads(experiment)
+    check_mixing(experiment)
+    architecture, tuning, tunes = experiment.model.architecture, experiment.tuning, experiment.finetuning.steps > 0
+    if tunes and tuning.mixtures:
+        check_batches(architecture, experiment.finetuning.batch_size, writes=True)
+    check_folder(experiment, folder, cache, say if "settings" in allow else None)
+    prepared = first_alone(lambda: prepare(experiment, cache, say))
+    check_alike(made_of(experiment, prepared, cache))
+    if experiment.mixing.pretraining != "corpus":
+        mixed_batches(experiment, prepared, cache)
+    for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
+        check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
+    for name in tuning.heads if tunes else ():
+        Reader(labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
+    mesh = sharding.make_mesh(experiment.mesh)
+    check_memory(experiment.model, mesh)
+    return prepared, mesh
+
+
+def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
+    """SettingError if the parameters and their gradients alone, in float32, are more than the devices can hold."""
+    shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
+    places = sharding.parameters(shapes, mesh)
+    leaves = sharding.named(shapes)
+    needed = sum(2 * 4 * prod(place.shard_shape(leaves[name].shape)) for name, place in places.items())
+    device = jax.local_devices()[0]
+    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
+    there = (device.memory_stats() or {}).get("bytes_limit", shared)
+    if needed > there:
+        names = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers")
+        sizes = ", ".join(f"model.{name}={getattr(model, name)}" for name in names)
+        raise SettingError(
+            f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and there are "
+            f"{there / 2**30:,.1f}: make it smaller ({sizes}) or spread it over more devices (mesh.fsdp)"
+        )
+
+
+def made_of(experiment: Experiment, prepared: Prepared, cache: Path) -> origin.Origin:
+    """All that this process makes the run of."""
+    read = [fingerprints(each, name, cache) for name, each in settings_of_phases(experiment).items()]
+    return {
+        "settings": {path: str(value) for path, value in leaves(experiment)},
+        "vocabulary": {"fingerprint": prepared.vocabulary.fingerprint},
+        "data": {split: value for each in read for split, value in each.items()},
+        "code": origin.code(),
+        "packages": packages(),
+    }
+
+
+def check_alike(record: origin.Origin) -> None:
+    """SettingError, in all processes, if one makes the run of anything else than the first does."""
+    first, *others = gathered(record)
+    lines = [
+        f"\n  process {number}: {name}: {line}"
+        for number, other in enumerate(others, 1)
+        for name in origin.ORIGINS
+        for line in origin.changes(first[name], other[name])
+    ]
+    if lines:
+        raise SettingError(f"processes should train one run of the same, and differ from process 0 in:{''.join(lines)}")
+
+
+def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:
+    """SettingError if rows are longer than the positions that the model has learned."""
+    model, tuning = experiment.model, experiment.tuning
+    asks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
+    tuned = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if asks]
+    rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.limits, *tuned)]
+    longest = max(*rows, tuning.inputs_length)
+    sharding.check_rows(max(rows), experiment.mesh.sizes(jax.device_count()))
+    if model.positions == "learned" and longest > model.max_length:
+        raise SettingError(f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row")
+
+
+ANSWERS = {  # what an objective asks, and the heads of the model that answer
+    ("pairs", "next-sentence"): {"pooler", "next-sentence"},
+    ("pairs", "sentence-order"): {"pooler", "sentence-order"},
+    ("targets", "replaced"): {"replaced-token"},
+}
+
+
+def check_heads(experiment: Experiment) -> None:
+    """SettingError if the model lacks the heads of the objective, or replaced tokens are told and none are asked."""
+    objective, heads = experiment.objective, experiment.model.heads
+    for (field, value), needed in ANSWERS.items():
+        if getattr(objective, field) == value and not needed <= set(heads):
+            raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
+    if objective.targets == "replaced" and objective.pairs != "none":
+        raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with objective.targets='replaced'")
+    if "replaced-token" in heads and objective.targets != "replaced":
+        raise SettingError(f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}")
+
+
+def check_mixing(experiment: Experiment) -> None:
+    """SettingError if tasks are mixed or models answer together in a way that comes to nothing."""
+    mixing, tuning, team = experiment.mixing.pretraining, experiment.tuning, experiment.ensemble.members
+    others = mixing == "corpus+other-tasks"
+    if mixing != "corpus" and len(tuning.mixtures) < 1 + others:
+        raise SettingError(
+            f"mixing.pretraining={mixing!r} needs {1 + others} or more tuning.mixtures={tuning.mixtures}"
+        )
+    if mixing != "corpus" and not experiment.finetuning.steps and (others or team > 1):
+        raise SettingError(f"mixing.pretraining={mixing!r} and ensemble.members={team} need finetuning.steps above 0")
+    if mixing != "corpus" and not experiment.pretraining.steps:
+        raise SettingError(f"mixing.pretraining={mixing!r} needs pretraining.steps above 0")
+    if team > 1 and tuning.heads:
+        raise SettingError(f"ensemble.members={team} answer in words only: tuning.heads={tuning.heads} should be ()")
+
+
+def check_folder(experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None) -> None:
+    """SettingError if ``folder`` is another experiment's, of which else ``allowed`` is told, or cannot be written."""
+    agreed(lambda: check_settings(experiment, folder, allowed))
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        raise SettingError(f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder") from error

@@ -1,0 +1,236 @@
+"""Settings -> data: the corpus as tokens, the vocabulary, the tasks; made once, kept in the cache, shared by all runs.
+
+What is missing or does not fit together is named; checks.py asks for that before anything compiles.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from experiments.runs.folders import phases, pretrainings
+from experiments.study.experiment import Experiment
+from lm.data import pipeline
+from lm.data.corpora.corpus import documents, examples
+from lm.data.objectives import Lengths
+from lm.data.packing import ENCODER_DECODERS
+from lm.data.tasks.labelled import labelled
+from lm.data.tasks.mixtures import mixture, rates
+from lm.data.tasks.registry import TASKS
+from lm.data.tasks.task import Scored, Task
+from lm.data.text.sources import Joined, left_out
+from lm.data.text.symbols import EOS, PAD
+from lm.data.text.tfds import Rows
+from lm.data.text.tokenizers import find_tokenizer
+from lm.data.text.tokens import Tokens, encode_corpus
+from lm.data.text.vocabulary import REQUIRED, Bytes, SentencePiece, Vocabulary, train_sentencepiece
+from lm.files import is_sealed
+from lm.settings import SettingError
+
+Say = Callable[[str], object]
+CORPUS = "corpus"  # its name among the tasks of a mixture
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run reads."""
+
+    vocabulary: Vocabulary
+    train: Tokens
+    validation: Tokens
+    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records not trained on, by corpus or task
+
+
+@dataclass(frozen=True)
+class Encoded(Sequence[pipeline.Example]):
+    """The rows of a task as (input ids, target ids), encoded as they are asked for."""
+
+    task: Task
+    rows: Sequence
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> pipeline.Example:
+        inputs, targets = self.task.to_text(self.rows[place])
+        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
+
+
+def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
+    """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
+    corrupt, missing = experiment.data.corrupt_records, {}
+    for name in experiment.tuning.mixtures:
+        mixture(name)  # SettingError if it is none, read or not
+    for name, settings in settings_of_phases(experiment).items():
+        for split, tasks in tasks_of(settings, name).items():  # finds their files, and reads nothing yet
+            for task in tasks:
+                rows = rows_of(task, split, settings, cache)
+                missing |= {task.name: left_out(rows)} if split == "train" else {}
+    corpus = documents(experiment.data.corpus, "train", cache, corrupt)
+    missing = {name: count for name, count in (missing | {CORPUS: left_out(corpus)}).items() if count}
+    for name, count in missing.items():
+        say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
+    vocabulary = find_vocabulary(experiment, cache, say)
+    check_special(experiment, vocabulary)
+    if vocabulary.size > experiment.model.vocab_size:
+        raise SettingError(
+            f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
+            f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
+        )
+    train = encode_corpus(corpus, vocabulary, cache / "tokens")
+    if experiment.data.repeats:
+        train = train.cut(unique_tokens(experiment))
+    validation = encode_corpus(documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens")
+    return Prepared(vocabulary, train, validation, missing)
+
+
+def settings_of_phases(experiment: Experiment) -> dict[str, Experiment]:
+    """The settings of each phase of a run, by its name."""
+    return dict.fromkeys(phases(experiment, Path(), Path()), experiment) | pretrainings(experiment)
+
+
+def tasks_of(experiment: Experiment, phase: str) -> dict[str, list[Scored]]:
+    """The tasks that a phase of a run with these settings is trained on ("train") and evaluated on ("validation")."""
+    name, tuning = phase.partition("/")[0], experiment.tuning
+    if name in tuning.heads:
+        return {split: [labelled(name)] for split in SPLITS}
+    pretrains = name == "pretraining"
+    mixtures = (name,) if not pretrains else () if experiment.mixing.pretraining == "corpus" else tuning.mixtures
+    scored = () if pretrains and experiment.finetuning.steps else mixtures
+    return {
+        "train": [task for name in mixtures for task in mixture(name) if task.train],
+        "validation": [task for name in scored for task in mixture(name).evaluated],
+    }
+
+
+def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> Rows:
+    """The stored rows of a task; corrupt ones may only be left out of what is trained on."""
+    corrupt = experiment.data.corrupt_records if split == "train" else "stop"
+    return examples(task.source, getattr(task, split), cache, corrupt)
+
+
+def fingerprints(experiment: Experiment, phase: str, cache: Path) -> dict[str, str]:
+    """``{"corpus train": fingerprint, ...}`` of every split that a phase with these settings reads."""
+    data, found = experiment.data, {}
+    for split in SPLITS:
+        corrupt = data.corrupt_records if split == "train" else "stop"
+        found[f"{CORPUS} {split}"] = documents(data.corpus, split, cache, corrupt).fingerprint
+    if named := vocabulary_corpus(experiment):
+        found["vocabulary train"] = documents(named, "train", cache, data.corrupt_records).fingerprint
+    for split, tasks in tasks_of(experiment, phase).items():
+        found |= {f"{task.name} {split}": rows_of(task, split, experiment, cache).fingerprint for task in tasks}
+    return found
+
+
+def vocabulary_corpus(experiment: Experiment) -> str:
+    """The corpus that ``data.vocabulary`` names to be trained on; "" if it names none."""
+    kind, _, named = experiment.data.vocabulary.partition(":")
+    return named if kind == "unigram" else ""
+
+
+def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
+    """SettingError if a decoder's text would begin, end or be padded otherwise than ``lm.data.packing`` writes it."""
+    model, special = experiment.model, experiment.model.special
+    if not model.has_decoder:
+        return
+    if (vocabulary.pad, vocabulary.eos) != (PAD, EOS):
+        raise SettingError(
+            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos} and pads it with "
+            f"{vocabulary.pad}, training writes {EOS} and {PAD}"
+        )
+    starts = (PAD,) if model.architecture in ENCODER_DECODERS else (PAD, None)
+    if (special.pad, special.eos) != (PAD, EOS) or special.start not in starts:
+        raise SettingError(f"model.special={special} should have pad {PAD}, eos {EOS}, start {PAD}, as training does")
+
+
+def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
+    """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
+    data = experiment.data
+    kind, named = data.vocabulary.partition(":")[0], vocabulary_corpus(experiment)
+    if data.vocabulary == "bytes":
+        return Bytes(data.sentinels)
+    if Path(data.vocabulary).is_dir():  # a published model's tokenizer
+        return find_tokenizer(Path(data.vocabulary), experiment.model.vocab_size)
+    if kind != "unigram":
+        return SentencePiece(Path(data.vocabulary), data.sentinels)
+    corpus = documents(named or data.corpus, "train", cache, data.corrupt_records)
+    tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
+    made_of = [f"{name} {rows.fingerprint}" for name, rows in tasks.items()]
+    about = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *made_of]
+    key = hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()[:16]
+    path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
+    if not is_sealed(path):
+        on = (named or data.corpus) + " and the tasks" * bool(tasks)
+        say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {on}")
+        texts = [text for name, rows in tasks.items() for row in rows for text in TASKS[name].to_text(row)]
+        train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path)
+    return SentencePiece(path, data.sentinels)
+
+
+def task_rows(experiment: Experiment, cache: Path) -> dict[str, Rows]:
+    """The training sets of all tasks that the experiment is tuned on, by task."""
+    tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
+    return {task.name: examples(task.source, task.train, cache, experiment.data.corrupt_records) for task in tasks}
+
+
+def unique_tokens(experiment: Experiment) -> int:
+    """How many tokens pre-training reads ``data.repeats`` times; one row's at least."""
+    phase, data = experiment.pretraining, experiment.data
+    return max(phase.steps * phase.batch_size * data.inputs_length // data.repeats, data.inputs_length)
+
+
+def pretraining_batches(
+    experiment: Experiment,
+    prepared: Prepared,
+    split: Literal["train", "validation"],
+    times: int = 1,
+    rows: int | None = None,
+) -> pipeline.BatchFunction:
+    """The batch function of pre-training on the corpus; that of the validation split has the same noise in every run.
+
+    Its rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
+    """
+    return pipeline.pretraining_batches(
+        getattr(prepared, split),
+        experiment.objective,
+        prepared.vocabulary,
+        architecture=experiment.model.architecture,
+        inputs_length=experiment.data.inputs_length * times,
+        batch_size=rows or experiment.pretraining.batch_size,
+        seed=experiment.seed if split == "train" else 0,
+    )
+
+
+def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> pipeline.Mixed:
+    """The batch function of multi-task pre-training: the tasks' training sets, and the corpus if it is one of them."""
+    mixing, tuning = experiment.mixing, experiment.tuning
+    examples: dict[str, Sequence[pipeline.Example]] = {
+        task.name: Encoded(task, task.rows("train", cache, experiment.data.corrupt_records), prepared.vocabulary)
+        for name in tuning.mixtures
+        for task in mixture(name)
+        if task.train
+    }
+    sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
+    corpus = pretraining_batches(experiment, prepared, "train")
+    if mixing.pretraining != "tasks":
+        examples[CORPUS] = pipeline.Unsupervised(corpus)
+        sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
+    tuned, limits = tuning_lengths(experiment, tuning.mixtures), corpus.limits
+    lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
+    return pipeline.Mixed(
+        examples,
+        rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature),
+        architecture=experiment.model.architecture,
+        lengths=lengths,
+        batch_size=experiment.pretraining.batch_size,
+        seed=experiment.seed,
+    )
+
+
+def tuning_lengths(experiment: Experiment, names: Sequence[str]) -> Lengths:
+    """Lengths of the inputs and targets of mixtures, EOS counted."""
+    inputs = experiment.tuning.inputs_length
+    return Lengths(raw=inputs, inputs=inputs, targets=max(mixture(name).targets_length for name in names))

@@ -1,0 +1,74 @@
+"""What a user sees while rows train: one bar over all of the work with its ETA, one line for each finished piece."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from experiments.processes.place import STARTED
+
+
+class Reporter:
+    """Told of work done, in steps; shows it on a terminal, and as plain lines where there is none."""
+
+    def __init__(self, console: Console, bar: Progress, total: int):
+        self.console, self._bar = console, bar
+        self._task = bar.add_task("starting", total=total, detail="", left="-")
+        self._since, self._done = None, 0  # when the first step was done, and steps since
+
+    def start(self, phase: str) -> None:
+        """Name what is being done now."""
+        self._bar.update(self._task, description=phase, detail="")
+        if not self.console.is_terminal:
+            self.console.print(phase)
+
+    def began(self, compiling: float) -> None:
+        """The first step of a phase is done; of the first phase it is said how long that took."""
+        if self._since is None:
+            since = time.monotonic() - STARTED
+            self.say(f"first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
+            self._since = time.monotonic()
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        """``steps`` more are done; ``detail`` is the newest figure, such as the loss.
+
+        How long the rest takes is told by the steps that were made here and one by one, after the first was compiled.
+        """
+        self._bar.update(self._task, advance=steps, detail=detail)
+        self._done += steps == 1 and self._since is not None
+        if self._done:
+            task = self._bar.tasks[self._task]
+            each = (time.monotonic() - self._since) / self._done
+            self._bar.update(self._task, left=duration(each * max(task.total - task.completed, 0)))
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def complain(self, line: str) -> None:
+        """A line about what failed, which no process keeps to itself."""
+        print(line, file=sys.stderr) if self.console.quiet else self.say(line)
+
+
+@contextmanager
+def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
+    """A Reporter over ``total`` steps; its bar is gone when the block ends. ``quiet``: another process shows it."""
+    console = Console(stderr=False, quiet=quiet)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(),
+        TimeElapsedColumn(), TextColumn("ETA {task.fields[left]}"), TextColumn("{task.fields[detail]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield Reporter(console, bar, total)
+
+
+def duration(seconds: float) -> str:
+    """``"1 h 02 min"``, ``"3 min 20 s"`` or ``"12 s"``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,160 @@
+"""Where one run lies, whose it is, and what it scored when it finished. Folders of runs may lie in a bucket (gs://)."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from etils import epath
+
+from experiments.runs import origin
+from experiments.study.experiment import Changes, Experiment
+from experiments.study.registry import build, twin
+from lm.files import checksum, seal, unseal, write
+from lm.settings import DataError, SettingError, diff
+
+SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
+
+
+LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one finished run scored and cost. SettingError for a value that no run comes to."""
+
+    columns: Mapping[str, float]  # the paper's column -> our stand-in's score
+    tasks: Mapping[str, Mapping[str, Any]]  # task -> {"step", "score", "metrics"} of its best checkpoint
+    held_out_loss: float | None  # after pre-training, nats a target token; None without
+    seconds: float  # of training, compilation and evaluation left out
+    tokens: int  # target tokens learnt from, padding not counted
+    folder: Path
+    length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length of rows [x inputs_length]
+    phases: Mapping[str, str] = field(default_factory=dict)  # phase -> its folder, below that of the scale
+    records: Mapping[str, int] = field(default_factory=dict)  # phase -> how many lines of metrics it had in the end
+
+    def __post_init__(self):
+        for name, best in _group("tasks", self.tasks):
+            _check_task(name, best)
+        signed = any(SIGNED & best["metrics"].keys() for best in self.tasks.values())
+        for name, score in _group("columns", self.columns):
+            _within(name, score, -100 * signed, 100)
+        longer = [(f"length_losses {times}", loss) for times, loss in _group("length_losses", self.length_losses)]
+        for name, loss in [*longer, ("held_out_loss", 0 if self.held_out_loss is None else self.held_out_loss)]:
+            _within(name, loss, 0, LARGEST)
+        for name, count in [("seconds", self.seconds), ("tokens", self.tokens), *_group("records", self.records)]:
+            _within(name, count, 0, 1e300)
+        if not all(re.fullmatch("[1-9][0-9]{0,8}", times) for times in self.length_losses):
+            raise SettingError("a length of rows is no whole number")
+        for _, place in _group("phases", self.phases):
+            if not isinstance(place, str) or Path(place).is_absolute() or ".." in Path(place).parts:
+                raise SettingError("a phase lies outside of the runs")
+
+    @property
+    def seed(self) -> int:
+        return int(self.folder.name.removeprefix("seed-"))
+
+    @property
+    def task_loss(self) -> float | None:
+        """Mean over tasks of the loss of their targets, nats a token; None if one has none, as heads and ensembles."""
+        found = [best["metrics"].get("loss") for best in self.tasks.values()]
+        return mean(found) if found and None not in found else None
+
+    def phase_folders(self) -> dict[str, Path]:
+        """Phase -> the folder with its metrics and predictions, of those that are there."""
+        ups, named = (self.folder, *self.folder.parents), self.phases.items()
+        found = {name: next((up / path for up in ups if (up / path).exists()), None) for name, path in named}
+        return {name: place for name, place in found.items() if place is not None}
+
+
+def _group(name: str, values: Any) -> Iterable[tuple[str, Any]]:
+    if not isinstance(values, Mapping):
+        raise SettingError(f"{name} should be values by name")
+    return values.items()
+
+
+def _within(name: str, value: Any, low: float, high: float) -> None:
+    rounding = 1e-6
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low - rounding <= value <= high + rounding:
+        raise SettingError(f"{name} {value!r:.40} should be a number from {low:g} to {high:g}")
+
+
+def _check_task(name: str, best: Any) -> None:
+    """SettingError unless a task says its column, metric, step, score and metrics."""
+    found = dict(_group(name, best))
+    if not all(isinstance(found.get(text), str) for text in ("column", "metric")):
+        raise SettingError(f"{name} lacks its column or its metric")
+    _within(f"step of {name}", found.get("step"), 0, 1e300)
+    metrics = dict(_group(f"metrics of {name}", found.get("metrics")))
+    low = -100 * bool(SIGNED & metrics.keys())
+    for metric, value in (metrics | {"score": found.get("score")}).items():
+        _within(f"{metric} of {name}", value, *((0, LARGEST) if metric == "loss" else (low, 100)))
+
+
+def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
+    """The folder of one run; rows that make the same changes share it, settings given by hand are part of it."""
+    parent, _, last = twin(name).rpartition("/")
+    return runs / scale / parent / with_overrides(last, overrides) / f"seed-{seed}"
+
+
+def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
+    """A file name, with the settings given by hand in it."""
+    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
+    last = (name + suffix.replace("/", "_")).encode()
+    if len(last) > 255:  # bytes: the longest file name on Linux and macOS
+        last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
+    return last.decode()
+
+
+def check_settings(experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None) -> None:
+    """SettingError with the difference if ``folder`` holds a run of other settings; ``allowed`` is told it instead."""
+    path = epath.Path(folder) / "settings.json"
+    if not path.exists():
+        return
+    try:
+        there = origin.flat(unseal(path.read_bytes(), path))
+    except SettingError as error:
+        raise SettingError(f"{path} cannot be read ({error}): choose other --runs or delete {folder}") from error
+    if lines := origin.changes(there, origin.settings_of(experiment)):
+        text = "".join(f"\n  {line}" for line in lines)
+        if allowed is None:
+            said = "belongs to a run with other settings: choose other --runs, delete it or, unless it is finished,"
+            raise SettingError(f"{folder} {said} go on with --allow settings{text}")
+        allowed(f"{folder}: allowed:{text}")
+
+
+def fingerprint(folder: Path) -> str:
+    """That of the settings in ``folder`` which change numbers; SettingError if they are damaged or not there."""
+    path = epath.Path(folder) / "settings.json"
+    try:
+        return checksum(origin.flat(unseal(path.read_bytes(), path)))
+    except OSError as error:
+        raise SettingError(f"{path}, which tells whose scores these are, cannot be read: {error}") from error
+
+
+def write_result(folder: Path, found: Mapping[str, Any]) -> None:
+    """``scores.json``: what a run came to, bound to the settings of the run in ``folder``."""
+    write(folder / "scores.json", seal({**found, "settings": fingerprint(folder)}))
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a finished run, None of an unfinished one; SettingError if its file is damaged or another run's."""
+    path, mend = epath.Path(folder) / "scores.json", "delete it and run the row again"
+    if not path.exists():
+        return None
+    found = unseal(path.read_bytes(), path, mend)
+    if found.pop("settings", None) != fingerprint(path.parent):
+        raise DataError(f"{path} has the scores of a run with other settings; {mend}")
+    try:
+        return Result(folder=path.parent, **found)
+    except (SettingError, TypeError) as error:  # a TypeError: more or less than a result has
+        raise DataError(f"{path} does not count: {error}; the run diverged, or the file is damaged: {mend}") from error
+
+
+def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:
+    """In what ``experiment`` differs from row ``name`` and is therefore called otherwise."""
+    changed = diff(build(name, scale), experiment).items()
+    return {path: new for path, (_, new) in changed if not path.startswith(origin.FREE)}

@@ -1,0 +1,242 @@
+"""The composition root: builds mesh, data, optimiser and log for one experiment, and trains, fine-tunes and scores it.
+
+A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` holds checkpoints, ``metrics.jsonl``,
+``run.json`` and predictions, as does the folder of its pre-training, which runs that pre-train alike share;
+``scores.json`` appears when all is done and names the folders.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from experiments.processes.group import agreed
+from experiments.runs.checks import check
+from experiments.runs.finetuning import answer_together, best_of, evaluation, finetune
+from experiments.runs.finetuning import asked as asked_of
+from experiments.runs.folders import (
+    home_of,
+    members,
+    phases,
+    pretraining_name,
+    pretraining_of,
+    pretrainings,
+    save_settings,
+)
+from experiments.runs.phase import Phase, Session, Start, checkpoints_of, fit
+from experiments.runs.prepare import fingerprints, mixed_batches, pretraining_batches
+from experiments.runs.progress import Reporter
+from experiments.runs.result import write_result
+from experiments.study.experiment import Experiment
+from lm import sharding
+from lm.data import pipeline
+from lm.data.tasks.mixtures import mixture
+from lm.nn.config import ModelConfig
+from lm.nn.transformer import Transformer
+from lm.nn.tuned import BODY, DISCRIMINATOR, Electra
+from lm.train.config import LossConfig
+from lm.train.log import records
+from lm.train.losses import language_model, masked_lm, replaced_tokens
+from lm.train.state import State
+from lm.train.step import Steps, build
+
+WATCHED = 512  # of held-out text, on which the loss of pre-training is watched [sequences]
+COMPARED = 1_000  # of held-out text, at most, on which rows of different lengths are compared [batches]
+
+
+def run(
+    experiment: Experiment, folder: Path, cache: Path, reporter: Reporter, allow: frozenset[str] = frozenset()
+) -> None:
+    """Bring the run in ``folder`` to its end from wherever it is; SettingError before anything compiles.
+
+    ``allow``: which of origin.ORIGINS may have changed since it was begun.
+    """
+    prepared, mesh = check(experiment, folder, cache, reporter.say, allow)
+    claim(experiment, folder)
+
+    home, team, tuning = home_of(folder, cache), members(experiment), experiment.tuning
+    title = os.path.relpath(folder.resolve(), home)
+
+    def session(settings: Experiment) -> Session:
+        return Session(settings, prepared, mesh, cache, reporter, allow, title)
+
+    places, starts, best = phases(experiment, folder, home), {}, {}
+    for phase, settings in pretrainings(experiment).items():
+        (starts[phase],) = pretrain([session(settings)], [places[phase]])
+    for name in (*tuning.mixtures, *tuning.heads) if experiment.finetuning.steps else ():
+        sessions = [session(settings) for _, _, settings in team]
+        for each, (suffix, *_) in zip(sessions, team, strict=True):
+            start = starts.get(pretraining_name(experiment, name, suffix))
+            scores = finetune(each, start, name, places[name + suffix])
+        own = [places[name + suffix] for suffix, *_ in team]
+        best |= scores if len(team) == 1 else answer_together(sessions, name, own)
+    if experiment.mixing.pretraining != "corpus" and not experiment.finetuning.steps:
+        tasks = [task for name in tuning.mixtures for task in mixture(name).evaluated]
+        best = agreed(lambda: {task.name: best_of(task, places["pretraining"]) for task in tasks})
+    longer = length_losses(session(experiment), next(iter(starts.values()), None))
+    if jax.process_index() == 0:
+        write_scores(folder, home, places, {"tasks": best, "length_losses": longer})
+
+
+def claim(experiment: Experiment, folder: Path) -> None:
+    """The folder is this run's from now on."""
+    if jax.process_index() == 0:
+        save_settings(folder, experiment)
+
+
+def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: dict) -> None:
+    """What the run came to, and where its phases lie, from the scale's folder."""
+    own = list(dict.fromkeys(places.values()))
+    losses = [held_out_loss(place) for name, place in places.items() if name.startswith("pretraining")]
+    found |= {"columns": columns(found["tasks"]), "held_out_loss": next(iter(losses), None), **cost(own)}
+    found["phases"] = {name: os.path.relpath(place.resolve(), home) for name, place in places.items()}
+    found["records"] = {name: len(records(place)) for name, place in places.items()}
+    write_result(folder, found)
+
+
+def pretrain_together(
+    experiments: Sequence[Experiment],
+    folders: Sequence[Path],
+    cache: Path,
+    reporter: Reporter,
+    allow: frozenset[str] = frozenset(),
+) -> None:
+    """The pre-training of seeds of one experiment at once; ``run`` then finds it done for each of them."""
+    runs = list(zip(experiments, folders, strict=True))
+    ready = [check(experiment, folder, cache, reporter.say, allow) for experiment, folder in runs]
+    for experiment, folder in runs:
+        claim(experiment, folder)
+    for phase in pretrainings(experiments[0]):
+        sessions = [
+            Session(pretrainings(experiment)[phase], *made, cache, reporter, allow)
+            for experiment, made in zip(experiments, ready, strict=True)
+        ]
+        pretrain(sessions, [phases(e, folder, home_of(folder, cache))[phase] for e, folder in runs])
+
+
+def pretrain(sessions: Sequence[Session], folders: Sequence[Path]) -> list[Start]:
+    """Pre-train seeds of one experiment to the end, at once; what gives each as the first state of other steps."""
+    sessions[0].reporter.start("pre-training" + f" {len(sessions)} seeds at once" * (len(sessions) > 1))
+    with ExitStack() as opened:
+        fit([pretraining(*each, opened) for each in zip(sessions, folders, strict=True)])
+    return [partial(pretrained, *each) for each in zip(sessions, folders, strict=True)]
+
+
+def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
+    """On the corpus, on tasks or on both; scored on the tasks if it is not fine-tuned on them."""
+    experiment, config = session.experiment, session.experiment.pretraining
+    steps, batches = steps_of(experiment, session.mesh), pretraining_batches(experiment, session.prepared, "train")
+    held_out = cache(partial(validation_batches, session, 1, -(-WATCHED // config.batch_size)))  # if it is trained
+    lengths, scores = batches.limits, None
+    if experiment.mixing.pretraining != "corpus":
+        batches = mixed_batches(experiment, session.prepared, session.cache)
+        lengths = batches.lengths
+        if not experiment.finetuning.steps:
+            asked = asked_of(session, experiment.tuning.mixtures)
+            scores = evaluation(session, asked, lengths, steps, folder)
+    checkpoints = opened.enter_context(checkpoints_of(experiment, experiment.pretraining, folder))
+    return Phase(
+        session, config, steps, batches, lengths, checkpoints,
+        lambda state: steps.evaluate(state, held_out()) | (scores(state) if scores else {}),
+        fingerprints(experiment, "pretraining", session.cache),
+        settings=pretraining_of(experiment, ""),
+    )  # fmt: skip
+
+
+def pretrained(session: Session, folder: Path, steps: Steps) -> State:
+    """What pre-training in ``folder`` came to, as the first state of other steps."""
+    experiment, trained = session.experiment, steps_of(session.experiment, session.mesh)
+    last = experiment.pretraining.steps
+    with checkpoints_of(experiment, experiment.pretraining, folder) as checkpoints:
+        fresh = steps.init(experiment.seed)
+        if sharding.named(steps.abstract).keys() == sharding.named(trained.abstract).keys():
+            return replace(checkpoints.restore(steps.abstract, last), step=fresh.step, guard=fresh.guard)
+        # another optimiser, which remembers other things, or a model with a head
+        return checkpoints.restore_model(fresh, last, partial(_source, frozenset(trained.abstract.params)))
+
+
+def _source(pretrained: frozenset[str], name: str) -> str | None:
+    """The pre-trained parameter that parameter ``name`` begins with; None: there is none, it is new."""
+    bare = name.removeprefix(BODY)
+    return next((found for found in (name, bare, DISCRIMINATOR + bare) if found in pretrained), None)
+
+
+def validation_batches(session: Session, times: int, most: int) -> list[pipeline.Batch]:
+    """This process's parts of ``most`` held-out batches or of all, in rows ``times`` as long as in training."""
+    experiment, shards = session.experiment, sharding.batch_parts(session.mesh.shape)
+    rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards  # some for every device
+    batches = pretraining_batches(experiment, session.prepared, "validation", times, rows)
+    most = min(most, max(len(batches.segments.starts) // rows, 1))
+    return list(pipeline.stream(batches, 0, most, rows=sharding.rows_of_process(session.mesh, rows)))
+
+
+def length_losses(session: Session, pretrained: Start | None) -> dict[str, float]:
+    """The loss on held-out text in longer rows than those trained on, by how many times as long they are."""
+    lengths = session.experiment.data.held_out_lengths
+    if lengths == (1,) or pretrained is None:
+        return {}
+    steps = steps_of(session.experiment, session.mesh)
+    state = pretrained(steps)
+    held_out = {times: validation_batches(session, times, COMPARED) for times in lengths}
+    return {str(times): steps.evaluate(state, batches)["loss"] for times, batches in held_out.items()}
+
+
+def steps_of(experiment: Experiment, mesh: jax.sharding.Mesh) -> Steps:
+    """The steps of pre-training."""
+    make, objective = Transformer, language_model
+    if "replaced-token" in experiment.model.heads:
+        make, objective = electra(generator_of(experiment)), replaced_tokens
+    elif experiment.model.architecture == "encoder":
+        objective = masked_lm
+    phase = experiment.pretraining
+    return build(
+        experiment.model, phase.optimizer, LossConfig(), mesh, phase.microbatches, make, objective,
+        guarding=experiment.guard,
+    )  # fmt: skip
+
+
+def generator_of(experiment: Experiment) -> ModelConfig:
+    """ELECTRA's generator: as deep as the model, ``generator_share`` as wide, with the model's embedding of tokens."""
+    model, share = experiment.model, experiment.generator_share
+    heads = max(int(model.num_heads * share), 1)
+    return replace(
+        model, d_embed=model.embed_width, d_model=heads * model.d_kv, d_ff=max(int(model.d_ff * share), 1),
+        num_heads=heads, num_key_value_heads=None, logits="tied", logits_transform=True, logits_bias=True, heads=(),
+    )  # fmt: skip
+
+
+@cache
+def electra(generator: ModelConfig) -> Callable[[ModelConfig, nnx.Rngs], Electra]:
+    """What makes an ELECTRA with this generator; the same for the same, so that its steps are compiled once."""
+    return lambda config, rngs: Electra(config, generator, rngs)
+
+
+def columns(best: dict[str, dict]) -> dict[str, float]:
+    """The paper's columns: the mean over the tasks of each."""
+    found: dict[str, list[float]] = {}
+    for task in best.values():
+        found.setdefault(task["column"], []).append(task["score"])
+    return {column: sum(scores) / len(scores) for column, scores in found.items()}
+
+
+def held_out_loss(pretraining: Path) -> float | None:
+    """Of the last state of pre-training, nats a target token; None without pre-training."""
+    return next((r["loss"] for r in reversed(records(pretraining)) if r["kind"] == "eval"), None)
+
+
+def cost(phases: list[Path]) -> dict[str, float]:
+    """Seconds of training, compilation and evaluation left out, and the target tokens learnt from."""
+    seconds = tokens = 0.0
+    for phase in phases:
+        before = 0
+        for record in records(phase):
+            if record["kind"] == "train":
+                done, before = record["step"] - before, record["step"]
+                seconds += record.get("seconds_per_step", 0.0) * done
+                tokens += record["tokens"] * done
+    return {"seconds": seconds, "tokens": int(tokens)}

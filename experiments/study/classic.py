@@ -1,0 +1,80 @@
+"""The models that the field is taught with, at equal size and on equal text, and the positions they tell apart.
+
+Rows differ from the first of their table by what their name says. They read what the paper's rows of the same scale
+read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
+"""
+
+from experiments.study.experiment import Changes, Experiment, objective, table
+from lm.nn.sizes import SIZES
+from lm.settings import leaves
+
+# What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
+_KEPT = (
+    "vocab_size", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads", "d_embed",
+    "num_key_value_heads", "special.pad", "special.eos", "special.start", "dropout", "dtype", "layers", "remat",
+)  # fmt: skip
+
+LABELLED = ("acceptability", "follows", "cloze", "next")  # labelled tasks of the documentation
+HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
+# No encoder or decoder here was published with Adafactor; a ramp keeps post-norm stacks from diverging.
+ADAMW: Changes = {
+    f"{phase}.optimizer.{name}": value
+    for phase, rate in (("pretraining", 1e-3), ("finetuning", 3e-4))
+    for name, value in {"name": "adamw", "schedule": "constant", "learning_rate": rate, "clip_norm": 1.0,
+                        "weight_decay": 0.01, "warmup_steps": 50}.items()
+}  # fmt: skip
+
+
+def family(name: str) -> Changes:
+    """What makes a model one of the family of the published ``name``."""
+    return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _KEPT}
+
+
+def two_thirds(number: int, experiment: Experiment) -> int:
+    return number * 2 // 3
+
+
+BERT = family("bert-base") | objective("masked-lm") | {"objective.pairs": "next-sentence"} | HEADS | ADAMW
+NO_NSP: Changes = {"objective.pairs": "none", "model.type_vocab_size": 0, "model.heads": ()}
+ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
+GPT = family("gpt2") | objective("causal-lm") | HEADS | ADAMW | {"pretraining.optimizer.learning_rate": 3e-3}
+BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
+ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.type_vocab_size": 0}
+
+DECODER: Changes = GPT | {
+    "model.embed_scale": "sqrt",  # sinusoids are as long as sqrt(d_model / 2): else they would drown the tokens
+    "tuning.heads": (),
+    "finetuning.steps": 0,
+    "data.inputs_length": 64,
+    "data.held_out_lengths": (1, 2, 4, 8),
+}
+
+ROWS = {
+    ("bert", "Encoders: what masked language models are trained on"): {
+        "base": BERT,
+        "no-nsp": BERT | NO_NSP,
+        "order": BERT | ORDER,
+        "whole-word": BERT | NO_NSP | objective("whole-word-masked-lm"),
+        "span": BERT | NO_NSP | objective("span-masked-lm"),
+        "shared-layers": BERT | ORDER | {"model.shared_layers": True},
+        "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
+        "no-pretraining": BERT | {"pretraining.steps": 0},
+    },
+    ("gpt", "Decoders"): {
+        "base": GPT,
+        "post-norm": GPT | {"model.residual": "post-norm"},
+        "llama": GPT | family("llama-7b") | {"model.d_ff": two_thirds},  # of three matrices instead of two
+        "no-pretraining": GPT | {"pretraining.steps": 0},
+    },
+    ("electra", "Replaced-token detection"): {
+        "base": ELECTRA,
+        "half-width-generator": ELECTRA | {"generator_share": 0.5},
+    },
+    ("bart", "Denoising encoder-decoders with heads"): {"base": BART, "t5-objective": BART | objective("baseline")},
+    ("positions", "Trained on short rows, tested on long ones"): {
+        name: DECODER | {"model.positions": name}
+        for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
+    },
+}
+
+TABLES = tuple(table(name, title, None, rows) for (name, title), rows in ROWS.items())

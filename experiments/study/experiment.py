@@ -1,0 +1,200 @@
+"""An experiment is one value; a row of a table is the handful of settings in which it differs from a baseline.
+
+Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Literal
+
+from lm.data.objectives import OBJECTIVES, Objective
+from lm.mesh import MeshConfig
+from lm.nn.config import ModelConfig
+from lm.settings import SettingError, at_least, change, leaves
+from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read, and how it becomes tokens."""
+
+    corpus: str = "tfds:c4/en"  # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
+    repeats: int = 0  # pre-training sees the same tokens so often: the corpus is cut to fit; 0: all of it [times]
+    vocabulary: str = "unigram"  # unigram[:CORPUS] (trained on it), bytes, a .model file, or a tokenizer's folder
+    vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a unigram vocabulary is trained on
+    vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
+    sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
+    inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
+    held_out_lengths: tuple[int, ...] = (1,)  # rows on which held-out text is scored in the end [x inputs_length]
+    corrupt_records: Literal["stop", "skip"] = "stop"  # skip: TFDS records that cannot be read are not trained on
+    workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
+
+    def __post_init__(self):
+        at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0)
+
+
+@dataclass(frozen=True)
+class MixingConfig:
+    """What pre-training reads, and in which proportions tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
+
+    pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = "corpus"  # tasks: all of
+    # tuning.mixtures; other-tasks: all but those of the mixture that is fine-tuned on next, anew for each
+    rates: Literal["proportional", "equal"] = "proportional"  # to the number of examples, or the same for every task
+    limit: int = 2**19  # what a task counts with at most: the paper's K [examples]
+    corpus_share: float = 1.0  # what the corpus, which is larger, counts with [x limit]
+    temperature: float = 1.0  # rates to the power of 1 / temperature: higher is more equal
+
+    def __post_init__(self):
+        if self.limit < 1 or self.temperature <= 0 or self.corpus_share <= 0:
+            raise SettingError(
+                f"mixing.limit={self.limit} should be at least 1, mixing.temperature={self.temperature} and "
+                f"mixing.corpus_share={self.corpus_share} above 0"
+            )
+
+
+@dataclass(frozen=True)
+class PhaseConfig:
+    """One stretch of training; its learning rate and length. Batch sizes are global."""
+
+    steps: int = 524_288  # updates; 0 leaves the phase out [steps]
+    batch_size: int = 128  # global, over all devices and micro-batches [sequences]
+    microbatches: int = 1  # parts a batch is split into to save memory; the update is the same [parts]
+    save_every: int = 5_000  # between checkpoints; fine-tuning is evaluated at each [steps]
+    keep_hours: float = 1.0  # one checkpoint in so long a time stays, besides the newest and the best; 0: none [hours]
+    log_every: int = 100  # between lines of metrics.jsonl [steps]
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    def check(self, name: str) -> None:
+        """SettingError for numbers that make no sense, by the name of the phase."""
+        at_least(self, f"{name}.", steps=0, batch_size=1, microbatches=1, save_every=1, keep_hours=0, log_every=1)
+        if self.batch_size % self.microbatches:
+            raise SettingError(
+                f"{name}.batch_size={self.batch_size} is not divisible by {name}.microbatches={self.microbatches}"
+            )
+
+
+PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "wmt_enfr", "wmt_enro")
+
+
+@dataclass(frozen=True)
+class TuningConfig:
+    """Which mixtures of tasks the pre-trained model is fine-tuned on, each from the same checkpoint."""
+
+    mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
+    heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone and answered by a head instead of in words
+    layers: Literal["last", "mixed-frozen"] = "last"  # what heads read; mixed: all, which then are not trained
+    adapters: float = 0.0  # width of adapter layers over d_model, which alone are trained; 0: none, all parameters are
+    unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
+    inputs_length: int = 512  # longer inputs are cut at their end [tokens]
+    examples_limit: int | None = None  # tasks are drawn in proportion to their size, up to this; None: any [examples]
+    evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
+
+    def __post_init__(self):
+        at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, examples_limit=1)
+        if both := set(self.mixtures) & set(self.heads):
+            raise SettingError(
+                f"tuning.mixtures and tuning.heads both name {sorted(both)}: answer in words or by a head"
+            )
+        if self.adapters < 0 or (self.adapters and self.unfreezing == "gradual"):
+            raise SettingError(
+                f"tuning.adapters={self.adapters} should be at least 0, and 0 with tuning.unfreezing='gradual'"
+            )
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    """Models that answer together: the mean of their logits [Raffel et al. 2020, section 3.6]."""
+
+    members: int = 1  # how many [models]
+    pretraining: Literal["separate", "shared"] = "separate"  # shared: they differ in fine-tuning only
+
+    def __post_init__(self):
+        at_least(self, "ensemble.", members=1)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All settings of one run; the defaults are the baseline of Raffel et al. 2020, section 3.1."""
+
+    data: DataConfig = DataConfig()
+    objective: Objective = OBJECTIVES["baseline"]
+    model: ModelConfig = ModelConfig()
+    pretraining: PhaseConfig = PhaseConfig()
+    finetuning: PhaseConfig = PhaseConfig(
+        steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)
+    )
+    mixing: MixingConfig = MixingConfig()
+    tuning: TuningConfig = TuningConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
+    guard: GuardConfig = EVERY_UPDATE
+    generator_share: float = 0.25  # width of ELECTRA's generator over the model's; unused without replaced-token
+    mesh: MeshConfig = MeshConfig()
+    seed: int = 0  # of initial parameters, order of examples, noise and dropout
+
+    def __post_init__(self):
+        self.pretraining.check("pretraining")
+        self.finetuning.check("finetuning")
+        most = 2**32 // self.ensemble.members - 1  # jax takes seeds of 32 bits, and each member has its own
+        if not 0 <= self.seed <= most:
+            raise SettingError(f"seed={self.seed} should be a whole number from 0 to {most}")
+
+
+BASELINE = Experiment()
+
+Changes = Mapping[str, Any]
+
+
+def objective(name: str) -> Changes:
+    """The published objective of that name, whole."""
+    return {"objective": OBJECTIVES[name]}
+
+
+def times(factor: float) -> Callable[[int, "Experiment"], int]:
+    """A relative change, for rows that mean the same at every scale; rounded up."""
+    return lambda number, experiment: ceil(number * factor)
+
+
+def apply(experiment: Experiment, new: Changes) -> Experiment:
+    """``experiment`` with every ``{path: value}`` of ``new``, in order; a function is given the old value and all."""
+    for path, value in new.items():
+        if callable(value):
+            value = value(dict(leaves(experiment))[path], experiment)
+        experiment = change(experiment, path, value)
+    return experiment
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table of the paper: what it changes, and what the paper scored."""
+
+    name: str  # "t5/6-corruption-rate/15"
+    label: str  # the row's name in the paper
+    changes: Changes
+    paper: Mapping[str, float]  # column -> score on the validation set
+
+    @property
+    def table(self) -> str:
+        return self.name.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that are compared with each other."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+
+
+def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping[str, Changes]) -> Table:
+    """The table whose row ``key`` differs from BASELINE by ``rows[key]`` and scored ``scores[key]`` in the paper."""
+    if scores is None:
+        return Table(name, title, tuple(Row(f"{name}/{key}", key, new, {}) for key, new in rows.items()))
+    if missing := set(rows) ^ set(scores):
+        raise SettingError(f"table {name}: rows and scores differ in {sorted(missing)}")
+    return Table(
+        name,
+        title,
+        tuple(Row(f"{name}/{key}", scores[key]["label"], new, scores[key]["scores"]) for key, new in rows.items()),
+    )

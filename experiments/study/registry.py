@@ -1,0 +1,70 @@
+"""Every row that can be run, found by name or pattern, and its settings at a scale."""
+
+import fnmatch
+from collections.abc import Iterable
+
+from experiments.study import classic
+from experiments.study.experiment import BASELINE, Changes, Experiment, Row, Table, apply
+from experiments.study.scales import SCALES
+from experiments.study.t5 import tables as t5
+from lm.settings import SettingError, nearest
+
+BASELINE_ROW = "t5/1-baseline/baseline"
+
+TABLES = (*t5.TABLES, *classic.TABLES)
+
+REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
+
+
+def find(pattern: str) -> list[Row]:
+    """The rows whose name, or whose table's name, matches the shell-style ``pattern``; SettingError if none does."""
+    rows = [row for row in REGISTRY.values() if any(fnmatch.fnmatch(n, pattern) for n in (row.name, row.table))]
+    if not rows:
+        names = [*REGISTRY, *(table.name for table in TABLES)]
+        raise SettingError(f"no row or table is called {pattern!r}{_like(pattern, names)}")
+    return rows
+
+
+def find_one(name: str) -> Row:
+    """The row called exactly ``name``; SettingError with the nearest name if there is none."""
+    if name not in REGISTRY:
+        if rows := [row.name for table in TABLES for row in table.rows if table.name == name.rstrip("/")]:
+            raise SettingError(
+                f"{name!r} is a table of {len(rows)} rows: name one of them, such as {rows[0]!r}, or train all with "
+                f"lm sweep {name}"
+            )
+        raise SettingError(f"no row is called {name!r}{_like(name, REGISTRY)}")
+    return REGISTRY[name]
+
+
+def _like(name: str, names: Iterable[str]) -> str:
+    """The rows whose last part is ``name``, the paper's baseline first, or the one spelt most like it."""
+    if ends := [row for row in REGISTRY if row.endswith(f"/{name}")]:
+        return f"; did you mean {' or '.join(map(repr, sorted(ends, key=lambda row: row != BASELINE_ROW)[:5]))}?"
+    return nearest(name, names)
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    """The tables that any of ``rows`` belongs to, in the paper's order."""
+    names = {row.table for row in rows}
+    return [table for table in TABLES if table.name in names]
+
+
+def baseline_of(name: str) -> str:
+    """The row that row ``name`` is compared with: the paper's baseline, or the first of its own table."""
+    if name.startswith("t5/"):
+        return BASELINE_ROW
+    return next(table.rows[0].name for table in TABLES if table.name == REGISTRY[name].table)
+
+
+def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment:
+    """The settings of row ``name`` at ``scale``: baseline, then scale, then row, then ``overrides``."""
+    if scale not in SCALES:
+        raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")
+    experiment = apply(BASELINE, SCALES[scale])
+    return apply(apply(experiment, find_one(name).changes), overrides or {})
+
+
+def twin(name: str) -> str:
+    """The first row of the registry that makes the same changes: equal experiments share one run."""
+    return next(row.name for row in REGISTRY.values() if row.changes == REGISTRY[name].changes)

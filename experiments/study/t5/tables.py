@@ -1,0 +1,180 @@
+"""The tables of Raffel et al. 2020 ("Exploring the limits of transfer learning ..."): every row is one line.
+
+A row's settings are those of ``BASELINE`` with its changes. ``scores.json`` holds what each row scored in
+the paper and where that was read. Choices made where paper and released code differ: README.md beside this.
+"""
+
+import json
+from pathlib import Path
+
+from experiments.study.experiment import Changes, objective, table, times
+
+SCORES = json.loads(Path(__file__).with_name("scores.json").read_text())
+
+COLUMNS = {
+    "GLUE": "average of 8 tasks",
+    "CNNDM": "ROUGE-2",
+    "SQuAD": "exact match",
+    "SGLUE": "average of 8 tasks",
+    "EnDe": "BLEU",
+    "EnFr": "BLEU",
+    "EnRo": "BLEU",
+}
+
+BASELINE_STD = SCORES["baseline-std"]["scores"]  # of ten runs of the baseline (Table 1): the paper's yardstick
+
+SIX_LAYERS = {"model.num_encoder_layers": times(1 / 2), "model.num_decoder_layers": times(1 / 2)}
+SHARED = {"model.architecture": "shared-encoder-decoder"}
+LM, PREFIX_LM = {"model.architecture": "decoder"}, {"model.architecture": "prefix-decoder"}
+
+
+MULTI_TASK = {"mixing.pretraining": "corpus+tasks", "pretraining.steps": times(3 / 2), "finetuning.steps": 0}
+STEPS = ("pretraining.steps", "finetuning.steps")
+BATCHES = ("pretraining.batch_size", "finetuning.batch_size")
+
+
+def spans(mean_length: float) -> Changes:
+    return {"objective.noise": "spans", "objective.mean_span_length": mean_length}
+
+
+LONG = {"pretraining.steps": times(1_000_000 / 2**19), "pretraining.batch_size": times(16)}  # 1 trillion tokens
+FINAL_MIXTURE = {
+    "mixing.pretraining": "corpus+tasks",
+    "mixing.limit": times(1_000_000 / 2**19),  # of English to German and French, the only tasks above it
+    "mixing.corpus_share": 2.62,
+}
+
+CORPORA = {  # the paper's, and what stands for them in the documentation
+    "unfiltered": ("tfds:c4/en.noclean", "documentation/unfiltered"),
+    "realnews-like": ("tfds:c4/realnewslike", "documentation/libraries"),
+    "webtext-like": ("tfds:c4/webtextlike", "documentation/science"),
+    "wikipedia": ("tfds:wikipedia/20190301.en", "documentation/topics"),
+    "wikipedia+books": ("tfds:wikipedia/20190301.en + text:books", "documentation/topics + documentation/libraries"),
+}
+
+
+def corpus(name: str) -> Changes:
+    """Read another corpus, which the scale decides, with the vocabulary of the baseline's."""
+    return {
+        "data.vocabulary": lambda old, experiment: f"{old}:{experiment.data.corpus}",
+        "data.corpus": lambda old, experiment: CORPORA[name][old == "documentation"],
+    }
+
+
+def limit(exponent: int) -> Changes:
+    """The paper's K = 2^exponent; the scale's limit is that of K = 2^19."""
+    return {"mixing.limit": times(2.0 ** (exponent - 19))}
+
+
+def temperature(value: float) -> Changes:
+    return limit(21) | {"mixing.temperature": value}
+
+
+def larger(layers: float) -> Changes:
+    """The width of BERT-large, and so many times the layers."""
+    widths = ("model.d_model", "model.d_ff", "model.num_heads")
+    depths = ("model.num_encoder_layers", "model.num_decoder_layers")
+    return dict.fromkeys(widths, times(4 / 3)) | dict.fromkeys(depths, times(layers))
+
+
+ROWS = {
+    ("t5/1-baseline", "Baseline and no pre-training"): {
+        "baseline": {},
+        "no-pretraining": {"pretraining.steps": 0},
+    },
+    ("t5/2-architecture", "Architectures, with a denoising and a language-modelling objective"): {
+        "encoder-decoder": {},
+        "encoder-decoder-shared": SHARED,
+        "encoder-decoder-6-layers": SIX_LAYERS,
+        "language-model": LM,
+        "prefix-lm": PREFIX_LM,
+        "encoder-decoder+lm": objective("prefix-lm"),
+        "encoder-decoder-shared+lm": SHARED | objective("prefix-lm"),
+        "encoder-decoder-6-layers+lm": SIX_LAYERS | objective("prefix-lm"),
+        "language-model+lm": LM | objective("language-model"),
+        "prefix-lm+lm": PREFIX_LM | objective("prefix-lm"),
+    },
+    ("t5/4-objective", "Disparate unsupervised objectives"): {
+        "prefix-lm": objective("prefix-lm"),
+        "bert-style": objective("bert-style"),
+        "deshuffling": objective("deshuffling"),
+    },
+    ("t5/5-bert-style", "Variants of the BERT-style objective"): {
+        "bert-style": objective("bert-style"),
+        "mass-style": objective("mass-style"),
+        "replace-spans": {},
+        "drop-tokens": objective("drop-tokens"),
+    },
+    ("t5/6-corruption-rate", "Corruption rate"): {
+        "10": {"objective.rate": 0.10},
+        "15": {},
+        "25": {"objective.rate": 0.25},
+        "50": {"objective.rate": 0.50},
+    },
+    ("t5/7-span-length", "Average length of a corrupted span"): {
+        "iid": {},
+        "2": spans(2),
+        "3": spans(3),
+        "5": spans(5),
+        "10": spans(10),
+    },
+    ("t5/8-data", "Pre-training data sets"): {
+        "c4": {},
+        "unfiltered": corpus("unfiltered"),
+        "realnews-like": corpus("realnews-like"),
+        "webtext-like": corpus("webtext-like"),
+        "wikipedia": corpus("wikipedia"),
+        "wikipedia+books": corpus("wikipedia+books"),
+    },
+    ("t5/9-repeats", "Pre-training data seen again"): {
+        "full": {},
+        "64": {"data.repeats": 64},
+        "256": {"data.repeats": 256},
+        "1024": {"data.repeats": 1024},
+        "4096": {"data.repeats": 4096},
+    },
+    ("t5/10-fine-tuning", "Fine-tuning methods"): {
+        "all": {},
+        "adapters-32": {"tuning.adapters": 32 / 768},
+        "adapters-128": {"tuning.adapters": 128 / 768},
+        "adapters-512": {"tuning.adapters": 512 / 768},
+        "adapters-2048": {"tuning.adapters": 2048 / 768},
+        "gradual-unfreezing": {"tuning.unfreezing": "gradual"},
+    },
+    ("t5/11-mixing", "Multi-task training: how tasks are mixed"): {
+        "baseline": {},
+        "equal": MULTI_TASK | {"mixing.rates": "equal"},
+        "k16": MULTI_TASK | limit(16),
+        "k17": MULTI_TASK | limit(17),
+        "k18": MULTI_TASK | limit(18),
+        "k19": MULTI_TASK,
+        "k20": MULTI_TASK | limit(20),
+        "k21": MULTI_TASK | limit(21),
+        "t2": MULTI_TASK | temperature(2),
+        "t4": MULTI_TASK | temperature(4),
+        "t8": MULTI_TASK | temperature(8),
+    },
+    ("t5/12-multi-task", "Multi-task pre-training and fine-tuning"): {
+        "baseline": {},
+        "multi-task": MULTI_TASK,
+        "multi-task+fine-tuning": {"mixing.pretraining": "corpus+tasks"},
+        "leave-one-out": {"mixing.pretraining": "corpus+other-tasks"},
+        "supervised+fine-tuning": {"mixing.pretraining": "tasks"},
+    },
+    ("t5/13-scaling", "What to do with four times the compute"): {
+        "baseline": {},
+        "steps": dict.fromkeys(STEPS, times(4)),
+        "batch": dict.fromkeys(BATCHES, times(4)),
+        "size-2-steps-2": larger(4 / 3) | dict.fromkeys(STEPS, times(2)),
+        "size": larger(8 / 3),
+        "ensemble": {"ensemble.members": 4},
+        "ensemble-fine-tuning": {"ensemble.members": 4, "ensemble.pretraining": "shared"},
+    },
+    ("t5/15-t5-base", "The final model, and what its scale alone gives"): {
+        "baseline": {},
+        "baseline-1t": LONG,
+        "t5-base": LONG | spans(3) | FINAL_MIXTURE,
+    },
+}
+
+TABLES = tuple(table(name, title, SCORES[name], rows) for (name, title), rows in ROWS.items())

@@ -1,0 +1,237 @@
+"""The rules that made C4 out of Common Crawl (Raffel et al. 2020, section 2.2), as a table of named filters.
+
+A page is a list of lines. A filter maps it to the lines it keeps, or to None when it drops the page.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lm.settings import SettingError, nearest
+
+Lines = list[str]
+Step = Callable[[Lines], Lines | None]
+Unit = Literal["spans", "lines"]
+
+END_MARKS = (".", "?", "!", '"')
+POLICY = re.compile("terms of use|(?:privacy|cookie) policy|(?:uses|use of|use) cookies", re.IGNORECASE)
+CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+SAMPLE = 2000  # of a page that tells its language, which takes most of the time [characters]
+# An end mark, closing quotes or brackets, a blank, and something that can start a sentence.
+BOUNDARY = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9])")
+ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eq|Eqs|Sec|No|Vol|pp|Mr|Mrs|Ms|Dr|St|Jr)|\b[A-Z])\.$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Thresholds of C4; the journal version of the paper says 5 sentences and 3 words instead."""
+
+    sentences_per_page: int = 3  # a page with fewer is dropped [sentences]
+    words_per_line: int = 5  # a line with fewer is dropped [words]
+    word_length: int = 1000  # a line with a longer word is dropped [characters]
+    page_length: int = 190_000  # a longer page is dropped, as TFDS does [characters]
+    paragraphs: int = 0  # a page with fewer lines, or without three long ones, is dropped (mC4: 3); 0: none is [lines]
+    paragraph_length: int = 200  # what makes a line a long one [characters]
+    language: str = "en"  # ISO 639-1 code; pages in another language are dropped
+    probability: float = 0.99  # of the language, below which a page is dropped
+    bad_words: str = ""  # file with a word or phrase a line: a page with one of them is dropped
+    domains: str = ""  # file with a host a line: pages from elsewhere are dropped; "": none is
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, split where an end mark is followed by a blank and a capital or a digit."""
+    found, start = [], 0
+    for boundary in BOUNDARY.finditer(text):
+        if not ABBREVIATION.search(text, start, boundary.start()):
+            found.append(text[start : boundary.end(1)].strip())
+            start = boundary.end()
+    return [sentence for sentence in (*found, text[start:].strip()) if sentence]
+
+
+def ends_a_sentence(line: str) -> bool:
+    return line.endswith(END_MARKS) and not line.endswith("...")
+
+
+def has_paragraphs(lines: Lines, count: int, length: int) -> bool:
+    return not count or (len(lines) >= count and all(size >= length for size in sorted(map(len, lines))[-3:]))
+
+
+def without_bad_words(words: Iterable[str], language: str) -> Callable[[str], bool]:
+    """A test that a text passes if it has none of the words; they stand alone, but in languages without blanks."""
+    found = "|".join(re.escape(word.strip()) for word in words if word.strip())
+    if not found:
+        return lambda text: True
+    spaced = language not in ("ja", "th", "zh")
+    pattern = re.compile(rf"(?<!\w)(?:{found})(?!\w)" if spaced else found, re.IGNORECASE)
+    return lambda text: not pattern.search(text)
+
+
+@functools.cache
+def identifier() -> Any:
+    # py3langid is released several times a year, needs numpy alone and gives the same answer each time; langdetect,
+    # which C4 used, had its last release in 2021 and draws random numbers.
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def is_language(text: str, language: str, probability: float) -> bool:
+    found, sure = identifier().classify(text[:SAMPLE])
+    return found == language and sure >= probability
+
+
+def each(test: Callable[[str], bool]) -> Step:
+    """Drops the lines that fail."""
+    return lambda lines: [line for line in lines if test(line)]
+
+
+def no_line(test: Callable[[str], bool]) -> Step:
+    """Drops a page with a line that passes."""
+    return lambda lines: None if any(map(test, lines)) else lines
+
+
+def all_lines(test: Callable[[Lines], bool]) -> Step:
+    """Drops a page whose lines together fail."""
+    return lambda lines: lines if test(lines) else None
+
+
+def page(test: Callable[[str], bool]) -> Step:
+    """Drops a page whose text fails."""
+    return all_lines(lambda lines: test("\n".join(lines)))
+
+
+def _bad_words(rules: Rules) -> Step:
+    words = Path(rules.bad_words).read_text("utf-8").splitlines() if rules.bad_words else ()
+    return page(without_bad_words(words, rules.language))
+
+
+# In the order of TFDS; the paper does not say any. The lines' own come between those of pages.
+LINE_FILTERS: Mapping[str, Callable[[Rules], Step]] = {
+    "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
+    "long-words": lambda rules: each(lambda line: max(map(len, line.split()), default=0) <= rules.word_length),
+    "citations": lambda rules: lambda lines: [CITATION.sub("", line) if "[" in line else line for line in lines],
+    "terminal-punctuation": lambda rules: each(ends_a_sentence),
+    "words-per-line": lambda rules: each(lambda line: len(line.split()) >= rules.words_per_line),
+    "lorem-ipsum": lambda rules: no_line(lambda line: "lorem ipsum" in line.lower()),
+    "javascript": lambda rules: each(lambda line: "javascript" not in line.lower()),
+    "curly-braces": lambda rules: no_line(lambda line: "{" in line),
+    "policy": lambda rules: each(lambda line: not POLICY.search(line)),
+}
+FILTERS: Mapping[str, Callable[[Rules], Step]] = {
+    "page-length": lambda rules: page(lambda text: len(text) <= rules.page_length),
+    "paragraphs": lambda rules: all_lines(
+        lambda lines: has_paragraphs(lines, rules.paragraphs, rules.paragraph_length)
+    ),
+    **LINE_FILTERS,
+    "sentences-per-page": lambda rules: all_lines(lambda lines: long_enough(lines, rules)),
+    "bad-words": _bad_words,
+    "language": lambda rules: page(lambda text: is_language(text, rules.language, rules.probability)),
+}
+DUPLICATES = "duplicates"  # the one filter that sees more than a page: span_hashes and without_spans
+
+
+def switched_off(names: Iterable[str]) -> tuple[str, ...]:
+    """The filters that ``names`` switch off; "all" stands for all but the language, as in the paper."""
+    names, choices = set(names), (*FILTERS, DUPLICATES, "all")
+    for name in sorted(names - set(choices)):
+        raise SettingError(f"there is no filter {name!r}{nearest(name, choices)}")
+    return tuple(name for name in choices[:-1] if name in names or ("all" in names and name != "language"))
+
+
+def steps(rules: Rules, names: Iterable[str]) -> Mapping[str, Step]:
+    return {name: FILTERS[name](rules) for name in names}
+
+
+def apply(filters: Mapping[str, Step], lines: Lines, counts: Mapping[str, np.ndarray] | None = None) -> Lines | None:
+    """What the filters leave, None if nothing; ``counts[name]`` grows by the pages, lines and characters removed."""
+    for name, step in filters.items():
+        after = step(lines)
+        if counts is not None and after is not lines:
+            counts[name] += removed(lines, after)
+        if not after:
+            return None
+        lines = after
+    return lines
+
+
+def removed(before: Lines, after: Lines | None) -> np.ndarray:
+    """[pages, lines, characters]"""
+    after = after or []
+    return np.array([not after, len(before) - len(after), sum(map(len, before)) - sum(map(len, after))], np.int64)
+
+
+def long_enough(lines: Iterable[str], rules: Rules) -> bool:
+    count = 0
+    return any((count := count + len(sentences(line))) >= rules.sentences_per_page for line in lines)
+
+
+def clean_page(text: str, rules: Rules) -> str | None:
+    """The page's clean lines, or None when it is dropped."""
+    lines = apply(steps(rules, (*LINE_FILTERS, "sentences-per-page")), text.splitlines())
+    return lines and "\n".join(lines)
+
+
+# Duplicates: the paper keeps one of each span of three sentences, TFDS one of each line.
+
+
+def normal(line: str) -> str:
+    """What two lines or sentences share that count as one."""
+    return line.lower().strip()
+
+
+UNITS: Mapping[str, tuple[Callable[[str], list[str]], int]] = {
+    "spans": (sentences, 3),
+    "lines": (lambda line: [line] if line.strip() else [], 1),
+}  # how a line is split, and how many units make a span
+
+
+def span_hashes(lines: Lines, unit: Unit) -> np.ndarray:
+    """uint64 [spans]: of each span that starts with a unit of the page; a page of fewer units is one span."""
+    split, width = UNITS[unit]
+    keys = [normal(text) for line in lines for text in split(line)]
+    spans = ["\n".join(keys[i : i + width]) for i in range(max(1, len(keys) - width + 1) if keys else 0)]
+    return np.frombuffer(b"".join(hashlib.blake2b(s.encode(), digest_size=8).digest() for s in spans), "<u8")
+
+
+def repeated(hashes: np.ndarray) -> np.ndarray:
+    """The places [repeats] in uint64 [spans] of what has been there before, in order."""
+    order = np.argsort(hashes, kind="stable")
+    return np.sort(order[1:][hashes[order[1:]] == hashes[order[:-1]]])
+
+
+def without_spans(lines: Lines, marked: np.ndarray, unit: Unit) -> Lines:
+    """The lines without the units that a span of bool ``marked`` [spans] covers. Of each text one copy stays somewhere:
+    the first, unless a span before it in the corpus holds a part of it.
+    """
+    split, width = UNITS[unit]
+    covered = np.convolve(marked, np.ones(width, int)) > 0
+    kept, place = [], 0
+    for line in lines:
+        units = split(line)
+        gone = covered[place : place + len(units)]
+        place += len(units)
+        if not gone.any():
+            kept.append(line)
+        elif not gone.all():
+            kept.append(" ".join(text for text, drop in zip(units, gone, strict=False) if not drop))
+    return kept
+
+
+# Addresses
+
+
+def normalize_url(url: str) -> str:
+    """Without scheme, "www.", what only says where a reader came from, and slashes at the end."""
+    return re.sub(r"\?(?:utm_|ref|feed).*", "", re.sub(r"^https?://(?:www\.)?", "", url)).rstrip("/")
+
+
+def in_domains(url: str, domains: Collection[str]) -> bool:
+    """Whether the address's host, or a domain that it is part of, is listed."""
+    host = re.split(r"[/?#]", normalize_url(url))[0].rpartition("@")[2].partition(":")[0].lower().split(".")
+    return any(".".join(host[i:]) in domains for i in range(len(host)))

@@ -1,0 +1,56 @@
+"""A corpus or a data set by its name. The documentation is written when it is first asked for.
+
+A corpus is ``documentation`` (what is installed here) or ``documentation/PART``, ``text:PATH`` (a file, a folder of
+.txt files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as ``tfds:c4/en``), or
+several with " + " between them, one after the other.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lm.data.text import tfds
+from lm.data.text.sources import Joined, text_files, tfds_texts
+from lm.data.text.tfds import Corrupt, Rows
+from lm.settings import SettingError, nearest
+
+
+def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[str]:
+    """The texts of a corpus, ``train`` or ``validation``, with a ``fingerprint`` of their content.
+
+    ``corrupt="skip"`` leaves out records of a TFDS set that cannot be read.
+    """
+    if split not in ("train", "validation"):
+        raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
+    if " + " in spec:
+        return Joined(tuple(documents(part.strip(), split, cache, corrupt) for part in spec.split(" + ")))
+    kind, _, name = spec.partition(":")
+    if kind.partition("/")[0] == "documentation" and not name:
+        from lm.data.corpora import documentation  # imports TFDS, which takes seconds
+
+        return documentation.texts(kind.partition("/")[2], split, cache, corrupt)
+    if kind == "tfds" and name:
+        write_documentation(name, cache)
+        return tfds_texts(name, split, cache, corrupt)
+    if kind == "text" and name:
+        return text_files(name, split)
+    kinds = ("documentation", "documentation/PART", "text:PATH", "tfds:NAME")
+    path = ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec))
+    why = f"should be 'text:{spec}'" if path else f"is unknown{nearest(kind, kinds)}"
+    raise SettingError(f"data.corpus={spec!r} {why}")
+
+
+def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Rows:
+    """The rows of a data set, as ``lm.data.text.tfds.examples``; those of the documentation are written if need be."""
+    write_documentation(name, cache)
+    return tfds.examples(name, split, cache, corrupt)
+
+
+def write_documentation(name: str, cache: Path) -> None:
+    """Nothing but for ``documentation/SET``, which is there afterwards."""
+    kind, _, part = name.partition(":")[0].partition("/")
+    if kind == "documentation" and part:
+        from lm.data.corpora import documentation
+
+        documentation.prepare(cache, name=part, report=lambda line: print(line, file=sys.stderr))

@@ -1,0 +1,21 @@
+"""What all vocabularies agree on: T5's special ids, and what noise and objectives need of any vocabulary."""
+
+from typing import Protocol
+
+import numpy as np
+
+PAD, EOS, UNK = 0, 1, 2  # ids in every vocabulary, as in T5
+
+
+class Symbols(Protocol):
+    """What noise and objectives need of a vocabulary: sentinel k has the id ``size - 1 - k``."""
+
+    num_sentinels: int
+    eos: int | None  # ids of special tokens, None for what there is none of
+    mask: int | None
+    word_starts: np.ndarray  # bool [size]: a piece begins a word
+    sentence_ends: np.ndarray  # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
+
+    @property
+    def size(self) -> int:
+        """Pieces and sentinels; the embedding has at least as many rows."""
