@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from golden import make_study
 
 from experiments import __main__ as cli
+from experiments.cli.commands import COMMANDS
 from experiments.runs.progress import duration, reporting
 from experiments.study import classic, registry
 from experiments.study.experiment import BASELINE, Experiment
@@ -192,3 +194,16 @@ def test_the_time_left_is_told_from_steps_made_here_after_compiling():
         reporter._since -= 10.0
         reporter.advance(1)
         assert task.fields["left"] == duration(10 * 498)
+
+
+def test_rows_their_settings_and_the_folders_of_their_stages_are_those_that_runs_lie_in():
+    """A change of the code's inside may not send a user's runs to other folders; else tests/golden/make_study.py."""
+    golden, found = json.loads(make_study.PLACE.read_text())["rows"], make_study.rows()
+    assert golden.keys() == found.keys()
+    assert {row: found[row] for row in golden if golden[row] != found[row]} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_the_options_that_scripts_give_it(command):
+    assert make_study.options(command) == json.loads(make_study.PLACE.read_text())["options"][command]

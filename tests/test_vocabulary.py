@@ -106,7 +106,7 @@ def test_a_corpus_is_encoded_whole_once_and_shuffled(tmp_path):
     corpus = encode_corpus(documents, vocabulary, tmp_path)
     bounds = list(zip(corpus.offsets, corpus.offsets[1:], strict=False))
     stored = [vocabulary.decode(corpus.tokens[begin:end]) for begin, end in bounds]
-    assert corpus.tokens.dtype == np.uint16
+    assert np.asarray(corpus.tokens).dtype == np.uint16
     assert sorted(stored) == sorted(documents)
     assert stored != documents
     before = (corpus.folder / "tokens").stat().st_mtime_ns

@@ -1,0 +1,68 @@
+"""Writes study.json: what the study is called and where it lies, which a change of its inside may not change.
+
+Of every row at every scale the settings, and of two seeds the name and folder of each stage of training, by which runs
+find the pre-training that they share; of every command its options. Run it when one of these is meant to change:
+
+    python tests/golden/make_study.py
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from experiments.cli.commands import COMMANDS
+from experiments.runs.folders import phases
+from experiments.study.registry import REGISTRY, build
+from experiments.study.scales import SCALES
+from lm.settings import leaves
+
+PLACE = Path(__file__).with_name("study.json")
+ROW = "t5/1-baseline/baseline"  # for the commands whose options depend on a row
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def settings(row: str, scale: str) -> str:
+    return digest([(path, str(value)) for path, value in leaves(build(row, scale))])
+
+
+def stages(row: str, scale: str, seed: int) -> str:
+    """Names and folders, in order."""
+    folder = Path("runs") / scale / row / f"seed-{seed}"
+    found = phases(build(row, scale, {"seed": seed}), folder, Path("runs") / scale)
+    return digest([(name, str(place)) for name, place in found.items()])
+
+
+def options(command: str) -> list[str]:
+    """The names that ``lm COMMAND --help`` has, sorted."""
+    rows = {"run": [ROW], "plan": [ROW], "convert": []}.get(command, [])
+    text = subprocess.run(
+        [sys.executable, "-m", "experiments", command, *rows, "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    return sorted(set(re.findall(r"--[a-z][\w.-]*", text)))
+
+
+def rows() -> dict[str, dict[str, list[str]]]:
+    """Row -> scale -> its settings, and its stages with each of two seeds."""
+    return {
+        row: {scale: [settings(row, scale), *(stages(row, scale, seed) for seed in (0, 1))] for scale in sorted(SCALES)}
+        for row in REGISTRY
+    }
+
+
+def written(found: dict) -> str:
+    """JSON with a line for each row and command, so that a difference shows whose it is."""
+    parts = [
+        f'"{name}": {{\n' + ",\n".join(f'"{k}": {json.dumps(v)}' for k, v in part.items()) + "\n}"
+        for name, part in found.items()
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    PLACE.write_text(written({"rows": rows(), "options": {command: options(command) for command in COMMANDS}}))
