@@ -8,6 +8,7 @@ from statistics import mean
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure  # without pyplot nothing looks for a display
+from matplotlib.ticker import LogFormatter
 
 from experiments.report.results import Curves, Score, lengths
 from experiments.report.sheets import Finished, base_of, columns_of
@@ -107,7 +108,9 @@ def extrapolation(rows: Sequence[Row], found: Finished) -> Figure:
     times = next(iter(at.values()))
     axis.set(xscale="log", yscale="log", xlabel="length of rows, over that of training")
     axis.set_xticks(list(times), [f"{n} ×" for n in times])
-    axis.minorticks_off()
+    axis.xaxis.minorticks_off()
+    axis.yaxis.set_major_formatter(LogFormatter())
+    axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.5)))  # not 10^2 alone
     axis.set_ylabel("perplexity of held-out text")
     axis.grid(alpha=0.3, which="both")
     axis.legend()
