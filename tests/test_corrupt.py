@@ -263,7 +263,7 @@ def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
 
 
 ENCODE = """
-import sys; from pathlib import Path; from lm.data import tokens; from lm.data.text.vocabulary import Bytes
+import sys; from pathlib import Path; from lm.data.text import tokens; from lm.data.text.vocabulary import Bytes
 tokens.CHUNK = 10
 print("go", flush=True); sys.stdin.read(1)
 made = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), Path(sys.argv[1]))

@@ -166,7 +166,7 @@ def test_too_little_documentation_is_an_error():
 FULL = """
 import resource, sys
 from lm.settings import SettingError
-from lm.data import documentation
+from lm.data.corpora import documentation
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # of a file: as a full disk has it
 try:
     documentation.prepare(sys.argv[1], packages=sys.argv[2:])

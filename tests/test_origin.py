@@ -258,7 +258,7 @@ def test_who_waits_is_told_for_whom_and_a_killed_one_leaves_no_lock(tmp_path, mo
 TWICE = """
 import sys, time
 from pathlib import Path
-from experiments import phase
+from experiments.runs import phase
 from experiments.runs.progress import reporting
 from experiments.study.registry import build
 from experiments.runs.run import run

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 LIVES = """
 import os, signal, sys, time
 from pathlib import Path
-from experiments import restart
+from experiments.processes import restart
 restart.LONGEST = 0.05
 code = restart.supervise(sys.argv[1:])
 if code is not None:
