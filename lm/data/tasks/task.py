@@ -19,7 +19,7 @@ class Scored:
     """What tasks have in common, whether a model answers in words or through a head."""
 
     name: str
-    source: str  # of lm.data.text.sources.examples
+    source: str  # of lm.data.corpora.corpus.examples
     column: Column | None  # in which its score counts; None: in none
     target: Callable[[Row], Any]  # what metrics compare with
     metrics: Mapping[str, metrics.Metric]  # by name
