@@ -94,6 +94,8 @@ EDITED = seal({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.1
         (json.dumps({**NOW, "allowed": []}), "has no checksum"),
         (EDITED, "was edited or damaged"),
         (seal({"settings": {}, "allowed": {}}), "says nothing of vocabulary, data, code, packages, allowed"),
+        (seal({**NOW, "vocabulary": {}, "data": {"": "f"}, "allowed": []}), "says nothing of vocabulary, data:"),
+        (seal({**NOW, "code": {"lm/files.py": 1}, "allowed": [{}]}), "says nothing of code, allowed"),
     ],
 )
 def test_a_record_that_is_missing_edited_or_damaged_is_not_taken_for_the_same(tmp_path, text, said):

@@ -68,10 +68,20 @@ def read(folder: Path) -> dict[str, Any]:
         found = unseal(path.read_bytes(), path)
     except FileNotFoundError as error:
         raise SettingError(f"{path} is missing, which says what was trained there") from error
-    kinds = dict.fromkeys(ORIGINS, dict) | {"allowed": list}
-    if wrong := [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]:
+    if wrong := [name for name in (*ORIGINS, "allowed") if not _is_said(name, found.get(name))]:
         raise SettingError(f"{path} says nothing of {', '.join(wrong)}: it was not written by this version")
     return found
+
+
+def _is_said(name: str, value: Any) -> bool:
+    """Whether this is what ``record`` writes under a name: texts by name, values of settings, changes since."""
+    if name == "allowed":
+        return isinstance(value, list) and all(
+            isinstance(each, dict) and isinstance(each.get("changed"), list) for each in value
+        )
+    if not isinstance(value, dict) or (name == "vocabulary" and "fingerprint" not in value):
+        return False
+    return name == "settings" or all(key.strip() and isinstance(text, str) for key, text in value.items())
 
 
 def record(folder: Path, now: Origin, past: Sequence[Mapping[str, Any]] = ()) -> None:
