@@ -191,7 +191,7 @@ def test_what_ranks_a_checkpoint_is_each_score_with_the_loss_of_what_it_is_about
     scores, losses = _ranks(values, LoopConfig(1, score="score"))
     assert scores == {"a/score": 1.0, "b/score": 0.0, "score": 0.5}
     assert losses == {"a/score": 2.0, "b/score": 4.0, "score": 3.0}
-    assert _ranks({"score": [1.0, 2.0]}, LoopConfig(1, score="score"))[1] == {}
+    assert _ranks({"score": 1.0}, LoopConfig(1, score="score"))[1] == {}
 
 
 @pytest.mark.parametrize("moment", ["write", "rename"])

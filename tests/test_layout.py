@@ -38,7 +38,7 @@ ALLOWED = {
     "launch": set(),
 }
 FULLEST = 12  # files in a folder, __init__.py not counted
-FULLER = {"lm/train": 17}  # those that are still fuller, which may only shrink
+FULLER = {"lm/train": 16}  # those that are still fuller, which may only shrink
 FORBIDDEN = {"lm.data": {"jax", "flax"}, "lm.metrics": {"jax", "flax"}, "lm.ops": {"flax"}, "lm.settings": {"numpy"}}
 
 

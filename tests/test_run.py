@@ -173,7 +173,7 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     with reporting(0) as reporter:
         prepared, mesh = check(experiment, folder, swept / "cache", reporter.say)
         place = pretraining_of(swept, folder, BASELINE)
-        (first,) = pretrain([Session(experiment, prepared, mesh, swept / "cache", reporter)], [place])
+        first = pretrain(Session(experiment, prepared, mesh, swept / "cache", reporter), place)
     steps = build_steps(experiment.model, experiment.finetuning.optimizer, LossConfig(), mesh)
     with Checkpoints(place / "checkpoints", CheckpointConfig()) as checkpoints:
         saved, start = checkpoints.restore(steps.abstract, 4), first(steps)
@@ -205,7 +205,7 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
         prepared, mesh = check(experiment, tmp_path / "run", runs / "cache", reporter.say)
         session = Session(experiment, prepared, mesh, runs / "cache", reporter)
         place = tmp_path / read_result(tmp_path / "run").phases["pretraining"]
-        (learnt,) = pretrain([session], [place])
+        learnt = pretrain(session, place)
         state = learnt(head_steps(experiment, mesh, experiment.tuning.heads[0]))
     with Checkpoints(place / "checkpoints", CheckpointConfig()) as checkpoints:
         saved = checkpoints.restore(steps_of(experiment, mesh).abstract).params

@@ -15,7 +15,7 @@ from lm.sharding import constrain, make_mesh, named, rows_of_process
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import EVERY_UPDATE, CheckpointConfig, LoopConfig, LossConfig, OptimizerConfig
 from lm.train.log import Log
-from lm.train.loop import train
+from lm.train.loop import Run, train
 from lm.train.step import build
 
 MODEL = ModelConfig(architecture="decoder", vocab_size=32, d_model=16, d_ff=32, d_kv=4, num_heads=4, dropout=0.5)
@@ -84,7 +84,7 @@ def run(
         Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=every, keep=keep)) as checkpoints,
     ):
         evaluate = evaluate or (lambda state: made.evaluate(state, [part(10_000)]))
-        return train(made, seed, data, checkpoints, log, evaluate, config)
+        return train(made, Run(seed, data, checkpoints, log, evaluate), config)
 
 
 def numbers(state):

@@ -73,7 +73,6 @@ def sweep(arguments: Sequence[str]) -> None:
         scale: str = "nano",
         seeds: int = 1,
         runs: Path = RUNS,
-        together: bool = False,
         allow: str = "",
         restart: int = 0,
     ) -> None:
@@ -86,14 +85,13 @@ def sweep(arguments: Sequence[str]) -> None:
             scale: size of the study: nano, mini, mini-real or base.
             seeds: runs of each row, with seeds 0, 1, ...
             runs: folder that holds the runs.
-            together: pre-train the seeds of a row at once on one device: for small models on accelerators, not on CPUs.
             allow: go on although these changed since a run was begun: settings,vocabulary,data,code,packages.
             restart: restart up to so many times after a crash or exit code 42; never after bad settings, a non-finite
                 loss or a signal.
         """
         if pattern != named:
             raise SettingError(f"{pattern!r} should stand first: lm sweep {pattern} [OPTIONS]")
-        rows.sweep(pattern, scale, seeds, runs, _given(arguments, settings), together=together, allow=allow)
+        rows.sweep(pattern, scale, seeds, runs, _given(arguments, settings), allow=allow)
 
     read(sweep, "lm sweep", arguments)
 

@@ -4,8 +4,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 from experiments.cli.show import print_report
@@ -31,7 +29,6 @@ def sweep(
     runs: Path,
     given: Changes | None = None,
     *,
-    together: bool = False,
     allow: str = "",
 ) -> None:
     """Train and evaluate every row that matches and has not finished, each with ``given``, then write the report."""
@@ -48,7 +45,7 @@ def sweep(
         for name in dict.fromkeys(map(twin, compared)):
             experiment = build(name, scale, {**given, "seed": seed})
             wanted.append((name, experiment, run_folder(runs, scale, name, seed, by_hand(name, scale, experiment))))
-    failed = train(wanted, runs, together, allowed(allow))
+    failed = train(wanted, runs, allowed(allow))
     try:
         print_report(tables(rows), scale, (str(runs),), given)
     except SettingError:
@@ -58,8 +55,8 @@ def sweep(
         sys.exit(failed)
 
 
-def train(wanted: Sequence[Run], runs: Path, together: bool, allow: frozenset[str]) -> int:
-    """Train those of ``wanted`` that have not finished; with ``together`` the seeds of a row are pre-trained at once.
+def train(wanted: Sequence[Run], runs: Path, allow: frozenset[str]) -> int:
+    """Train those of ``wanted`` that have not finished.
 
     One that fails is named and left, the others go on; the exit code is that of the first failure.
     """
@@ -73,28 +70,10 @@ def train(wanted: Sequence[Run], runs: Path, together: bool, allow: frozenset[st
         keep_compiled(runs / "cache")
         with reporting(sum(work(experiment) for _, experiment, _ in todo)) as reporter:
             reporter.say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished; {len(todo)} to go")
-            for name, group in groupby(sorted(todo, key=itemgetter(0)), key=itemgetter(0)) if together else ():
-                pretrain_seeds(name, [run[1:] for run in group], runs, reporter, allow)
             for name, experiment, folder in todo:
                 code = one(name, experiment, folder, runs, reporter, allow)
                 failed = failed or code
     return failed
-
-
-def pretrain_seeds(
-    name: str, seeds: list[tuple[Experiment, Path]], runs: Path, reporter: Reporter, allow: frozenset[str]
-) -> None:
-    """Pre-train all ``seeds`` of a row at once; what fails is said when it is tried again for each alone."""
-    from experiments.runs.run import pretrain_together
-    from lm.train.signals import Interrupted
-
-    try:
-        pretrain_together(*zip(*seeds, strict=True), runs / "cache", reporter, allow)
-    except Interrupted as stopped:
-        reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
-        sys.exit(EXIT_CODES["start again"])
-    except Exception as error:
-        reporter.say(f"{name}: its seeds could not be pre-trained at once ({error}); one after another, then")
 
 
 def is_done(experiment: Experiment, folder: Path, cache: Path, allow: frozenset[str]) -> bool:

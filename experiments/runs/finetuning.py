@@ -57,7 +57,7 @@ def finetune(session: Session, pretrained: Start | None, name: str, folder: Path
     with checkpoints_of(session.experiment, session.experiment.finetuning, folder) as checkpoints:
         evaluate = evaluation(session, made.asked, made.lengths, made.steps, folder)
         config, read = session.experiment.finetuning, fingerprints(session.experiment, name, session.cache)
-        fit([Phase(session, config, made.steps, made.batches, made.lengths, checkpoints, evaluate, read, pretrained)])
+        fit(Phase(session, config, made.steps, made.batches, made.lengths, checkpoints, evaluate, read, pretrained))
     return agreed(lambda: {each.task.name: best_of(each.task, folder) for each in made.asked})
 
 

@@ -3,8 +3,8 @@
 import fcntl
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,14 @@ from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.nn.tuned import BODY
 from lm.settings import SettingError
-from lm.train import manifest, together
+from lm.train import manifest
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LoopConfig
 from lm.train.log import Log, now, packages, records, status
+from lm.train.loop import Run, train
 from lm.train.state import State
 from lm.train.step import Steps
 from lm.train.throughput import step_flops
-from lm.train.together import Run
 
 Start = Callable[[Steps], State]  # the state before the first step of a phase
 
@@ -100,7 +100,7 @@ class Phase:
 
     def run(self, log: Log) -> Run:
         start = None if self.start is None else lambda: self.start(self.steps)
-        return Run(self.session.experiment.seed, self.data, self.checkpoints, log, self.evaluate, start)
+        return Run(self.session.experiment.seed, self.data, self.checkpoints, log, self.evaluate, start, self.flops)
 
 
 def checkpoints_of(experiment: Experiment, config: PhaseConfig, folder: Path) -> Checkpoints:
@@ -111,37 +111,25 @@ def checkpoints_of(experiment: Experiment, config: PhaseConfig, folder: Path) ->
     return Checkpoints(folder / "checkpoints", kept)
 
 
-def fit(phases: Sequence[Phase]) -> None:
-    """Train phases that differ in seed and data to their end, wherever they are now, several at once on one device."""
-    with ExitStack() as locks:
-        for phase in phases:
-            locks.enter_context(locked(phase.folder, phase.session.reporter))
-        _fit(phases)
-
-
-def _fit(phases: Sequence[Phase]) -> None:
-    left = []
-    for phase in phases:
+def fit(phase: Phase) -> None:
+    """Train a phase to its end from wherever it is now."""
+    with locked(phase.folder, phase.session.reporter):
         done = finished(phase.folder, phase.config.steps)
         agreed(partial(_check_origin, phase, done))
         if done:
             phase.session.reporter.advance(phase.config.steps)
         else:
-            left.append(phase)
-    if not left:
-        return
-    config, steps, flops = left[0].config, left[0].steps, left[0].flops
+            _train(phase)
+
+
+def _train(phase: Phase) -> None:
+    config, experiment = phase.config, phase.session.experiment
     loop = LoopConfig(
-        config.steps, config.log_every, config.save_every, "score", left[0].session.experiment.guard,
-        patience=wait("LM_STEP_TIMEOUT"),
-    )  # fmt: skip
-    with ExitStack() as logs:
-        runs = []
-        for phase in left:
-            missing = {"corrupt_records_left_out": dict(phase.session.prepared.left_out)}
-            shown = ShownLog(phase, asdict(phase.session.experiment) | missing)
-            runs.append(phase.run(logs.enter_context(shown)))
-        together.train(steps, runs, loop, flops)
+        config.steps, config.log_every, config.save_every, "score", experiment.guard, patience=wait("LM_STEP_TIMEOUT")
+    )
+    missing = {"corrupt_records_left_out": dict(phase.session.prepared.left_out)}
+    with ShownLog(phase, asdict(experiment) | missing) as log:
+        train(phase.steps, phase.run(log), loop)
         agreed(lambda: None)  # the first has written the last checkpoint
         trains(False)
 

@@ -6,8 +6,7 @@ A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` h
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -39,6 +38,7 @@ from lm.data.tasks.mixtures import mixture
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.tuned import BODY, DISCRIMINATOR, Electra
+from lm.train.checkpoints import Checkpoints
 from lm.train.config import LossConfig
 from lm.train.log import records
 from lm.train.losses import language_model, masked_lm, replaced_tokens
@@ -67,7 +67,7 @@ def run(
 
     places, starts, best = phases(experiment, folder, home), {}, {}
     for phase, settings in pretrainings(experiment).items():
-        (starts[phase],) = pretrain([session(settings)], [places[phase]])
+        starts[phase] = pretrain(session(settings), places[phase])
     for name in (*tuning.mixtures, *tuning.heads) if experiment.finetuning.steps else ():
         sessions = [session(settings) for _, _, settings in team]
         for each, (suffix, *_) in zip(sessions, team, strict=True):
@@ -99,35 +99,15 @@ def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: di
     write_result(folder, found)
 
 
-def pretrain_together(
-    experiments: Sequence[Experiment],
-    folders: Sequence[Path],
-    cache: Path,
-    reporter: Reporter,
-    allow: frozenset[str] = frozenset(),
-) -> None:
-    """The pre-training of seeds of one experiment at once; ``run`` then finds it done for each of them."""
-    runs = list(zip(experiments, folders, strict=True))
-    ready = [check(experiment, folder, cache, reporter.say, allow) for experiment, folder in runs]
-    for experiment, folder in runs:
-        claim(experiment, folder)
-    for phase in pretrainings(experiments[0]):
-        sessions = [
-            Session(pretrainings(experiment)[phase], *made, cache, reporter, allow)
-            for experiment, made in zip(experiments, ready, strict=True)
-        ]
-        pretrain(sessions, [phases(e, folder, home_of(folder, cache))[phase] for e, folder in runs])
+def pretrain(session: Session, folder: Path) -> Start:
+    """Pre-train to the end; what gives the first state of other steps."""
+    session.reporter.start("pre-training")
+    with checkpoints_of(session.experiment, session.experiment.pretraining, folder) as checkpoints:
+        fit(pretraining(session, folder, checkpoints))
+    return partial(pretrained, session, folder)
 
 
-def pretrain(sessions: Sequence[Session], folders: Sequence[Path]) -> list[Start]:
-    """Pre-train seeds of one experiment to the end, at once; what gives each as the first state of other steps."""
-    sessions[0].reporter.start("pre-training" + f" {len(sessions)} seeds at once" * (len(sessions) > 1))
-    with ExitStack() as opened:
-        fit([pretraining(*each, opened) for each in zip(sessions, folders, strict=True)])
-    return [partial(pretrained, *each) for each in zip(sessions, folders, strict=True)]
-
-
-def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
+def pretraining(session: Session, folder: Path, checkpoints: Checkpoints) -> Phase:
     """On the corpus, on tasks or on both; scored on the tasks if it is not fine-tuned on them."""
     experiment, config = session.experiment, session.experiment.pretraining
     steps, batches = steps_of(experiment, session.mesh), pretraining_batches(experiment, session.prepared, "train")
@@ -139,7 +119,6 @@ def pretraining(session: Session, folder: Path, opened: ExitStack) -> Phase:
         if not experiment.finetuning.steps:
             asked = asked_of(session, experiment.tuning.mixtures)
             scores = evaluation(session, asked, lengths, steps, folder)
-    checkpoints = opened.enter_context(checkpoints_of(experiment, experiment.pretraining, folder))
     return Phase(
         session, config, steps, batches, lengths, checkpoints,
         lambda state: steps.evaluate(state, held_out()) | (scores(state) if scores else {}),

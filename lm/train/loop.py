@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,38 +29,41 @@ HostBatch = dict[str, np.ndarray]
 Evaluate = Callable[[State], dict[str, float]]
 
 
-def train(
-    steps: Steps,
-    seed: int,
-    data: Callable[[int], Iterable[HostBatch]],
-    checkpoints: Checkpoints,
-    log: Log,
-    evaluate: Evaluate,
-    config: LoopConfig,
-    initial: Callable[[], State] | None = None,
-    flops: float | None = None,
-) -> State:
-    """Train to ``config.steps`` from the newest checkpoint, else from ``initial`` (random by ``seed``).
+@dataclass(frozen=True)
+class Run:
+    """What is trained: from what data and which state, and where that is kept, written down and evaluated."""
 
-    ``data(start)`` gives this process's parts of the batches of steps start, start + 1, ... ; ``flops`` is those of
-    one step, for the utilisation of the devices. The step is compiled while the first state is made. Raises
-    Interrupted after a signal, having saved, and NonFiniteLoss, each process having written its part of the batch.
+    seed: int
+    data: Callable[[int], Iterable[HostBatch]]  # first step -> this process's parts of the batches from it on
+    checkpoints: Checkpoints
+    log: Log
+    evaluate: Evaluate
+    initial: Callable[[], State] | None = None  # the state before the first step; None: random by the seed
+    flops: float | None = None  # of one step, for the utilisation of the devices
+
+
+def train(steps: Steps, run: Run, config: LoopConfig) -> State:
+    """Train to ``config.steps`` from the newest checkpoint, else from the run's initial state.
+
+    The step is compiled while the first state is made. Raises Interrupted after a signal, having saved, and
+    NonFiniteLoss, each process having written its part of the batch.
     """
+    seed, checkpoints, log = run.seed, run.checkpoints, run.log
     restored = checkpoints.restore(steps.abstract)
     start = 0 if restored is None else int(restored.step)
     if start > config.steps:
         raise SettingError(f"{log.folder} is trained to step {start} already, which is more than steps={config.steps}")
     log.start(start)
-    train_step, meter = steps.train_step(seed), Meter(log, config, flops)
+    train_step, meter = steps.train_step(seed), Meter(log, config, run.flops)
     stacks = log.folder / f"stuck-{jax.process_index()}.txt"
-    with Signals() as signals, Watchdog(config.patience, stacks) as watchdog, _batch_kept(data, log, checkpoints):
-        finish = partial(_finish, signals, meter, checkpoints, log, evaluate, config)
+    with Signals() as signals, Watchdog(config.patience, stacks) as watchdog, _batch_kept(run):
+        finish = partial(_finish, signals, meter, run, config)
         put = partial(sharding.put_batch, mesh=steps.mesh)
-        batches = prefetch(data(start), put, config.prefetch, meter)
+        batches = prefetch(run.data(start), put, config.prefetch, meter)
         ahead = _begin(partial(_prepare, steps, seed, batches)) if start < config.steps else None
-        state = restored if restored is not None else initial() if initial else steps.init(seed)
+        state = restored if restored is not None else run.initial() if run.initial else steps.init(seed)
         if restored is not None and _evaluates(start, config) and log.lacks(start, "eval"):
-            _evaluate(signals, checkpoints, log, evaluate, config, state)  # it was cut short
+            _evaluate(signals, run, config, state)  # it was cut short
         for step in range(start + 1, config.steps + 1):
             batch, compiling = _first(signals, ahead, start) if step == start + 1 else (next(batches), None)
             begin = time.perf_counter()
@@ -101,28 +105,27 @@ def _first(signals: Signals, ahead: Future, start: int) -> tuple[Batch, float]:
 
 
 @contextmanager
-def _batch_kept(data: Callable[[int], Iterable[HostBatch]], log: Log, checkpoints: Checkpoints) -> Iterator[None]:
+def _batch_kept(run: Run) -> Iterator[None]:
     """Of a step that is not finite the batch is written beside the log, and the message says where."""
     try:
         yield
     except NonFiniteLoss as error:
-        path = log.folder / f"batch-{error.step}-{jax.process_index()}.npz"
+        path = run.log.folder / f"batch-{error.step}-{jax.process_index()}.npz"
         with suppress(OSError):
-            np.savez(path, **next(iter(data(error.step - 1))))
+            np.savez(path, **next(iter(run.data(error.step - 1))))
             error.add(f"its batch is in {path}")
         with suppress(CheckpointError):
-            checkpoints.wait()
-        newest = max((step for step in checkpoints.steps() if step < error.step), default=None)
+            run.checkpoints.wait()
+        newest = max((step for step in run.checkpoints.steps() if step < error.step), default=None)
         error.add("nothing was saved yet" if newest is None else f"the checkpoint of step {newest} is from before it")
         raise
 
 
-def _prepare(steps: Steps, seed: int | tuple[int, ...], batches: Iterator[Batch]) -> tuple[Batch, float]:
+def _prepare(steps: Steps, seed: int, batches: Iterator[Batch]) -> tuple[Batch, float]:
     """The first batch, and the seconds it took to compile the step for it; jax finds that when the step is called."""
     batch, begin = next(batches), time.perf_counter()
-    if np.ndim(seed) == 0:  # several runs at once have states that ``abstract`` does not describe
-        number = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
-        steps.train.lower(steps.abstract, sharding.described(batch), number).compile()
+    number = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
+    steps.train.lower(steps.abstract, sharding.described(batch), number).compile()
     return batch, time.perf_counter() - begin
 
 
@@ -130,57 +133,46 @@ def _evaluates(step: int, config: LoopConfig) -> bool:
     return step == config.steps or step % config.evaluate_every == 0
 
 
-def _finish(
-    signals: Signals,
-    meter: "Meter",
-    checkpoints: Checkpoints,
-    log: Log,
-    evaluate: Evaluate,
-    config: LoopConfig,
-    state: State,
-    step: int,
-) -> None:
+def _finish(signals: Signals, meter: "Meter", run: Run, config: LoopConfig, state: State, step: int) -> None:
     """Save what is due after ``step``, having read that step's numbers, then evaluate it; raise if asked to stop."""
     stop, evaluates = signals.received(), _evaluates(step, config)
-    if not (stop or evaluates or step % checkpoints.config.every == 0):
+    if not (stop or evaluates or step % run.checkpoints.config.every == 0):
         return
     meter.read(step)
-    checkpoints.save(state)
+    run.checkpoints.save(state)
     if stop:
-        checkpoints.wait()
+        run.checkpoints.wait()
         raise Interrupted(stop, step)
     if evaluates:
-        checkpoints.settle()  # whatever the evaluation does to this process, the step is on the disk
-        _evaluate(signals, checkpoints, log, evaluate, config, state)
+        run.checkpoints.settle()  # whatever the evaluation does to this process, the step is on the disk
+        _evaluate(signals, run, config, state)
     meter.restart()
 
 
-def _evaluate(
-    signals: Signals, checkpoints: Checkpoints, log: Log, evaluate: Evaluate, config: LoopConfig, state: State
-) -> None:
+def _evaluate(signals: Signals, run: Run, config: LoopConfig, state: State) -> None:
     """Evaluate a state that is saved: its checkpoint gets the scores, then the log its line; raise if asked to stop."""
-    step = int(state.step)
+    step, log = int(state.step), run.log
     if (ended := log.ended_evaluating(step)) >= TRIES:
         raise SettingError(
             f"the evaluation of step {step} has ended this run {ended} times in a row, how is in {log.folder}/run.json "
             f"under starts; the step is saved. Mend this, such as too little memory, and start again: it is tried anew"
         )
     with log.evaluating(step):
-        values = signals.until_received(lambda: evaluate(state))
+        values = signals.until_received(lambda: run.evaluate(state))
         if values is not None:
-            checkpoints.score(step, *_ranks(values, config))
+            run.checkpoints.score(step, *_ranks(values, config))
             log.write(step, "eval", values)
     if signals.name:
-        checkpoints.wait()
+        run.checkpoints.wait()
         raise Interrupted(signals.name, step)
 
 
-def _ranks(values: Mapping[str, Any], config: LoopConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+def _ranks(values: Mapping[str, float], config: LoopConfig) -> tuple[dict[str, float], dict[str, float]]:
     """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss of what each is of."""
     scores = {name: value for name, value in values.items() if name.split("/")[-1] == config.score}
     losses = {name: value for name, value in values.items() if name.split("/")[-1] == "loss"}
     of = {name: [losses[n] for n in losses if n.startswith(name.removesuffix(config.score))] for name in scores}
-    return scores, {name: np.mean(found, axis=0) for name, found in of.items() if found}
+    return scores, {name: sum(found) / len(found) for name, found in of.items() if found}
 
 
 def prefetch(
@@ -234,18 +226,17 @@ class Meter:
             if "left_out" in found:
                 found["left_out"], self.left_out = self.left_out, 0.0
             found.pop("left_out_in_a_row", None)
-            values = {name: np.where(np.isfinite(x), x, None).tolist() for name, x in found.items()}
+            values = {name: float(x) if np.isfinite(x) else None for name, x in found.items()}
             self.log.write(last, "train", values | self._rates(last))
         self.unread.clear()
 
     def _check(self, step: int, values: Mapping[str, np.ndarray]) -> None:
         left_out = values.get("left_out", 0.0)
-        self.left_out = self.left_out + left_out
-        finite = np.isfinite(values["loss"]) & np.isfinite(values["grad_norm"])
-        shown = {name: values[name].tolist() for name in ("loss", "grad_norm")}
-        if not (finite | (left_out > 0)).all():
+        self.left_out += left_out
+        shown = {name: float(values[name]) for name in ("loss", "grad_norm")}
+        if not (np.isfinite([*shown.values()]).all() or left_out > 0):
             raise NonFiniteLoss(step, f"is not finite: {shown}")
-        if np.max(values.get("left_out_in_a_row", 0)) >= self.config.guard.in_a_row:
+        if values.get("left_out_in_a_row", 0) >= self.config.guard.in_a_row:
             raise NonFiniteLoss(step, f"is the last of {self.config.guard.in_a_row} in a row to be left out: {shown}")
 
     def _rates(self, last: int) -> dict[str, float | None]:
