@@ -178,11 +178,16 @@ def test_the_list_of_tasks_has_the_rows_of_what_is_prepared_and_the_command_for_
         show_tasks("colo", runs)
 
 
-def test_of_masked_models_the_one_trained_last_is_asked_whatever_was_started_since(runs):
+def test_of_masked_models_the_one_trained_last_is_asked_and_a_damaged_one_is_said(runs, capsys):
     first, *_ = run_of(runs, "masked-1", HEADS)
     last, *_ = run_of(runs, "masked-2", HEADS | {"seed": 1})
     (first / "settings.json").write_text((first / "settings.json").read_text())
-    assert newest_masked(runs) == last
+    assert newest_masked(runs) == last and not capsys.readouterr().err
+    settings = (last / "settings.json").read_text()
+    (last / "settings.json").write_text(settings.replace('"seed": 1', '"seed": 2'))
+    assert newest_masked(runs) == first
+    assert f"left out: {last}/settings.json" in capsys.readouterr().err
+    (last / "settings.json").write_text(settings)
     with pytest.raises(SettingError, match="holds no trained masked LM yet"):
         newest_masked(runs / "cache")
 

@@ -25,7 +25,7 @@ FREE = (  # settings that change no number of what is done: a run may go on else
     "mesh", "data.workers", "guard.non_finite", "guard.in_a_row", "guard.failed_save", "pretraining.keep_hours",
     "finetuning.keep_hours",
 )  # fmt: skip
-CODE = ("prepare", "run", "finetuning", "phase")  # of experiments.runs: what changes numbers, settings apart
+CODE = ("folders", "prepare", "run", "finetuning", "phase")  # of experiments.runs: what changes numbers, settings apart
 SHOWN = 12  # differences of a kind, at most [lines]
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value

@@ -1,5 +1,6 @@
 """A run that was trained, or imported: its vocabulary, its model, and texts as that model reads them."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,10 @@ def newest_masked(runs: Path) -> Path:
     for path in sorted(runs.glob("**/settings.json")):
         try:
             experiment = load_settings(path.parent)
+        except SettingError as error:  # it may be the newest
+            print(f"left out: {error}", file=sys.stderr)
+            continue
+        try:
             name = masked(experiment)[0]
         except SettingError:
             continue
