@@ -1,4 +1,4 @@
-"""The commands of ``lm``: which there are, what each does in a line, and those that would be slow to ask for help.
+"""The commands of ``lm``: which there are, where each is, and what it does in a line.
 
 A command is one function, whose signature is its options and whose docstring its help; it is imported when asked for.
 """

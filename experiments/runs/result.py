@@ -17,8 +17,6 @@ from lm.files import checksum, seal, unseal, write
 from lm.settings import DataError, SettingError, diff
 
 SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
-
-
 LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
 
 
