@@ -16,7 +16,7 @@ import scipy.stats
 from rich.console import Console
 
 from experiments.cli import show as commands
-from experiments.report import plots, report
+from experiments.report import console, plots, report
 from experiments.report.comparison import agreement, compare, kendall
 from experiments.report.page import samples
 from experiments.report.results import curves, results
@@ -392,9 +392,10 @@ def test_the_page_needs_no_network_hides_no_markup_and_sorts_its_tables(tmp_path
 
 
 def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypatch, capsys):
-    monkeypatch.setattr(commands, "CONSOLE", Console(width=80, file=sys.stdout))
+    for module in (commands, console):
+        monkeypatch.setattr(module, "CONSOLE", Console(width=80, file=sys.stdout))
     numbers = {f"column {i}, paper": [Cell(f"{i}{i}.{i:02d} ± 0.12", best=i == 3)] for i in range(10, 22)}
-    commands.show_sheet("a table", {"row": [Cell("encoder-decoder-6-layers")], **numbers})
+    console.show_sheet("a table", {"row": [Cell("encoder-decoder-6-layers")], **numbers})
     lines = capsys.readouterr().out.splitlines()
     for head, (cell,) in numbers.items():
         assert any(head in line for line in lines) and any(cell.text in line for line in lines)

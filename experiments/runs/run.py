@@ -60,7 +60,7 @@ def run(
     claim(experiment, folder)
 
     home, team, tuning = home_of(folder, cache), members(experiment), experiment.tuning
-    title = os.path.relpath(folder.resolve(), home)
+    title = os.path.relpath(folder.resolve(), home).replace("/", ".")
 
     def session(settings: Experiment) -> Session:
         return Session(settings, prepared, mesh, cache, reporter, allow, title)
