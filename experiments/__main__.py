@@ -1,4 +1,6 @@
-"""The command ``lm``: finds the command, calls it, and turns what went wrong into a message and an exit code."""
+"""The command ``lm``: finds the command, calls it, and turns what went wrong into a message and an exit
+code.
+"""
 
 import os
 import select
@@ -24,8 +26,9 @@ usage: lm COMMAND [OPTIONS]        lm COMMAND --help tells more
 
 {commands}
 
-A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (about a minute a row on one
-CPU core), mini (four to six), mini-real (mini, tuned on real benchmarks), base (the paper's setup). Start with:
+A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (about a minute a row
+on one CPU core), mini (four to six), mini-real (mini, tuned on real benchmarks), base (the paper's setup).
+Start with:
 
   lm list 't5/*'                              what there is
   lm diff t5/6-corruption-rate/50             what a row changes
@@ -56,7 +59,8 @@ def main() -> None:
     except SettingError as error:
         code = _bad(error)
     except SystemExit as asked:
-        code = EXIT_CODES["nobody reads"] if isinstance(asked.__context__, BrokenPipeError) else asked.code  # of rich
+        # of rich
+        code = EXIT_CODES["nobody reads"] if isinstance(asked.__context__, BrokenPipeError) else asked.code
     except MemoryError:
         _say("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]
@@ -85,7 +89,8 @@ def _unread() -> bool:
 def _stop(*_) -> None:
     """On SIGTERM, but for training, which saves first, and for several processes, of which jax takes care.
 
-    What is raised inside of a callback gets lost, and some of what is to be left takes its time: hence the timer.
+    What is raised inside of a callback gets lost, and some of what is to be left takes its time: hence the
+    timer.
     """
     _say("stopped by SIGTERM; to go on, give the same command again")
     end_in(GRACE, EXIT_CODES["start again"])
@@ -128,7 +133,8 @@ def _call(name: str, arguments: Sequence[str]) -> None:
     if name in RAW:
         command(arguments)
     else:
-        from experiments.cli.arguments import read  # with tyro, which takes a third of a second: not for `lm --help`
+        # with tyro, which takes a third of a second: not for `lm --help`
+        from experiments.cli.arguments import read
 
         read(command, f"lm {name}", arguments)
 

@@ -43,7 +43,9 @@ def _command(commands, act: Callable, runs: str | None, name: str, text: str) ->
     made.add_argument("--dry-run", action="store_true", help="print every command and run none")
     if runs is not None:
         made.epilog = "What stands after -- is handed to lm run."
-        made.add_argument("names", nargs="+", metavar="NAME", help="a row of the study, or a pattern such as 't5/6-*'")
+        made.add_argument(
+            "names", nargs="+", metavar="NAME", help="a row of the study, or a pattern such as 't5/6-*'"
+        )
         made.add_argument("--scale", default="base", help="size of the study: nano, mini, mini-real or base")
         made.add_argument("--runs", default=runs, help="folder of the runs, which all processes see")
         made.add_argument("--restarts", type=int, default=3, help="failures in a row that are forgiven")
@@ -53,7 +55,9 @@ def _command(commands, act: Callable, runs: str | None, name: str, text: str) ->
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lm-launch", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    on_tpu = _command(commands, tpu.run, "", "tpu", "Run each row on a Cloud TPU slice of its own, deleted in the end.")
+    on_tpu = _command(
+        commands, tpu.run, "", "tpu", "Run each row on a Cloud TPU slice of its own, deleted in the end."
+    )
     on_tpu("--accelerator", required=True, help="such as v5litepod-16, or a topology such as v5e:4x4")
     on_tpu("--slices", type=_count, default=1, help="slices a row, joined by the data-centre network")
     on_tpu("--spot", action="store_true", help="cheaper, and may be taken away")
@@ -64,11 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     on_slurm = _command(commands, slurm.run, "runs", "slurm", "Submit the rows to Slurm as one job array.")
     on_slurm("--nodes", type=_count, default=1)
     on_slurm("--gpus-per-node", dest="gpus", type=int, default=8, help="0 for a cluster without GPUs")
-    on_slurm("--time", required=True, help="limit of one turn, such as 24:00:00; it saves before and queues again")
+    on_slurm(
+        "--time", required=True, help="limit of one turn, such as 24:00:00; it saves before and queues again"
+    )
     on_slurm("--partition", default="")
     here = _command(commands, local.run, "runs", "local", "Run the rows on this machine, one after another.")
     here("--processes", type=_count, default=1)
-    here("--devices-per-process", dest="devices", type=int, default=0, help="simulated on the CPU; 0: the real ones")
+    here(
+        "--devices-per-process",
+        dest="devices",
+        type=int,
+        default=0,
+        help="simulated on the CPU; 0: the real ones",
+    )
     listed = _command(commands, _list, None, "list", "Show what the launcher has on Cloud TPU now.")
     deleted = _command(commands, _delete, None, "delete", "Delete slices, whatever they are doing.")
     deleted("slices", nargs="*", metavar="SLICE", help="names as lm-launch list shows them")

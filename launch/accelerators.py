@@ -15,7 +15,8 @@ class Generation(NamedTuple):
     alone: int  # chips of the largest slice on one host; larger slices have 4 on each
 
 
-# Images and hosts: cloud.google.com/tpu/docs/{runtimes,v4,v5e,v5p,v6e,tpu7x}. Which sizes there are, the zone is asked.
+# Images and hosts: cloud.google.com/tpu/docs/{runtimes,v4,v5e,v5p,v6e,tpu7x}. Which sizes there are, the zone
+# is asked.
 GENERATIONS = {
     "v4": Generation("v4", "tpu-ubuntu2204-base", 2, 4),
     "v5litepod": Generation("v5e", "v2-alpha-tpuv5-lite", 1, 8),
@@ -33,7 +34,9 @@ def resolve(asked: str) -> tuple[str, str, int]:
         raise LaunchError(f"--accelerator {asked}: there is no TPU {prefix!r}{nearest(prefix, GENERATIONS)}")
     made, sides = GENERATIONS[prefix], size.split("x")
     if not all(side.isdigit() for side in sides):
-        raise LaunchError(f"--accelerator {asked} should be like {prefix}-16, or a topology like {made.topology}:2x4")
+        raise LaunchError(
+            f"--accelerator {asked} should be like {prefix}-16, or a topology like {made.topology}:2x4"
+        )
     count = math.prod(map(int, sides)) * (made.cores if ":" in asked else 1)
     chips = count // made.cores
     return f"{prefix}-{count}", made.runtime, 1 if chips <= made.alone else chips // 4

@@ -30,7 +30,9 @@ class Job:
 
 def label(*jobs: Job) -> str:
     """A name that clouds and queues accept (63 of a-z0-9-), the same whenever the same jobs are started."""
-    digest = hashlib.sha256("\0".join(word for job in jobs for word in job.arguments()).encode()).hexdigest()[:6]
+    digest = hashlib.sha256("\0".join(word for job in jobs for word in job.arguments()).encode()).hexdigest()[
+        :6
+    ]
     return f"lm-{re.sub('[^a-z0-9]+', '-', jobs[0].name.lower())[:36].strip('-')}-{digest}"
 
 

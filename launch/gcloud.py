@@ -15,7 +15,10 @@ PROJECT = ["gcloud", "config", "get-value", "project"]
 # Requests (queued resources) and machines (nodes): where their label stands, and the columns that tell them.
 _NODE = "tpu.nodeSpec[0].node"
 LISTED = {
-    "queued-resources": (f"{_NODE}.labels", f"tpu.nodeSpec.len():label=SLICES,{_NODE}.acceleratorType,state.state"),
+    "queued-resources": (
+        f"{_NODE}.labels",
+        f"tpu.nodeSpec.len():label=SLICES,{_NODE}.acceleratorType,state.state",
+    ),
     "tpu-vm": ("labels", "acceleratorType.basename(),state"),
 }
 
@@ -25,9 +28,13 @@ def place(zone: str, project: str) -> list[str]:
 
 
 def listing(kind: str, zone: str, project: str, names_only: bool = False) -> list[str]:
-    """List our requests or machines in a zone, or in all (``-``); UP is like P1DT8H, a day and eight hours."""
+    """List our requests or machines in a zone, or in all (``-``); UP is like P1DT8H, a day and eight
+    hours.
+    """
     label, columns = LISTED[kind]
-    table = f"table(name.basename(),name.segment(3):label=ZONE,{columns},createTime.duration(parts=2):label=UP)"
+    table = (
+        f"table(name.basename(),name.segment(3):label=ZONE,{columns},createTime.duration(parts=2):label=UP)"
+    )
     shown = [f"--filter={label}.{LABEL}", f"--format={'value(name)' if names_only else table}"]
     return [*TPUS, kind, "list", *place(zone, project), *shown]
 
@@ -57,7 +64,9 @@ def answer(arguments: Sequence[str], meaning: str = "gcloud does not work") -> s
 
 
 def paying(project: str) -> str:
-    """The project to work in: ``project``, or gcloud's default. An error without gcloud, a login or a project."""
+    """The project to work in: ``project``, or gcloud's default. An error without gcloud, a login or a
+    project.
+    """
     find("gcloud", "install the Google Cloud SDK, then run `gcloud auth login`")
     if not answer(LOGGED_IN):
         raise LaunchError("gcloud is not logged in: run `gcloud auth login`")

@@ -18,9 +18,15 @@ GRACE = 60.0  # seconds that the others have, once one process has failed, to no
 
 def environment(process: int, port: int, secret: str, asked: Namespace) -> dict[str, str]:
     """What ``lm`` reads to join the others; simulated devices on the CPU if a number of them is given."""
-    own = {"LM_COORDINATOR": f"127.0.0.1:{port}", "LM_PROCESSES": str(asked.processes), "LM_PROCESS": str(process)}
+    own = {
+        "LM_COORDINATOR": f"127.0.0.1:{port}",
+        "LM_PROCESSES": str(asked.processes),
+        "LM_PROCESS": str(process),
+    }
     own |= {"LM_SECRET": secret}  # which no other user of this machine knows
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={asked.devices}".strip()
+    flags = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={asked.devices}".strip()
+    )
     return own | ({"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} if asked.devices else {})
 
 

@@ -1,8 +1,11 @@
-"""What to do next: the meaning of exit codes, and the state machine of a run on a slice that may be taken away."""
+"""What to do next: the meaning of exit codes, and the state machine of a run on a slice that may be taken
+away.
+"""
 
 from dataclasses import dataclass, replace
 
-# The exit codes of `lm` (experiments/processes/exit_codes.py), repeated since this package imports nothing of it.
+# The exit codes of `lm` (experiments/processes/exit_codes.py), repeated since this package imports nothing of
+# it.
 DONE, FAILED, BAD_SETTINGS, NOT_FINITE, AGAIN, INTERRUPTED = 0, 1, 2, 3, 42, 130
 HOPELESS = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
 
@@ -35,7 +38,8 @@ class State:
     action: str = "look"  # look, ask, set up, start, delete, end
     after: float = 0.0  # seconds to wait before it
     why: str = ""
-    ours: bool = False  # asked for or to be adopted: it has to be deleted in the end; else there is none of ours
+    # asked for or to be adopted: it has to be deleted in the end; else there is none of ours
+    ours: bool = False
     there: bool = False  # and it has been seen since
     ready: bool = False  # the project is installed on its workers
     failures: int = 0  # in a row, of attempts to have the slice and to run on it
@@ -77,7 +81,9 @@ def step(state: State, seen: Seen, restarts: int) -> State:
         return state.give_up(seen.code, f"the run ended with {seen.code}; starting it again would not help")
     failures = 1 if seen.seconds >= LASTING else state.failures + 1
     if state.action != "ask":
-        return state.to("look", why=f"{state.action} ended with {seen.code}", failures=failures, code=seen.code)
+        return state.to(
+            "look", why=f"{state.action} ended with {seen.code}", failures=failures, code=seen.code
+        )
     if failures > restarts or any(word in seen.message.upper() for word in REFUSALS):
         return state.give_up(BAD_SETTINGS, seen.message)
     return state.to("look", pause(failures, 10.0), seen.message, failures=failures)
@@ -93,10 +99,11 @@ def _looked(state: State, seen: Seen, restarts: int) -> State:
         state, why = replace(state, ours=True), f"{seen.state} {seen.message}".strip()
         again = state.to("delete", why=why, then="ask", failures=failures)
         return state.give_up(FAILED, why) if failures > restarts else again
-    if seen.state not in (*WAITING, "ACTIVE"):  # not known just now, or still being deleted by an earlier launch
+    # not known just now, or still being deleted by an earlier launch
+    if seen.state not in (*WAITING, "ACTIVE"):
         return state.to("look", POLL, seen.message)
     if not state.ours:
-        why = f"it is there already ({seen.state}), perhaps watched by another lm-launch; --adopt goes on with it"
+        why = f"it is there already ({seen.state}), another lm-launch may watch it; --adopt goes on with it"
         return state.to("end", why=why, code=BAD_SETTINGS)
     state = replace(state, there=True, failures=state.failures if state.code else 0)
     if seen.state in WAITING:

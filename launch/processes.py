@@ -14,7 +14,9 @@ PATIENCE = 10.0  # seconds that a process has to end by itself, when nobody wait
 
 
 def say(who: str, text: str) -> None:
-    """Write ``[who] text`` as whole lines, which several threads may do at once; nothing if nobody reads any more."""
+    """Write ``[who] text`` as whole lines, which several threads may do at once; nothing if nobody reads any
+    more.
+    """
     with suppress(OSError, ValueError):  # a closed terminal or pipe is no reason to leave a slice running
         sys.stdout.write("".join(f"[{who}] {line}\n" for line in text.splitlines()))
         sys.stdout.flush()
@@ -30,7 +32,9 @@ class Child(subprocess.Popen):
 
     def __init__(self, arguments: Sequence[str], who: str, environment: Mapping[str, str]):
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        super().__init__(arguments, env=environment, start_new_session=True, text=True, errors="replace", **pipes)
+        super().__init__(
+            arguments, env=environment, start_new_session=True, text=True, errors="replace", **pipes
+        )
         self.reader = threading.Thread(target=lambda: [say(who, line) for line in self.stdout], daemon=True)
         self.reader.start()
 
@@ -40,7 +44,9 @@ class Child(subprocess.Popen):
             os.killpg(self.pid, number)
 
     def finish(self) -> int:
-        """End it, if it does not end, and what it has started and left; its exit code, when its last line is shown."""
+        """End it, if it does not end, and what it has started and left; its exit code, when its last line is
+        shown.
+        """
         with suppress(subprocess.TimeoutExpired):
             self.wait(PATIENCE)
         self.send_group(signal.SIGKILL)
@@ -54,7 +60,9 @@ class Child(subprocess.Popen):
 
 
 def on_signals(act: Callable[[int], None]) -> None:
-    """From now on Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, if they would have ended this process."""
+    """From now on Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, if they would have ended this
+    process.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP be
             signal.signal(number, lambda number, _: act(number))

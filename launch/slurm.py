@@ -1,4 +1,6 @@
-"""``lm-launch slurm``: one job array, a task a row, that saves before its time is up and queues itself again."""
+"""``lm-launch slurm``: one job array, a task a row, that saves before its time is up and queues itself
+again.
+"""
 
 import re
 import shlex
@@ -14,7 +16,9 @@ from launch.processes import show
 
 
 def script(jobs: Sequence[Job], asked: Namespace) -> str:
-    """The sbatch script: job.sbatch with its {blanks} filled in; a line whose blank is empty or 0 is left out."""
+    """The sbatch script: job.sbatch with its {blanks} filled in; a line whose blank is empty or 0 is left
+    out.
+    """
     lm = find("lm", "install the project (pip install -e .)")
     made = {
         "name": label(*jobs),

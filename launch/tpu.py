@@ -1,4 +1,6 @@
-"""``lm-launch tpu``: a slice for each row; asked for, set up, watched, asked for again when lost, and deleted."""
+"""``lm-launch tpu``: a slice for each row; asked for, set up, watched, asked for again when lost, and
+deleted.
+"""
 
 import json
 import os
@@ -26,12 +28,15 @@ PACKED = "lm-source.tgz"  # in the workers' home folders; unpacked into ~/lm
 _BUCKET = re.compile("gs://([^/]+)")
 _END = "bash lm/launch/worker.sh clean 2> /dev/null"  # what an adopted slice may still run
 _UNPACK = f"{_END}; rm -rf lm/lm lm/experiments lm/launch && mkdir -p lm && tar -xzf {PACKED} -C lm"
-_ALIVE = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]  # a dead connection ends
+# a dead connection ends
+_ALIVE = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One row and the equal TPU slices that it runs on, each of ``hosts``; ``packed`` is the source that they get."""
+    """One row and the equal TPU slices that it runs on, each of ``hosts``; ``packed`` is the source that they
+    get.
+    """
 
     job: Job
     accelerator: str
@@ -47,7 +52,11 @@ class Slice:
         workers = ["--worker=all", "--node=all", *at]
         kind = [f"--accelerator-type={self.accelerator}", f"--runtime-version={self.runtime}"]
         kind += [f"--labels={gcloud.LABEL}", *(["--spot"] if asked.spot else [])]
-        nodes = [f"--node-count={asked.slices}", f"--node-prefix={name}"] if asked.slices > 1 else [f"--node-id={name}"]
+        nodes = (
+            [f"--node-count={asked.slices}", f"--node-prefix={name}"]
+            if asked.slices > 1
+            else [f"--node-id={name}"]
+        )
         variables = ["LM_COORDINATOR=auto"] * (self.hosts * asked.slices > 1)
         variables += [f"TFDS_DATA_DIR={asked.data}"] * bool(asked.data)
         words = [*variables, "lm", *self.job.arguments()]
@@ -72,26 +81,38 @@ class Slice:
 
 def pack(source: Path, target: Path) -> None:
     """Write what git tracks or does not ignore in ``source``, as it is now, to the file ``target``."""
-    listed = subprocess.run(["git", "-C", source, "ls-files", "-zco", "--exclude-standard"], capture_output=True)
+    listed = subprocess.run(
+        ["git", "-C", source, "ls-files", "-zco", "--exclude-standard"], capture_output=True
+    )
     names = set(listed.stdout.decode().split("\0"))
     missing = {"pyproject.toml", "constraints.txt", "launch/worker.sh"} - names
     if missing:
-        raise LaunchError(f"--source {source} should be a git checkout of the project; it has no {min(missing)}")
+        raise LaunchError(
+            f"--source {source} should be a git checkout of the project; it has no {min(missing)}"
+        )
     with tarfile.open(target, "w:gz") as archive:
         for name in sorted(name for name in names if name and (source / name).exists()):
             archive.add(source / name, name)
 
 
 def run(jobs: Sequence[Job], asked: Namespace) -> int:
-    """Keep each row going to its end, so many at once; the first exit code that is not 0. A signal deletes all."""
+    """Keep each row going to its end, so many at once; the first exit code that is not 0. A signal deletes
+    all.
+    """
     if not asked.runs.startswith("gs://"):
-        raise LaunchError(f"--runs {asked.runs!r} should be gs://BUCKET/FOLDER: a slice's disks are deleted with it")
+        raise LaunchError(
+            f"--runs {asked.runs!r} should be gs://BUCKET/FOLDER: a slice's disks are deleted with it"
+        )
     accelerator, runtime, hosts = resolve(asked.accelerator)
     project = asked.project or "PROJECT" if asked.dry_run else gcloud.paying(asked.project)
     kind = (accelerator, asked.runtime or runtime, hosts, project)
     if asked.dry_run:
         slices = [Slice(job, *kind, PACKED, asked) for job in jobs]
-        steps = [one.commands(do, "ATTEMPT") for one in slices for do in ("look", "ask", "set up", "start", "delete")]
+        steps = [
+            one.commands(do, "ATTEMPT")
+            for one in slices
+            for do in ("look", "ask", "set up", "start", "delete")
+        ]
         for command in sum(steps, [gcloud.LOGGED_IN, gcloud.PROJECT, gcloud.types(asked.zone, project)]):
             show(command)
         return DONE
@@ -140,7 +161,9 @@ def _act(one: Slice, action: str, attempt: str, stop: threading.Event) -> Seen:
         say(label(one.job), seen.message)
     if action == "look" and not seen.code:
         state = json.loads(seen.message)["state"]
-        return Seen(state=state["state"], message=state.get("failedData", {}).get("error", {}).get("message", ""))
+        return Seen(
+            state=state["state"], message=state.get("failedData", {}).get("error", {}).get("message", "")
+        )
     return seen
 
 

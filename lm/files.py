@@ -1,4 +1,6 @@
-"""Files and folders that are there whole or not at all, and small files that tell when they were changed since."""
+"""Files and folders that are there whole or not at all, and small files that tell when they were changed
+since.
+"""
 
 import contextlib
 import hashlib
@@ -32,7 +34,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complete(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes its name when all of it is on the disk, and leaves nothing behind after an error."""
+    """A file to write that takes its name when all of it is on the disk, and leaves nothing behind after an
+    error.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
     try:
@@ -72,7 +76,9 @@ def seal(value: Mapping[str, Any]) -> str:
 
 
 def unseal(data: bytes, path: Any, mend: str = "put back a copy that is whole") -> dict[str, Any]:
-    """The value that ``seal`` wrote; DataError with the file's name and the ``mend`` if it is not what was written."""
+    """The value that ``seal`` wrote; DataError with the file's name and the ``mend`` if it is not what was
+    written.
+    """
     try:
         return _unsealed(data, path, "")[0]
     except SettingError as error:
@@ -82,7 +88,8 @@ def unseal(data: bytes, path: Any, mend: str = "put back a copy that is whole") 
 def seal_line(value: Mapping[str, Any], before: str) -> tuple[str, str]:
     """``value`` as a line of a file of JSON lines, and its checksum.
 
-    That follows from the one of the line ``before`` ("" for the first), so that a line that is missing is noticed.
+    That follows from the one of the line ``before`` ("" for the first), so that a line that is missing is
+    noticed.
     """
     mark = checksum(value, before)
     return json.dumps({**value, SEAL: mark}) + "\n", mark
@@ -129,7 +136,9 @@ def _unsealed(text: bytes, path: Any, before: str) -> tuple[dict[str, Any], str]
     """The value without its checksum, and that."""
     value = parse_json(text, path)
     if not isinstance(value, dict) or not isinstance(value.get(SEAL), str):
-        raise SettingError(f"{path} has no checksum ({SEAL}): it was not written by this version, or is damaged")
+        raise SettingError(
+            f"{path} has no checksum ({SEAL}): it was not written by this version, or is damaged"
+        )
     mark = value.pop(SEAL)
     with contextlib.suppress(RecursionError, ValueError):  # of values nested deeper than any that was sealed
         if mark == checksum(value, before):

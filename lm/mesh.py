@@ -14,10 +14,12 @@ class MeshConfig:
     The axes are in the order of their traffic, the least first: what is far apart talks the least.
     """
 
-    slice: int = 1  # slices of a TPU that only a data-centre network joins; each holds all parameters [slices]
+    # slices of a TPU that only a data-centre network joins; each holds all parameters [slices]
+    slice: int = 1
     data: int = -1  # groups of devices that share out the batch and each hold all parameters [devices]
     fsdp: int = 1  # devices that share out the batch and the parameters' "embed" axis [devices]
-    sequence: int = 1  # devices that share out the positions of a row; for rows too long for one device [devices]
+    # devices that share out the positions of a row; for rows too long for one device [devices]
+    sequence: int = 1
     tensor: int = 1  # devices that share out heads, feed-forward width and vocabulary [devices]
 
     def sizes(self, devices: int) -> dict[str, int]:
@@ -31,7 +33,8 @@ class MeshConfig:
             sizes[rest[0]] = devices // fixed
         elif fixed != devices:
             raise SettingError(
-                f"{shown(sizes)} needs {'a multiple of ' if rest else ''}{fixed} devices and there are {devices}"
+                f"{shown(sizes)} needs {'a multiple of ' if rest else ''}{fixed} devices and there are "
+                f"{devices}"
             )
         return sizes
 

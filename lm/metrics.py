@@ -1,7 +1,7 @@
 """Scores between 0 and 100 of predictions against targets: ``metric(targets, predictions) -> float``.
 
-As T5 computes them; where a class is predicted, -1 stands for a text that is no class, and counts as wrong. Where a
-number is predicted, -1 stands for what is none.
+As T5 computes them; where a class is predicted, -1 stands for a text that is no class, and counts as wrong.
+Where a number is predicted, -1 stands for what is none.
 """
 
 import collections
@@ -43,7 +43,9 @@ def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Seque
     """Share of equal labels among those of all words of all texts."""
     check_lengths(targets, predictions)
     pairs = zip(targets, predictions, strict=True)
-    return mean([target == found for labels, ours in pairs for target, found in zip(labels, ours, strict=True)])
+    return mean(
+        [target == found for labels, ours in pairs for target, found in zip(labels, ours, strict=True)]
+    )
 
 
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> float:
@@ -97,7 +99,8 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
 
 
 def number(prediction: Any) -> float:
-    """The number that a prediction, or its text, is; -1 for infinity, NaN and a text that is no number, as T5 has it.
+    """The number that a prediction, or its text, is; -1 for infinity, NaN and a text that is no number, as T5
+    has it.
 
     One NaN among the predictions would make every correlation NaN.
     """
@@ -159,7 +162,8 @@ def ungrouped(metric: Metric) -> Metric:
 
 
 def rouge(kind: str) -> Metric:
-    """Mean ROUGE F1 of kind ``rouge1``, ``rouge2`` or ``rougeLsum`` (which compares line by line, a sentence a line).
+    """Mean ROUGE F1 of kind ``rouge1``, ``rouge2`` or ``rougeLsum`` (which compares line by line, a sentence
+    a line).
 
     T5 reports the median of bootstrap samples of this mean, which differs from it by chance only.
     """
@@ -171,7 +175,10 @@ def rouge(kind: str) -> Metric:
         scorer = RougeScorer([kind], use_stemmer=False)
         lines = [[text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions)]
         return mean(
-            [scorer.score(target, prediction)[kind].fmeasure for target, prediction in zip(*lines, strict=True)]
+            [
+                scorer.score(target, prediction)[kind].fmeasure
+                for target, prediction in zip(*lines, strict=True)
+            ]
         )
 
     return metric
@@ -180,7 +187,8 @@ def rouge(kind: str) -> Metric:
 def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
     """Corpus BLEU of sacrebleu with T5's choices: international tokens, exponential smoothing.
 
-    With several references per prediction, ``targets`` is a sequence of streams, each as long as ``predictions``.
+    With several references per prediction, ``targets`` is a sequence of streams, each as long as
+    ``predictions``.
     """
     streams = [targets] if len(targets) and isinstance(targets[0], str) else targets
     for stream in streams or [[]]:

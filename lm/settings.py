@@ -1,7 +1,8 @@
 """Settings as values: change, compare, print and store nested frozen dataclasses.
 
 A setting is addressed by its dotted path (``"model.d_ff"``). What a setting means, and its unit in square
-brackets, stands in the comment behind its field, once: ``comments`` reads it for ``lm show`` and tyro for ``--help``.
+brackets, stands in the comment behind its field, or above it, once: ``comments`` reads it for ``lm show`` and tyro for
+``--help``.
 """
 
 import dataclasses
@@ -36,7 +37,9 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def change(config: T, path: str, value: Any) -> T:
-    """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if it has no such setting."""
+    """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if it has no such
+    setting.
+    """
     head, _, rest = path.partition(".")
     names = [field.name for field in dataclasses.fields(config)]
     if head not in names:
@@ -68,21 +71,23 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """``{path: (old value, new value)}`` of all settings in which two configs differ; None where one lacks it."""
+    """``{path: (old value, new value)}`` of all settings in which two configs differ; None where one lacks
+    it.
+    """
     before, after = dict(leaves(old)), dict(leaves(new))
     paths = list(before) + [path for path in after if path not in before]
     return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
 
 
 def comments(cls: type, prefix: str = "") -> dict[str, str]:
-    """``{path: comment}``: the comment behind each field of a nested dataclass, read from its source."""
+    """``{path: comment}``: what is said behind or else above each field of a nested dataclass, by its source."""
     hints, found = typing.get_type_hints(cls), {}
     source = inspect.getsource(cls)
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[field.name]):
             found |= comments(hints[field.name], f"{prefix}{field.name}.")
-        elif match := re.search(rf"^ +{field.name}:.*?#\s*(.*)$", source, re.MULTILINE):
-            found[prefix + field.name] = match[1]
+        elif match := re.search(rf"((?:^ +#.*\n)*)^ +{field.name}:[^#\n]*(#.*)?$", source, re.MULTILINE):
+            found[prefix + field.name] = " ".join(re.findall(r"# *(.*)", match[2] or match[1]))
     return found
 
 
@@ -108,7 +113,9 @@ def at_least(settings: Any, prefix: str, **least: float) -> None:
 
 
 def check_numbers(config: Any) -> None:
-    """SettingError for a number beyond 32 bits, in which everything is computed: there it overflows or is infinite."""
+    """SettingError for a number beyond 32 bits, in which everything is computed: there it overflows or is
+    infinite.
+    """
     for path, value in leaves(config):
         for number in value if isinstance(value, tuple) else (value,):
             most = {int: 2**32 - 1, float: 3.4028235e38}.get(type(number))
@@ -117,7 +124,9 @@ def check_numbers(config: Any) -> None:
 
 
 def parse_json(text: str | bytes, name: Any) -> Any:
-    """What JSON says, wherever it comes from; SettingError with ``name`` if it is none, or too deep or long to read."""
+    """What JSON says, wherever it comes from; SettingError with ``name`` if it is none, or too deep or long
+    to read.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -146,7 +155,9 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
     for name, value in values.items():
         path, kind = prefix + name, hints[name]
         found[name] = (
-            _from_dict(kind, value, f"{path}.") if dataclasses.is_dataclass(kind) else _checked(path, value, kind)
+            _from_dict(kind, value, f"{path}.")
+            if dataclasses.is_dataclass(kind)
+            else _checked(path, value, kind)
         )
     try:
         return cls(**found)
@@ -171,7 +182,9 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
         return _checked(path, value, next(a for a in arguments if a is not type(None)))
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1023:
         return float(value)
-    known = isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    known = (
+        isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    )
     if known and value == value:  # not NaN
         return value
     raise SettingError(f"{path}={value!r} should be of type {getattr(kind, '__name__', kind)}")

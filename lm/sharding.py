@@ -1,7 +1,7 @@
 """Where every array lives: two tables from the names of axes to the axes of a mesh, and nothing else decides.
 
-A module names the axes of its parameters and activations and knows no mesh. Without a mesh around it (``jax.set_mesh``)
-all of this does nothing.
+A module names the axes of its parameters and activations and knows no mesh. Without a mesh around it
+(``jax.set_mesh``) all of this does nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,12 +48,13 @@ ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "embed": None,
     "kv": None,
     "dropped": None,
-    "batch_of_features": ("slice", "data"),  # where a look-up in a table leaves its rows, before they change places:
+    # where a look-up in a table leaves its rows, before they change places:
+    "batch_of_features": ("slice", "data"),
     "features": "fsdp",  # with the features that the table has there
 }
 
-# Elsewhere a size that does not divide is an error. The one token of a step of decoding is whole on each device, and
-# so are the few heads of keys that many heads of queries share.
+# Elsewhere a size that does not divide is an error. The one token of a step of decoding is whole on each
+# device, and so are the few heads of keys that many heads of queries share.
 WHERE_IT_DIVIDES = ("length", "kv_heads")
 
 
@@ -64,9 +65,13 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     """
     devices = list(jax.devices()) if devices is None else devices
     sizes = config.sizes(len(devices))
-    slices = len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
+    slices = (
+        len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
+    )
     if slices not in (1, sizes["slice"]):
-        raise SettingError(f"mesh.slice={sizes['slice']} should be {slices}: the devices are in so many slices")
+        raise SettingError(
+            f"mesh.slice={sizes['slice']} should be {slices}: the devices are in so many slices"
+        )
     shape, types = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
     if slices == 1:
         arranged = create_device_mesh(shape, devices, allow_split_physical_axes=True)
@@ -78,7 +83,12 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 def check(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
     """SettingError for what cannot be shared out over mesh ``sizes``; cheap, before anything is compiled."""
-    for field, axis in (("vocab_size", "tensor"), ("num_heads", "tensor"), ("d_ff", "tensor"), ("d_model", "fsdp")):
+    for field, axis in (
+        ("vocab_size", "tensor"),
+        ("num_heads", "tensor"),
+        ("d_ff", "tensor"),
+        ("d_model", "fsdp"),
+    ):
         for side in (model, model.encoder_side):
             _divide(f"model.{field}", getattr(side, field), {axis: sizes[axis]})
     if microbatches < 1 or batch_size % microbatches:
@@ -93,7 +103,9 @@ def check_rows(length: int, sizes: Mapping[str, int]) -> None:
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
-    """``x`` laid out by the names of its axes; ``x`` itself where there is no mesh, or one of a single device."""
+    """``x`` laid out by the names of its axes; ``x`` itself where there is no mesh, or one of a single
+    device.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     spec = _spec(axes, x.shape, ACTIVATION_AXES, f"activation {axes}", mesh)
     return x if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(x, spec)
@@ -116,7 +128,9 @@ def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
             raise SettingError(f"a model should hold its arrays in nnx.Param only, not {name} by itself")
         names = box.get_metadata().get("axes")
         if names is None or len(box.shape) - len(names) not in (0, 1):
-            raise SettingError(f"parameter {name} of shape {box.shape} has the axes {names}: one name for each is due")
+            raise SettingError(
+                f"parameter {name} of shape {box.shape} has the axes {names}: one name for each is due"
+            )
         found[name] = ("layers",) * (len(box.shape) - len(names)) + tuple(names)
     return found
 
@@ -125,20 +139,26 @@ def parameters(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
     """``{parameter name: where it lives}``; of a model of shapes alone too (``jax.eval_shape``)."""
     found, leaves = {}, named(model)
     for name, names in axes(model).items():
-        found[name] = NamedSharding(mesh, _spec(names, leaves[name].shape, PARAMETER_AXES, f"parameter {name}", mesh))
+        found[name] = NamedSharding(
+            mesh, _spec(names, leaves[name].shape, PARAMETER_AXES, f"parameter {name}", mesh)
+        )
     return found
 
 
 def like_parameters(
     init: Callable[[dict[str, Any]], Any], model: nnx.Module, places: Mapping[str, NamedSharding]
 ) -> Any:
-    """Where what ``init`` remembers of ``{parameter name: array}`` lives: as the axes that it has of the parameter do.
+    """Where what ``init`` remembers of ``{parameter name: array}`` lives: as the axes that it has of the
+    parameter do.
 
-    Which these are is told by their sizes, in parameters without two axes of a size. What stands under no parameter's
-    name, such as a count, is held by every device. SettingError for a larger array that has other axes.
+    Which these are is told by their sizes, in parameters without two axes of a size. What stands under no
+    parameter's name, such as a count, is held by every device. SettingError for a larger array that has other
+    axes.
     """
     mesh, params = next(iter(places.values())).mesh, named(model)
-    shapes = {name: _told_apart(params[name].shape, names[:1] == ("layers",)) for name, names in axes(model).items()}
+    shapes = {
+        name: _told_apart(params[name].shape, names[:1] == ("layers",)) for name, names in axes(model).items()
+    }
     remembered = jax.eval_shape(
         init, {name: jax.ShapeDtypeStruct(shape, params[name].dtype) for name, shape in shapes.items()}
     )
@@ -160,7 +180,9 @@ def like_parameters(
 
 
 def _told_apart(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
-    """Sizes in the same order, no two of them equal: of axes alike the later is the larger. Layers stay as many."""
+    """Sizes in the same order, no two of them equal: of axes alike the later is the larger. Layers stay as
+    many.
+    """
     sizes, last, layers = list(shape), 0, shape[0] if stacked else 0
     for axis in sorted(range(stacked, len(shape)), key=lambda axis: shape[axis]):
         last = max(shape[axis], last + 1)
@@ -218,13 +240,17 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):
-    """Where such an array lives; SettingError for a name that the table lacks, or a size that does not divide."""
+    """Where such an array lives; SettingError for a name that the table lacks, or a size that does not
+    divide.
+    """
     places = []
     for name, size in zip(names, shape, strict=True):
         if name not in table:
             raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
         place = table[name]
-        sizes = {axis: mesh.shape.get(axis, 1) for axis in ((place,) if isinstance(place, str) else place or ())}
+        sizes = {
+            axis: mesh.shape.get(axis, 1) for axis in ((place,) if isinstance(place, str) else place or ())
+        }
         if name in WHERE_IT_DIVIDES and size % prod(sizes.values()):
             place, sizes = None, {}
         _divide(f"{what}: axis {name!r}", size, sizes)

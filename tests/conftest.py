@@ -1,4 +1,6 @@
-"""Read by JAX when it is imported: eight virtual CPU devices, and no silent broadcast between unequal ranks."""
+"""Read by JAX when it is imported: eight virtual CPU devices, and no silent broadcast between unequal
+ranks.
+"""
 
 import os
 import signal
@@ -6,7 +8,8 @@ import signal
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # libtpu, which compiles without a TPU
+# libtpu, which compiles without a TPU
+os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 # A shell that starts tests in the background has them ignore what some of them send.

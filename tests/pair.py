@@ -27,11 +27,14 @@ def start(*command, count=2, only=None, devices=4, **settings):
     return [
         subprocess.Popen(
             [sys.executable, *map(str, command)],
-            env=common | {"LM_COORDINATOR": f"localhost:{port}", "LM_PROCESSES": str(count), "LM_PROCESS": str(index)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=common
+            | {"LM_COORDINATOR": f"localhost:{port}", "LM_PROCESSES": str(count), "LM_PROCESS": str(index)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for index in (range(count) if only is None else only)
-    ]  # fmt: skip
+    ]
 
 
 def ends(started):
@@ -42,7 +45,9 @@ def ends(started):
 
 
 def learn(folder, total, stop=None, on=SIZES):
-    """Train the toy on all devices of all processes; ``stop``: process ``stop[0]`` gets a SIGTERM at that batch."""
+    """Train the toy on all devices of all processes; ``stop``: process ``stop[0]`` gets a SIGTERM at that
+    batch.
+    """
     import jax
     import toy
 
@@ -84,7 +89,11 @@ def agree(folder):
     try:
         group.agreed(refuse)
     except SettingError as error:
-        return found == {"process": 0, "long": "ü" * 2000}, there if jax.process_index() else not there, str(error)
+        return (
+            found == {"process": 0, "long": "ü" * 2000},
+            there if jax.process_index() else not there,
+            str(error),
+        )
 
 
 def differ():
@@ -137,7 +146,10 @@ def trainer(how):
     if how in ("stays", "prepares"):  # deaf to SIGTERM, with a worker
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         line.send({"trains": how == "stays"})
-        print(subprocess.Popen(["sleep", "99"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)
+        print(
+            subprocess.Popen(["sleep", "99"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid,
+            flush=True,
+        )
     elif how == "done" or first:
         line.send({"code": 0 if how == "done" else int(how)})
         time.sleep(99 if how == "done" and first else 0.3)

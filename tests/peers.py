@@ -1,4 +1,5 @@
-"""Adapters of golden/peer_cases.json: each takes a case's arguments by name, calls ours, and gives what theirs gave.
+"""Adapters of golden/peer_cases.json: each takes a case's arguments by name, calls ours, and gives what
+theirs gave.
 
 Masked entries of masked arrays are not compared: there the two differ on purpose.
 """
@@ -27,12 +28,15 @@ from lm.ops.positions import rotary_frequencies, rotate, sinusoids
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import learning_rate, optimizer
 
-# --- masks, positions, attention, losses -----------------------------------------------------------------------------
+# --- masks, positions, attention, losses
+# -----------------------------------------------------------------------------
 
 
 def decoder_mask(decoder_target_tokens, decoder_segment_ids=None, decoder_causal_attention=None, **_):
     tokens = jnp.array(decoder_target_tokens)
-    segments = (tokens > 0).astype(jnp.int32) if decoder_segment_ids is None else jnp.array(decoder_segment_ids)
+    segments = (
+        (tokens > 0).astype(jnp.int32) if decoder_segment_ids is None else jnp.array(decoder_segment_ids)
+    )
     mask = masks.causal(masks.distances(tokens.shape[1], tokens.shape[1]))
     if decoder_causal_attention is not None:
         mask |= masks.prefix(jnp.array(decoder_causal_attention))
@@ -49,9 +53,16 @@ def attention(q, k, v, mask, bias, scale, **_):
 
 def rotary(q, k, positions, theta, **_):
     frequencies, factor = rotary_frequencies(
-        len(q[0][0][0]), base=theta, scaling="none", factor=1.0, original_length=1, low_frequency_factor=1.0,
-        high_frequency_factor=4.0, beta_fast=32.0, beta_slow=1.0,
-    )  # fmt: skip
+        len(q[0][0][0]),
+        base=theta,
+        scaling="none",
+        factor=1.0,
+        original_length=1,
+        low_frequency_factor=1.0,
+        high_frequency_factor=4.0,
+        beta_fast=32.0,
+        beta_slow=1.0,
+    )
     places = jnp.array(positions)[None]
     turned = (rotate(jnp.array(x).swapaxes(1, 2), places, frequencies, factor).swapaxes(1, 2) for x in (q, k))
     return dict(zip("qk", turned, strict=True))
@@ -72,14 +83,18 @@ def mean_loss(logits, labels, smoothing=0.0):
     labels = jnp.array(labels)
 
     def mean(logits):
-        total, count, _ = cross_entropy(logits, labels.clip(0), labels >= 0, z_loss=0.0, label_smoothing=smoothing)
+        total, count, _ = cross_entropy(
+            logits, labels.clip(0), labels >= 0, z_loss=0.0, label_smoothing=smoothing
+        )
         return total / count
 
     return dict(zip(("loss", "grad"), jax.value_and_grad(mean)(jnp.array(logits)), strict=True))
 
 
 def smoothed_loss(logits, labels, epsilon):
-    """Theirs spreads epsilon over the right token too, and does not take off the entropy of the smoothed target."""
+    """Theirs spreads epsilon over the right token too, and does not take off the entropy of the smoothed
+    target.
+    """
     wrong, count = epsilon / len(logits[0][0]), len(logits[0][0]) - 1
     right = 1 - count * wrong
     entropy = -right * math.log(right) - (count * wrong * math.log(wrong) if wrong else 0)
@@ -92,7 +107,8 @@ def norm(kind, x, eps, **weights):
     return made(jnp.array(x)[None])[0]
 
 
-# --- optimisers ------------------------------------------------------------------------------------------------------
+# --- optimisers
+# ------------------------------------------------------------------------------------------------------
 
 
 def descend(config, params, grads, state=None):
@@ -109,10 +125,15 @@ def descend(config, params, grads, state=None):
 
 def adafactor(params, grads, learning_rate, decay_rate, factored, multiply_by_parameter_scale, **rest):
     config = OptimizerConfig(
-        schedule="constant", learning_rate=learning_rate, decay_exponent=decay_rate,
-        factor_from=1 if factored else 10**9, relative="parameter" if multiply_by_parameter_scale else "none",
-        clip_rms=rest["clipping_threshold"], epsilon_square=rest["epsilon1"], epsilon_scale=rest["epsilon2"],
-    )  # fmt: skip
+        schedule="constant",
+        learning_rate=learning_rate,
+        decay_exponent=decay_rate,
+        factor_from=1 if factored else 10**9,
+        relative="parameter" if multiply_by_parameter_scale else "none",
+        clip_rms=rest["clipping_threshold"],
+        epsilon_square=rest["epsilon1"],
+        epsilon_scale=rest["epsilon2"],
+    )
     return descend(config, params, grads)[0]
 
 
@@ -135,9 +156,16 @@ def adafactor_step(params, grads, v_row, v_col, learning_rate, global_norm_clip_
 
 def adamw(params, grads, learning_rate, betas, weight_decay, eps):
     config = OptimizerConfig(
-        "adamw", learning_rate, "constant", weight_decay=weight_decay, beta1=betas[0], beta2=betas[1], epsilon=eps
+        "adamw",
+        learning_rate,
+        "constant",
+        weight_decay=weight_decay,
+        beta1=betas[0],
+        beta2=betas[1],
+        epsilon=eps,
     )
-    return [found[0] for found in descend(config, [params], [[grad] for grad in grads])[0]]  # only matrices decay
+    # only matrices decay
+    return [found[0] for found in descend(config, [params], [[grad] for grad in grads])[0]]
 
 
 def schedule(name, steps, base_lr, num_warmup_steps, num_training_steps=0):
@@ -165,7 +193,8 @@ def clipped(grads, max_norm):
     return {"norm": max_norm * grads["0"][0] / taken["0"][0], "clipped": [*taken.values()]}
 
 
-# --- objectives and packing ------------------------------------------------------------------------------------------
+# --- objectives and packing
+# ------------------------------------------------------------------------------------------
 
 
 def side(name, choice, tokens, noise_mask, vocabulary):
@@ -196,9 +225,11 @@ def span_counts(length, **given):
     u = uniforms(3, np.arange(50), 1, length)
     mask = noise_mask(span_objective(**given), np.full(50, length), u, 200, 10_000).astype(int)
     found = {
-        "num_noise_tokens": mask.sum(1), "num_noise_spans": (np.diff(mask, axis=1, prepend=0) == 1).sum(1),
-        "starts_with_noise": mask[:, 0] > 0, "ends_with_noise": mask[:, -1] > 0,
-    }  # fmt: skip
+        "num_noise_tokens": mask.sum(1),
+        "num_noise_spans": (np.diff(mask, axis=1, prepend=0) == 1).sum(1),
+        "starts_with_noise": mask[:, 0] > 0,
+        "ends_with_noise": mask[:, -1] > 0,
+    }
     assert all(len(set(values.tolist())) == 1 for values in found.values())  # the same for every seed
     return {name: values[0].item() for name, values in found.items()}
 
@@ -223,7 +254,9 @@ def packed(inputs, targets, architecture, limits, pack=True):
     sides = sides if architecture == "encoder-decoder" else sides.sum(1, keepdims=True)
     starts = fill_rows(sides, row_room(architecture, limits)) if pack else np.arange(len(sides) + 1)
     rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return features(inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1)
+    return features(
+        inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1
+    )
 
 
 def converted(architecture, config, examples, task_feature_lengths):
@@ -232,7 +265,8 @@ def converted(architecture, config, examples, task_feature_lengths):
     limits = Lengths(0, room.get("inputs", 0), room["targets"])
     found = packed(from_lists(inputs), from_lists(targets), architecture, limits, pack)
     padding, visible = found["decoder_segment_ids"] == 0, found.get("decoder_causal_attention", 0)
-    # Where padding is read, theirs has a last EOS when nothing is packed; and it may be visible to the prefix.
+    # Where padding is read, theirs has a last EOS when nothing is packed; and it may be visible to the
+    # prefix.
     found["decoder_input_tokens"] = np.ma.array(found["decoder_input_tokens"], mask=padding & (not pack))
     if config.get("loss_on_targets_only"):  # ours covers the inputs of a decoder too, as the paper's does
         found["decoder_loss_weights"] = np.ma.array(found["decoder_loss_weights"], mask=visible > 0)
@@ -247,7 +281,10 @@ def packed_rows(dataset, feature_lengths, **_):
     found = packed(*sides, "encoder-decoder", Lengths(0, room["inputs"], room["targets"]))
     for name, side in (("inputs", "encoder"), ("targets", "decoder")):
         ours |= {f"{name}_{what}": f"{side}_{what}" for what in ("segment_ids", "positions")}
-    return [{theirs: found[name][row] for theirs, name in ours.items()} for row in range(len(found[ours["inputs"]]))]
+    return [
+        {theirs: found[name][row] for theirs, name in ours.items()}
+        for row in range(len(found[ours["inputs"]]))
+    ]
 
 
 def shifted(targets, sequence_id=None, bos_id=0, **_):
@@ -268,7 +305,8 @@ def cut_before_eos(dataset, output_features, sequence_length):
     return [{name: ended(name, value) for name, value in dataset[0].items()}]
 
 
-# --- texts and metrics -----------------------------------------------------------------------------------------------
+# --- texts and metrics
+# -----------------------------------------------------------------------------------------------
 
 
 def first(value):
@@ -298,7 +336,10 @@ def record(dataset):
 
 
 def deduplicated(pages, min_num_sentences):
-    rules, texts = cleaning.Rules(sentences_per_page=min_num_sentences), [page["text"].split("\n") for page in pages]
+    rules, texts = (
+        cleaning.Rules(sentences_per_page=min_num_sentences),
+        [page["text"].split("\n") for page in pages],
+    )
     hashes = [cleaning.span_hashes(lines, "lines") for lines in texts]
     marked = np.isin(np.arange(sum(map(len, hashes))), cleaning.repeated(np.concatenate(hashes)))
     marked = np.split(marked, np.cumsum([len(part) for part in hashes])[:-1])

@@ -13,7 +13,8 @@ from lm.data.tasks.registry import TASKS
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 needs_data = pytest.mark.skipif(not SHARED.exists(), reason="no prepared data")
-PREPARED = "cola sst2 mrpc stsb qnli rte boolq cb copa super_glue_rte wic wsc squad scitldr multi30k_ende multi30k_enfr"
+PREPARED = "cola sst2 mrpc stsb qnli rte boolq cb copa super_glue_rte wic wsc squad scitldr multi30k_ende"
+PREPARED += " multi30k_enfr"
 TEXT = tfds.features.Text()
 PUT = {"sentence": "Carl put the book down so that he could see it.", "candidates": ["Carl", "the book"]}
 ASKED = {"paragraph": "<b>Sent 1: </b>Ann runs.<br>", "question": "Who runs?"}
@@ -36,7 +37,9 @@ def made(*rows, splits="validation"):
 
 
 def languages(other):
-    return made({"en": "Good morning, Ann.", other: "eins zwei drei vier fünf"}, {"en": "Yes.", other: "a b c d e f"})
+    return made(
+        {"en": "Good morning, Ann.", other: "eins zwei drei vier fünf"}, {"en": "Yes.", other: "a b c d e f"}
+    )
 
 
 # task: official features, two rows, splits; and how the first row reads
@@ -47,20 +50,34 @@ SETS = {
         splits="validation_matched validation_mismatched",
     ),
     "wnli": made(
-        {"sentence1": "The fish ate the worm. It was tasty.", "sentence2": "The worm was tasty.", "label": 1, "idx": 0},
-        {"sentence1": "Ann gave Bea her book, but it was Ann's.", "sentence2": "Bea's book, but", "label": 0, "idx": 1},
+        {
+            "sentence1": "The fish ate the worm. It was tasty.",
+            "sentence2": "The worm was tasty.",
+            "label": 1,
+            "idx": 0,
+        },
+        {
+            "sentence1": "Ann gave Bea her book, but it was Ann's.",
+            "sentence2": "Bea's book, but",
+            "label": 0,
+            "idx": 1,
+        },
     ),
     "multirc": made(
         ASKED | {"answer": "Ann", "label": 1, "idx": {"paragraph": 0, "question": 0, "answer": 0}},
         ASKED | {"answer": "Bea", "label": 0, "idx": {"paragraph": 0, "question": 0, "answer": 1}},
     ),
     "record": made(
-        READ | {"passage": "Ann ran\n@highlight\nBea sat", "entities": ["Ann", "Bea"], "answers": ["Ann", "Bea"]},
+        READ
+        | {"passage": "Ann ran\n@highlight\nBea sat", "entities": ["Ann", "Bea"], "answers": ["Ann", "Bea"]},
         READ | {"passage": "Ann ran.\n@highlight\nBea sat", "entities": ["Ann"], "answers": ["Ann"]},
     ),
     "dpr": made(PUT | {"pronoun": "he", "label": 0}, PUT | {"pronoun": "it", "label": 1}, splits="train"),
     "cnn_dailymail": made(
-        *({"article": f"Ann ran {k} miles.", "highlights": "Ann ran .\nBea sat .", "id": str(k)} for k in (1, 2))
+        *(
+            {"article": f"Ann ran {k} miles.", "highlights": "Ann ran .\nBea sat .", "id": str(k)}
+            for k in (1, 2)
+        )
     ),
     **{f"wmt_en{other}": languages(other) for other in ("de", "fr", "ro")},
 }
@@ -109,7 +126,10 @@ def test_a_set_with_the_official_features_reads_as_in_the_paper_and_right_answer
 
 def test_the_pronoun_of_wnli_is_the_one_that_the_hypothesis_has_the_words_around():
     row = {"sentence1": "He said that he saw him.", "sentence2": "that Bob saw him"}
-    assert TASKS["wnli"].to_text(SETS["wnli"][1][1]) == ("wsc: Ann gave Bea *her* book, but it was Ann's.", "Bea")
+    assert TASKS["wnli"].to_text(SETS["wnli"][1][1]) == (
+        "wsc: Ann gave Bea *her* book, but it was Ann's.",
+        "Bea",
+    )
     assert TASKS["wnli"].to_text(row) == ("wsc: He said that *he* saw him.", "Bob")
 
 
@@ -118,7 +138,10 @@ def test_rows_out_of_the_ordinary_read_as_t5_has_them():
         return TASKS["wnli"].to_text({"sentence1": first, "sentence2": second})[0]
 
     assert wnli("Bob has a worm. Ann ate it.", "Ann ate a worm.") == "wsc: Bob has a worm. Ann ate *it* ."
-    assert wnli("Ann said it, and Bob left.", "Ann said a word, and Bob left.") == "wsc: Ann said *it* , and Bob left."
+    assert (
+        wnli("Ann said it, and Bob left.", "Ann said a word, and Bob left.")
+        == "wsc: Ann said *it* , and Bob left."
+    )
     row = {"question": "«Who?»", "context": " (Ann)", "answers": {"text": ["Ann"]}}
     assert TASKS["squad"].to_text(row)[0] == "question: « Who ? » context: ( Ann ) "
     record, row = TASKS["record"], {"query": "q", "entities": ["Ann"], "passage": "p", "answers": []}

@@ -108,7 +108,9 @@ def test_when_every_checkpoint_is_bad_nothing_starts_from_scratch(copied):
     folder, _ = copied
     for step in "12":
         (folder / step / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint is good.*/2: manifest.json.*/1: manifest.json"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)no checkpoint is good.*/2: manifest.json.*/1: manifest.json"
+    ):
         restored(folder)
     with opened(folder) as checkpoints, pytest.raises(CheckpointError):
         checkpoints.restore_model(toy.steps().init(0))
@@ -127,7 +129,10 @@ def test_what_a_kill_inside_a_save_left_is_ignored_and_swept(copied):
 
 def test_nothing_saved_is_none_for_a_run_and_an_error_for_fine_tuning(tmp_path):
     assert restored(tmp_path / "absent") is None
-    with opened(tmp_path / "absent") as checkpoints, pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with (
+        opened(tmp_path / "absent") as checkpoints,
+        pytest.raises(CheckpointError, match="there is no checkpoint"),
+    ):
         checkpoints.restore_model(toy.steps().init(0))
 
 
@@ -172,7 +177,11 @@ def test_the_newest_and_the_best_by_each_score_are_kept(tmp_path):
             checkpoints.score(step, {"score": score, "cola/score": -abs(step - 3.0)})
         checkpoints.wait()
         assert checkpoints.steps() == [3, 5, 6]
-        assert [checkpoints.best(), checkpoints.best("cola/score"), checkpoints.best("absent")] == [5, 3, None]
+        assert [checkpoints.best(), checkpoints.best("cola/score"), checkpoints.best("absent")] == [
+            5,
+            3,
+            None,
+        ]
 
 
 @pytest.mark.parametrize("kind", ["highest", "lowest"])
@@ -195,7 +204,9 @@ def test_what_ranks_a_checkpoint_is_each_score_with_the_loss_of_what_it_is_about
 
 
 @pytest.mark.parametrize("moment", ["write", "rename"])
-def test_a_kill_while_a_checkpoint_gets_its_scores_leaves_it_good_and_it_gets_them_later(copied, monkeypatch, moment):
+def test_a_kill_while_a_checkpoint_gets_its_scores_leaves_it_good_and_it_gets_them_later(
+    copied, monkeypatch, moment
+):
     folder, numbers = copied
 
     def dying(*_):
@@ -205,7 +216,10 @@ def test_a_kill_while_a_checkpoint_gets_its_scores_leaves_it_good_and_it_gets_th
         patch.setattr(*{"write": (os, "fsync"), "rename": (Path, "replace")}[moment], dying)
         checkpoints.score(2, {"score": 1.0})
     with opened(folder) as checkpoints:
-        assert checkpoints.best() is None and toy.numbers(checkpoints.restore(toy.steps().abstract)) == numbers[2]
+        assert (
+            checkpoints.best() is None
+            and toy.numbers(checkpoints.restore(toy.steps().abstract)) == numbers[2]
+        )
         checkpoints.score(2, {"score": 1.0})
         assert checkpoints.best() == 2 and manifest.fault(folder / "2", 2) is None
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
@@ -214,7 +228,9 @@ def test_a_kill_while_a_checkpoint_gets_its_scores_leaves_it_good_and_it_gets_th
 def test_scores_that_cannot_be_written_are_an_error_that_names_the_checkpoint(copied, monkeypatch):
     folder, _ = copied
     with opened(folder) as checkpoints, failing("file", monkeypatch, folder):
-        with pytest.raises(SaveError, match=f"the scores of {folder}/2 could not be written: .*File too large"):
+        with pytest.raises(
+            SaveError, match=f"the scores of {folder}/2 could not be written: .*File too large"
+        ):
             checkpoints.score(2, {f"score {i}": 1.0 for i in range(100)})
         assert checkpoints.newest() == 2
 
@@ -279,9 +295,13 @@ def failing(how, monkeypatch, folder):
 
 
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(tmp_path, monkeypatch, capfd, caplog, how):
+def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(
+    tmp_path, monkeypatch, capfd, caplog, how
+):
     state = toy.steps().init(0)
-    said = rf"step 2 could not be saved in {tmp_path}: .*{FAILURES[how]}.* good checkpoint is 1. .* start again"
+    said = (
+        rf"step 2 could not be saved in {tmp_path}: .*{FAILURES[how]}.* good checkpoint is 1. .* start again"
+    )
     with opened(tmp_path, keep=3) as checkpoints:
         checkpoints.save(at(state, 1))
         checkpoints.wait()
@@ -305,7 +325,11 @@ def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(tmp_pat
 
 
 def test_a_save_that_fails_does_not_hide_what_ended_the_run(tmp_path, monkeypatch, capsys):
-    with pytest.raises(ZeroDivisionError), failing("rename", monkeypatch, tmp_path), opened(tmp_path) as checkpoints:
+    with (
+        pytest.raises(ZeroDivisionError),
+        failing("rename", monkeypatch, tmp_path),
+        opened(tmp_path) as checkpoints,
+    ):
         checkpoints.save(toy.steps().init(0))
         raise ZeroDivisionError
     assert "Operation not permitted; no checkpoint is good" in capsys.readouterr().out
@@ -368,7 +392,11 @@ JSON = st.recursive(
 def test_a_manifest_of_any_kind_is_a_fault_in_words_and_never_a_crash(tmp_path_factory, name, value, junk):
     folder = tmp_path_factory.getbasetemp() / "fuzzed"
     assert written(folder) is None
-    for fault in (written(folder, json.dumps(value).encode()), written(folder, junk), written(folder, **{name: value})):
+    for fault in (
+        written(folder, json.dumps(value).encode()),
+        written(folder, junk),
+        written(folder, **{name: value}),
+    ):
         assert fault is None or fault.isprintable()
     assert written(folder, json.dumps(value).encode()) and written(folder, junk)
     assert manifest.manifests(folder.parent) is not None
@@ -407,7 +435,9 @@ def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, 
     assert verify([run, tmp_path / "runs"]) == 0
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     own, others = f"{run}/finetuning/cloze/checkpoints/", f"{shared}/checkpoints/"
-    assert [line[::2] for line in lines] == [[f"{place}{step}", "good"] for place in (own, others) for step in (1, 2)]
+    assert [line[::2] for line in lines] == [
+        [f"{place}{step}", "good"] for place in (own, others) for step in (1, 2)
+    ]
     (shared / "checkpoints" / "1" / "_METADATA").unlink()
     for folder in (run, shared, shared / "checkpoints", tmp_path):
         assert verify([folder]) == 1

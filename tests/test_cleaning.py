@@ -23,15 +23,20 @@ def test_a_page_in_another_language_or_in_none_is_dropped():
 
 def test_each_filter_counts_what_it_removed(tmp_path):
     (tmp_path / "words").write_text("heck\n")
-    steps = cleaning.steps(cleaning.Rules(bad_words=str(tmp_path / "words")), (*cleaning.LINE_FILTERS, "bad-words"))
+    steps = cleaning.steps(
+        cleaning.Rules(bad_words=str(tmp_path / "words")), (*cleaning.LINE_FILTERS, "bad-words")
+    )
     counts = {name: np.zeros(3, np.int64) for name in steps}
     lines = ["  We go on and on.[1]", "Short.", "Use javascript or do not.", "What the heck is it?"]
     assert cleaning.apply(steps, lines, counts) is None
     found = {name: row.tolist() for name, row in counts.items() if row.any()}
     assert found == {
-        "blanks": [0, 0, 2], "citations": [0, 0, 3], "words-per-line": [0, 1, 6], "javascript": [0, 1, 25],
+        "blanks": [0, 0, 2],
+        "citations": [0, 0, 3],
+        "words-per-line": [0, 1, 6],
+        "javascript": [0, 1, 25],
         "bad-words": [1, 2, 36],
-    }  # fmt: skip
+    }
 
 
 def test_all_switches_off_all_but_the_language():

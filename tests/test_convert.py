@@ -54,10 +54,19 @@ def test_what_is_loaded_is_saved_to_the_byte(name, tmp_path):
 
 
 FAMILIES = {  # beginning of a size's name: its family; the longest counts
-    "spanbert": "bert", "gpt": "openai-gpt", "gpt3": "gpt2", "santacoder": "gpt_bigcode", "starcoder": "gpt_bigcode",
-    "gpt-neox": "gpt_neox", "pythia": "gpt_neox",
-}  # fmt: skip
-UNPUBLISHED = {"transformer-base": "sinusoid=", "transformer-big": "sinusoid=", "gpt3-13b": "40 heads should divide"}
+    "spanbert": "bert",
+    "gpt": "openai-gpt",
+    "gpt3": "gpt2",
+    "santacoder": "gpt_bigcode",
+    "starcoder": "gpt_bigcode",
+    "gpt-neox": "gpt_neox",
+    "pythia": "gpt_neox",
+}
+UNPUBLISHED = {
+    "transformer-base": "sinusoid=",
+    "transformer-big": "sinusoid=",
+    "gpt3-13b": "40 heads should divide",
+}
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))
@@ -93,21 +102,31 @@ def test_half_precision_becomes_float32(dtype, tmp_path):
 
 
 def older(name, tensors):
-    """(the parameters as older programs wrote them: without prefix, norms called otherwise; copies and buffers)"""
+    """(the parameters as older programs wrote them: without prefix, norms called otherwise; copies and
+    buffers)
+    """
     if name == "bert":
         spelt = {"Norm.weight": "Norm.gamma", "Norm.bias": "Norm.beta"}
-        new = {next((key.replace(o, n) for o, n in spelt.items() if o in key), key): t for key, t in tensors.items()}
+        new = {
+            next((key.replace(o, n) for o, n in spelt.items() if o in key), key): t
+            for key, t in tensors.items()
+        }
         table, bias = tensors["bert.embeddings.word_embeddings.weight"], tensors["cls.predictions.bias"]
         copies = {"cls.predictions.decoder.weight": table, "cls.predictions.decoder.bias": bias}
         return new, copies | {"bert.embeddings.position_ids": np.arange(64)[None]}
     if name == "gpt2":
         new = {key.removeprefix("transformer."): tensor for key, tensor in tensors.items()}
-        masks = {"h.0.attn.bias": np.tri(64, dtype=np.uint8)[None, None], "h.1.attn.masked_bias": np.array(-1e4)}
+        masks = {
+            "h.0.attn.bias": np.tri(64, dtype=np.uint8)[None, None],
+            "h.1.attn.masked_bias": np.array(-1e4),
+        }
         return new, masks | {"lm_head.weight": new["wte.weight"]}
     if name == "llama_gqa":
         return tensors, {"model.layers.0.self_attn.rotary_emb.inv_freq": 10_000.0 ** -(np.arange(4) / 4)}
     table = np.arange(64)[:, None] / 10_000 ** (np.arange(16) / 16)
-    return tensors, {"model.encoder.embed_positions.weight": np.concatenate([np.sin(table), np.cos(table)], 1)}
+    return tensors, {
+        "model.encoder.embed_positions.weight": np.concatenate([np.sin(table), np.cos(table)], 1)
+    }
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama_gqa", "marian_sinusoidal"])
@@ -162,13 +181,21 @@ def configured(**new):
         ("gpt2", configured(n_embd="gone"), "n_embd is missing"),
         ("gpt2", configured(n_embd="32"), "n_embd='32' should be a number"),
         ("gpt2", configured(quantization_config={"bits": 4}), "quantization_config="),
-        ("bloom_alibi", configured(apply_residual_connection_post_layernorm=True), "apply_residual_connection"),
+        (
+            "bloom_alibi",
+            configured(apply_residual_connection_post_layernorm=True),
+            "apply_residual_connection",
+        ),
         ("llama_gqa", configured(rope_parameters={"rope_type": "dynamic"}), "rope_type='dynamic'"),
         ("albert", configured(num_hidden_groups=2), "num_hidden_groups=2"),
-        ("bert", configured(position_embedding_type="relative_key"), "position_embedding_type='relative_key'"),
+        (
+            "bert",
+            configured(position_embedding_type="relative_key"),
+            "position_embedding_type='relative_key'",
+        ),
         ("longformer", configured(attention_window=[8, 16, 8]), r"attention_window=\[8, 16, 8\]"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_named(name, spoil, message, tmp_path):
     folder, _ = copied(name, tmp_path / "in")
     spoil(folder)
@@ -178,7 +205,12 @@ def test_what_cannot_be_read_is_named(name, spoil, message, tmp_path):
 
 STRETCHED = {
     "linear": {"factor": 2.0},
-    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16},
 }
 
@@ -248,9 +280,17 @@ def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
 
 
 def test_the_readmes_library_example_runs_as_it_stands(tmp_path, monkeypatch):
-    code = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text("utf-8"), re.DOTALL)[1]
+    code = re.search(
+        r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text("utf-8"), re.DOTALL
+    )[1]
     small = replace(
-        SIZES["t5-small"], vocab_size=64, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
+        SIZES["t5-small"],
+        vocab_size=64,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
     )
     monkeypatch.setitem(SIZES, "t5-small", small)
     monkeypatch.chdir(tmp_path)
@@ -285,6 +325,6 @@ def test_exported_files_are_for_whom_the_umask_says(tmp_path):
         save(load(GOLDEN / "bert")[1], tmp_path / "out", beside={"vocab.txt": b"a"})
     finally:
         os.umask(before)
-    assert {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == dict.fromkeys(
-        ["config.json", MODEL, "vocab.txt"], "0o640"
-    )
+    assert {
+        path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()
+    } == dict.fromkeys(["config.json", MODEL, "vocab.txt"], "0o640")

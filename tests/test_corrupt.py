@@ -74,7 +74,9 @@ def stored(folder):
     return folder
 
 
-def test_a_record_with_any_byte_changed_is_read_right_or_is_an_error_that_names_file_and_record(stored, tmp_path):
+def test_a_record_with_any_byte_changed_is_read_right_or_is_an_error_that_names_file_and_record(
+    stored, tmp_path
+):
     path = shard(stored)
     good = path.read_bytes()
     used = np.flatnonzero(np.frombuffer(good, np.uint8))
@@ -108,7 +110,9 @@ def test_a_record_with_any_byte_changed_is_read_right_or_is_an_error_that_names_
 def test_a_missing_or_broken_file_is_named_before_anything_is_read(folder, tmp_path, break_it, message):
     break_it(shard(folder))
     for corrupt in ("stop", "skip"):
-        with pytest.raises(DataError, match=rf"(?s)mine/1\.0\.0, split 'train'.*train\.array_record.*{message}"):
+        with pytest.raises(
+            DataError, match=rf"(?s)mine/1\.0\.0, split 'train'.*train\.array_record.*{message}"
+        ):
             corpus.documents("tfds:mine", "train", tmp_path, corrupt)
     assert len(rows.examples("mine", "validation", tmp_path)) == len(MINE)
 
@@ -263,7 +267,8 @@ def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
 
 
 ENCODE = """
-import sys; from pathlib import Path; from lm.data.text import tokens; from lm.data.text.vocabulary import Bytes
+import sys; from pathlib import Path; from lm.data.text import tokens
+from lm.data.text.vocabulary import Bytes
 tokens.CHUNK = 10
 print("go", flush=True); sys.stdin.read(1)
 made = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), Path(sys.argv[1]))
@@ -305,11 +310,22 @@ def pages(path):
 @pytest.mark.parametrize(
     "line",
     [
-        b"{", b"[" * 100_000, b"null", b"3", b"NaN", b'{"text": NaN}', b'{"text": 1' + b"0" * 5000 + b"}",
+        b"{",
+        b"[" * 100_000,
+        b"null",
+        b"3",
+        b"NaN",
+        b'{"text": NaN}',
+        b'{"text": 1' + b"0" * 5000 + b"}",
         b'{"text": []}',
-        b'{"text": "\xff"}', b"\xff\xfe", b'"text"', b'{"text": null}', b"x" * 5000, b'{"text": "a", "url": 3}',
+        b'{"text": "\xff"}',
+        b"\xff\xfe",
+        b'"text"',
+        b'{"text": null}',
+        b"x" * 5000,
+        b'{"text": "a", "url": 3}',
     ],
-)  # fmt: skip
+)
 def test_a_malformed_line_is_named_and_the_others_are_read(tmp_path, line, monkeypatch):
     monkeypatch.setattr(crawl, "LINE", 4096)
     for name, opened in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):

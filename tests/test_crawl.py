@@ -1,4 +1,6 @@
-"""`lm clean`: what becomes of pages, whatever they are stored in, when it is killed, and when they are damaged."""
+"""`lm clean`: what becomes of pages, whatever they are stored in, when it is killed, and when they are
+damaged.
+"""
 
 import contextlib
 import gzip
@@ -40,7 +42,11 @@ def source(tmp_path):
     folder = tmp_path / "source"
     folder.mkdir()
     rows = [{"text": article(i), "url": f"https://www.a.com/{i}"} for i in range(20)]
-    rows += [{"text": article(3)}, {"text": article(50) + "\nlorem ipsum dolor sit amet."}, {"text": "Too little."}]
+    rows += [
+        {"text": article(3)},
+        {"text": article(50) + "\nlorem ipsum dolor sit amet."},
+        {"text": "Too little."},
+    ]
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     records = [wet("no page", kind="warcinfo"), *(wet(article(i)) for i in range(20, 30))]
     (folder / "b.warc.wet.gz").write_bytes(b"".join(map(gzip.compress, records)))
@@ -69,8 +75,12 @@ def test_every_article_is_there_once_and_all_else_is_counted(source):
     assert sorted(texts(cache)) == sorted(article(i) for i in range(40))
     counts = json.loads(files(cache)["clean.json"])["counts"]
     assert {name: row[0] for name, row in counts.items() if row[0]} == {
-        "read": 43, "kept": 40, "duplicates": 1, "lorem-ipsum": 1, "words-per-line": 1,
-    }  # fmt: skip
+        "read": 43,
+        "kept": 40,
+        "duplicates": 1,
+        "lorem-ipsum": 1,
+        "words-per-line": 1,
+    }
     gone = np.sum([row for name, row in counts.items() if name not in ("read", "kept")], axis=0)
     assert np.array_equal(gone + counts["kept"], counts["read"])
 
@@ -114,7 +124,8 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(source, monkeypatch):
 @pytest.mark.slow
 def test_a_process_group_killed_at_three_moments_and_one_process_both_write_the_bytes_of_two(tmp_path):
     rng = random.Random(0)
-    words = "when they were all at home again it was said that the old house had been sold to people from there".split()
+    words = "when they were all at home again it was said that the old house had been sold to people"
+    words = f"{words} from there".split()
     lines = [" ".join(rng.choices(words, k=15)) + f" {number}." for number in range(40_000)]
     (tmp_path / "source").mkdir()
     for name in "abc":
@@ -224,7 +235,10 @@ def test_without_repeated_spans_no_sentence_is_lost_and_a_page_seen_before_is_em
     marked = np.zeros(sum(map(len, hashes)), bool)
     marked[cleaning.repeated(np.concatenate(hashes))] = True
     ends = np.cumsum([len(part) for part in hashes])[:-1]
-    left = [cleaning.without_spans(*page, unit) for page in zip([*pages, *pages], np.split(marked, ends), strict=True)]
+    left = [
+        cleaning.without_spans(*page, unit)
+        for page in zip([*pages, *pages], np.split(marked, ends), strict=True)
+    ]
     assert {line for lines in left for line in lines} == {line for lines in pages for line in lines}
     assert not any(left[len(pages) :])
     whole = [lines for lines, old in zip(left, pages, strict=False) if lines == old]

@@ -1,4 +1,6 @@
-"""A file that was changed since it was written is named, or nothing that is shown or done depends on the change."""
+"""A file that was changed since it was written is named, or nothing that is shown or done depends on the
+change.
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +28,12 @@ from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.log import status
 
-VALUE = {"name": "ä\n\u2028", "numbers": [1, -0.0, 1e308, None, True], "in": {"deep": {}}, "steps": {1: 2, 10: 3, 2: 4}}
+VALUE = {
+    "name": "ä\n\u2028",
+    "numbers": [1, -0.0, 1e308, None, True],
+    "in": {"deep": {}},
+    "steps": {1: 2, 10: 3, 2: 4},
+}
 PATH = Path("folder/file.json")
 HOSTILE = [
     b"",
@@ -110,7 +117,9 @@ def run(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     folder, experiment = run_folder(runs, "nano", NAMES[0], 0, {}), build(NAMES[0], "nano")
     phase = folder / "finetuning" / "cloze"
-    vocabulary = SentencePiece(train_sentencepiece(TEXTS, 45, runs / "vocabulary.model"), experiment.data.sentinels)
+    vocabulary = SentencePiece(
+        train_sentencepiece(TEXTS, 45, runs / "vocabulary.model"), experiment.data.sentinels
+    )
     save_settings(folder, experiment)
     origin.record(phase, RECORD | {"vocabulary": {"fingerprint": vocabulary.fingerprint}})
     keep(phase, vocabulary)
@@ -121,11 +130,21 @@ def run(tmp_path_factory):
         write_predictions(
             phase / "predictions" / "cloze" / f"{step}.jsonl", asked, list("12345"), ["a", f"c{step}", *"def"]
         )
-        return {"loss": 3.0 - step / 10, "cloze/loss": 2.0, "cloze/em": 10.0 * step, "cloze/score": 10.0 * step}
+        return {
+            "loss": 3.0 - step / 10,
+            "cloze/loss": 2.0,
+            "cloze/em": 10.0 * step,
+            "cloze/score": 10.0 * step,
+        }
 
     toy.run(phase, STEPS, every=2, evaluate=evaluate)
     scored = best_of(TASK, phase)
-    found = {"columns": {"SQuAD": scored["score"]}, "tasks": {"cloze": scored}, "held_out_loss": 2.5, "seconds": 1.0}
+    found = {
+        "columns": {"SQuAD": scored["score"]},
+        "tasks": {"cloze": scored},
+        "held_out_loss": 2.5,
+        "seconds": 1.0,
+    }
     count = len((phase / "metrics.jsonl").read_text().splitlines())
     phases = {"cloze": str(phase.relative_to(runs / "nano"))}
     write_result(folder, found | {"tokens": 9, "phases": phases, "records": {"cloze": count}})
@@ -154,7 +173,9 @@ def seen(folder: Path) -> tuple[list, list[str]]:
     look(lambda: origin.read(phase))
     look(lambda: kept(phase, experiment).fingerprint)
     look(lambda: manifest.best(manifest.manifests(phase / "checkpoints"), "loss", "lowest"))
-    faults = {step: manifest.fault(path, step) for step, path in manifest.steps(phase / "checkpoints").items()}
+    faults = {
+        step: manifest.fault(path, step) for step, path in manifest.steps(phase / "checkpoints").items()
+    }
     look(lambda: faults)
     return shown, [
         *said,
@@ -171,8 +192,12 @@ def other(data: bytes, kind: str, rng: np.random.Generator) -> bytes:
     return damaged(data, rng)
 
 
-@pytest.mark.parametrize("first, count", [(0, 120), pytest.param(120, 500, marks=pytest.mark.slow)], ids=["120", "500"])
-def test_a_bit_a_digit_or_a_line_of_any_file_of_a_run_that_is_other_is_said_or_changes_nothing(run, first, count):
+@pytest.mark.parametrize(
+    "first, count", [(0, 120), pytest.param(120, 500, marks=pytest.mark.slow)], ids=["120", "500"]
+)
+def test_a_bit_a_digit_or_a_line_of_any_file_of_a_run_that_is_other_is_said_or_changes_nothing(
+    run, first, count
+):
     whole, silent = seen(run), 0
     assert not whole[1] and len(whole[0]) == 11, whole[1]
     assert whole[0][3] and whole[0][9] == 4 and "c4" in whole[0][2][1]

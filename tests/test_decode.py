@@ -1,6 +1,7 @@
 """Decoding over a cache is the full forward pass, for all four architectures and prompts of unequal lengths.
 
-Drawing and searching are tested with the cases of other implementations, on a chain that stands in for a model.
+Drawing and searching are tested with the cases of other implementations, on a chain that stands in for a
+model.
 """
 
 import math
@@ -42,11 +43,16 @@ def prompts(architecture):
 
 
 def with_answers(batch, answers):
-    """The batch of the full forward pass in which each row's prompt is followed by its answer, and where they begin."""
+    """The batch of the full forward pass in which each row's prompt is followed by its answer, and where they
+    begin.
+    """
     if "encoder_input_tokens" in batch:
         tokens = np.concatenate([np.zeros((3, 1), int), answers], axis=1)
         return batch | {"decoder_input_tokens": tokens}, np.zeros(3, int)
-    tokens, prefix = np.zeros((3, 5 + STEPS), int), np.pad(batch["decoder_causal_attention"], ((0, 0), (0, STEPS)))
+    tokens, prefix = (
+        np.zeros((3, 5 + STEPS), int),
+        np.pad(batch["decoder_causal_attention"], ((0, 0), (0, STEPS))),
+    )
     for row, length in enumerate(LENGTHS):
         tokens[row, : length + STEPS] = [*batch["decoder_input_tokens"][row, :length], *answers[row]]
     segments = np.arange(5 + STEPS)[None] < LENGTHS[:, None] + STEPS
@@ -73,7 +79,10 @@ def test_prompts_generate_the_same_wherever_their_padding_is_and_whatever_it_hol
     model, batch = make(architecture), prompts(architecture)
     tokens, segments = (next(name for name in batch if kind in name) for kind in ("tokens", "segment"))
     batch[tokens][0, 1] = 0  # text that looks like padding
-    left = {name: np.stack([np.roll(row, -n) for row, n in zip(v, LENGTHS, strict=True)]) for name, v in batch.items()}
+    left = {
+        name: np.stack([np.roll(row, -n) for row, n in zip(v, LENGTHS, strict=True)])
+        for name, v in batch.items()
+    }
     left[tokens] += 7 * (left[segments] == 0)
     keep = {"max_length": 4, "choose": sampling.greedy, "key": None, "record": jnp.asarray}
     first, second = decode(model, batch, **keep), decode(model, left, **keep)
@@ -122,7 +131,9 @@ def test_equal_shapes_compile_once():
 @jax.tree_util.register_dataclass
 @dataclass
 class Chain:
-    """Stands for a model: in row b the token after ``previous`` at step t has the logits tables[b, t, previous]."""
+    """Stands for a model: in row b the token after ``previous`` at step t has the logits tables[b, t,
+    previous].
+    """
 
     tables: jax.Array  # [B,T|1,V,V]
 
@@ -155,7 +166,9 @@ def chain_and_prompts(args):
     elif "markov_logits" in args:
         tables = np.tile(np.array(args["markov_logits"]), (len(inputs), 1, 1, 1))
     else:
-        tables = np.array(args["logits"])[:, None, None, :].repeat(max(inputs.max() + 1, len(args["logits"][0])), 2)
+        tables = np.array(args["logits"])[:, None, None, :].repeat(
+            max(inputs.max() + 1, len(args["logits"][0])), 2
+        )
         tables[tables <= -1e10] = -np.inf  # T5X takes nothing below -1e7 for a sequence
     lengths = np.array([len(np.trim_zeros(row, "b")) or 1 for row in inputs])
     segments = (np.arange(lengths.max())[None] < lengths[:, None]).astype(int)
@@ -175,7 +188,9 @@ def test_drawn_answers_are_those_of_t5x(args, expected):
     model, batch, begun = chain_and_prompts(args)
     expected = expected["sequences"] if isinstance(expected, dict) else expected
     choose = Sampling(
-        args.get("temperature", 0.0 if "markov_logits" in args else 1.0), args.get("topk", 0), args.get("topp", 1.0)
+        args.get("temperature", 0.0 if "markov_logits" in args else 1.0),
+        args.get("topk", 0),
+        args.get("topp", 1.0),
     )
     length = args.get("max_decode_steps", len(expected[0]))
     written = decode(model, batch, max_length=length, choose=choose, key=jax.random.key(0))
@@ -187,7 +202,10 @@ def test_drawn_answers_are_those_of_t5x(args, expected):
 @pytest.mark.parametrize(("args", "expected"), cases("sampling.warp_logits"))
 def test_warped_logits_are_those_of_the_peers(args, expected):
     warped = sampling.warp(
-        jnp.array(args["logits"]), temperature=args["temperature"], top_k=args["topk"], top_p=args["topp"] or 1.0
+        jnp.array(args["logits"]),
+        temperature=args["temperature"],
+        top_k=args["topk"],
+        top_p=args["topp"] or 1.0,
     )
     np.testing.assert_array_equal(warped > -jnp.inf, np.array(expected["kept"]) == 1)
     for row, kept in zip(np.array(warped), expected["kept_logits"], strict=True):
@@ -199,7 +217,13 @@ def test_draws_follow_the_warped_distribution_and_the_key_alone():
     drawn = Sampling(top_k=2)(logits, jax.random.key(3))
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4096, [2 / 3, 1 / 3, 0, 0], atol=0.03)
     np.testing.assert_array_equal(drawn, Sampling(top_k=2)(logits, jax.random.key(3)))
-    for bad in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}, {"temperature": float("nan")}):
+    for bad in (
+        {"temperature": -1.0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"temperature": float("nan")},
+    ):
         with pytest.raises(SettingError, match=f"{next(iter(bad))}="):
             Sampling(**bad)
 
@@ -210,9 +234,15 @@ def test_draws_follow_the_warped_distribution_and_the_key_alone():
 def test_beams_are_those_of_t5x(args, expected):
     model, batch, _ = chain_and_prompts(args)
     tokens, scores = beam_search(
-        model, batch, beams=args["beam_size"], max_length=args["max_decode_len"], length_penalty=args["alpha"],
-        early_stopping="never", rules="t5", special=SpecialTokens(eos=args["eos_id"]),
-    )  # fmt: skip
+        model,
+        batch,
+        beams=args["beam_size"],
+        max_length=args["max_decode_len"],
+        length_penalty=args["alpha"],
+        early_stopping="never",
+        rules="t5",
+        special=SpecialTokens(eos=args["eos_id"]),
+    )
     if "sequences" in expected:
         np.testing.assert_array_equal(tokens[0], expected["sequences"])
         np.testing.assert_allclose(scores[0], expected["scores"], atol=2e-4)
@@ -221,7 +251,9 @@ def test_beams_are_those_of_t5x(args, expected):
 
 
 def equally_likely(one, other, logits):
-    """Whether two rows end alike and have the same score, so that either may stand first: [2, 3] and [3, 2]."""
+    """Whether two rows end alike and have the same score, so that either may stand first: [2, 3] and [3,
+    2].
+    """
     alike = [min(token, 2) for token in one] == [min(token, 2) for token in other]  # 0 is padding, 1 is EOS
     return alike and math.isclose(*(sum(logits[token] for token in row if token) for row in (one, other)))
 
@@ -231,9 +263,14 @@ def test_beams_go_on_from_prompts_of_unequal_lengths_as_in_t5x(args, expected):
     model, batch, begun = chain_and_prompts(args)
     length = args.get("max_decode_step", 4)
     tokens, scores = beam_search(
-        model, batch, beams=args["beam_size"], max_length=length, length_penalty=args["alpha"], early_stopping="never",
+        model,
+        batch,
+        beams=args["beam_size"],
+        max_length=length,
+        length_penalty=args["alpha"],
+        early_stopping="never",
         rules="t5",
-    )  # fmt: skip
+    )
     due = zip(begun, tokens.tolist(), expected["sequences"], args["logits"], strict=True)
     for prompt, answers, rows, logits in due:
         assert len(set(map(tuple, answers))) == len(answers)
@@ -251,12 +288,20 @@ def test_very_many_beams_find_the_best_of_all_sequences(args, expected, rules):
     model, batch, _ = chain_and_prompts(args)
     count = 600  # more than there are sequences
     tokens, scores = beam_search(
-        model, batch, beams=count, max_length=args["max_decode_len"], length_penalty=0.0, early_stopping="never",
+        model,
+        batch,
+        beams=count,
+        max_length=args["max_decode_len"],
+        length_penalty=0.0,
+        early_stopping="never",
         rules=rules,
-    )  # fmt: skip
+    )
     search = beams.Search(count, args["max_decode_len"], args["alpha"], "never", "t5")
-    ended = [(float(search.score(s, row.index(EOS) + 1)), row[: row.index(EOS) + 1])
-             for row, s in zip(tokens[0].tolist(), scores[0], strict=True) if EOS in row]  # fmt: skip
+    ended = [
+        (float(search.score(s, row.index(EOS) + 1)), row[: row.index(EOS) + 1])
+        for row, s in zip(tokens[0].tolist(), scores[0], strict=True)
+        if EOS in row
+    ]
     for (score, row), best in zip(sorted(ended, reverse=True)[: len(expected)], expected, strict=True):
         assert row == best["sequence"]
         np.testing.assert_allclose(score, best["score"], atol=1e-4)
@@ -264,7 +309,9 @@ def test_very_many_beams_find_the_best_of_all_sequences(args, expected, rules):
 
 def test_length_penalties_are_those_of_their_papers():
     for args, expected in (case.values for case in cases("t5x.decoding.brevity_penalty")):
-        np.testing.assert_allclose(beams.RULES["t5"].penalty(jnp.array(args["lengths"]), args["alpha"]), expected)
+        np.testing.assert_allclose(
+            beams.RULES["t5"].penalty(jnp.array(args["lengths"]), args["alpha"]), expected
+        )
     assert beams.RULES["t5"].penalty(7.0, 2.0) == 4.0  # ((5 + 7) / 6) ** 2
     assert beams.RULES["transformers"].penalty(7.0, 2.0) == 49.0
 
@@ -272,11 +319,18 @@ def test_length_penalties_are_those_of_their_papers():
 @pytest.mark.parametrize(("architecture", "early_stopping"), [("encoder-decoder", True), ("decoder", False)])
 def test_a_beam_of_one_is_greedy(architecture, early_stopping):
     model, batch = make(architecture), prompts(architecture)
-    special = replace(ENDLESS, eos=int(greedy(model, batch, max_length=STEPS)[0, 2]))  # what a row writes third
+    # what a row writes third
+    special = replace(ENDLESS, eos=int(greedy(model, batch, max_length=STEPS)[0, 2]))
     tokens, scores = beam_search(
-        model, batch, beams=1, max_length=STEPS, length_penalty=1.0, early_stopping=early_stopping,
-        rules="transformers", special=special,
-    )  # fmt: skip
+        model,
+        batch,
+        beams=1,
+        max_length=STEPS,
+        length_penalty=1.0,
+        early_stopping=early_stopping,
+        rules="transformers",
+        special=special,
+    )
     expected = decode(model, batch, max_length=STEPS, choose=sampling.greedy, key=None, special=special)
     np.testing.assert_array_equal(tokens[:, 0], expected.tokens)
     assert scores[2, 0] == -jnp.inf  # the row that is all padding
@@ -286,5 +340,6 @@ def test_settings_of_a_search_are_refused_by_name():
     for bad in ({"beams": 0}, {"max_length": 0}, {"early_stopping": "sometimes"}, {"rules": "t6"}):
         with pytest.raises(SettingError, match=f"{next(iter(bad))}="):
             beams.Search(
-                **{"beams": 2, "max_length": 3, "length_penalty": 0.6, "early_stopping": True, "rules": "t5"} | bad
+                **{"beams": 2, "max_length": 3, "length_penalty": 0.6, "early_stopping": True, "rules": "t5"}
+                | bad
             )

@@ -16,8 +16,10 @@ from lm.data.text import sources
 from lm.settings import SettingError
 
 SOME = (  # packages of the standard library that are rich in prose and quick to read
-    "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random smtplib"
-    " socket sqlite3 ssl statistics string subprocess tarfile threading tkinter typing unittest urllib xml zipfile"
+    "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random "
+    "smtplib"
+    " socket sqlite3 ssl statistics string subprocess tarfile threading tkinter typing unittest urllib xml "
+    "zipfile"
 )
 
 
@@ -40,12 +42,15 @@ def names(part, split, cache):
 def test_docstrings_are_those_that_python_finds():
     for name in ("argparse", "asyncio/streams", "email/message", "zipfile"):
         base = Path(sysconfig.get_path("stdlib"), name)
-        source = next(p for p in (base.with_suffix(".py"), base / "__init__.py") if p.exists()).read_text("utf-8")
+        source = next(p for p in (base.with_suffix(".py"), base / "__init__.py") if p.exists()).read_text(
+            "utf-8"
+        )
         owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, owners)]
         expected = {text for node in nodes if (text := ast.get_docstring(node))}
         found = {inspect.cleandoc(text) for text in harvest.docstrings(source)}
-        assert len(expected ^ found) <= 0.15 * len(expected)  # escapes are not resolved, "..." is not looked for
+        # escapes are not resolved, "..." is not looked for
+        assert len(expected ^ found) <= 0.15 * len(expected)
 
 
 def test_strings_that_open_nothing_are_no_docstrings():
@@ -99,7 +104,9 @@ def test_every_line_passes_the_rules_and_a_name_is_there_once(documents):
 
 
 def test_no_sentence_is_in_two_documents_or_twice_in_one(documents):
-    found = [one.lower() for _, text in documents for line in text.split("\n") for one in cleaning.sentences(line)]
+    found = [
+        one.lower() for _, text in documents for line in text.split("\n") for one in cleaning.sentences(line)
+    ]
     found = [sentence for sentence in found if len(sentence.split()) >= 5]
     assert len(found) > 1000
     assert len(found) - len(set(found)) <= 0.001 * len(found)  # a sentence repeated within its own paragraph
@@ -176,9 +183,16 @@ except SettingError as error:
 
 
 def test_a_full_disk_is_told_in_a_line_with_the_set_and_leaves_nothing(tmp_path):
-    ran = subprocess.run([sys.executable, "-c", FULL, tmp_path, *SOME.split()], capture_output=True, text=True)
-    assert ran.stdout.count("\n") == 1 and f"{tmp_path}/tfds/documentation/corpus cannot be written" in ran.stdout
-    assert "File too large" in ran.stdout and not [path for path in tmp_path.rglob("*") if path.is_file()], ran.stderr
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL, tmp_path, *SOME.split()], capture_output=True, text=True
+    )
+    assert (
+        ran.stdout.count("\n") == 1
+        and f"{tmp_path}/tfds/documentation/corpus cannot be written" in ran.stdout
+    )
+    assert "File too large" in ran.stdout and not [path for path in tmp_path.rglob("*") if path.is_file()], (
+        ran.stderr
+    )
 
 
 @pytest.mark.slow

@@ -26,7 +26,9 @@ def test_a_model_with_itself_writes_what_it_writes_alone():
     both = Ensemble([model, model])
     np.testing.assert_array_equal(greedy(both, BATCH, max_length=6), greedy(model, BATCH, max_length=6))
     search = {"beams": 2, "max_length": 4, "length_penalty": 0.6, "early_stopping": True, "rules": "t5"}
-    for found, due in zip(beam_search(both, BATCH, **search), beam_search(model, BATCH, **search), strict=True):
+    for found, due in zip(
+        beam_search(both, BATCH, **search), beam_search(model, BATCH, **search), strict=True
+    ):
         np.testing.assert_allclose(found, due, rtol=1e-6)
 
 

@@ -1,4 +1,6 @@
-"""Every field of a config.json is read, refused or without effect, as golden/make_variants.py saw in transformers."""
+"""Every field of a config.json is read, refused or without effect, as golden/make_variants.py saw in
+transformers.
+"""
 
 import importlib.util
 import json
@@ -19,20 +21,36 @@ GOLDEN = Path(__file__).parent / "golden"
 FIELDS = json.loads((GOLDEN / "fields.json").read_text())
 VARIANTS = json.loads((GOLDEN / "variants.json").read_text())
 REFUSED = {  # legal, and told by the field's name
-    "t5/is_gated_act_true", "umt5/is_gated_act_false", "bart/is_encoder_decoder_false", "gpt_bigcode/multi_query_false",
-    "gpt2/scale_attn_by_inverse_layer_idx_true", "gpt2/scale_attn_weights_false",
+    "t5/is_gated_act_true",
+    "umt5/is_gated_act_false",
+    "bart/is_encoder_decoder_false",
+    "gpt_bigcode/multi_query_false",
+    "gpt2/scale_attn_by_inverse_layer_idx_true",
+    "gpt2/scale_attn_weights_false",
     "gpt_bigcode/scale_attn_weights_false",
-    "gpt_neox/attention_bias_false", "bloom/apply_residual_connection_post_layernorm_true",
-    "gpt2/add_cross_attention_true", "marian/share_encoder_decoder_embeddings_false",
+    "gpt_neox/attention_bias_false",
+    "bloom/apply_residual_connection_post_layernorm_true",
+    "gpt2/add_cross_attention_true",
+    "marian/share_encoder_decoder_embeddings_false",
     *(f"{family}/is_decoder_true" for family in ("bert", "roberta", "electra")),
-    *(f"{family}/tie_word_embeddings_false" for family in ("bart", "marian", "bert", "roberta", "longformer", "albert",
-                                                           "electra", "distilbert")),
-}  # fmt: skip
+    *(
+        f"{family}/tie_word_embeddings_false"
+        for family in ("bart", "marian", "bert", "roberta", "longformer", "albert", "electra", "distilbert")
+    ),
+}
 QUICK = {  # the others are computed as their families' checkpoints of test_parity are
-    "t5/tied_unscaled", "t5/own_scaled", "umt5/own_scaled", "bart/sides_apart", "marian/sides_apart",
-    "llama/attention_bias_true", "llama/mlp_bias_true", "longformer/window_by_layer", "electra/generator_as_wide",
-    "distilbert/sinusoidal_pos_embds_true", "bert/null_pad",
-}  # fmt: skip
+    "t5/tied_unscaled",
+    "t5/own_scaled",
+    "umt5/own_scaled",
+    "bart/sides_apart",
+    "marian/sides_apart",
+    "llama/attention_bias_true",
+    "llama/mlp_bias_true",
+    "longformer/window_by_layer",
+    "electra/generator_as_wide",
+    "distilbert/sinusoidal_pos_embds_true",
+    "bert/null_pad",
+}
 INPUTS = np.array([[7, 9, 12, 6, 8, 15, 10, 11], [13, 8, 6, 14, 17, 9, 18, 16]])
 
 
@@ -62,7 +80,10 @@ def logits(model):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in sorted(set(VARIANTS) - REFUSED)],
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in sorted(set(VARIANTS) - REFUSED)
+    ],
 )
 def test_a_model_with_one_field_changed_has_the_logits_of_the_reference(name, arrays, tmp_path):
     _, model = load(published(name, arrays, tmp_path / "in"))
@@ -76,7 +97,8 @@ def test_what_is_not_implemented_is_refused_by_the_name_of_its_field(name, array
         load(published(name, arrays, tmp_path / "in"))
 
 
-SAID = {"architectures", "dtype", "transformers_version", "id2label", "label2id"}  # names, of which none is computed
+# names, of which none is computed
+SAID = {"architectures", "dtype", "transformers_version", "id2label", "label2id"}
 
 
 @pytest.mark.parametrize("family", SETTINGS)
@@ -98,20 +120,29 @@ def test_the_fields_are_those_of_the_installed_transformers():
         config = transformers.AutoConfig.for_model(family)
         written = json.loads(config.to_json_string(use_diff=False))
         due = {new for new in written if not new.startswith("_") and written[new] is not None}
-        assert due - {"output_attentions", "output_hidden_states", "return_dict", "problem_type"} <= set(fields) | IDLE
-        assert config.attribute_map.items() <= SETTINGS[family].aliases.items() | {("num_labels", "num_labels")}
+        assert (
+            due - {"output_attentions", "output_hidden_states", "return_dict", "problem_type"}
+            <= set(fields) | IDLE
+        )
+        assert config.attribute_map.items() <= SETTINGS[family].aliases.items() | {
+            ("num_labels", "num_labels")
+        }
 
 
 def test_an_unknown_field_is_refused_where_its_name_says_that_it_computes_and_kept_elsewhere():
     theirs = {"model_type": "llama", "team": "ours", "final_logit_softcapping": 30.0, "qk_norm": None}
-    with pytest.raises(SettingError, match=r"final_logit_softcapping=30.0 is unknown to this family and may change"):
+    with pytest.raises(
+        SettingError, match=r"final_logit_softcapping=30.0 is unknown to this family and may change"
+    ):
         check_fields(theirs, SETTINGS["llama"])
     del theirs["final_logit_softcapping"]
     check_fields(theirs, SETTINGS["llama"])
     assert unknown_fields(theirs, SETTINGS["llama"]) == ["qk_norm", "team"]
 
 
-@pytest.mark.parametrize("name", ["bert/null_pad", "electra/generator_as_wide", "distilbert/sinusoidal_pos_embds_true"])
+@pytest.mark.parametrize(
+    "name", ["bert/null_pad", "electra/generator_as_wide", "distilbert/sinusoidal_pos_embds_true"]
+)
 def test_what_is_loaded_and_saved_keeps_its_family_its_nulls_and_what_nothing_reads(name, arrays, tmp_path):
     folder = published(name, arrays, tmp_path / "in")
     theirs = VARIANTS[name] | {"team": {"of": "ours"}, "pad_token_id": None}

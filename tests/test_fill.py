@@ -10,14 +10,18 @@ from lm.evaluate.fill import fill, mask_predict
 from lm.nn.config import ModelConfig
 
 MASK, VOCABULARY = 1, 8
-TEXT = {"encoder_input_tokens": np.array([[5, MASK, 3, MASK, 0], [MASK, 4, MASK, MASK, MASK]]),
-        "encoder_segment_ids": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]])}  # fmt: skip
+TEXT = {
+    "encoder_input_tokens": np.array([[5, MASK, 3, MASK, 0], [MASK, 4, MASK, MASK, MASK]]),
+    "encoder_segment_ids": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]),
+}
 
 
 @jax.tree_util.register_dataclass
 @dataclass
 class Neighbour:
-    """Stands for a masked LM: after token x stands x + 1, and it is the surer of it the higher x; after masks, 7."""
+    """Stands for a masked LM: after token x stands x + 1, and it is the surer of it the higher x; after
+    masks, 7.
+    """
 
     config = ModelConfig(architecture="encoder", vocab_size=VOCABULARY)
     strength: jax.Array
@@ -46,7 +50,8 @@ def test_one_pass_fills_every_mask_with_its_likeliest_token_and_leaves_the_rest(
 
 
 def test_the_least_sure_of_the_masks_are_predicted_again_from_the_others():
-    # Of three masks one is masked again in the second pass: that behind a mask, where the model knows nothing.
+    # Of three masks one is masked again in the second pass: that behind a mask, where the model knows
+    # nothing.
     tokens = mask_predict(MODEL, TEXT, iterations=2, mask=MASK)
     np.testing.assert_array_equal(tokens[1], [3, 4, 5, 6, MASK])
     np.testing.assert_array_equal(mask_predict(MODEL, TEXT, iterations=3, mask=MASK), tokens)

@@ -92,7 +92,10 @@ def assert_equal_to_explicit_scores(backend, mask, bias, dtype="float32", keep=N
 
     expected = results(dot_product_attention, mask, bias, dtype, keep)
     for name, one, other in zip(
-        ("out", "query", "key", "value", "table"), results(flash, mask, bias, dtype, keep), expected, strict=True
+        ("out", "query", "key", "value", "table"),
+        results(flash, mask, bias, dtype, keep),
+        expected,
+        strict=True,
     ):
         one, other = (np.asarray(x, np.float32) for x in (one, other))
         scale = max(1.0, np.abs(other).max())
@@ -117,9 +120,17 @@ def test_dropped_keys_and_low_precision_are_those_of_explicit_scores_and_a_gpu_s
 
 
 TINY = ModelConfig(
-    "encoder-decoder", vocab_size=40, d_model=16, d_ff=16, d_kv=4, num_heads=4, num_encoder_layers=1,
-    num_decoder_layers=1, relative_buckets=8, relative_max_distance=12,
-)  # fmt: skip
+    "encoder-decoder",
+    vocab_size=40,
+    d_model=16,
+    d_ff=16,
+    d_kv=4,
+    num_heads=4,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    relative_buckets=8,
+    relative_max_distance=12,
+)
 
 
 def example(rows):
@@ -127,7 +138,10 @@ def example(rows):
     rng, batch = np.random.default_rng(0), {}
     for side, lengths in (("encoder", (7, 5, 4)), ("decoder", (3, 4, 1))):
         segments = np.tile(np.repeat([1, 2, 0], lengths), (rows, 1)).astype(np.int32)
-        batch |= {f"{side}_input_tokens": rng.integers(2, 40, segments.shape), f"{side}_segment_ids": segments}
+        batch |= {
+            f"{side}_input_tokens": rng.integers(2, 40, segments.shape),
+            f"{side}_segment_ids": segments,
+        }
     return {name: jnp.asarray(x, jnp.int32) for name, x in batch.items()}
 
 
@@ -152,7 +166,9 @@ def test_a_model_is_the_same_by_flash_on_devices_that_share_out_rows_queries_and
 def test_nothing_as_large_as_the_scores_is_made_where_flash_is_taken():
     config = change(TINY, "attention", "flash")
     ones = jnp.ones((1, 640), jnp.int32)
-    batch = {f"{side}_{what}": ones for side in ("encoder", "decoder") for what in ("input_tokens", "segment_ids")}
+    batch = {
+        f"{side}_{what}": ones for side in ("encoder", "decoder") for what in ("input_tokens", "segment_ids")
+    }
     model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
     program = jax.make_jaxpr(jax.grad(lambda m: m.features(batch, jax.random.key(0)).sum()))(model)
     shapes = [shape.split(",") for shape in re.findall(r"\w\[([\d,]+)\]", str(program))]
@@ -160,12 +176,16 @@ def test_nothing_as_large_as_the_scores_is_made_where_flash_is_taken():
 
 
 def attention_step(call, length, mask):
-    """A training step's attention of one row, 12 heads of 64, with T5's bias: a function and its inputs' shapes."""
+    """A training step's attention of one row, 12 heads of 64, with T5's bias: a function and its inputs'
+    shapes.
+    """
 
     def loss(query, key, value, table, segments):
         known = {"segment": segments}
         seen = Mask(known, key_numbers(segments), Rule()) if mask == "segments" else MASKS[mask]
-        return call(query, key, value, seen, Relative(table, mask == "segments", 128)).astype(jnp.float32).sum()
+        return (
+            call(query, key, value, seen, Relative(table, mask == "segments", 128)).astype(jnp.float32).sum()
+        )
 
     shapes = [((1, length, 12, 64), jnp.bfloat16)] * 3 + [((32, 12), jnp.float32), ((1, length), jnp.int32)]
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))), shapes
@@ -175,11 +195,15 @@ def flash_on(platform, **settings):
     return lambda *inputs: flash_attention(*inputs, backend=BACKENDS[platform]._replace(**settings))
 
 
-@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="newer ones lower kernels for a GPU only where one is")
+@pytest.mark.skipif(
+    jax.__version_info__ >= (0, 11), reason="newer ones lower kernels for a GPU only where one is"
+)
 @pytest.mark.parametrize("mask", ["segments", "causal"])
 def test_flash_is_three_kernels_for_a_gpu(mask):
     step, shapes = attention_step(flash_on("gpu"), 8192, mask)
-    lowered = step.trace(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).lower(lowering_platforms=("cuda",))
+    lowered = step.trace(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).lower(
+        lowering_platforms=("cuda",)
+    )
     assert lowered.as_text().count("@__gpu$xla.gpu.triton") == 3
 
 
@@ -202,9 +226,15 @@ def test_temporaries_on_a_tpu_at_8192_tokens_are_a_tenth_of_those_of_explicit_sc
         f"flash = flash_on('tpu', tile={tile})\n"
         "print([temporaries(flash, 8192, 'segments'), temporaries(dot_product_attention, 4096, 'segments')])"
     )
-    environment = os.environ | {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
     here = Path(__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=here)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=here
+    )
     assert done.returncode == 0, done.stderr
     flash, explicit = map(int, re.findall(r"\d+", done.stdout.splitlines()[-1]))
     assert flash <= min(0.2 * 2**30, explicit / 10)
@@ -216,7 +246,8 @@ def test_flash_is_explicit_scores_on_a_gpu_and_cudnn_too(mask, bias):
     assert_equal_to_explicit_scores(BACKENDS["gpu"], mask, bias, "bfloat16", atol=2e-2)
     if bias == "none":
         for one, other in zip(
-            *(results(f, mask, bias, "bfloat16") for f in (cudnn_attention, dot_product_attention)), strict=True
+            *(results(f, mask, bias, "bfloat16") for f in (cudnn_attention, dot_product_attention)),
+            strict=True,
         ):
             np.testing.assert_allclose(one.astype(jnp.float32), other.astype(jnp.float32), atol=5e-2)
 

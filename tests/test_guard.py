@@ -95,7 +95,8 @@ def test_a_spike_is_left_out():
     losses = 3 + 6 * np.exp(-np.arange(1_000) / 200) + rng.normal(0, 0.1, 1_000)  # steep, then flat
     norms, config = np.ones(1_000), GuardConfig(spikes=6.0)
     losses[300], losses[500:504], losses[50] = 12, 9, 30
-    assert np.flatnonzero(~judged(config, losses, norms)).tolist() == [300, 500, 501, 502, 503]  # at 50 who knows?
+    # at 50 who knows?
+    assert np.flatnonzero(~judged(config, losses, norms)).tolist() == [300, 500, 501, 502, 503]
     for bad in (losses, norms):
         for value in (np.nan, np.inf):
             bad[600] = value
@@ -105,13 +106,16 @@ def test_a_spike_is_left_out():
 
 
 def test_nothing_is_left_out_of_ordinary_runs():
-    learnt = np.minimum(np.random.default_rng(0).lognormal(-6, 2, 1_000), 0.5)  # known by heart, but for an example
+    # known by heart, but for an example
+    learnt = np.minimum(np.random.default_rng(0).lognormal(-6, 2, 1_000), 0.5)
     with np.load(GOLDEN / "courses.npz") as courses:
         for losses, norms in [*courses.values(), (learnt, np.ones(1_000))]:
             assert judged(GuardConfig(spikes=6.0), losses, norms).all()
 
 
-@pytest.mark.parametrize(("new", "said"), [({"spikes": 0.0}, "spikes=0.0 .* above 0"), ({"in_a_row": 0}, "at least 1")])
+@pytest.mark.parametrize(
+    ("new", "said"), [({"spikes": 0.0}, "spikes=0.0 .* above 0"), ({"in_a_row": 0}, "at least 1")]
+)
 def test_a_guard_that_makes_no_sense_is_refused(new, said):
     with pytest.raises(SettingError, match=said):
         GuardConfig(**new)
@@ -127,7 +131,9 @@ toy.run({str(tmp_path)!r}, 99, patience=15.0, evaluate=stuck)
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2]))}
     before = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=90
+    )
     assert (done.returncode, time.monotonic() - before < 80) == (STUCK, True), done.stderr
     assert "nothing was done for 15 s" in done.stderr and str(tmp_path / "stuck-0.txt") in done.stderr
     assert "in stuck" in (tmp_path / "stuck-0.txt").read_text()

@@ -36,8 +36,10 @@ def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):
     found = jax.jit(Tuned.__call__)(model, batch)
     assert found.shape == shape
     text = np.asarray(batch["encoder_segment_ids"]) > 0
-    noisy = batch | {f"{side}_input_tokens": np.where(text, batch[f"{side}_input_tokens"], 9) for side in
-                     ("encoder", "decoder")}  # fmt: skip
+    noisy = batch | {
+        f"{side}_input_tokens": np.where(text, batch[f"{side}_input_tokens"], 9)
+        for side in ("encoder", "decoder")
+    }
     again = jax.jit(Tuned.__call__)(model, noisy)
     where = np.broadcast_to(text[:, :, None], shape) if head["kind"] == "tokens" else np.ones(shape, bool)
     np.testing.assert_allclose(again[where], found[where], atol=1e-6)

@@ -21,7 +21,8 @@ DOCUMENTATION = {
     "acceptability": [{"sentence": f"sentence {i}", "label": i % 2} for i in range(5)],
     "follows": [{"sentence1": f"first {i}", "sentence2": f"second {i}", "label": i % 2} for i in range(5)],
     "cloze": [
-        GAP | {"context": f"a handler, {'or ' * i}the (handler): it's new", "answers": ["handler"]} for i in range(5)
+        GAP | {"context": f"a handler, {'or ' * i}the (handler): it's new", "answers": ["handler"]}
+        for i in range(5)
     ],
     "next": endings([{"sentence1": f"s{i}", "sentence2": f"t{i}", "label": 1} for i in range(8)]),
     "stsb": [{"sentence1": "a", "sentence2": "b", "label": i / 2} for i in range(5)],
@@ -50,7 +51,9 @@ def test_right_outputs_are_read_as_right_answers(name, architecture):
     found = labelled_eval_batches(reader, rows, 3)
     labels = np.concatenate([batch["labels"] for batch in found])
     weights = np.concatenate([batch["label_loss_weights"] for batch in found])
-    answers = [reader.answer(row, exact(task.kind, label, 100)) for row, label in zip(rows, labels, strict=False)]
+    answers = [
+        reader.answer(row, exact(task.kind, label, 100)) for row, label in zip(rows, labels, strict=False)
+    ]
     assert task.evaluate(rows, answers)["score"] == pytest.approx(100)
     assert weights[: len(rows)].reshape(len(rows), -1).any(1).all()
     assert not weights[len(rows) :].any()
@@ -63,7 +66,8 @@ def test_right_outputs_are_read_as_right_answers(name, architecture):
 def test_a_row_is_framed_as_each_architecture_reads_it():
     row, a, b = DOCUMENTATION["follows"][:1], VOCABULARY.encode("first 0"), VOCABULARY.encode("second 0")
     batches = {
-        one: labelled_eval_batches(Reader(LABELLED["follows"], VOCABULARY, one, 20), row, 1)[0] for one in ARCHITECTURES
+        one: labelled_eval_batches(Reader(LABELLED["follows"], VOCABULARY, one, 20), row, 1)[0]
+        for one in ARCHITECTURES
     }
     assert batches["encoder"]["encoder_input_tokens"][0].tolist() == [CLS, *a, EOS, *b, EOS, 0, 0]
     assert batches["encoder"]["encoder_token_types"][0].tolist() == [0] * 9 + [1] * 9 + [0, 0]
@@ -106,7 +110,12 @@ def test_what_is_too_long_keeps_its_frame_and_what_is_cut_off_has_no_weight(arch
 def test_a_context_read_word_by_word_has_the_pieces_of_the_whole_and_all_words_of_all_texts_count():
     row = DOCUMENTATION["cloze"][2]
     tokens = Reader(LABELLED["cloze"], VOCABULARY, "decoder", 100).example(row).rows[0].tokens
-    assert tokens.tolist() == [*VOCABULARY.encode(row["question"]), EOS, *VOCABULARY.encode(row["context"]), EOS]
+    assert tokens.tolist() == [
+        *VOCABULARY.encode(row["question"]),
+        EOS,
+        *VOCABULARY.encode(row["context"]),
+        EOS,
+    ]
     found = LABELLED["pos"].evaluate([{"upos": [1, 2]}, {"upos": [3]}], [[1, 0], [3]])
     assert found["accuracy"] == pytest.approx(200 / 3)
 
@@ -138,7 +147,10 @@ def test_one_of_four_endings_follows_and_each_place_is_as_likely():
 def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts():
     rows = [{"sentence": f"s{i}", "label": 0} for i in range(12)]
     made = Labelled(Reader(LABELLED["acceptability"], VOCABULARY, "encoder", 8), rows, batch_size=4, seed=1)
-    epochs = [[made(step, slice(None))["encoder_input_tokens"] for step in steps] for steps in (range(3), range(3, 6))]
+    epochs = [
+        [made(step, slice(None))["encoder_input_tokens"] for step in steps]
+        for steps in (range(3), range(3, 6))
+    ]
     texts = [[unframed(row) for batch in epoch for row in batch[:, 1:]] for epoch in epochs]
     assert [sorted(epoch) for epoch in texts] == [sorted(row["sentence"] for row in rows)] * 2
     assert texts[0] != texts[1]
@@ -154,7 +166,10 @@ def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts(
         (lambda pos: labelled("squat"), "did you mean 'squad'"),
         (lambda pos: Reader(pos, VOCABULARY, "encoder", 7), "tuning.inputs_length=7"),
         (lambda pos: Reader(pos, Bytes(0), "encoder", 8), "no token for cls"),
-        (lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], batch_size=1, seed=0), "no examples"),
+        (
+            lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], batch_size=1, seed=0),
+            "no examples",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(make, message):

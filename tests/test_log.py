@@ -33,14 +33,25 @@ def test_every_start_is_remembered_and_one_that_was_killed_has_vanished(tmp_path
     Log(tmp_path, {}).start(2)  # and no end
     monkeypatch.setenv("LM_RESTART", "1 of 3: killed by SIGKILL")
     write(tmp_path, 2, 3)
-    assert [life["status"] for life in starts(tmp_path)] == ["finished", "ArithmeticError: odd", "vanished", "finished"]
+    assert [life["status"] for life in starts(tmp_path)] == [
+        "finished",
+        "ArithmeticError: odd",
+        "vanished",
+        "finished",
+    ]
     assert [life["from_step"] for life in starts(tmp_path)] == [0, None, 2, 2]
     assert [life["restart"] for life in starts(tmp_path)] == [None, None, None, "1 of 3: killed by SIGKILL"]
     run = json.loads((tmp_path / "run.json").read_text())
-    assert (run["status"], run["pid"], run["started"]) == ("finished", os.getpid(), starts(tmp_path)[-1]["started"])
+    assert (run["status"], run["pid"], run["started"]) == (
+        "finished",
+        os.getpid(),
+        starts(tmp_path)[-1]["started"],
+    )
 
 
-@pytest.mark.parametrize("text", ["", '{"starts": [{"sta', "[]", '{"starts": 3}', '{"starts": ["a"]}', "\0" * 9])
+@pytest.mark.parametrize(
+    "text", ["", '{"starts": [{"sta', "[]", '{"starts": 3}', '{"starts": ["a"]}', "\0" * 9]
+)
 def test_a_damaged_run_json_is_begun_anew_and_says_so(tmp_path, text, capsys):
     (tmp_path / "run.json").write_text(text)
     write(tmp_path, 0, 1)
@@ -48,7 +59,9 @@ def test_a_damaged_run_json_is_begun_anew_and_says_so(tmp_path, text, capsys):
     assert [life["status"].split(":")[0] for life in starts(tmp_path)] == ["unknown", "finished"]
 
 
-@pytest.mark.parametrize("tail", [b"", b'{"step": 4, "kind": "tr', b"\0" * 99, b'{"step": 4, "ki\0\0\0', b"{"])
+@pytest.mark.parametrize(
+    "tail", [b"", b'{"step": 4, "kind": "tr', b"\0" * 99, b'{"step": 4, "ki\0\0\0', b"{"]
+)
 def test_what_a_kill_or_a_power_cut_left_of_a_line_is_mended(tmp_path, tail):
     write(tmp_path, 0, 3)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
@@ -56,14 +69,18 @@ def test_what_a_kill_or_a_power_cut_left_of_a_line_is_mended(tmp_path, tail):
     assert [line["step"] for line in records(tmp_path)] == [1, 2, 3]
     write(tmp_path, 2, 5)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line.pop("sha256") and line["step"] for line in lines] == [1, 2, 3, 4, 5] and lines == records(tmp_path)
+    assert [line.pop("sha256") and line["step"] for line in lines] == [1, 2, 3, 4, 5] and lines == records(
+        tmp_path
+    )
 
 
 def lost(text: str) -> str:
     return "".join(text.splitlines(keepends=True)[1:])
 
 
-@pytest.mark.parametrize("damage", [lost, lambda text: text.replace("0.5", "0.4"), lambda text: text[:9] + text[10:]])
+@pytest.mark.parametrize(
+    "damage", [lost, lambda text: text.replace("0.5", "0.4"), lambda text: text[:9] + text[10:]]
+)
 def test_a_record_that_was_changed_or_lost_stops_a_resume_which_leaves_the_file_as_it_is(tmp_path, damage):
     write(tmp_path, 0, 3)
     path = tmp_path / "metrics.jsonl"
@@ -129,10 +146,15 @@ def hangs(*_):
     yield lambda *_: time.sleep(60)
 
 
-@pytest.mark.parametrize("opened, room, said", [
-    (raises_when_opened, 3, "left out from now on (OSError: no place)"), (raises, 3, "from now on (ZeroDivisionError:"),
-    (hangs, 3, "too slow and lacks up to 9 records"), (hangs, 99, "too slow and lacks up to 10 records"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "opened, room, said",
+    [
+        (raises_when_opened, 3, "left out from now on (OSError: no place)"),
+        (raises, 3, "from now on (ZeroDivisionError:"),
+        (hangs, 3, "too slow and lacks up to 9 records"),
+        (hangs, 99, "too slow and lacks up to 10 records"),
+    ],
+)
 def test_a_tracker_that_fails_or_hangs_holds_nothing_up_and_is_said_once(
     tmp_path, monkeypatch, capsys, opened, room, said
 ):
@@ -166,6 +188,7 @@ def test_tensorboard_has_every_number_of_every_start(tmp_path):
             seen += [(value.tag, event.step) for value in event.summary.value]
     with Log(tmp_path, {}, "t5/row/seed-0") as made:
         made.start(6)
-    assert list((tmp_path / "tensorboard" / "t5" / "row" / "seed-0").iterdir())  # the name that TensorBoard shows
+    # the name that TensorBoard shows
+    assert list((tmp_path / "tensorboard" / "t5" / "row" / "seed-0").iterdir())
     due = [("start", 1), *(("train/loss", step) for step in (1, 2, 3, 4))]
     assert seen == [*due, ("start", 3), *(("train/loss", step) for step in (3, 4, 5, 6))]

@@ -5,7 +5,10 @@ import pytest
 from lm import metrics
 from lm.settings import SettingError
 
-ALL = {name: getattr(metrics, name) for name in ("accuracy", "binary_f1", "matthews", "pearson", "spearman", "bleu")}
+ALL = {
+    name: getattr(metrics, name)
+    for name in ("accuracy", "binary_f1", "matthews", "pearson", "spearman", "bleu")
+}
 ALL |= {
     "macro_f1": metrics.macro_f1(3),
     "em": metrics.exact_match,
@@ -41,7 +44,9 @@ def test_rouge_l_compares_sentence_by_sentence():
     assert metrics.rouge("rougeL")(["the cat sat the dog ran"], ["the dog ran the cat sat"]) < 100
 
 
-@pytest.mark.parametrize("answer", [float("nan"), float("inf"), -float("inf"), 1e308, 10**400, "nan", "about three"])
+@pytest.mark.parametrize(
+    "answer", [float("nan"), float("inf"), -float("inf"), 1e308, 10**400, "nan", "about three"]
+)
 @pytest.mark.parametrize("correlation", [metrics.pearson, metrics.spearman])
 def test_a_prediction_that_is_no_finite_number_counts_as_minus_one(correlation, answer):
     targets, others = [1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5]

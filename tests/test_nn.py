@@ -20,12 +20,31 @@ from lm.settings import SettingError
 from lm.sharding import named
 
 TINY = ModelConfig(
-    vocab_size=40, num_encoder_layers=2, num_decoder_layers=2, d_model=16, d_ff=24, d_kv=8, num_heads=4, dropout=0.1,
-    relative_buckets=8, relative_max_distance=6, max_length=16,
-)  # fmt: skip
-SHAPE = {name: getattr(TINY, name) for name in (
-    "vocab_size", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads", "max_length",
-)}  # fmt: skip
+    vocab_size=40,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    d_model=16,
+    d_ff=24,
+    d_kv=8,
+    num_heads=4,
+    dropout=0.1,
+    relative_buckets=8,
+    relative_max_distance=6,
+    max_length=16,
+)
+SHAPE = {
+    name: getattr(TINY, name)
+    for name in (
+        "vocab_size",
+        "num_encoder_layers",
+        "num_decoder_layers",
+        "d_model",
+        "d_ff",
+        "d_kv",
+        "num_heads",
+        "max_length",
+    )
+}
 BASE = SIZES["t5-base"]
 SETUP = Path(__file__).parents[2] / "shared" / "t5" / "setup.json"
 ARCHITECTURES = ["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
@@ -47,9 +66,22 @@ CONFIGS |= {
 }
 CONFIGS |= {
     name: tiny(name)
-    for name in ("umt5-small", "transformer-base", "marian", "bart-base", "bert-base", "roberta-base", "albert-base",
-                 "electra-small", "gpt", "gpt2", "gpt-neox-20b", "bloom", "llama-7b")
-}  # fmt: skip
+    for name in (
+        "umt5-small",
+        "transformer-base",
+        "marian",
+        "bart-base",
+        "bert-base",
+        "roberta-base",
+        "albert-base",
+        "electra-small",
+        "gpt",
+        "gpt2",
+        "gpt-neox-20b",
+        "bloom",
+        "llama-7b",
+    )
+}
 CONFIGS |= {
     "llama-3.1-8b": tiny("llama-3.1-8b", num_key_value_heads=2),
     "santacoder": tiny("santacoder", num_key_value_heads=1),
@@ -107,7 +139,9 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
     packed = features(model, padded(joined(examples), 12))[0]
     first, second = (features(model, padded(b, 12))[0] for b in examples)
     ends = (7, 4) if model.config.has_decoder else (5, 6)
-    np.testing.assert_allclose(packed[: sum(ends)], np.concatenate([first[: ends[0]], second[: ends[1]]]), atol=1e-5)
+    np.testing.assert_allclose(
+        packed[: sum(ends)], np.concatenate([first[: ends[0]], second[: ends[1]]]), atol=1e-5
+    )
     if name in ARCHITECTURES:
         without = {key: value for key, value in examples[0].items() if "segment" not in key}
         np.testing.assert_allclose(features(model, without)[0], first[: ends[0]], atol=1e-5)
@@ -149,7 +183,8 @@ def influence(name, prefix=0):
     """bool [T,T]: which input positions move each position's output, through the embedding of each."""
     model, batch = make(name), example(3, 6, 6, prefix=prefix)
     if model.config.has_decoder and model.config.has_encoder:
-        batch["encoder_segment_ids"] = np.zeros((1, 6), int)  # not under test: nobody sees the encoder's output
+        # not under test: nobody sees the encoder's output
+        batch["encoder_segment_ids"] = np.zeros((1, 6), int)
     side = "decoder" if model.config.has_decoder else "encoder"
 
     def outputs(embedded):
@@ -232,7 +267,14 @@ def test_dropout_keeps_the_mean_and_one_mask_for_the_whole_length():
 
 def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
     config = replace(
-        TINY, vocab_size=2_000, d_model=64, d_ff=128, d_kv=16, relative_buckets=64, mlp="gated-gelu", logits="separate"
+        TINY,
+        vocab_size=2_000,
+        d_model=64,
+        d_ff=128,
+        d_kv=16,
+        relative_buckets=64,
+        mlp="gated-gelu",
+        logits="separate",
     )
     model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
     attention = {"query": (64 * 16) ** -0.5, "key": 64**-0.5, "value": 64**-0.5, "out": (4 * 16) ** -0.5}
@@ -250,7 +292,8 @@ def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
             assert np.abs(value[0] - value[1]).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["encoder-decoder", "gpt-neox-20b", "bart-base"])  # pre-norm, parallel, post-norm
+# pre-norm, parallel, post-norm
+@pytest.mark.parametrize("name", ["encoder-decoder", "gpt-neox-20b", "bart-base"])
 def test_a_new_adapter_changes_next_to_nothing_and_no_other_parameter(name):
     plain, batch = make(name), example(14, 5, 6)
     adapted = made(replace(CONFIGS[name], adapter_width=4))

@@ -8,8 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.data.noise import prefix_lengths, within
-from lm.data.objectives import IN_PLACE, OBJECTIVES, Objective, Ragged, denoise, lengths, noise_mask, sizes, uniforms
-from lm.data.text.symbols import EOS  # fmt: skip
+from lm.data.objectives import (
+    IN_PLACE,
+    OBJECTIVES,
+    Objective,
+    Ragged,
+    denoise,
+    lengths,
+    noise_mask,
+    sizes,
+    uniforms,
+)
+from lm.data.text.symbols import EOS
 from lm.settings import SettingError
 
 
@@ -25,7 +35,8 @@ VOCABULARY = symbols()
 
 def text(rng, counts, width=None):
     counts = np.asarray(counts, np.int32)
-    tokens = rng.integers(0, 880, (len(counts), width or max(counts.max(), 1))).astype(np.int32)  # no sentinels, some 0
+    # no sentinels, some 0
+    tokens = rng.integers(0, 880, (len(counts), width or max(counts.max(), 1))).astype(np.int32)
     return Ragged(tokens * within(counts, tokens.shape[1]), counts)
 
 
@@ -55,7 +66,9 @@ def restore(inputs, targets, first_sentinel):
     return text
 
 
-@pytest.mark.parametrize(("mean", "raw", "targets"), [(2, 552, 126), (3, 568, 114), (5, 581, 105), (10, 591, 99)])
+@pytest.mark.parametrize(
+    ("mean", "raw", "targets"), [(2, 552, 126), (3, 568, 114), (5, 581, 105), (10, 591, 99)]
+)
 def test_span_corruption_fills_inputs_and_targets_exactly(mean, raw, targets):
     objective = Objective(noise="spans", mean_span_length=mean)
     limits = lengths(objective, 512)
@@ -67,7 +80,9 @@ def test_span_corruption_fills_inputs_and_targets_exactly(mean, raw, targets):
 
 
 def test_span_lengths_are_uniform_compositions():
-    """Of 4 noise tokens in 2 spans each of (1,3), (2,2), (3,1) has probability 1/3; likewise the 6 that stay."""
+    """Of 4 noise tokens in 2 spans each of (1,3), (2,2), (3,1) has probability 1/3; likewise the 6 that
+    stay.
+    """
     objective = Objective(noise="spans", rate=0.4, mean_span_length=2.0)
     mask = noise_mask(objective, np.full(6000, 10), uniforms(5, np.arange(6000), 1, 10), 100, 100)
     _, counts = np.unique(mask, axis=0, return_counts=True)
@@ -84,7 +99,9 @@ def test_span_lengths_are_uniform_compositions():
     seed=st.integers(0, 2**32 - 1),
     room=st.integers(3, 64),
 )
-def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(name, counts, rate, sentinels, seed, room):
+def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
+    name, counts, rate, sentinels, seed, room
+):
     objective = Objective(**{**vars(OBJECTIVES[name]), "rate": rate})
     limits = lengths(objective, room)
     counts = np.minimum(counts, limits.raw)
@@ -120,7 +137,9 @@ def test_with_too_few_sentinels_iid_noise_stays_uniform_and_spans_are_fewer_and_
     runs = (np.diff(mask.astype(int), axis=1, prepend=0) == 1).sum(1)
     assert runs.max() == 7  # and at most 8 runs of text
     assert mask[:, :32].mean() == pytest.approx(mask[:, 32:].mean(), rel=0.05)
-    mask = noise_mask(Objective(noise="spans", rate=0.5, mean_span_length=1.0), counts, u, 8, 1000).astype(int)
+    mask = noise_mask(Objective(noise="spans", rate=0.5, mean_span_length=1.0), counts, u, 8, 1000).astype(
+        int
+    )
     assert (mask.sum(1) == 32).all()
     assert ((np.diff(mask, axis=1, prepend=0) == 1).sum(1) == 8).all()
 
@@ -143,7 +162,9 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
     objective = Objective(rate=0.5)
     given_text = text(np.random.default_rng(0), [40] * 30)
     u = uniforms(0, np.arange(30), 1, 40)
-    inputs, targets = denoise(objective, given_text, u, VOCABULARY, lengths(objective, 41)._replace(targets=20))
+    inputs, targets = denoise(
+        objective, given_text, u, VOCABULARY, lengths(objective, 41)._replace(targets=20)
+    )
     assert targets.lengths.max() <= 20
     for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
         assert restore(shown[:-1], said[:-1], 900) == original
@@ -152,7 +173,9 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
 def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
     objective, limits = OBJECTIVES["bert-style"], lengths(OBJECTIVES["bert-style"], 512)
     given_text = Ragged(np.full((400, limits.raw), 5, np.int32), np.full(400, limits.raw, np.int32))
-    shown = denoise(objective, given_text, uniforms(0, np.arange(400), 2, limits.raw), VOCABULARY, limits)[0].tokens
+    shown = denoise(objective, given_text, uniforms(0, np.arange(400), 2, limits.raw), VOCABULARY, limits)[
+        0
+    ].tokens
     replaced = shown[(shown != 5) & (shown != EOS)]
     assert len(replaced) / shown.size == pytest.approx(0.15, rel=0.03)
     assert (replaced == 999).mean() == pytest.approx(0.9, rel=0.01)
@@ -180,20 +203,30 @@ def test_a_single_token_is_never_span_noise_and_two_have_one():
     for width in (1, 5):
         mask = noise_mask(objective, np.array([1, 1]), uniforms(0, np.arange(2), 1, width), 100, 100)
         assert not mask.any()
-    assert noise_mask(objective, np.array([2]), uniforms(0, np.arange(1), 1, 2), 100, 100).tolist() == [[False, True]]
+    assert noise_mask(objective, np.array([2]), uniforms(0, np.arange(1), 1, 2), 100, 100).tolist() == [
+        [False, True]
+    ]
 
 
 def test_sizes_are_those_of_the_examples():
     counts = np.array([1, 2, 3, 20, 60], np.int32)
-    for objective in (*OBJECTIVES.values(), Objective(noise="suffix", inputs="sentinels", targets="sentinels")):
+    for objective in (
+        *OBJECTIVES.values(),
+        Objective(noise="suffix", inputs="sentinels", targets="sentinels"),
+    ):
         if objective.noise not in ("spans", "suffix", "everything") or objective.separates:
             continue
         limits = lengths(objective, 64)
         u = uniforms(2, np.arange(5), objective.draws, limits.raw)
         made = denoise(objective, text(np.random.default_rng(0), counts, limits.raw), u, VOCABULARY, limits)
         inputs, targets = sizes(objective, counts, u[:, 0, 0])
-        if objective.noise == "spans":  # a single token has no noise, which only matters where texts are packed
-            inputs, targets, made = inputs[1:], targets[1:], [Ragged(s.tokens[1:], s.lengths[1:]) for s in made]
+        # a single token has no noise, which only matters where texts are packed
+        if objective.noise == "spans":
+            inputs, targets, made = (
+                inputs[1:],
+                targets[1:],
+                [Ragged(s.tokens[1:], s.lengths[1:]) for s in made],
+            )
         assert inputs.tolist() == made[0].lengths.tolist()
         assert targets.tolist() == made[1].lengths.tolist()
 

@@ -18,9 +18,15 @@ from lm.ops.positions import alibi, rotary_frequencies, rotate, sinusoids
 from lm.ops.sampling import greedy
 
 ROTARY = {
-    "base": 10_000.0, "scaling": "none", "factor": 1.0, "original_length": 2048, "low_frequency_factor": 1.0,
-    "high_frequency_factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
-}  # fmt: skip
+    "base": 10_000.0,
+    "scaling": "none",
+    "factor": 1.0,
+    "original_length": 2048,
+    "low_frequency_factor": 1.0,
+    "high_frequency_factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
 
 
 def random(*shape, seed=0):
@@ -28,7 +34,11 @@ def random(*shape, seed=0):
 
 
 def test_the_written_gradient_of_the_loss_is_the_derived_one():
-    logits, targets, weights = random(2, 3, 11), jnp.array([[0, 5, 10], [3, 3, 1]]), jnp.array([[1, 0.5, 0], [1, 1, 2]])
+    logits, targets, weights = (
+        random(2, 3, 11),
+        jnp.array([[0, 5, 10], [3, 3, 1]]),
+        jnp.array([[1, 0.5, 0], [1, 1, 2]]),
+    )
 
     def formula(logits, smoothing=0.1, z=0.01):
         log_p, log_z = jax.nn.log_softmax(logits), jax.nn.logsumexp(logits, -1)
@@ -38,7 +48,9 @@ def test_the_written_gradient_of_the_loss_is_the_derived_one():
     def ours(logits):
         return cross_entropy(logits, targets, weights, z_loss=0.01, label_smoothing=0.1)[0]
 
-    for mine, theirs in zip(jax.value_and_grad(ours)(logits), jax.value_and_grad(formula)(logits), strict=True):
+    for mine, theirs in zip(
+        jax.value_and_grad(ours)(logits), jax.value_and_grad(formula)(logits), strict=True
+    ):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
@@ -67,7 +79,9 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(dtype):
 
     assert (out(query, key, value)[1, 2] == 0).all()
     assert (out(query, key, value)[1, 1] != 0).all()
-    gradients = jax.grad(lambda *inputs: out(*inputs).astype(jnp.float32).sum(), argnums=(0, 1, 2))(query, key, value)
+    gradients = jax.grad(lambda *inputs: out(*inputs).astype(jnp.float32).sum(), argnums=(0, 1, 2))(
+        query, key, value
+    )
     assert all(jnp.isfinite(g).all() for g in gradients)
     assert (gradients[0][1, 2] == 0).all()
 
@@ -88,7 +102,9 @@ def test_grouped_heads_are_repeated_heads_and_dropped_keys_are_dropped_values():
 def test_a_bilinear_score_is_query_times_weight_times_key():
     query, key, weight = random(1, 3, 2, 4), random(1, 5, 2, 4, seed=1), random(2, 4, 4, seed=2)
     found = attention_weights(bilinear(query, weight), key, scale=SCALES["dot"](4))
-    np.testing.assert_allclose(found, jax.nn.softmax(jnp.einsum("btnh,nhg,bsng->bnts", query, weight, key)), atol=1e-5)
+    np.testing.assert_allclose(
+        found, jax.nn.softmax(jnp.einsum("btnh,nhg,bsng->bnts", query, weight, key)), atol=1e-5
+    )
     assert SCALES["scaled-dot"](64) == SCALES["bilinear"](64) == 1 / 8
 
 
@@ -113,12 +129,21 @@ def test_masks_print_as_they_should():
         (masks.sliding_window(four, behind=0, ahead=1), "##../.##./..##/...#"),
         (masks.dilated(six, window=1, dilation=2), "#.#.../.#.#../#.#.#./.#.#.#/..#.#./...#.#"),
         (masks.global_tokens(jnp.array([[0, 1, 0]]), jnp.array([[0, 1, 0, 0]])), ".#../####/.#.."),
-        (sparse(places, places, window=1, global_tokens=1, block=1), "######/###.../####../#.###./#..###/#...##"),
-        (sparse(places, places, window=0, global_tokens=1, block=2), "######/######/####../####../##..##/##..##"),
-        (sparse(places[:, 4:5], places, window=1, global_tokens=1, block=1), "#..###"),  # one query, as over a cache
+        (
+            sparse(places, places, window=1, global_tokens=1, block=1),
+            "######/###.../####../#.###./#..###/#...##",
+        ),
+        (
+            sparse(places, places, window=0, global_tokens=1, block=2),
+            "######/######/####../####../##..##/##..##",
+        ),
+        # one query, as over a cache
+        (sparse(places[:, 4:5], places, window=1, global_tokens=1, block=1), "#..###"),
         (sparse(places[:, :2], places, window=None, global_tokens=0, block=1), "######/######"),
     ]:
-        assert "/".join("".join("#" if seen else "." for seen in row) for row in np.array(mask[0])) == expected
+        assert (
+            "/".join("".join("#" if seen else "." for seen in row) for row in np.array(mask[0])) == expected
+        )
 
 
 def test_random_blocks_are_so_many_whole_blocks_for_each_block_of_queries_and_always_the_same():
@@ -159,14 +184,44 @@ def test_rotary_scores_depend_on_distances_only_and_the_rest_of_a_head_stays():
 
 # transformers 5.23.0, modeling_rope_utils.ROPE_INIT_FUNCTIONS; of heads 128 wide every eighth frequency.
 STRETCHED = [
-    (16, {"scaling": "linear", "factor": 4.0}, 1.0,
-     [0.25, 0.079056941, 0.025, 0.0079056947, 0.0025, 0.00079056947, 0.00025, 7.9056947e-05]),
-    (128, {"scaling": "llama3", "base": 5e5, "factor": 32.0, "original_length": 8192}, 1.0,
-     [1.0, 0.19392276, 0.037606031, 0.0072926651, 0.00042955671, 8.5702559e-06, 1.6619674e-06, 3.2229329e-07]),
-    (128, {"scaling": "yarn", "base": 1e6, "factor": 16.0, "original_length": 4096}, 1.2772588722,
-     [1.0, 0.17782794, 0.026681717, 0.0024016663, 6.2500003e-05, 1.1114246e-05, 1.9764234e-06, 3.5146334e-07]),
+    (
+        16,
+        {"scaling": "linear", "factor": 4.0},
+        1.0,
+        [0.25, 0.079056941, 0.025, 0.0079056947, 0.0025, 0.00079056947, 0.00025, 7.9056947e-05],
+    ),
+    (
+        128,
+        {"scaling": "llama3", "base": 5e5, "factor": 32.0, "original_length": 8192},
+        1.0,
+        [
+            1.0,
+            0.19392276,
+            0.037606031,
+            0.0072926651,
+            0.00042955671,
+            8.5702559e-06,
+            1.6619674e-06,
+            3.2229329e-07,
+        ],
+    ),
+    (
+        128,
+        {"scaling": "yarn", "base": 1e6, "factor": 16.0, "original_length": 4096},
+        1.2772588722,
+        [
+            1.0,
+            0.17782794,
+            0.026681717,
+            0.0024016663,
+            6.2500003e-05,
+            1.1114246e-05,
+            1.9764234e-06,
+            3.5146334e-07,
+        ],
+    ),
     (8, {"scaling": "yarn", "factor": 2.0, "original_length": 16}, 1.0693147181, [1.0, 0.05, 0.005, 0.0005]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("width", "settings", "factor", "expected"), STRETCHED)
@@ -193,7 +248,8 @@ def gradient(f):
     return jax.grad(lambda *inputs: (f(*inputs) ** 2).sum(), (0, 1, 2) if bias is None else (0, 1, 2, 4))
 
 query, key, value = (jax.random.normal(jax.random.key(i), (4, 512, 12, 64)) for i in range(3))
-mask = jnp.broadcast_to(jnp.arange(512)[None, None, :] < jnp.array([512, 480, 500, 400])[:, None, None], (4, 512, 512))
+lengths = jnp.array([512, 480, 500, 400])
+mask = jnp.broadcast_to(jnp.arange(512)[None, None, :] < lengths[:, None, None], (4, 512, 512))
 for bias in (jax.random.normal(jax.random.key(3), (1, 12, 512, 512)), None):  # T5-base; BERT-base
     for derive in (lambda f: f, gradient):
         best = {}
@@ -210,7 +266,11 @@ for bias in (jax.random.normal(jax.random.key(3), (1, 12, 512, 512)), None):  # 
 @pytest.mark.slow
 def test_attention_takes_no_longer_than_that_of_jax():
     """Processor time, forward and with the backward pass; in a process that optimises, which tests do not."""
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {
+        "JAX_PLATFORMS": "cpu"
+    }
     root = Path(__file__).parents[1]
-    out = subprocess.run([sys.executable, "-c", TIMES], env=env, cwd=root, check=True, capture_output=True, text=True)
+    out = subprocess.run(
+        [sys.executable, "-c", TIMES], env=env, cwd=root, check=True, capture_output=True, text=True
+    )
     assert max(map(float, out.stdout.split())) < 1.1, out.stdout

@@ -1,4 +1,6 @@
-"""Optimisers where the numbers of other implementations (test_peer_cases.py) are silent, and layer by layer."""
+"""Optimisers where the numbers of other implementations (test_peer_cases.py) are silent, and layer by
+layer.
+"""
 
 from typing import get_args, get_type_hints
 
@@ -32,7 +34,10 @@ def test_a_stack_of_layers_is_trained_as_its_layers_one_by_one(name):
     rng = np.random.default_rng(0)
     stacked = {name: size * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     stacked["norm"] = stacked["norm"][..., 0]  # [6,5]: taken for a matrix, it would be factored
-    grads = [{name: rng.standard_normal(x.shape).astype(np.float32) * x for name, x in stacked.items()} for _ in "123"]
+    grads = [
+        {name: rng.standard_normal(x.shape).astype(np.float32) * x for name, x in stacked.items()}
+        for _ in "123"
+    ]
     axes = {"kernel": ("embed", "mlp"), "norm": ("norm",)}
 
     def descend(params, grads, axes):
@@ -72,7 +77,9 @@ def test_adafactor_with_momentum_takes_the_mean_of_its_updates_as_t5x_does(size)
 
 
 def test_linear_and_stepwise_decay_are_those_of_t5x():
-    """``constant * linear_decay`` and ``constant * linear_warmup * decay_every`` of its learning rate scheduler."""
+    """``constant * linear_decay`` and ``constant * linear_warmup * decay_every`` of its learning rate
+    scheduler.
+    """
     steps = np.array([0, 1, 9, 10, 11, 99, 100, 101, 150, 199, 200, 1_000])
     linear = OptimizerConfig(learning_rate=0.3, schedule="linear", warmup_steps=10, decay_end=110)
     due = 0.3 * np.minimum(steps / 10, 1 + 0.01 * (10 - steps))

@@ -1,4 +1,6 @@
-"""What a phase was begun with: anything else is shown and refused unless it is allowed; and who trains it now."""
+"""What a phase was begun with: anything else is shown and refused unless it is allowed; and who trains it
+now.
+"""
 
 import errno
 import fcntl
@@ -37,18 +39,26 @@ from lm.train.log import records
 runs = test_run.runs
 
 NOW = {
-    "settings": origin.settings_of(BASELINE), "vocabulary": {"fingerprint": "v"}, "data": {"corpus": "c"},
-    "code": {"lm/settings.py": "1", "lm/old.py": "1"}, "packages": {"jax": "0.10"},
-}  # fmt: skip
+    "settings": origin.settings_of(BASELINE),
+    "vocabulary": {"fingerprint": "v"},
+    "data": {"corpus": "c"},
+    "code": {"lm/settings.py": "1", "lm/old.py": "1"},
+    "packages": {"jax": "0.10"},
+}
 OTHER = {
-    "settings": NOW["settings"] | {"model.d_ff": 9}, "vocabulary": {"fingerprint": "w"}, "data": {"corpus": "d"},
-    "code": {"lm/settings.py": "2", "lm/new.py": "1"}, "packages": {"jax": "0.11"},
-}  # fmt: skip
+    "settings": NOW["settings"] | {"model.d_ff": 9},
+    "vocabulary": {"fingerprint": "w"},
+    "data": {"corpus": "d"},
+    "code": {"lm/settings.py": "2", "lm/new.py": "1"},
+    "packages": {"jax": "0.11"},
+}
 SAID = {
-    "settings": ["settings: model.d_ff: 3072 -> 9"], "vocabulary": ["vocabulary: fingerprint: v -> w"],
-    "data": ["data: corpus: c -> d"], "packages": ["packages: jax: 0.10 -> 0.11"],
+    "settings": ["settings: model.d_ff: 3072 -> 9"],
+    "vocabulary": ["vocabulary: fingerprint: v -> w"],
+    "data": ["data: corpus: c -> d"],
+    "packages": ["packages: jax: 0.10 -> 0.11"],
     "code": ["code: lm/settings.py: 1 -> 2", "code: lm/new.py: none -> 1", "code: lm/old.py: 1 -> none"],
-}  # fmt: skip
+}
 NONE = frozenset()
 ROW = "t5/1-baseline/baseline"
 
@@ -72,7 +82,9 @@ def test_what_has_changed_is_shown_and_refused_unless_it_is_allowed_which_is_kep
 
 
 @pytest.mark.parametrize("name", origin.ORIGINS)
-def test_of_what_is_finished_code_and_packages_may_be_others_and_what_it_was_trained_with_stays(tmp_path, name):
+def test_of_what_is_finished_code_and_packages_may_be_others_and_what_it_was_trained_with_stays(
+    tmp_path, name
+):
     origin.check(tmp_path, NOW, "new", NONE)
     text = (tmp_path / "origin.json").read_text()
     if name in origin.FINISHED:
@@ -94,7 +106,10 @@ EDITED = seal({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.1
         (json.dumps({**NOW, "allowed": []}), "has no checksum"),
         (EDITED, "was edited or damaged"),
         (seal({"settings": {}, "allowed": {}}), "says nothing of vocabulary, data, code, packages, allowed"),
-        (seal({**NOW, "vocabulary": {}, "data": {"": "f"}, "allowed": []}), "says nothing of vocabulary, data:"),
+        (
+            seal({**NOW, "vocabulary": {}, "data": {"": "f"}, "allowed": []}),
+            "says nothing of vocabulary, data:",
+        ),
         (seal({**NOW, "code": {"lm/files.py": 1}, "allowed": [{}]}), "says nothing of code, allowed"),
     ],
 )
@@ -126,9 +141,12 @@ def test_a_run_goes_on_on_another_mesh_and_with_settings_that_came_since(tmp_pat
 
 
 TEXT = {
-    "finetuning.steps": 0, "pretraining.steps": 2, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
+    "finetuning.steps": 0,
+    "pretraining.steps": 2,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
     "data.vocabulary_size": 150,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +160,12 @@ def written(tmp_path_factory):
     experiment = build(ROW, "written")
     run_row(ROW, "written", experiment, home / "runs", check=False)
     (folder,) = home.glob("runs/written/**/seed-0")
-    yield home, experiment, folder, phases(experiment, folder, home_of(folder, home / "runs" / "cache"))["pretraining"]
+    yield (
+        home,
+        experiment,
+        folder,
+        phases(experiment, folder, home_of(folder, home / "runs" / "cache"))["pretraining"],
+    )
     del SCALES["written"]
 
 
@@ -165,7 +188,9 @@ def test_of_a_finished_run_whose_text_is_another_it_is_said_which(written, split
     home, experiment, *_ = written
     with changed(home / "text" / f"{split}.txt", "other words " * 50):
         name = {"train": "train", "valid": "validation"}[split]
-        with pytest.raises(SettingError, match=f"trained with other data:\n  data: corpus {name}: .*\nchoose"):
+        with pytest.raises(
+            SettingError, match=f"trained with other data:\n  data: corpus {name}: .*\nchoose"
+        ):
             run_row(ROW, "written", experiment, home / "runs", check=False)
         run_row(ROW, "written", experiment, home / "runs", check=False, allow=frozenset({"data"}))
     run_row(ROW, "written", experiment, home / "runs", check=False)
@@ -177,11 +202,15 @@ def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(wri
     before = origin.read(place)
     with changed(home / "text" / "valid.txt", "other words " * 50):
         now = before | {"data": fingerprints(experiment, "pretraining", home / "runs" / "cache")}
-    with pytest.raises(SettingError, match=r"begun with other data:\n  data: corpus validation: \S+ -> \S+\n[^\n]*$"):
+    with pytest.raises(
+        SettingError, match=r"begun with other data:\n  data: corpus validation: \S+ -> \S+\n[^\n]*$"
+    ):
         origin.check(place, now, "begun", NONE)
 
 
-def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_it_is_refused(written, tmp_path):
+def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_it_is_refused(
+    written, tmp_path
+):
     home, experiment, folder, place = written
     due = find_vocabulary(experiment, home / "runs" / "cache", print).encode("words and more")
     (home / "runs" / "cache").rename(tmp_path / "cache")
@@ -194,7 +223,10 @@ def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_i
         assert find_tokenizer(tmp_path / "out", 10**6).encode("words and more") == due
         train_sentencepiece(["others words"] * 99, 12, tmp_path / "other.model")
         whole = model.read_bytes()
-        for other, said in (((tmp_path / "other.model").read_bytes(), "is not the vocabulary"), (None, "no tokenizer")):
+        for other, said in (
+            ((tmp_path / "other.model").read_bytes(), "is not the vocabulary"),
+            (None, "no tokenizer"),
+        ):
             model.unlink()
             if other:
                 model.write_bytes(other)
@@ -211,7 +243,9 @@ def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_i
 def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp_path):
     home, experiment, folder, place = written
     path = folder / "settings.json"
-    with changed(path, path.read_text().replace('"relative_max_distance": 128', '"relative_max_distance": 129')):
+    with changed(
+        path, path.read_text().replace('"relative_max_distance": 128', '"relative_max_distance": 129')
+    ):
         for use in (
             lambda: open_run(folder, answering, ""),
             lambda: export_checkpoint(folder, tmp_path / "out"),
@@ -242,7 +276,9 @@ time.sleep(60)
 
 
 def test_who_waits_is_told_for_whom_and_a_killed_one_leaves_no_lock(tmp_path, monkeypatch):
-    holder = subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path / "lock"], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, tmp_path / "lock"], stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout.readline() == "has it\n"
     told = []
     with phase.locked(tmp_path, SimpleNamespace(say=lambda line: told.append(line) or holder.kill())):
@@ -285,10 +321,12 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     both = [
         subprocess.Popen(
             [sys.executable, "-c", TWICE, runs, tmp_path, repr(tiny), str(turn)],
-            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
         )
         for turn in range(2)
-    ]  # fmt: skip
+    ]
     said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     waiting = [text for text in said if "; waiting for it" in text]

@@ -13,7 +13,10 @@ from lm.settings import SettingError
 
 def test_padding_is_told_by_length_and_not_by_id():
     """A text may hold id 0; it is a token like any other."""
-    inputs, targets = Ragged(np.array([[0, 7, 1]], np.int32), np.array([3])), Ragged(np.array([[0, 1]]), np.array([2]))
+    inputs, targets = (
+        Ragged(np.array([[0, 7, 1]], np.int32), np.array([3])),
+        Ragged(np.array([[0, 1]]), np.array([2])),
+    )
     found = packed(inputs, targets, "encoder-decoder", Lengths(0, 4, 3))
     assert found["encoder_segment_ids"].tolist() == [[1, 1, 1, 0]]
     assert found["decoder_loss_weights"].tolist() == [[1, 1, 0]]
@@ -26,7 +29,9 @@ def test_padding_is_told_by_length_and_not_by_id():
 )
 def test_packing_keeps_every_token_in_order_and_never_overfills(sizes, architecture):
     rng = np.random.default_rng(0)
-    inputs, targets = (from_lists([rng.integers(2, 99, size) for size in side]) for side in zip(*sizes, strict=True))
+    inputs, targets = (
+        from_lists([rng.integers(2, 99, size) for size in side]) for side in zip(*sizes, strict=True)
+    )
     found = packed(inputs, targets, architecture, Lengths(0, 12, 8))
     whole = targets if architecture == "encoder-decoder" else join(inputs, targets)
     expected = np.concatenate([row[:n] for row, n in zip(*whole, strict=True)])

@@ -1,4 +1,6 @@
-"""Laws of an encoder's rows (text in frames, noise told in its place, pairs whose labels are true) and of infilling."""
+"""Laws of an encoder's rows (text in frames, noise told in its place, pairs whose labels are true) and of
+infilling.
+"""
 
 import pickle
 from dataclasses import replace
@@ -18,9 +20,15 @@ from lm.settings import SettingError
 MASK, CLS = 19_999, 19_998
 IDS = np.arange(20_000)
 VOCABULARY = SimpleNamespace(
-    size=20_000, num_sentinels=2, eos=EOS, sep=EOS, mask=MASK, cls=CLS,
-    word_starts=(IDS % 3 == 0) | (IDS % 40 == 1), sentence_ends=IDS % 40 == 0,
-)  # fmt: skip
+    size=20_000,
+    num_sentinels=2,
+    eos=EOS,
+    sep=EOS,
+    mask=MASK,
+    cls=CLS,
+    word_starts=(IDS % 3 == 0) | (IDS % 40 == 1),
+    sentence_ends=IDS % 40 == 0,
+)
 SIZES = np.random.default_rng(0).integers(1, 300, 100)
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
 CORPUS = SimpleNamespace(tokens=np.arange(OFFSETS[-1]) + 10, offsets=OFFSETS)  # every token is its own place
@@ -46,7 +54,9 @@ def pieces(batch):
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(name, pairs):
     batch = batches(name, pairs)(5, slice(None))
-    tokens, targets, segments = (batch[f"encoder_{key}"] for key in ("input_tokens", "target_tokens", "segment_ids"))
+    tokens, targets, segments = (
+        batch[f"encoder_{key}"] for key in ("input_tokens", "target_tokens", "segment_ids")
+    )
     noise = batch["encoder_loss_weights"] > 0
     assert not noise[np.isin(targets, (CLS, EOS)) | (segments == 0)].any()
     assert (tokens[~noise] == targets[~noise]).all()
@@ -69,12 +79,15 @@ def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(
     assert ("text_loss_weights" in batch) == (name == "electra")
 
 
-@pytest.mark.parametrize(("name", "room"), [("masked-lm", 0), ("whole-word-masked-lm", 0), ("span-masked-lm", 2)])
+@pytest.mark.parametrize(
+    ("name", "room"), [("masked-lm", 0), ("whole-word-masked-lm", 0), ("span-masked-lm", 2)]
+)
 def test_noise_has_its_rate_and_that_on_words_hides_them_whole(name, room):
     batch = batches(name, inputs_length=256, batch_size=60)(0, slice(None))
     noise, text = batch["encoder_loss_weights"][:, 1:-1] > 0, batch["encoder_target_tokens"][:, 1:-1]
     rate = noise.mean()
-    assert abs(rate - 0.15) < 5 * np.sqrt(0.15 * 0.85 * 3 / noise.size) + room / 254  # words of up to 3 tokens
+    # words of up to 3 tokens
+    assert abs(rate - 0.15) < 5 * np.sqrt(0.15 * 0.85 * 3 / noise.size) + room / 254
     split = (noise[:, 1:] != noise[:, :-1]) & ~VOCABULARY.word_starts[text[:, 1:]]
     split &= (text[:, 1:] != EOS) & (text[:, :-1] != EOS)  # between documents, and never noise
     assert split.any() == (name == "masked-lm")
@@ -92,7 +105,9 @@ def test_of_a_masked_lms_noise_80_percent_is_masked_10_any_token_10_unchanged_an
     noise = batch["encoder_loss_weights"] > 0
     shown, targets = batch["encoder_input_tokens"][noise], batch["encoder_target_tokens"][noise]
     masked, same = (shown == MASK).mean(), (shown == targets).mean()
-    assert [masked, same, 1 - masked - same] == pytest.approx([0.8, 0.1, 0.1], abs=5 * 0.4 / np.sqrt(noise.sum()))
+    assert [masked, same, 1 - masked - same] == pytest.approx(
+        [0.8, 0.1, 0.1], abs=5 * 0.4 / np.sqrt(noise.sum())
+    )
     batch = batches("electra")(0, slice(None))
     assert ((batch["encoder_input_tokens"] == MASK) == (batch["encoder_loss_weights"] > 0)).all()
     assert (batch["text_loss_weights"] == batch["encoder_segment_ids"]).all()
@@ -123,8 +138,14 @@ def test_half_of_the_pairs_are_changed_and_labels_lengths_and_beginnings_are_hon
 def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
     made = batches(pairs=pairs, batch_size=1)
     count = len(made.segments.starts)
-    epochs = [[made(e * count + i, slice(None))["encoder_target_tokens"] for i in range(count)] for e in (0, 1)]
-    text = CORPUS.tokens if pairs == "none" else CORPUS.tokens[~np.isin(CORPUS.tokens - 10, OFFSETS[:-1][SIZES == 1])]
+    epochs = [
+        [made(e * count + i, slice(None))["encoder_target_tokens"] for i in range(count)] for e in (0, 1)
+    ]
+    text = (
+        CORPUS.tokens
+        if pairs == "none"
+        else CORPUS.tokens[~np.isin(CORPUS.tokens - 10, OFFSETS[:-1][SIZES == 1])]
+    )
     for epoch in epochs:
         ids = np.concatenate(epoch, axis=None)
         assert np.sort(ids[(ids >= 10) & (ids < CLS)]).tolist() == text.tolist()
@@ -158,7 +179,9 @@ def test_permuted_sentences_stay_whole_and_change_places():
 
 
 def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
-    """Of a text of ascending tokens every gap in the inputs must be where a mask is; some masks hide nothing."""
+    """Of a text of ascending tokens every gap in the inputs must be where a mask is; some masks hide
+    nothing.
+    """
     objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), Bytes(100)
     count, limits = 300, lengths(objective, 300)
     text = Ragged(np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1)), np.full(200, count, np.int32))
@@ -187,19 +210,37 @@ def test_geometric_spans_have_spanberts_lengths():
 @pytest.mark.parametrize(
     ("objective", "settings", "words"),
     [
-        (OBJECTIVES["baseline"], {}, "objective.targets='sentinels' does not suit model.architecture='encoder'"),
+        (
+            OBJECTIVES["baseline"],
+            {},
+            "objective.targets='sentinels' does not suit model.architecture='encoder'",
+        ),
         (OBJECTIVES["masked-lm"], {"architecture": "encoder-decoder"}, "only|in their places"),
         (replace(OBJECTIVES["masked-lm"], noise="spans"), {}, "objective.noise='spans' should be 'iid' or"),
         (replace(OBJECTIVES["electra"], inputs="drop"), {}, "objective.inputs='drop' should be 'masks'"),
-        (replace(OBJECTIVES["text-infilling"], inputs="masks"), {"architecture": "decoder"}, "'span-masks' with obj"),
-        (replace(OBJECTIVES["causal-lm"], pairs="sentence-order"), {"architecture": "decoder"}, "objective.targets="),
+        (
+            replace(OBJECTIVES["text-infilling"], inputs="masks"),
+            {"architecture": "decoder"},
+            "'span-masks' with obj",
+        ),
+        (
+            replace(OBJECTIVES["causal-lm"], pairs="sentence-order"),
+            {"architecture": "decoder"},
+            "objective.targets=",
+        ),
         (OBJECTIVES["masked-lm"], {"vocabulary": Bytes(1)}, "no token for cls"),
         (OBJECTIVES["masked-lm"], {"inputs_length": 6}, "data.inputs_length=6"),
-        (replace(OBJECTIVES["masked-lm"], pairs="next-sentence"), {"offsets": OFFSETS[[0, -1]]}, "data.corpus"),
+        (
+            replace(OBJECTIVES["masked-lm"], pairs="next-sentence"),
+            {"offsets": OFFSETS[[0, -1]]},
+            "data.corpus",
+        ),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_by_name(objective, settings, words):
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 1, "seed": 0} | settings
     corpus = SimpleNamespace(tokens=CORPUS.tokens, offsets=settings.pop("offsets", OFFSETS))
     with pytest.raises(SettingError, match=words):
-        pretraining_batches(corpus, objective, settings.pop("vocabulary", VOCABULARY), **settings)(0, slice(None))
+        pretraining_batches(corpus, objective, settings.pop("vocabulary", VOCABULARY), **settings)(
+            0, slice(None)
+        )

@@ -1,4 +1,6 @@
-"""Every family against the numbers of an independent implementation (transformers 5.23, float32); see golden/README."""
+"""Every family against the numbers of an independent implementation (transformers 5.23, float32); see
+golden/README.
+"""
 
 import importlib.util
 import json
@@ -52,7 +54,9 @@ def batch_of(model, arrays, source="in/"):
     found, both = {}, model.config.has_encoder and model.config.has_decoder
     for theirs, ours in FEATURES.items():
         if f"{source}{theirs}" in arrays:
-            found[f"{'encoder' if model.config.has_encoder else 'decoder'}_{ours}"] = arrays[f"{source}{theirs}"]
+            found[f"{'encoder' if model.config.has_encoder else 'decoder'}_{ours}"] = arrays[
+                f"{source}{theirs}"
+            ]
         if both and f"in/decoder_{theirs}" in arrays:
             found[f"decoder_{ours}"] = arrays[f"in/decoder_{theirs}"]
     return found
@@ -71,7 +75,11 @@ def computed(name):
 
     @jax.jit
     def run(model, batch):
-        found = {"out": outputs(model, batch), "hidden": model.hidden(batch), "attention": model.attention(batch)}
+        found = {
+            "out": outputs(model, batch),
+            "hidden": model.hidden(batch),
+            "attention": model.attention(batch),
+        }
         found["final"] = {"decoder" if model.config.has_decoder else "encoder": model.features(batch)}
         return found | ({"encoded": model.encode(batch)} if model.config.has_encoder else {})
 
@@ -103,14 +111,24 @@ def test_hidden_states_are_those_of_the_reference_before_and_after_every_block(n
     sides = {"enc_": "encoder", "dec_": "decoder"} if "in/decoder_input_ids" in arrays else {"": main(model)}
     for short, side in sides.items():
         valid = text(arrays, "decoder_" if short == "dec_" else "")
-        due = {key.removeprefix(f"hidden/{short}"): x for key, x in arrays.items() if key.startswith(f"hidden/{short}")}
+        due = {
+            key.removeprefix(f"hidden/{short}"): x
+            for key, x in arrays.items()
+            if key.startswith(f"hidden/{short}")
+        }
         first, *blocks = found["hidden"][side]
-        ours = {"embed": first, "embed_projected": first, "final": found["final"].get(side, found.get("encoded"))}
+        ours = {
+            "embed": first,
+            "embed_projected": first,
+            "final": found["final"].get(side, found.get("encoded")),
+        }
         ours |= {f"block_{layer}": x for layer, x in enumerate(blocks)}
-        ours |= {f"block#{layer}" if layer else "block": x for layer, x in enumerate(blocks)}  # one, used again
+        # one, used again
+        ours |= {f"block#{layer}" if layer else "block": x for layer, x in enumerate(blocks)}
         assert sum("block" in key for key in due) == len(blocks)
         for key in due.keys() - NARROW.get(name, set()):
-            # T5's final norms make states of several units: jax 0.12 differs by 2.4e-5 where 0.10 does by 1e-5.
+            # T5's final norms make states of several units: jax 0.12 differs by 2.4e-5 where 0.10 does by
+            # 1e-5.
             rtol = 1e-5 if key == "final" else 0.0
             theirs = due[key][:, : valid.shape[1]]
             np.testing.assert_allclose(ours[key][valid], theirs[valid], atol=2e-5, rtol=rtol, err_msg=key)
@@ -156,7 +174,9 @@ def loss(model, batch, arrays):
     each = optax.softmax_cross_entropy_with_integer_labels(logits, np.maximum(labels, 0))
     total = (each * weights).sum() / weights.sum()
     if "pair" in found:
-        pairs = optax.softmax_cross_entropy_with_integer_labels(found["pair"], arrays["in/next_sentence_label"])
+        pairs = optax.softmax_cross_entropy_with_integer_labels(
+            found["pair"], arrays["in/next_sentence_label"]
+        )
         total += pairs.mean()
     return total
 
@@ -172,7 +192,8 @@ def norms(gradients, model):
     return {name: np.linalg.norm(due[name].join(part)) for name, part in parts.items()}
 
 
-TRAINED = {"t5_v1_0", "bart", "gpt2", "llama_gqa", "bert", "albert", "longformer"}  # each compiles a training step
+# each compiles a training step
+TRAINED = {"t5_v1_0", "bart", "gpt2", "llama_gqa", "bert", "albert", "longformer"}
 
 
 @pytest.mark.parametrize(
@@ -193,8 +214,12 @@ def test_losses_gradients_and_six_steps_of_training_are_those_of_the_reference(n
     value, gradient = objective(start)
     np.testing.assert_allclose(value, arrays["out/loss"], atol=1e-5)
     np.testing.assert_allclose(jnp.linalg.norm(gradient), meta["global_grad_norm"], rtol=1e-5)
-    found, due = norms({path: np.asarray(part) for path, part in tree(gradient).items()}, model), meta["grad_norms"]
-    if "lm_head.weight" in due and "embed_out.weight" in found:  # as its program calls what its files call otherwise
+    found, due = (
+        norms({path: np.asarray(part) for path, part in tree(gradient).items()}, model),
+        meta["grad_norms"],
+    )
+    # as its program calls what its files call otherwise
+    if "lm_head.weight" in due and "embed_out.weight" in found:
         found["lm_head.weight"] = found["embed_out.weight"]
     np.testing.assert_allclose([found[key] for key in due], list(due.values()), rtol=1e-5, atol=1e-6)
     for recorded, change, atol in (
@@ -234,7 +259,9 @@ def test_a_decoder_with_a_visible_prefix_gives_the_logits_of_the_reference(name)
     tokens = arrays["prefix_lm/input_ids"]
     prefix = np.arange(tokens.shape[1]) < arrays["prefix_lm/prefix_len"][:, None]
     batch = {"decoder_input_tokens": tokens, "decoder_causal_attention": prefix.astype(np.int32)}
-    np.testing.assert_allclose(jax.jit(Transformer.__call__)(model, batch), arrays["prefix_lm/logits"], atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(Transformer.__call__)(model, batch), arrays["prefix_lm/logits"], atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -246,7 +273,9 @@ def test_packed_texts_have_the_logits_that_the_reference_gives_each_alone(name):
         if getattr(model, side) is not None:
             parts = [arrays[f"{theirs}_{k}"] for k in range(count)]
             batch[f"{side}_input_tokens"] = np.concatenate(parts, axis=1)
-            batch[f"{side}_segment_ids"] = np.concatenate([np.full_like(p, k + 1) for k, p in enumerate(parts)], 1)
+            batch[f"{side}_segment_ids"] = np.concatenate(
+                [np.full_like(p, k + 1) for k, p in enumerate(parts)], 1
+            )
     expected = np.concatenate([arrays[f"pack/logits_{k}"] for k in range(count)], axis=1)
     np.testing.assert_allclose(jax.jit(outputs)(model, batch)["logits"], expected, atol=1e-5)
 
@@ -255,7 +284,11 @@ def prompts(model, arrays, meta, eos):
     """The batch, the special tokens, and how long the reference's prompts are."""
     special = SpecialTokens(meta["gen"]["pad_token_id"], eos, meta["gen"]["decoder_start_token_id"])
     source = "in/" if model.config.has_encoder else "gen/"
-    return batch_of(model, arrays, source), special, 1 if model.config.has_encoder else arrays["gen/input_ids"].shape[1]
+    return (
+        batch_of(model, arrays, source),
+        special,
+        1 if model.config.has_encoder else arrays["gen/input_ids"].shape[1],
+    )
 
 
 def padded(tokens, length, pad):
@@ -283,7 +316,9 @@ def test_greedy_tokens_and_their_logits_are_those_of_the_reference(name, kind):
     eos = settings["eos_token_id"] if kind == "greedy" else None
     batch, special, start = prompts(model, arrays, meta, eos)
     length = settings["max_new_tokens"]
-    found = decode(model, batch, max_length=length, choose=greedy, key=None, special=special, record=logits_of)
+    found = decode(
+        model, batch, max_length=length, choose=greedy, key=None, special=special, record=logits_of
+    )
     expected = padded(arrays[f"gen/{kind}/sequences"][:, start:], length, special.pad)
     np.testing.assert_array_equal(found.tokens, expected)
     if eos is None:
@@ -291,13 +326,16 @@ def test_greedy_tokens_and_their_logits_are_those_of_the_reference(name, kind):
 
 
 BEAMS = ["beam3_lp2_early", "beam4_lp0", "beam4_lp1", "beam4_never"]
-QUICK = [("t5_v1_0", kind) for kind in BEAMS] + [(name, BEAMS[0]) for name in ("gpt2", "llama_gqa", "bloom_alibi")]
+QUICK = [("t5_v1_0", kind) for kind in BEAMS] + [
+    (name, BEAMS[0]) for name in ("gpt2", "llama_gqa", "bloom_alibi")
+]
 
 
 @pytest.mark.parametrize(
     "name, kind",
     [
-        pytest.param(name, kind, marks=[] if (name, kind) in QUICK else pytest.mark.slow)  # each compiles anew
+        # each compiles anew
+        pytest.param(name, kind, marks=[] if (name, kind) in QUICK else pytest.mark.slow)
         for name in having("gen/greedy/sequences")
         for kind in BEAMS
     ],
@@ -307,9 +345,15 @@ def test_beams_and_their_scores_are_those_of_the_reference(name, kind):
     settings, length = meta["gen"]["beam"][kind], meta["gen"]["max_new_tokens"]
     batch, special, start = prompts(model, arrays, meta, meta["gen"]["eos_token_id"])
     tokens, scores = beam_search(
-        model, batch, beams=settings["num_beams"], max_length=length, length_penalty=settings["length_penalty"],
-        early_stopping=settings["early_stopping"], rules="transformers", special=special,
-    )  # fmt: skip
+        model,
+        batch,
+        beams=settings["num_beams"],
+        max_length=length,
+        length_penalty=settings["length_penalty"],
+        early_stopping=settings["early_stopping"],
+        rules="transformers",
+        special=special,
+    )
     best = settings["num_return_sequences"]
     expected = padded(arrays[f"gen/{kind}/sequences"][:, start:], length, special.pad)
     np.testing.assert_array_equal(tokens[:, :best].reshape(-1, length), expected)

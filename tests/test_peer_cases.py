@@ -74,7 +74,10 @@ ADAPTERS = {
     "seqio.preprocessors.append_eos_after_trim": peers.cut_before_eos,
     "seqio.utils.mixing_rate_num_examples": lambda num_examples, maximum, scale, temperature: np.divide(
         *rates(
-            {"task": num_examples * scale, "single": 1}, kind="proportional", limit=maximum, temperature=temperature
+            {"task": num_examples * scale, "single": 1},
+            kind="proportional",
+            limit=maximum,
+            temperature=temperature,
         ).values()
     ),
     "seqio.ByteVocabulary.encode": lambda text, extra_ids: Bytes(extra_ids).encode(text),
@@ -97,7 +100,9 @@ ADAPTERS = {
     "t5.preprocessors.translate": lambda x, source_language, target_language: peers.example(
         benchmarks.translate(x[0], source_language, target_language)
     ),
-    "t5.preprocessors.definite_pronoun_resolution_simple": lambda x: peers.example(TASKS["dpr"].to_text(x[0])),
+    "t5.preprocessors.definite_pronoun_resolution_simple": lambda x: peers.example(
+        TASKS["dpr"].to_text(x[0])
+    ),
     "t5.preprocessors.wsc_simple": lambda dataset, **_: peers.example(TASKS["wsc"].to_text(dataset[0])),
     "t5.preprocessors._pad_punctuation": benchmarks.spaced,
     "t5.postprocessors.wsc_simple": lambda prediction, example, **_: benchmarks.refers(
@@ -133,16 +138,20 @@ LEFT_OUT = {  # why: functions, or single cases by id, as shell patterns
     "no family here turns neighbouring features together": "rope.interleaved",
     "quick_gelu: no family here has it": "activation#0c68c0",
     "is &, is +, is str.lower": "t5x.layers.combine_* t5.postprocessors.lower_text",
-    "labels of -100: ours are weights; the shift is that of make_autoregressive_inputs": "bart.shift_tokens_right",
+    "labels of -100: ours are weights; the shift is that of make_autoregressive_inputs": ""
+    "bart.shift_tokens_right",
     "every target token weighs the same": "t5x.losses._sum_weights_per_segment",
     "the loss is always divided by its weights' sum": "t5x.losses.get_loss_normalizing_factor_and_weights",
     "T5's takes no mean of its updates": "adafactor(optax)#146202 adafactor(optax)#9dfc32",
     "shifts its start; T5's does not": "hf.schedule.inverse_sqrt",
     "one sentinel for all runs: no objective shows it": "t5.preprocessors.*noise_span_to_sentinel",
-    "as a text; here it is a label of two pieces (test_pairs.py)": "t5.preprocessors.next_sentence_prediction",
+    "as a text; here it is a label of two pieces (test_pairs.py)": ""
+    "t5.preprocessors.next_sentence_prediction",
     "splits a row anywhere; ours are documents with EOS": "t5.preprocessors.pack_prefix_lm_*",
-    "inputs are cut at their end": "t5.preprocessors.trim_tokens_at_front seqio.preprocessors.truncate_inputs_left",
-    "finds what is predicted by the mask's id; ours knows it (test_objectives.py)": "seqio.EncoderFeatureConverter",
+    "inputs are cut at their end": ""
+    "t5.preprocessors.trim_tokens_at_front seqio.preprocessors.truncate_inputs_left",
+    "finds what is predicted by the mask's id; ours knows it (test_objectives.py)": ""
+    "seqio.EncoderFeatureConverter",
     "examples are packed here, never before": "seqio.PrePackedEncDecFeatureConverter",
     "no task has a third part": "seqio.PrefixSuffixLMFeatureConverter",
     "features of any rank: all of ours are token ids": "seqio.utils.trim_and_pad_dataset",
@@ -153,13 +162,15 @@ LEFT_OUT = {  # why: functions, or single cases by id, as shell patterns
     "sentinels are shown, not dropped": "seqio.ByteVocabulary.decode#c0df24",
     "ReCoRD is evaluated on one row per question: there are no duplicates": "t5.metrics.deduplicate_metric*",
     "within group_exact_match": "t5.metrics.all_match",
-    "a task keeps the row beside its answer": "t5.postprocessors.multirc t5.postprocessors.qa t5.postprocessors.record",
+    "a task keeps the row beside its answer": ""
+    "t5.postprocessors.multirc t5.postprocessors.qa t5.postprocessors.record",
     "needs a vocabulary that is not in this repository; the tokenizers library reads it": "bert_wordpiece*",
     "no search here ends because all that is left is too unlikely": "t5x.decoding.beam_search:static#e1ab4d",
     "no paper here draws so": "sampling.min_p sampling.no_repeat_ngram sampling.repetition_penalty",
     "prompts stay left": "t5x.decoding._right_align_prompts t5x.decoding.flat_batch_beam_expand",
     "of no task of the study": """
-        t5.metrics.*coqa_* t5.metrics.trivia_qa t5.metrics.span_squad t5.metrics.*auc t5.metrics.rank_classification
+        t5.metrics.*coqa_* t5.metrics.trivia_qa t5.metrics.span_squad t5.metrics.*auc
+        t5.metrics.rank_classification
         t5.metrics.edit_distance *(mean_absolute_error) t5.metrics.mean_group_metric(accuracy)
         t5.postprocessors.rank_classification t5.postprocessors.span_qa t5.preprocessors._span_answer
         t5.preprocessors.multi_translate t5.preprocessors.*parse*_tsv t5.preprocessors.preprocess_tsv
@@ -170,12 +181,18 @@ LEFT_OUT = {  # why: functions, or single cases by id, as shell patterns
 }
 PATTERNS = " ".join(LEFT_OUT.values()).split()
 ELSEWHERE = {  # functions whose cases test_decode.py runs, on a chain that stands in for a model
-    "beam_search.exhaustive", "sampling.warp_logits", "t5x.decoding.beam_search", "t5x.decoding.beam_search:markov_toy",
-    "t5x.decoding.beam_search:static", "t5x.decoding.brevity_penalty", "t5x.decoding.temperature_sample:greedy",
+    "beam_search.exhaustive",
+    "sampling.warp_logits",
+    "t5x.decoding.beam_search",
+    "t5x.decoding.beam_search:markov_toy",
+    "t5x.decoding.beam_search:static",
+    "t5x.decoding.brevity_penalty",
+    "t5x.decoding.temperature_sample:greedy",
     "t5x.decoding.temperature_sample:static",
-}  # fmt: skip
+}
 FLOAT32 = {"hf.schedule.": 1e-6}  # theirs are in float64: a looser tolerance by the beginning of a name
-NOT_OURS = {"counters", "passthrough", "answers", "label"}  # what others give besides, and all that is called idx
+# what others give besides, and all that is called idx
+NOT_OURS = {"counters", "passthrough", "answers", "label"}
 
 
 def is_ours(name):
@@ -187,7 +204,9 @@ def compare(found, expected, tolerance):
         for name in filter(is_ours, expected):
             compare(found[name], expected[name], tolerance)
     elif isinstance(expected, list) and expected and isinstance(expected[0], dict | list):
-        for ours, theirs in zip(found if isinstance(found, list) else np.asarray(found), expected, strict=True):
+        for ours, theirs in zip(
+            found if isinstance(found, list) else np.asarray(found), expected, strict=True
+        ):
             compare(ours, theirs, tolerance)
     elif isinstance(expected, list | int | float) and np.asarray(expected).dtype.kind in "biuf":
         shown = ~np.ma.getmaskarray(np.ma.asarray(found))
@@ -209,7 +228,9 @@ CASES = [case for case in PEERS["cases"] if case["fn"] in ADAPTERS and not left_
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in CASES])
 def test_ours_gives_what_theirs_gave(case):
     loose = [tolerance for name, tolerance in FLOAT32.items() if case["fn"].startswith(name)]
-    compare(ADAPTERS[case["fn"]](**case["args"]), case["expected"], *loose or [PEERS["tolerances"][case["fn"]]])
+    compare(
+        ADAPTERS[case["fn"]](**case["args"]), case["expected"], *loose or [PEERS["tolerances"][case["fn"]]]
+    )
 
 
 def test_every_function_is_run_or_left_out_for_a_reason():

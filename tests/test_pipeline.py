@@ -20,7 +20,8 @@ VOCABULARY = Bytes(100)
 PAIRS = [
     (name, architecture)
     for name, architecture in itertools.product(sorted(OBJECTIVES), ("encoder-decoder", "prefix-decoder"))
-    if (OBJECTIVES[name].has_inputs or architecture != "encoder-decoder") and OBJECTIVES[name].targets not in IN_PLACE
+    if (OBJECTIVES[name].has_inputs or architecture != "encoder-decoder")
+    and OBJECTIVES[name].targets not in IN_PLACE
 ]
 LIMITS = Lengths(0, 8, 5)
 
@@ -45,9 +46,17 @@ def batches(corpus):
 
 @pytest.fixture
 def tasks():
-    examples = {"few": [([10 + i], [50 + i]) for i in range(3)], "many": [([100 + i], [150]) for i in range(20)]}
+    examples = {
+        "few": [([10 + i], [50 + i]) for i in range(3)],
+        "many": [([100 + i], [150]) for i in range(20)],
+    }
     return Mixed(
-        examples, {"few": 1.0, "many": 3.0}, architecture="encoder-decoder", lengths=LIMITS, batch_size=8, seed=1
+        examples,
+        {"few": 1.0, "many": 3.0},
+        architecture="encoder-decoder",
+        lengths=LIMITS,
+        batch_size=8,
+        seed=1,
     )
 
 
@@ -68,14 +77,17 @@ def test_a_batch_is_the_same_whole_in_parts_and_made_anew(batches, name, archite
 
 
 @pytest.mark.parametrize(("name", "architecture"), PAIRS)
-def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eos(batches, name, architecture):
+def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eos(
+    batches, name, architecture
+):
     made = batches(name, architecture)
     batch = made(3, slice(None))
     inputs, targets = made.limits[1:]
     length = targets if architecture in ENCODER_DECODERS else inputs + targets
     assert batch["decoder_target_tokens"].shape == (8, length)
     assert all(
-        value.dtype == (np.float32 if key == "decoder_loss_weights" else np.int32) for key, value in batch.items()
+        value.dtype == (np.float32 if key == "decoder_loss_weights" else np.int32)
+        for key, value in batch.items()
     )
     ids, segments = batch["decoder_target_tokens"], batch["decoder_segment_ids"]
     ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
@@ -96,7 +108,11 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
     epochs = [[made(step, slice(None)) for step in epoch] for epoch in steps]
     seen = []
     for epoch in epochs:
-        sides = ("encoder_input_tokens", "decoder_target_tokens") if name == "prefix-lm" else ("decoder_target_tokens",)
+        sides = (
+            ("encoder_input_tokens", "decoder_target_tokens")
+            if name == "prefix-lm"
+            else ("decoder_target_tokens",)
+        )
         ids = np.concatenate([batch[side].ravel() for batch in epoch for side in sides])
         assert np.sort(ids[ids > EOS]).tolist() == np.sort(corpus.tokens).tolist()
         key = "encoder_input_tokens" if OBJECTIVES[name].has_inputs else "decoder_target_tokens"
@@ -112,15 +128,24 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
 @pytest.mark.parametrize("name", ["baseline", "span-corruption", "deshuffling", "prefix-lm"])
 def test_a_corpus_of_one_segment_has_other_noise_every_epoch(tmp_path, name):
     made = pretraining_batches(
-        encode_corpus(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path), OBJECTIVES[name], VOCABULARY,
-        architecture="encoder-decoder", inputs_length=128, batch_size=6, seed=0,
-    )  # fmt: skip
+        encode_corpus(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path),
+        OBJECTIVES[name],
+        VOCABULARY,
+        architecture="encoder-decoder",
+        inputs_length=128,
+        batch_size=6,
+        seed=0,
+    )
     assert len(np.unique(made(0, slice(None))["encoder_input_tokens"], axis=0)) >= 4
 
 
-@pytest.mark.parametrize(("name", "architecture"), [("causal-lm", "decoder"), ("text-infilling", "encoder-decoder")])
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("causal-lm", "decoder"), ("text-infilling", "encoder-decoder")]
+)
 def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus, name, architecture):
-    """Else a model learns to stop at the last place of a row, whatever stands there, and never where a text ends."""
+    """Else a model learns to stop at the last place of a row, whatever stands there, and never where a text
+    ends.
+    """
     made = batches(name, architecture, batch_size=1)
     rows = [made(step, slice(None)) for step in range(len(made.segments.starts))]
     rows = [row["decoder_target_tokens"][row["decoder_segment_ids"] > 0].tolist() for row in rows]
@@ -151,7 +176,13 @@ def test_documents_are_strung_together_or_kept_apart(batches, corpus, name):
 def test_two_full_prefix_lm_examples_fill_a_row_of_a_decoder(tmp_path):
     corpus = encode_corpus(["x" * 3000], VOCABULARY, tmp_path)
     made = pretraining_batches(
-        corpus, OBJECTIVES["prefix-lm"], VOCABULARY, architecture="decoder", inputs_length=32, batch_size=8, seed=0
+        corpus,
+        OBJECTIVES["prefix-lm"],
+        VOCABULARY,
+        architecture="decoder",
+        inputs_length=32,
+        batch_size=8,
+        seed=0,
     )
     assert made(0, slice(None))["decoder_loss_weights"].all()
 
@@ -175,7 +206,10 @@ def test_two_hosts_together_have_the_batch_of_one_and_a_resumed_stream_goes_on(b
         resumed = list(stream(made, 2, 4))
         for step in range(4):
             order = np.argsort([*range(0, 2), *range(6, 8), *range(2, 6)])
-            same(whole[step], {k: np.concatenate([host[step][k] for host in hosts])[order] for k in whole[step]})
+            same(
+                whole[step],
+                {k: np.concatenate([host[step][k] for host in hosts])[order] for k in whole[step]},
+            )
             if step >= 2:
                 same(whole[step], resumed[step - 2])
 
@@ -195,14 +229,22 @@ def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
     for name in ("mass-style", "prefix-lm"):
         source = batches(name)
         examples, count = Unsupervised(source), len(source.segments.starts)
-        passes = [[[list(map(int, side)) for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)]
-        text = [[example[1] if name == "mass-style" else sum(example, []) for example in each] for each in passes]
+        passes = [
+            [[list(map(int, side)) for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)
+        ]
+        text = [
+            [example[1] if name == "mass-style" else sum(example, []) for example in each] for each in passes
+        ]
         assert text[0] == text[1]
         assert passes[0] != passes[1]
     mixed = Mixed(
-        {"text": examples, "few": [([5], [6])]}, {"text": 1.0, "few": 1.0},
-        architecture="encoder-decoder", lengths=source.limits, batch_size=8, seed=0,
-    )(0, slice(None))  # fmt: skip
+        {"text": examples, "few": [([5], [6])]},
+        {"text": 1.0, "few": 1.0},
+        architecture="encoder-decoder",
+        lengths=source.limits,
+        batch_size=8,
+        seed=0,
+    )(0, slice(None))
     assert (mixed["decoder_target_tokens"][:, 0] == 6).sum() == 4
 
 
@@ -220,7 +262,10 @@ def test_evaluation_takes_every_example_once_in_order_and_fills_up_with_padding(
     [
         ({"architecture": "encoder-decodr"}, "did you mean 'encoder-decoder'"),
         ({"name": "causal-lm"}, "objective.noise"),
-        ({"name": replace(OBJECTIVES["prefix-lm"], eos="between-documents")}, "objective.eos='between-documents'"),
+        (
+            {"name": replace(OBJECTIVES["prefix-lm"], eos="between-documents")},
+            "objective.eos='between-documents'",
+        ),
         ({"batch_size": 0}, "batch_size=0"),
         ({"seed": -1}, "seed=-1"),
         ({"inputs_length": 1}, "data.inputs_length=1"),
@@ -237,14 +282,23 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="data.workers=-1"):
         stream(batches(), 0, 1, workers=-1)
     common = {"architecture": "decoder", "lengths": LIMITS, "batch_size": 1, "seed": 0}
-    for examples, rates, words in (({"a": []}, {"a": 1}, "no examples"), ({"a": [([5], [6])]}, {}, "rate of task 'a'")):
+    for examples, rates, words in (
+        ({"a": []}, {"a": 1}, "no examples"),
+        ({"a": [([5], [6])]}, {}, "rate of task 'a'"),
+    ):
         with pytest.raises(SettingError, match=words):
             Mixed(examples, rates, **common)
     with pytest.raises(SettingError, match="writes no text"):
         eval_batches([], architecture="encoder", lengths=LIMITS, batch_size=1)
     with pytest.raises(SettingError, match="data.sentinels=0"):
         pretraining_batches(
-            corpus, OBJECTIVES["baseline"], Bytes(0), architecture="decoder", inputs_length=32, batch_size=8, seed=0
+            corpus,
+            OBJECTIVES["baseline"],
+            Bytes(0),
+            architecture="decoder",
+            inputs_length=32,
+            batch_size=8,
+            seed=0,
         )
 
 
@@ -267,9 +321,14 @@ def test_one_core_makes_millions_of_tokens_a_second(tmp_path, name, rate):
     architecture = "encoder-decoder" if objective.has_inputs else "decoder"
     architecture = "encoder" if objective.targets in IN_PLACE else architecture
     made = pretraining_batches(
-        encode_corpus(texts, VOCABULARY, tmp_path), objective, VOCABULARY,
-        architecture=architecture, inputs_length=512, batch_size=128, seed=0,
-    )  # fmt: skip
+        encode_corpus(texts, VOCABULARY, tmp_path),
+        objective,
+        VOCABULARY,
+        architecture=architecture,
+        inputs_length=512,
+        batch_size=128,
+        seed=0,
+    )
     made(0, slice(None))
     times = []
     for step in range(40):

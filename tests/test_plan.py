@@ -1,4 +1,6 @@
-"""``lm plan``: what it reads in a program, what follows, what it refuses, and what the compiler says of our steps."""
+"""``lm plan``: what it reads in a program, what follows, what it refuses, and what the compiler says of
+our steps.
+"""
 
 import importlib.util
 import shlex
@@ -33,7 +35,7 @@ PROGRAM = """HloModule step, is_scheduled=true
 
 %piece (p: f32[8]) -> f32[1024,1024] {
   %p = f32[8]{0} parameter(0)
-  %all-gather.1 = bf16[1024,1024]{1,0:T(8,128)} all-gather(%p), channel_id=3, replica_groups=GROUPS, dimensions={0}
+  %all-gather.1 = bf16[1024,1024]{1,0:T(8,128)} all-gather(%p), channel_id=3, replica_groups=GROUPS, dims={0}
 }
 
 %all-reduce-scatter (q: f32[512]) -> f32[512] {
@@ -54,7 +56,7 @@ PROGRAM = """HloModule step, is_scheduled=true
 ENTRY %main (a: f32[8]) -> f32[8] {
   %while.1 = (s32[], f32[8]{0:T(8)S(1)}) while(%t), condition=%condition, body=%body
   %all-reduce.2 = f32[1024]{0} all-reduce(%w), channel_id=4, replica_groups={{0,1},{2,3}}, to_apply=%add
-  %fusion.3 = f32[512]{0} fusion(%w), kind=kCustom, calls=%all-reduce-scatter, backend_config={"estimated_cycles":"1"}
+  %fusion.3 = f32[512]{0} fusion(%w), calls=%all-reduce-scatter, backend_config={"estimated_cycles":"1"}
 }
 """
 
@@ -74,7 +76,8 @@ def test_a_loop_counts_its_body_as_often_as_it_runs_and_a_collective_in_pieces_c
 
 
 def test_what_comes_from_other_slices_is_counted():
-    line = '  %recv.1 = (f32[36,8,128]{2,1,0}, u32[], token[]) recv(%t), x={_xla_megascale_transfer_type="ALL_REDUCE"}'
+    kind = '{_xla_megascale_transfer_type="ALL_REDUCE"}'
+    line = f"  %recv.1 = (f32[36,8,128]{{2,1,0}}, u32[], token[]) recv(%t), x={kind}"
     text = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n{line}\n}}"
     (one,) = read(text, MESH | {"slice": 2}).collectives
     assert (one.kind, one.axes, one.size, one.bytes) == ("all-reduce", ("slice",), 2, 4 * 36 * 8 * 128 + 4)
@@ -138,7 +141,13 @@ def test_slices_go_up_to_full_pods_and_peaks_are_those_of_the_training_log(gener
 
 
 def test_a_dimension_of_the_network_without_wrap_around_counts_half():
-    links = {("v5e:16x16", 256): 4, ("v5e:8x16", 128): 3, ("v5e:4x4", 4): 1, ("v5p:4x4x4", 16): 4, ("v5p:2x4x4", 16): 2}
+    links = {
+        ("v5e:16x16", 256): 4,
+        ("v5e:8x16", 128): 3,
+        ("v5e:4x4", 4): 1,
+        ("v5p:4x4x4", 16): 4,
+        ("v5p:2x4x4", 16): 2,
+    }
     for (name, size), number in links.items():
         assert find_slice(name).bandwidth(("fsdp",), size) == number * find_slice(name).chip.link
 
@@ -160,13 +169,20 @@ def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps
 def test_writing_reads_the_decoder_and_the_cache_for_each_token():
     experiment, place, lengths = build(ROW, "base"), find_slice("v5e:2x2"), Lengths(511, 512, 100)
     found = writing(experiment, lengths, place, COMPILED)
-    assert found.cache == 2 * 12 * 768 * (512 + 100) * 2  # keys and values of self- and cross-attention, bfloat16
+    assert (
+        found.cache == 2 * 12 * 768 * (512 + 100) * 2
+    )  # keys and values of self- and cross-attention, bfloat16
     assert found.single == pytest.approx(4 * 819e9 / (4 * 6 * 10**7 + found.cache))
     assert found.single < found.full < 4 * 819e9 / found.cache
 
 
 def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as_often_as_it_is_used():
-    shapes = {"embed.table": (2,), "encoder.x": (3,), "decoder.blocks.cross.key.kernel": (5,), "decoder.blocks.x": (7,)}
+    shapes = {
+        "embed.table": (2,),
+        "encoder.x": (3,),
+        "decoder.blocks.cross.key.kernel": (5,),
+        "decoder.blocks.x": (7,),
+    }
     cases = ({}, 2 + 7), ({"logits": "separate"}, 7), ({"shared_layers": True}, 2 + 12 * 7)
     assert all(read_by_writing(ModelConfig(**new), shapes) == read for new, read in cases)
 
@@ -180,7 +196,10 @@ def test_what_overflows_hbm_does_not_fit_and_what_overflows_other_memory_has_fai
 
 
 def test_what_is_to_be_pasted_reads_back_as_the_same_settings():
-    old, new = build(ROW, "base"), {"model.bias": True, "tuning.mixtures": ("glue", "squad"), "data.corpus": "text:a b"}
+    old, new = (
+        build(ROW, "base"),
+        {"model.bias": True, "tuning.mixtures": ("glue", "squad"), "data.corpus": "text:a b"},
+    )
     for before, after in permutations((old, changes(old, new))):
         assert tyro.cli(Experiment, default=before, args=shlex.split(plans.options(before, after))) == after
 
@@ -200,7 +219,9 @@ def test_rows_of_one_last_name_are_told_apart_and_so_are_arrangements_and_small_
     rows = {name: build(name, "nano") for name in ("t5/6-corruption-rate/10", "t5/7-span-length/10")}
     plans.show_plans(rows, "nano", "", "v5e:2x2", tmp_path, 1.0, True)
     shown = capsys.readouterr().out
-    assert all(shown.count(f"{name} data 4, dots ") == 3 for name in rows)  # in the tables of time, run and traffic
+    assert all(
+        shown.count(f"{name} data 4, dots ") == 3 for name in rows
+    )  # in the tables of time, run and traffic
     assert " 0 " not in shown
 
 
@@ -209,7 +230,9 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
 ):
     asked = []
     stub(lambda *arguments: asked.append(arguments) or replace(COMPILED, over=3e10))
-    rows = {name: plans.row_of(name, "base", "", "fsdp=16") for name in ("t5/9-repeats/64", "t5/9-repeats/256")}
+    rows = {
+        name: plans.row_of(name, "base", "", "fsdp=16") for name in ("t5/9-repeats/64", "t5/9-repeats/256")
+    }
     plans.show_plans(rows, "base", "", "v5e:4x4", tmp_path, 1.0, False)
     assert len(asked) == 1
     assert capsys.readouterr().out.count("does not fit. Try --model.remat") == 2
@@ -228,7 +251,9 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
 def test_a_mesh_that_cannot_be_is_refused_before_anything_is_compiled(mesh, message, stub, tmp_path):
     stub(None)
     with pytest.raises(SettingError, match=message):
-        plans.show_plans({ROW: plans.row_of(ROW, "base", "", mesh)}, "base", "", "v5e:4x4", tmp_path, 0.0, False)
+        plans.show_plans(
+            {ROW: plans.row_of(ROW, "base", "", mesh)}, "base", "", "v5e:4x4", tmp_path, 0.0, False
+        )
 
 
 def test_a_published_size_takes_the_place_of_the_scales_and_rows_change_it():
@@ -267,11 +292,15 @@ def test_the_search_tries_the_leanest_arrangement_too(slice_):
 
 def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_and_an_encoders_logits():
     def counted(**new):
-        experiment = replace(build(ROW, "base"), model=ModelConfig(architecture="encoder", remat="full", **new))
+        experiment = replace(
+            build(ROW, "base"), model=ModelConfig(architecture="encoder", remat="full", **new)
+        )
         return memory(experiment, Lengths(4_096, 4_096, 0), find_slice("v5e:4x4"), 10**8)
 
     assert (scores := counted(attention="xla") - counted()) > 2**30
-    assert counted(attention="xla", num_encoder_layers=24) - counted(num_encoder_layers=24) == pytest.approx(scores)
+    assert counted(attention="xla", num_encoder_layers=24) - counted(num_encoder_layers=24) == pytest.approx(
+        scores
+    )
     assert counted(vocab_size=10**6) > counted(vocab_size=10**5)
 
 
@@ -285,7 +314,11 @@ def test_the_rough_count_holds_what_any_optimiser_remembers(monkeypatch):
 
     lion, least = counted(name="lion"), counted(factor_from=1)
     assert lion == pytest.approx(counted(momentum=0.9, factor_from=1), rel=0.05)
-    assert counted(name="adamw") - lion == pytest.approx(lion - least, rel=0.1) == pytest.approx(4 * 10**8, rel=0.1)
+    assert (
+        counted(name="adamw") - lion
+        == pytest.approx(lion - least, rel=0.1)
+        == pytest.approx(4 * 10**8, rel=0.1)
+    )
 
 
 @libtpu
@@ -309,7 +342,8 @@ def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_remembered(monkeyp
 
 
 ABOVE = pytest.mark.xfail(strict=True, reason="temporaries are above the figure")
-FIGURES = [  # of shared figures: size, slice, mesh, rematerialisation, batch, arguments and temporaries at most [GiB]
+# of shared figures: size, slice, mesh, rematerialisation, batch, arguments and temporaries at most [GiB]
+FIGURES = [
     ("t5-base", "v5e:2x4", "fsdp=8", "dots", 128, 0.17, 2.50),
     ("t5-base", "v5e:4x4", "fsdp=16", "none", 128, 0.11, 4.49),
     ("t5-base", "v5e:4x4", "fsdp=16", "full", 128, 0.11, 0.64),
@@ -325,7 +359,12 @@ FIGURES = [  # of shared figures: size, slice, mesh, rematerialisation, batch, a
 def test_published_sizes_stay_below_the_figures_and_gather_nothing_that_need_not_be(
     size, slice_, mesh, remat, batch, arguments, temporaries, tmp_path
 ):
-    new = {"model.dtype": "bfloat16", "model.remat": remat, "objective.noise": "spans", "pretraining.batch_size": batch}
+    new = {
+        "model.dtype": "bfloat16",
+        "model.remat": remat,
+        "objective.noise": "spans",
+        "pretraining.batch_size": batch,
+    }
     experiment = changes(plans.row_of(ROW, "base", size, mesh), new)
     found = compile_step(experiment, features(experiment)[0], find_slice(slice_), tmp_path, print)
     assert (found.failed, found.over, found.lost, found.unexpected) == ("", 0, 0, [])

@@ -99,7 +99,11 @@ def test_a_record_of_an_evaluation_is_in_a_closed_file_which_a_bucket_has(tmp_pa
             log.write(1, kind, {"loss": 1.0})
         assert files[0] is files[1] and files[1].closed
         log.write(2, "train", {"loss": 1.0})
-    assert [(line["step"], line["kind"]) for line in records(tmp_path)] == [(1, "train"), (1, "eval"), (2, "train")]
+    assert [(line["step"], line["kind"]) for line in records(tmp_path)] == [
+        (1, "train"),
+        (1, "eval"),
+        (2, "train"),
+    ]
 
 
 @pytest.mark.parametrize("command", [["--help"], ["list"]])
@@ -131,7 +135,10 @@ def row(runs, count, signals=()):
     command += "--tuning.mixtures", "follows", "--tuning.heads", "cloze"
     codes = []
     for number in (*signals, None):
-        begun, started = len(list(runs.glob("**/metrics.jsonl"))), start(*command, count=count, devices=8 // count)
+        begun, started = (
+            len(list(runs.glob("**/metrics.jsonl"))),
+            start(*command, count=count, devices=8 // count),
+        )
         while number and len(list(runs.glob("**/metrics.jsonl"))) == begun and started[0].poll() is None:
             time.sleep(0.1)
         if number:
@@ -175,7 +182,12 @@ GKE = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
         (SLURM | {"SLURM_STEP_NODELIST": "big,node[07-10]"}, Place("big", 61447, 4, 2)),
         (GKE, Place("a", place.PORT, 2, 1)),
         (
-            GKE | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "c:80"},
+            GKE
+            | {
+                "MEGASCALE_NUM_SLICES": "2",
+                "MEGASCALE_SLICE_ID": "1",
+                "MEGASCALE_COORDINATOR_ADDRESS": "c:80",
+            },
             Place("c", place.PORT, 4, 3),
         ),
         (SLURM | {"SLURM_STEP_NODELIST": "big", "LM_PROCESSES": "1"}, None),

@@ -1,4 +1,6 @@
-"""The registry: every row at every scale is buildable, is the diff it claims to be, and carries the paper's scores."""
+"""The registry: every row at every scale is buildable, is the diff it claims to be, and carries the paper's
+scores.
+"""
 
 import json
 import os
@@ -27,7 +29,12 @@ def test_at_scale_base_the_baseline_is_the_papers_setup():
     assert e == change(BASELINE, "model.dtype", "bfloat16")
     assert (e.pretraining.steps, e.finetuning.steps) == (2**19, 2**18)
     assert e.pretraining.batch_size * e.data.inputs_length == 2**16
-    assert (e.objective.noise, e.objective.rate, e.data.vocabulary_size, e.data.sentinels) == ("iid", 0.15, 32_000, 100)
+    assert (e.objective.noise, e.objective.rate, e.data.vocabulary_size, e.data.sentinels) == (
+        "iid",
+        0.15,
+        32_000,
+        100,
+    )
     assert (e.finetuning.optimizer.learning_rate, len(e.tuning.mixtures)) == (0.001, 7)
 
 
@@ -51,7 +58,10 @@ def test_every_row_differs_from_the_baseline_in_what_its_line_names_and_in_nothi
     for row in (row for table in TABLES for row in table.rows):
         changed = diff(build("t5/1-baseline/baseline", scale), build(row.name, scale))
         for path in changed:
-            assert any(path == named or path.startswith(f"{named}.") for named in row.changes), (row.name, path)
+            assert any(path == named or path.startswith(f"{named}.") for named in row.changes), (
+                row.name,
+                path,
+            )
         assert bool(changed) == bool(row.changes)
 
 
@@ -66,7 +76,9 @@ def test_scores_equal_the_papers_tables():
     tables = json.loads(PAPER.read_text())["tables"]
     for table in TABLES:
         number = table.name.split("/")[1].split("-")[0]
-        theirs = [row["scores"] for row in tables[f"table_{number}"]["rows"] if not row["id"].endswith("_std")]
+        theirs = [
+            row["scores"] for row in tables[f"table_{number}"]["rows"] if not row["id"].endswith("_std")
+        ]
         assert [dict(row.paper) for row in table.rows] == theirs
 
 
@@ -78,7 +90,9 @@ def test_settings_survive_json_and_each_has_a_meaning():
 
 
 def test_equal_rows_of_different_tables_share_one_run():
-    assert twin("t5/6-corruption-rate/15") == twin("t5/5-bert-style/replace-spans") == "t5/1-baseline/baseline"
+    assert (
+        twin("t5/6-corruption-rate/15") == twin("t5/5-bert-style/replace-spans") == "t5/1-baseline/baseline"
+    )
     assert twin("t5/6-corruption-rate/10") == "t5/6-corruption-rate/10"
 
 
@@ -100,7 +114,10 @@ def test_an_unknown_row_table_or_scale_is_refused_with_the_nearest():
         ),
         (["run", "baseline"], "did you mean 't5/1-baseline/baseline' or 't5/11-mixing/baseline'"),
         (["list", "baseline"], "did you mean 't5/1-baseline/baseline' or"),
-        (["--scale", "mini", "run"], "--scale should stand behind a command, such as: lm run ROW --scale ..."),
+        (
+            ["--scale", "mini", "run"],
+            "--scale should stand behind a command, such as: lm run ROW --scale ...",
+        ),
     ],
 )
 def test_what_is_no_row_or_command_is_told_what_it_is(arguments, said, capsys):
@@ -114,7 +131,10 @@ def test_what_is_no_row_or_command_is_told_what_it_is(arguments, said, capsys):
         (["--pretraining.steps", "many"], "'many' should be a whole number, such as 20000 or 2e4"),
         (["--pretraining.steps", "1.5"], "'1.5' should be a whole number"),
         (["--pretraining.steps", "-10"], "lm: pretraining.steps=-10 should be at least 0"),
-        (["--finetuning.optimizer.learning-rate", "-1"], "Error parsing settings.finetuning.optimizer: optimizer.lear"),
+        (
+            ["--finetuning.optimizer.learning-rate", "-1"],
+            "Error parsing settings.finetuning.optimizer: optimizer.lear",
+        ),
     ],
 )
 def test_a_number_that_makes_no_sense_is_refused_by_its_name(given, said, capsys):
@@ -128,7 +148,15 @@ def test_a_number_that_makes_no_sense_is_refused_by_its_name(given, said, capsys
 def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
     asked = []
     monkeypatch.setattr("experiments.cli.sweep.run_row", lambda *all: asked.append(all[2]))
-    given = ["--pretraining.steps", text, "--tuning.examples-limit", text, "--data.held-out-lengths", "1", "2e0"]
+    given = [
+        "--pretraining.steps",
+        text,
+        "--tuning.examples-limit",
+        text,
+        "--data.held-out-lengths",
+        "1",
+        "2e0",
+    ]
     assert cli.dispatch(["run", "t5/1-baseline/baseline", *given]) == 0
     found = asked[0]
     assert (found.pretraining.steps, found.tuning.examples_limit, found.data.held_out_lengths) == (
@@ -143,7 +171,10 @@ def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_t
     monkeypatch.setattr("experiments.cli.sweep.train", lambda runs, *_: wanted.extend(runs) or 0)
     monkeypatch.setattr("experiments.cli.sweep.print_report", lambda *all: reported.append(all[3]))
     given = {"objective.rate": 0.15, "model.d_ff": 200}
-    assert cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--objective.rate", "0.15", "--model.d-ff=2e2"]) == 0
+    assert (
+        cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--objective.rate", "0.15", "--model.d-ff=2e2"])
+        == 0
+    )
     assert reported == [given]
     row, baseline = "t5/6-corruption-rate/10", "t5/1-baseline/baseline"
     assert {str(folder): run for _, run, folder in wanted} == {
@@ -153,7 +184,9 @@ def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_t
     assert cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--seed", "3"]) == 2
 
 
-@pytest.mark.parametrize("given", [["--scale", "base", "--scale", "nano"], ["--scale=mini", "--scale", "nano"]])
+@pytest.mark.parametrize(
+    "given", [["--scale", "base", "--scale", "nano"], ["--scale=mini", "--scale", "nano"]]
+)
 def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monkeypatch):
     name, asked = "t5/6-corruption-rate/50", []
     monkeypatch.setattr("experiments.cli.sweep.run_row", lambda *all: asked.append(all))
@@ -161,7 +194,9 @@ def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monke
     assert asked[0][1:3] == ("nano", build(name, "nano"))
 
 
-@pytest.mark.parametrize("arguments", [["run"], ["run", "--scale"], ["run", "t5/1-baseline/baseline", "--scale"]])
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["run", "--scale"], ["run", "t5/1-baseline/baseline", "--scale"]]
+)
 def test_what_is_missing_on_the_command_line_is_said(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.dispatch(arguments)
@@ -197,7 +232,9 @@ def test_the_time_left_is_told_from_steps_made_here_after_compiling():
 
 
 def test_rows_their_settings_and_the_folders_of_their_stages_are_those_that_runs_lie_in():
-    """A change of the code's inside may not send a user's runs to other folders; else tests/golden/make_study.py."""
+    """A change of the code's inside may not send a user's runs to other folders; else
+    tests/golden/make_study.py.
+    """
     golden, found = json.loads(make_study.PLACE.read_text())["rows"], make_study.rows()
     assert golden.keys() == found.keys()
     assert {row: found[row] for row in golden if golden[row] != found[row]} == {}

@@ -32,27 +32,45 @@ RATES = tables(find("t5/6-corruption-rate"))
 NAMES = [row.name for row in RATES[0].rows]
 FIRST = "t5/1-baseline/baseline seed 0"
 RECORD = {
-    "settings": {}, "vocabulary": {"fingerprint": "v"}, "data": {"corpus train": "c", "cloze validation": "d"},
-    "code": {"lm/settings.py": "1"}, "packages": {"jax": "0.10"},
-}  # fmt: skip
+    "settings": {},
+    "vocabulary": {"fingerprint": "v"},
+    "data": {"corpus train": "c", "cloze validation": "d"},
+    "code": {"lm/settings.py": "1"},
+    "packages": {"jax": "0.10"},
+}
 ATTACK = "<script>document.title = 1</script>"
 
 
 def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
-    """A finished run with one task, its metrics and its predictions; ``given`` are settings changed by hand."""
+    """A finished run with one task, its metrics and its predictions; ``given`` are settings changed by
+    hand.
+    """
     folder = run_folder(runs, "nano", name, seed, given)
     phase = folder / "finetuning" / "cloze"
     (phase / "predictions" / "cloze").mkdir(parents=True)
     save_settings(folder, build(name, "nano", given | {"seed": seed}))
     origin.record(phase, RECORD)
-    (phase / "metrics.jsonl").write_text(seal_lines([{"step": 1, "kind": "eval", "score": 2}]) + '{"step": 2, "ki')
+    (phase / "metrics.jsonl").write_text(
+        seal_lines([{"step": 1, "kind": "eval", "score": 2}]) + '{"step": 2, "ki'
+    )
     answer = seal_lines([{"target": ["a"], "prediction": ATTACK}])
     (phase / "predictions" / "cloze" / "2.jsonl").write_text(answer + '{"ta')
-    task = {"column": "SQuAD", "metric": "em", "step": 2, "score": score, "metrics": {"em": score, "loss": 1.5}}
+    task = {
+        "column": "SQuAD",
+        "metric": "em",
+        "step": 2,
+        "score": score,
+        "metrics": {"em": score, "loss": 1.5},
+    }
     scores = {
-        "columns": {"SQuAD": score, "GLUE": 0.0}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9,
-        "tasks": {"cloze": task}, "phases": {"cloze": str(phase.relative_to(runs / "nano"))}, "records": {"cloze": 1},
-    }  # fmt: skip
+        "columns": {"SQuAD": score, "GLUE": 0.0},
+        "held_out_loss": 3.0,
+        "seconds": 1.0,
+        "tokens": 9,
+        "tasks": {"cloze": task},
+        "phases": {"cloze": str(phase.relative_to(runs / "nano"))},
+        "records": {"cloze": 1},
+    }
     write_result(folder, scores)
     return folder
 
@@ -64,7 +82,9 @@ def rescore(folder: Path, **changed) -> None:
 
 
 def study(runs: Path, seeds: int = 2) -> Path:
-    """Every row of the table, whose scores fall by ten from row to row, and by one from seed to seed but for noise."""
+    """Every row of the table, whose scores fall by ten from row to row, and by one from seed to seed but for
+    noise.
+    """
     for place, name in enumerate(NAMES):
         for seed in range(seeds):
             finish(runs, name, seed, 90.0 - 10 * place - seed + 0.25 * seed * (-1) ** place)
@@ -80,7 +100,9 @@ def test_kendall_is_scipys_and_unknown_where_a_side_is_all_alike():
     x, y = np.random.default_rng(0).integers(4, size=(2, 20, 6)).astype(float)
     expected = [scipy.stats.kendalltau(*pair).statistic for pair in zip(x, y, strict=True)]
     np.testing.assert_allclose(kendall(x, y), expected)
-    assert agreement({name: {0: 1.0, 1: 1.0} for name in "abc"}, {"a": 1.0, "b": 2.0, "c": 3.0}, seed=0) is None
+    assert (
+        agreement({name: {0: 1.0, 1: 1.0} for name in "abc"}, {"a": 1.0, "b": 2.0, "c": 3.0}, seed=0) is None
+    )
 
 
 def rows(*values) -> dict[str, dict[int, float]]:
@@ -95,7 +117,9 @@ def test_agreement_is_repeatable_and_its_interval_is_of_seeds_alone():
     ours = rows((-0.6, 0.6), (1.4, 2.6), (0.4, 1.6))
     got = agreement(ours, PAPER, seed=0)
     assert got == agreement(ours, PAPER, seed=0)
-    assert got.tau == pytest.approx(1 / 3) and got.interval == (got.tau, got.tau), "every seed gives this order"
+    assert got.tau == pytest.approx(1 / 3) and got.interval == (got.tau, got.tau), (
+        "every seed gives this order"
+    )
     apart = agreement(ours | {"b": {5: 1.4, 6: 2.6}}, PAPER, seed=0)  # another's seeds, drawn for itself
     assert apart.interval == pytest.approx((-1 / 3, 1))
     crossing = agreement(rows((0.0, 2.0), (1.0, 1.0), (3.0, -1.5)), PAPER, seed=0)
@@ -129,9 +153,10 @@ def test_rows_that_do_not_differ_are_marked_one_time_in_twenty():
 
 
 @pytest.mark.parametrize(
-    "values", [[(1.0,), (5.0, 5.1)], [(1.0, 1.0), (5.0, 5.0)], [(1.1, 1.2), (5.1, 5.2)]],
+    "values",
+    [[(1.0,), (5.0, 5.1)], [(1.0, 1.0), (5.0, 5.0)], [(1.1, 1.2), (5.1, 5.2)]],
     ids=["one seed", "never vary", "vary alike"],
-)  # fmt: skip
+)
 def test_what_has_no_known_noise_shows_no_difference(values):
     assert compare(rows(*values), "b", "a") is None
 
@@ -140,21 +165,37 @@ def test_a_report_orders_the_rows_and_marks_the_differences_beyond_noise(tmp_pat
     made, text = written(study(tmp_path))
     scores, places = made.sheets[RATES[0].name]
     assert [cell.text.replace("\N{NO-BREAK SPACE}", " ") for cell in scores["SQuAD"]] == [
-        "89.62 ± 0.53 ▲", "79.38 ± 0.88", "69.62 ± 0.53 ▼", "59.38 ± 0.88 ▼"
-    ]  # fmt: skip
+        "89.62 ± 0.53 ▲",
+        "79.38 ± 0.88",
+        "69.62 ± 0.53 ▼",
+        "59.38 ± 0.88 ▼",
+    ]
     assert [cell.best for cell in scores["SQuAD"]] == [True, False, False, False]
-    assert dict(zip((c.text for c in places["row"]), (c.text for c in places["SQuAD"]), strict=True))["10%"] == "1 (3)"
-    assert "of the paper's 1 (▲ or ▼) in scores that we have two seeds of, ours agree with 1 and contradict 0" in text
+    assert (
+        dict(zip((c.text for c in places["row"]), (c.text for c in places["SQuAD"]), strict=True))["10%"]
+        == "1 (3)"
+    )
+    assert (
+        "of the paper's 1 (▲ or ▼) in scores that we have two seeds of, ours agree with 1 and contradict 0"
+        in text
+    )
     assert "objective.rate: 0.15 → 0.5" in made.path.with_suffix(".html").read_text()
     lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
     assert len(lines) == len(NAMES) * 2 * 2
-    said = {"row": NAMES[0], "seed": "0", "column": "GLUE", "score": "0.0", "paper": "82.82", "task_loss": "1.5"}
+    said = {
+        "row": NAMES[0],
+        "seed": "0",
+        "column": "GLUE",
+        "score": "0.0",
+        "paper": "82.82",
+        "task_loss": "1.5",
+    }
     assert lines[1] | said == lines[1]
 
 
 def test_a_single_seed_shows_no_difference_and_two_rows_no_order(tmp_path):
     made, text = written(study(tmp_path / "one", seeds=1))
-    assert "cannot be told from noise with one seed; run with --seeds 2 or more" in text
+    assert "cannot be told from noise; run with --seeds 2 or more" in text
     assert "| average" not in text
     assert "SQuAD 0.00 (one seed: no interval)" in text
     ours = made.sheets[RATES[0].name][0]["SQuAD"]
@@ -192,7 +233,9 @@ def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_
     folder = finish(tmp_path, NAMES[0], 0, 1.0)
     (folder / "finetuning/cloze/member-0").mkdir()
     shutil.copy(folder / "finetuning/cloze/metrics.jsonl", folder / "finetuning/cloze/member-0")
-    (folder / "finetuning/cloze/predictions/cloze/ensemble.jsonl").write_text(seal_lines([{"prediction": "together"}]))
+    (folder / "finetuning/cloze/predictions/cloze/ensemble.jsonl").write_text(
+        seal_lines([{"prediction": "together"}])
+    )
     path = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0"
     rescore(folder, phases={"cloze/member-0": path})
     found = results(REGISTRY[NAMES[0]], "nano", tmp_path)
@@ -216,12 +259,17 @@ def test_a_bucket_that_cannot_be_read_is_said_to_be_one_of_the_runs(watched, mon
         ({"code": {"lm/settings.py": "2"}}, "other code than {first}: lm/settings.py 1 -> 2"),
         ({"packages": {"jax": "0.11"}}, "other packages than {first}: jax 0.10 -> 0.11"),
         ({"vocabulary": {"fingerprint": "w"}}, "other vocabulary than {first}: fingerprint v -> w"),
-        ({"data": RECORD["data"] | {"cloze validation": "e"}}, "other data than {first}: cloze validation d -> e"),
+        (
+            {"data": RECORD["data"] | {"cloze validation": "e"}},
+            "other data than {first}: cloze validation d -> e",
+        ),
         ("edited", "it is not known: .*origin.json was edited or damaged"),
         (None, "it is not known: .*origin.json is missing"),
     ],
 )
-def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_folder_it_lies_in(tmp_path, other, said):
+def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_folder_it_lies_in(
+    tmp_path, other, said
+):
     folders = [study(tmp_path / "here"), tmp_path / "there"]
     assert "≠" not in written(folders)[1]
     phase = finish(folders[1], NAMES[2], 7, 60.0) / "finetuning" / "cloze"
@@ -270,14 +318,30 @@ def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(t
 
 HOSTILE = [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"\0" * 9, b"9" * 5000]
 WRONG = [  # of what a run came to
-    {"held_out_loss": 800.0}, {"length_losses": {"2": 800.0}}, {"length_losses": {"x": 1.0}}, {"held_out_loss": -1.0},
-    *({"columns": {"SQuAD": score, "GLUE": 0.0}} for score in (np.inf, np.nan, 10**400, "90", None, [1], 1e6, -5)),
-    *({name: value} for name in ("seconds", "tokens", "tasks", "columns", "phases") for value in ("9", [9], -1, None)),
+    {"held_out_loss": 800.0},
+    {"length_losses": {"2": 800.0}},
+    {"length_losses": {"x": 1.0}},
+    {"held_out_loss": -1.0},
+    *(
+        {"columns": {"SQuAD": score, "GLUE": 0.0}}
+        for score in (np.inf, np.nan, 10**400, "90", None, [1], 1e6, -5)
+    ),
+    *(
+        {name: value}
+        for name in ("seconds", "tokens", "tasks", "columns", "phases")
+        for value in ("9", [9], -1, None)
+    ),
     {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1e6, "metrics": {}}}},
     {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": "2", "score": 1.0, "metrics": {}}}},
-    {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1.0, "metrics": {"loss": 800.0}}}},
-    {"phases": {"cloze": "/etc"}}, {"phases": {"cloze": "../.."}}, {"more": 1},
-]  # fmt: skip
+    {
+        "tasks": {
+            "cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1.0, "metrics": {"loss": 800.0}}
+        }
+    },
+    {"phases": {"cloze": "/etc"}},
+    {"phases": {"cloze": "../.."}},
+    {"more": 1},
+]
 
 
 def test_a_run_that_is_damaged_diverged_or_anothers_is_left_out_alone_and_its_file_named(tmp_path):
@@ -296,9 +360,9 @@ def test_a_run_that_is_damaged_diverged_or_anothers_is_left_out_alone_and_its_fi
             name.write_bytes(whole[name])
         path.write_bytes(data)
         found, left_out = report.collect(RATES, "nano", tmp_path)
-        assert {name: len(found[name]) for name in NAMES} == {name: 2 - (name == NAMES[1]) for name in NAMES}, data[
-            :300
-        ]
+        assert {name: len(found[name]) for name in NAMES} == {
+            name: 2 - (name == NAMES[1]) for name in NAMES
+        }, data[:300]
         (said,) = left_out
         assert str(bad) in said and len(said) < 1000, said
 
@@ -306,11 +370,20 @@ def test_a_run_that_is_damaged_diverged_or_anothers_is_left_out_alone_and_its_fi
 def test_a_report_is_written_whole_whatever_some_of_its_runs_hold(tmp_path):
     runs = study(Path(os.fsdecode(bytes(tmp_path) + b"/\xff")), seeds=3)
     rescore(run_folder(runs, "nano", NAMES[0], 0, {}), length_losses={"2": 800.0})
-    cut, swapped, gone = (run_folder(runs, "nano", NAMES[i], 1, {}) / "finetuning" / "cloze" for i in (1, 2, 3))
+    cut, swapped, gone = (
+        run_folder(runs, "nano", NAMES[i], 1, {}) / "finetuning" / "cloze" for i in (1, 2, 3)
+    )
     metrics = cut / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"score": 2', '"score": 3'))
     (swapped / "metrics.jsonl").write_text("")
-    answers = run_folder(runs, "nano", NAMES[3], 0, {}) / "finetuning" / "cloze" / "predictions" / "cloze" / "2.jsonl"
+    answers = (
+        run_folder(runs, "nano", NAMES[3], 0, {})
+        / "finetuning"
+        / "cloze"
+        / "predictions"
+        / "cloze"
+        / "2.jsonl"
+    )
     answers.write_text(answers.read_text().replace("document", "dokument"))
     made, text = written(runs)
     assert [cell.text for cell in made.sheets[RATES[0].name][0]["seeds"]] == ["2", "3", "3", "3"]
@@ -382,7 +455,14 @@ def test_the_page_needs_no_network_hides_no_markup_and_sorts_its_tables(tmp_path
     assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
     twice = "<script>for (const _ of 'ab') document.querySelector('th:nth-child(4)').click()</script></body>"
     page.write_text(text.replace("</body>", twice))
-    call = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    call = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--dump-dom",
+    ]
     done = subprocess.run([*call, str(page)], capture_output=True, text=True, timeout=600)
     assert "CONSOLE" not in done.stderr
     assert ATTACK not in done.stdout
@@ -401,7 +481,9 @@ def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypa
         assert any(head in line for line in lines) and any(cell.text in line for line in lines)
     assert max(map(len, lines)) <= 80 and sum("encoder-decoder-6-layers" in line for line in lines) > 1
     commands.show_rows("t5/5-bert-style")
-    shown = "".join(line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines() if "│" in line)
+    shown = "".join(
+        line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines() if "│" in line
+    )
     assert "…" not in shown and "objective.inputs=masks-or-random,objective.targets=everything" in shown
 
 

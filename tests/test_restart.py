@@ -42,10 +42,18 @@ def start(folder, *arguments):
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("codes, times, code", [
-    ([42, 0], 3, 0), ([1, -9, 0], 5, 0), ([2], 3, 2), ([3], 3, 3), ([130], 3, 130), ([42, 42, 42], 2, 42),
-    ([-9, -6], 1, 134),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "codes, times, code",
+    [
+        ([42, 0], 3, 0),
+        ([1, -9, 0], 5, 0),
+        ([2], 3, 2),
+        ([3], 3, 3),
+        ([130], 3, 130),
+        ([42, 42, 42], 2, 42),
+        ([-9, -6], 1, 134),
+    ],
+)
 def test_it_is_started_again_when_that_may_help_and_told_why(tmp_path, codes, times, code):
     process = start(tmp_path, *codes, "--restart", times)
     out, err = process.communicate(timeout=60)

@@ -107,7 +107,8 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
     assert "objective.rate" in (folder / "report.html").read_text()
     assert (folder / "t5-6-corruption-rate.png").read_bytes().startswith(b"\x89PNG")
     shared = pretraining_of(swept, folder_of(swept, BASELINE), BASELINE)
-    assert list(shared.glob("tensorboard/t5.*.seed-0/events*"))  # called by its row in TensorBoard, not by a hash
+    # called by its row in TensorBoard, not by a hash
+    assert list(shared.glob("tensorboard/t5.*.seed-0/events*"))
 
 
 def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
@@ -180,7 +181,9 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     assert (int(saved.step), int(start.step)) == (4, 0)
     for name, value in saved.params.items():
         np.testing.assert_array_equal(value, start.params[name])
-    moved = [name for name, value in steps.init(0).params.items() if not np.array_equal(value, start.params[name])]
+    moved = [
+        name for name, value in steps.init(0).params.items() if not np.array_equal(value, start.params[name])
+    ]
     assert len(moved) == len(saved.params)
 
 
@@ -198,8 +201,9 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
         run(experiment, tmp_path / "run", runs / "cache", reporter)
         result = read_result(tmp_path / "run")
         assert set(result.tasks) == set(experiment.tuning.heads)
-        assert list(result.length_losses) == [str(n) for n in experiment.data.held_out_lengths if len(
-            experiment.data.held_out_lengths) > 1]  # fmt: skip
+        assert list(result.length_losses) == [
+            str(n) for n in experiment.data.held_out_lengths if len(experiment.data.held_out_lengths) > 1
+        ]
         if not experiment.tuning.heads:
             return
         prepared, mesh = check(experiment, tmp_path / "run", runs / "cache", reporter.say)
@@ -247,19 +251,34 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ({"model.special.start": None}, "model.special=.* start=None.* should have pad 0, eos 1, start 0"),
         (BERT | TEXT, "model.architecture='encoder' writes no text"),
         (BERT | {"tuning.inputs_length": 4}, "tuning.inputs_length=4 should be at least 8"),
-        (NO_NSP | {"objective.pairs": "next-sentence"}, "objective.pairs='next-sentence' needs .* in model.heads="),
+        (
+            NO_NSP | {"objective.pairs": "next-sentence"},
+            "objective.pairs='next-sentence' needs .* in model.heads=",
+        ),
         (ELECTRA | {"model.heads": ()}, "objective.targets='replaced' needs .* in model.heads="),
         (ELECTRA | {"objective.targets": "in-place"}, "model.heads=.* needs objective.targets='replaced'"),
         (GPT | TEXT | {"model.max_length": 30}, "model.max_length=30 is less than"),
         ({"seed": -1}, "seed=-1 should be a whole number from 0 to 4294967295"),
         ({"seed": 10**20}, f"seed={10**20} should be a whole number from 0"),
-        ({"ensemble.members": 2, "seed": 2**31}, "seed=2147483648 should be a whole number from 0 to 2147483647"),
+        (
+            {"ensemble.members": 2, "seed": 2**31},
+            "seed=2147483648 should be a whole number from 0 to 2147483647",
+        ),
         ({"model.vocab_size": 10**12}, "model.vocab_size=1000000000000 should be a number between"),
         ({"model.vocab_size": 2**32 - 1}, "needs .* GiB of each device.*model.vocab_size=4294967295"),
-        ({"model.d_model": 2**32 - 2, "model.vocab_size": 2**32 - 1}, "needs .* GiB .*model.d_model=4294967294"),
-        ({"pretraining.optimizer.learning_rate": 1e308}, r"pretraining.optimizer.learning_rate=1e\+308 should be a nu"),
+        (
+            {"model.d_model": 2**32 - 2, "model.vocab_size": 2**32 - 1},
+            "needs .* GiB .*model.d_model=4294967294",
+        ),
+        (
+            {"pretraining.optimizer.learning_rate": 1e308},
+            r"pretraining.optimizer.learning_rate=1e\+308 should be a nu",
+        ),
         ({"finetuning.steps": -10}, "finetuning.steps=-10 should be at least 0"),
-        ({"pretraining.microbatches": 3}, "pretraining.batch_size=8 is not divisible by pretraining.microbatches=3"),
+        (
+            {"pretraining.microbatches": 3},
+            "pretraining.batch_size=8 is not divisible by pretraining.microbatches=3",
+        ),
     ],
 )
 def test_bad_settings_are_refused_by_name_before_anything_compiles_and_leave_nothing(
@@ -326,11 +345,16 @@ def test_a_run_that_diverged_fails_by_itself_with_the_loss(tmp_path, monkeypatch
     def diverges(experiment, folder, *_):
         folder.mkdir()
         save_settings(folder, experiment)
-        write_result(folder, {"columns": {}, "tasks": {}, "held_out_loss": 800.0, "seconds": 1.0, "tokens": 1})
+        write_result(
+            folder, {"columns": {}, "tasks": {}, "held_out_loss": 800.0, "seconds": 1.0, "tokens": 1}
+        )
 
     monkeypatch.setattr("experiments.runs.run.run", diverges)
     told = []
-    assert one("a", build(BASELINE, "nano"), tmp_path / "run", tmp_path, SimpleNamespace(complain=told.append)) == 2
+    assert (
+        one("a", build(BASELINE, "nano"), tmp_path / "run", tmp_path, SimpleNamespace(complain=told.append))
+        == 2
+    )
     assert "held_out_loss 800.0 should be a number from 0 to 700; the run diverged" in told[0]
 
 
@@ -351,7 +375,9 @@ def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
     assert "[MASK]" in out and "<extra_id_0>" not in out
 
 
-@pytest.mark.parametrize("table", [table for table in registry.TABLES if table.name in ("bert", "t5/4-objective")])
+@pytest.mark.parametrize(
+    "table", [table for table in registry.TABLES if table.name in ("bert", "t5/4-objective")]
+)
 def test_only_tables_of_the_paper_say_what_the_paper_measured(table):
     result = SimpleNamespace(tasks={"cloze": {"column": "SQuAD", "metric": "em"}}, columns={"SQuAD": 1.0})
     assert ("the paper's" in stand_ins([table], {"": [result]})) == (table.name != "bert")

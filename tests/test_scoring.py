@@ -60,7 +60,9 @@ def run_of(runs, name, given):
     folder, experiment, made = runs / "nano" / name, changes(Experiment(), SMALL | given), {}
     save_settings(folder, experiment)
     mesh = sharding.make_mesh(experiment.mesh)
-    for seed, (phase, place) in enumerate(phases(experiment, folder, home_of(folder, runs / "cache")).items()):
+    for seed, (phase, place) in enumerate(
+        phases(experiment, folder, home_of(folder, runs / "cache")).items()
+    ):
         if phase in experiment.tuning.heads:
             steps = head_steps(experiment, mesh, phase)
         else:
@@ -107,7 +109,9 @@ def test_rows_that_are_others_than_in_training_are_scored_and_said(runs, capsys)
         assert capsys.readouterr().out.count("these rows are others than") == count
 
 
-def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unknown_labels_by_no_score(runs, capsys):
+def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unknown_labels_by_no_score(
+    runs, capsys
+):
     folder, *_ = run_of(runs, "texts", TEXTS)
     score_run(folder, ["sst2", "xquad_enro"], "validation", "pretraining", 1)
     scores, lines = read(folder / "scores" / "pretraining" / "sst2" / "validation")
@@ -146,7 +150,10 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
         assert "100.00" in capsys.readouterr().out
     with pytest.raises(SettingError, match="has 2 predictions .* has 1 references"):
         score_file(tmp_path / "a.txt", "cola", "validation", 1, runs)
-    for path, name, message in ((tmp_path / "b.txt", "cola", "b.txt"), (tmp_path / "a.txt", "cole", "mean 'cola'")):
+    for path, name, message in (
+        (tmp_path / "b.txt", "cola", "b.txt"),
+        (tmp_path / "a.txt", "cole", "mean 'cola'"),
+    ):
         with pytest.raises(SettingError, match=message):
             score_file(path, name, "validation", 0, runs)
 
@@ -161,7 +168,9 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
 )
 def test_answers_end_at_newlines_alone(name, text, rows, runs, tmp_path, monkeypatch):
     read = []
-    monkeypatch.setattr(type(TASKS["cola"]), "evaluate", lambda task, rows, found: read.extend(found) or {"score": 0})
+    monkeypatch.setattr(
+        type(TASKS["cola"]), "evaluate", lambda task, rows, found: read.extend(found) or {"score": 0}
+    )
     monkeypatch.setattr("experiments.cli.scoring.references", lambda *_: rows)
     (tmp_path / name).write_bytes(text.encode())
     score_file(tmp_path / name, "cola", "validation", 0, runs)
@@ -199,5 +208,7 @@ def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, runs):
 
 
 def test_a_kind_of_picture_that_cannot_be_drawn_is_refused_before_the_run_is_looked_at(tmp_path):
-    with pytest.raises(SettingError, match=r"--out x\.foo should be a picture that ends in \.png, \.svg or \.pdf"):
+    with pytest.raises(
+        SettingError, match=r"--out x\.foo should be a picture that ends in \.png, \.svg or \.pdf"
+    ):
         show_attention(tmp_path / "nowhere", "a text", "", Path("x.foo"))

@@ -31,7 +31,8 @@ def mesh_of(data, fsdp, tensor):
     return MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
 
 
-MODEL = ModelConfig("decoder", 40, 1, 1, d_model=16, d_ff=32, d_kv=4, num_heads=2, dropout=0.0)  # only V is 40
+# only V is 40
+MODEL = ModelConfig("decoder", 40, 1, 1, d_model=16, d_ff=32, d_kv=4, num_heads=2, dropout=0.0)
 
 
 def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
@@ -51,7 +52,12 @@ def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
 @pytest.mark.parametrize(
     "sizes, rows, micro, message",
     [
-        ((1, 1, 4), 8, 1, r"model.num_heads of size 2 .* mesh.tensor=4: make it a multiple of 4, or .* one of 1, 2"),
+        (
+            (1, 1, 4),
+            8,
+            1,
+            r"model.num_heads of size 2 .* mesh.tensor=4: make it a multiple of 4, or .* one of 1, 2",
+        ),
         ((1, 1, 2), 7, 2, "batch_size=7 should be a multiple of microbatches=2"),
         ((2, 2, 1), 6, 1, r"batch_size of size 6 .* mesh.data=2, mesh.fsdp=2"),
         ((2, 2, 1), 4, 2, r"batch_size=4 / microbatches=2 of size 2"),
@@ -94,7 +100,9 @@ def test_the_optimiser_lives_where_its_parameter_lives():
     abstract = toy.steps(2, 2, 2).abstract
     places = {name: leaf.sharding.spec for name, leaf in sharding.named(abstract).items()}
     assert places["params.blocks"] == P(None, "fsdp", "tensor")  # [layers,D,F]
-    found = {name.split(".", 3)[-1]: spec for name, spec in places.items() if name.startswith("opt_state.0.2")}
+    found = {
+        name.split(".", 3)[-1]: spec for name, spec in places.items() if name.startswith("opt_state.0.2")
+    }
     assert found["0.v_row.blocks"] == P(None, "fsdp") and found["0.v_col.blocks"] == P(None, "tensor")
     assert found["0.v.scale"] == places["params.scale"] == P(None, None)
     moments = toy.steps(2, 2, 2, optimization=OptimizerConfig(name="adamw")).abstract
@@ -150,9 +158,12 @@ def test_a_process_feeds_each_row_that_its_devices_hold_once(monkeypatch):
 def transformer_batch(step):
     rng = np.random.default_rng(step)
     weights = (np.arange(6) < rng.integers(0, 7, (8, 1))).astype(np.float32)
-    tokens = {name: rng.integers(3, 32, (8, length), np.int32) for name, length in (("encoder_input_tokens", 10),)}
+    tokens = {
+        name: rng.integers(3, 32, (8, length), np.int32) for name, length in (("encoder_input_tokens", 10),)
+    }
     tokens |= {
-        name: rng.integers(3, 32, (8, 6), np.int32) for name in ("decoder_input_tokens", "decoder_target_tokens")
+        name: rng.integers(3, 32, (8, 6), np.int32)
+        for name in ("decoder_input_tokens", "decoder_target_tokens")
     }
     return tokens | {"decoder_loss_weights": weights, "decoder_segment_ids": (weights > 0).astype(np.int32)}
 
@@ -167,7 +178,10 @@ def arrangements(devices, axes):
 
 QUICK = [(2, 1, 2, 1, 2), (1, 2, 1, 4, 1), (1, 1, 8, 1, 1), (1, 1, 1, 1, 8)]
 AXES = [f.name for f in fields(MeshConfig)]
-EVERY = [pytest.param(sizes, marks=[] if sizes in QUICK else pytest.mark.slow) for sizes in arrangements(8, len(AXES))]
+EVERY = [
+    pytest.param(sizes, marks=[] if sizes in QUICK else pytest.mark.slow)
+    for sizes in arrangements(8, len(AXES))
+]
 
 
 def steps_on(config, devices):

@@ -23,7 +23,9 @@ BASELINE = "t5/1-baseline/baseline"
 
 def places(name: str, seed: int = 0, **changes) -> set[Path]:
     """Folders of the pre-trainings of a row."""
-    experiment = build(name, "nano", {"seed": seed} | {path.replace("__", "."): new for path, new in changes.items()})
+    experiment = build(
+        name, "nano", {"seed": seed} | {path.replace("__", "."): new for path, new in changes.items()}
+    )
     found = phases(experiment, Path("runs/nano") / name / f"seed-{seed}", Path("runs/nano"))
     return {place for phase, place in found.items() if phase.startswith("pretraining")}
 
@@ -39,13 +41,26 @@ def test_rows_that_differ_in_pretraining_share_none(table):
     assert sum(map(len, each)) == len(set().union(*each))
 
 
-@pytest.mark.parametrize("changes", [
-    {"mesh__data": 1}, {"data__workers": 2}, {"tuning__inputs_length": 64}, {"tuning__mixtures": ("cloze",)},
-    {"finetuning__steps": 7},
-])  # fmt: skip
-@pytest.mark.parametrize("shapes", [
-    {}, {"seed": 1}, {"model__dropout": 0.0}, {"pretraining__steps": 100}, {"data__vocabulary_size": 1_000},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh__data": 1},
+        {"data__workers": 2},
+        {"tuning__inputs_length": 64},
+        {"tuning__mixtures": ("cloze",)},
+        {"finetuning__steps": 7},
+    ],
+)
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {},
+        {"seed": 1},
+        {"model__dropout": 0.0},
+        {"pretraining__steps": 100},
+        {"data__vocabulary_size": 1_000},
+    ],
+)
 def test_pretraining_depends_on_all_that_shapes_it_and_on_nothing_that_comes_after(shapes, changes):
     found = places(BASELINE, **shapes, **changes)
     assert found == places(BASELINE, **shapes)

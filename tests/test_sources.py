@@ -42,7 +42,9 @@ def test_a_large_file_is_cut_at_blank_lines_and_no_text_is_lost(tmp_path):
     parts = [corpus.documents(spec, split, tmp_path) for split in ("train", "validation")]
     found = [document for part in parts for document in part]
     assert sorted(" ".join(found).split()) == sorted(text.split())
-    assert all(document.startswith("word") and len(document.encode()) <= sources.DOCUMENT for document in found)
+    assert all(
+        document.startswith("word") and len(document.encode()) <= sources.DOCUMENT for document in found
+    )
     assert 0 < len(parts[1]) < 0.2 * len(parts[0])
     assert not set(parts[0]) & set(parts[1])
 
@@ -125,7 +127,9 @@ def test_the_nearest_split_is_offered(tmp_path):
 @needs_data
 @pytest.mark.parametrize("name", ["wikitext/wikitext-2-articles", "english_novels", "tiny_shakespeare:1.0.0"])
 def test_prepared_texts_are_read(name, tmp_path):
-    train, validation = (corpus.documents(f"tfds:{name}", split, tmp_path) for split in ("train", "validation"))
+    train, validation = (
+        corpus.documents(f"tfds:{name}", split, tmp_path) for split in ("train", "validation")
+    )
     assert isinstance(train[len(train) - 1], str)
     assert train.fingerprint != validation.fingerprint
     assert pickle.loads(pickle.dumps(train))[0] == train[0]
@@ -142,7 +146,12 @@ def test_rows_hold_plain_python_values(tmp_path):
 
 
 def test_values_become_plain():
-    value = {"a": np.array([b"x", b"y"], object), "b": np.int64(3), "c": np.zeros((1, 2)), "d": np.array(b"z", object)}
+    value = {
+        "a": np.array([b"x", b"y"], object),
+        "b": np.int64(3),
+        "c": np.zeros((1, 2)),
+        "d": np.array(b"z", object),
+    }
     assert rows.plain(value) == {"a": ["x", "y"], "b": 3, "c": [[0.0, 0.0]], "d": "z"}
 
 

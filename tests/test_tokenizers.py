@@ -24,7 +24,9 @@ def spiece(tmp_path_factory):
 
 
 def byte_pairs(path):
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=280, special_tokens=["<s>", "<pad>", "</s>", "<mask>"])
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=280, special_tokens=["<s>", "<pad>", "</s>", "<mask>"]
+    )
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -69,7 +71,9 @@ def test_a_tokenizer_that_does_not_belong_to_the_embedding_is_refused(spiece):
         find_tokenizer(spiece.parent, 20)
 
 
-@pytest.mark.parametrize("contents, message", [({}, "no tokenizer"), ({"tokenizer.json": "{}"}, "is not a tokenizer")])
+@pytest.mark.parametrize(
+    "contents, message", [({}, "no tokenizer"), ({"tokenizer.json": "{}"}, "is not a tokenizer")]
+)
 def test_a_folder_without_a_good_tokenizer_is_named(contents, message, tmp_path):
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
@@ -103,10 +107,18 @@ def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, 
         (tmp_path / name).write_bytes(contents)
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in TEXTS + ODD:
-        assert theirs.encode(text).ids == [token for token in (begin, *own.encode(text), end) if token is not None]
+        assert theirs.encode(text).ids == [
+            token for token in (begin, *own.encode(text), end) if token is not None
+        ]
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     for use in ("pad", "eos", "mask", "cls", "sep"):
         assert theirs.token_to_id(settings[f"{use}_token"]) == getattr(own, use)
     again = find_tokenizer(tmp_path, own.size)
-    assert [again.pad, again.eos, again.mask, again.cls, again.sep] == [own.pad, own.eos, own.mask, own.cls, own.sep]
+    assert [again.pad, again.eos, again.mask, again.cls, again.sep] == [
+        own.pad,
+        own.eos,
+        own.mask,
+        own.cls,
+        own.sep,
+    ]
     assert again.size == own.size and again.num_sentinels == 4

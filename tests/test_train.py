@@ -1,4 +1,6 @@
-"""Steps and the loop: micro-batches, resuming, signals, losses that are not finite, and what a run writes down."""
+"""Steps and the loop: micro-batches, resuming, signals, losses that are not finite, and what a run writes
+down.
+"""
 
 import json
 import os
@@ -60,7 +62,10 @@ def test_a_step_counts_every_target_alike():
 
 def test_z_loss_pulls_in_training_and_is_not_in_the_reported_loss():
     (_, without), (_, strong) = (trained(toy.steps(loss=LossConfig(z_loss=z)), 1) for z in (0.0, 1.0))
-    assert strong["loss"] == pytest.approx(without["loss"], rel=1e-5) and without["z_loss"] == 0 < strong["z_loss"]
+    assert (
+        strong["loss"] == pytest.approx(without["loss"], rel=1e-5)
+        and without["z_loss"] == 0 < strong["z_loss"]
+    )
     assert strong["grad_norm"] != pytest.approx(without["grad_norm"], rel=1e-2)
 
 
@@ -96,7 +101,9 @@ def frozen(updates, step):
 def lines(folder):
     """What a run logged, without what the clock told."""
     clock = ("time", "seconds_per_step", "tokens_per_second", "waiting_for_data")
-    return [{name: value for name, value in record.items() if name not in clock} for record in records(folder)]
+    return [
+        {name: value for name, value in record.items() if name not in clock} for record in records(folder)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +149,9 @@ def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(tmp_path, unint
 
 
 class Killed(BaseException):
-    """Ends a session as a kill does: nothing of ours is done any more but what runs at the end of a context."""
+    """Ends a session as a kill does: nothing of ours is done any more but what runs at the end of a
+    context.
+    """
 
 
 @pytest.mark.parametrize("moment", ["evaluation", "scores", "line"])
@@ -166,7 +175,9 @@ def test_a_run_that_dies_between_a_save_and_the_line_of_its_evaluation_loses_not
         assert manifest.manifests(checkpoints.folder)[4]["scores"].keys() == {"loss"}
 
 
-def test_an_evaluation_that_ends_the_run_again_and_again_is_told_and_tried_anew_only_when_asked_again(tmp_path):
+def test_an_evaluation_that_ends_the_run_again_and_again_is_told_and_tried_anew_only_when_asked_again(
+    tmp_path,
+):
     def dies(_):
         raise Killed
 
@@ -174,7 +185,9 @@ def test_an_evaluation_that_ends_the_run_again_and_again_is_told_and_tried_anew_
         for _ in range(TRIES):
             with pytest.raises(Killed):
                 toy.run(tmp_path, 12, evaluate=dies)
-        with pytest.raises(SettingError, match=rf"the evaluation of step 4 has ended this run {TRIES} times in a row"):
+        with pytest.raises(
+            SettingError, match=rf"the evaluation of step 4 has ended this run {TRIES} times in a row"
+        ):
             toy.run(tmp_path, 12, evaluate=dies)
     assert int(toy.run(tmp_path, 12).step) == 12
 
@@ -184,7 +197,11 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninterrupted)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "checkpoints" / "4").exists() and process.poll() is None and time.monotonic() < deadline:
+    while (
+        not (tmp_path / "checkpoints" / "4").exists()
+        and process.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.005)
     process.kill()
     process.wait()
@@ -199,7 +216,9 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninterrupted)
 
 
 @pytest.mark.parametrize("bad", [7, 8])  # steps: of one that is to be saved, too
-def test_a_loss_that_is_not_finite_stops_the_run_its_batch_is_kept_and_no_state_from_it_is_saved(tmp_path, bad):
+def test_a_loss_that_is_not_finite_stops_the_run_its_batch_is_kept_and_no_state_from_it_is_saved(
+    tmp_path, bad
+):
     poison, said = [bad - 1], f"step {bad} is not finite.* its batch is in .*; the checkpoint of step 4"
     with pytest.raises(NonFiniteLoss, match=said):
         toy.run(tmp_path, 12, log_every=100, poison=poison)

@@ -33,7 +33,9 @@ def built(model, **settings):
 def trained(tune, step, make=lambda rngs: Transformer(MODEL, rngs)):
     """``{parameter: whether each of its layers is trained}``; one answer where it is not of layers."""
     model = jax.eval_shape(lambda: make(nnx.Rngs(0)))
-    updates = tune({name: jnp.ones(leaf.shape) for name, leaf in sharding.named(model).items()}, jnp.int32(step))
+    updates = tune(
+        {name: jnp.ones(leaf.shape) for name, leaf in sharding.named(model).items()}, jnp.int32(step)
+    )
     return {name: layers(name, value) for name, value in updates.items()}
 
 
@@ -59,16 +61,21 @@ def test_what_is_frozen_stays_bit_for_bit_whatever_decays_and_all_else_moves(tun
 
 def test_adapters_are_trained_with_every_norm():
     found = {name for name, which in trained(adapters_only, 0).items() if all(which)}
-    assert found == {name for name in trained(body_frozen, 0) if "adapter" in name or name.endswith("norm.scale")}
+    assert found == {
+        name for name in trained(body_frozen, 0) if "adapter" in name or name.endswith("norm.scale")
+    }
     assert len(found) == 3 * 2 + 3 + 2 + 2  # adapters of two stacks, norms of five sub-layers, of two stacks
 
 
 def test_layers_thaw_from_the_top_of_both_stacks_and_the_softmax_is_never_frozen():
     tune = gradual(MODEL, 30)
     for step, encoder, decoder in (
-        (0, [0, 0, 1], [0, 1]), (9, [0, 0, 1], [0, 1]), (10, [0, 1, 1], [1, 1]), (20, [1, 1, 1], [1, 1]),
+        (0, [0, 0, 1], [0, 1]),
+        (9, [0, 0, 1], [0, 1]),
+        (10, [0, 1, 1], [1, 1]),
+        (20, [1, 1, 1], [1, 1]),
         (99, [1, 1, 1], [1, 1]),
-    ):  # fmt: skip
+    ):
         found, due = trained(tune, step), {"encoder": encoder, "decoder": decoder}
         for name, which in found.items():
             side = name.split(".")[0]
@@ -80,7 +87,10 @@ def test_layers_thaw_from_the_top_of_both_stacks_and_the_softmax_is_never_frozen
 def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():
     bert = replace(MODEL, architecture="encoder", positions="learned", logits="separate")
     found = trained(gradual(bert, 30), 19, lambda rngs: Transformer(bert, rngs))
-    assert {name for name, which in found.items() if not any(which)} == {"embed.table", "encoder.positions.table"}
+    assert {name for name, which in found.items() if not any(which)} == {
+        "embed.table",
+        "encoder.positions.table",
+    }
     assert found["head.kernel"] == [True]
     shared = replace(bert, shared_layers=True)  # has one layer, which is the top and the bottom
     assert all(map(all, trained(gradual(shared, 30), 0, lambda rngs: Transformer(shared, rngs)).values()))

@@ -1,4 +1,6 @@
-"""Files that others wrote: each works, or is one clear error; none runs code, ends the process or fills the memory."""
+"""Files that others wrote: each works, or is one clear error; none runs code, ends the process or fills the
+memory.
+"""
 
 import ast
 import copy
@@ -32,12 +34,15 @@ from lm.settings import SettingError, from_json, leaves, to_json
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILIES = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "longformer", "marian_sinusoidal"]
-MOST, LONGEST = 1 << 29, 20.0  # what one example may add to the memory [bytes], and how long it may take [seconds]
+# what one example may add to the memory [bytes], and how long it may take [seconds]
+MOST, LONGEST = 1 << 29, 20.0
 WEIRD = [
     *(None, True, -1, 0, 1, 3, 2**31, 2**63, 10**15, 10**400, 0.5, 1e300, float("nan"), float("inf")),
     *("", "x", "../../etc/passwd", "/etc/passwd", "\0", "\ud800", [], [0], [2**63, 2], [[]], {}, {"a": 1}),
 ]
-each_count = pytest.mark.parametrize("count", [12, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"])
+each_count = pytest.mark.parametrize(
+    "count", [12, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"]
+)
 
 
 def places(value, path=()):
@@ -83,7 +88,9 @@ def broken(draw, content):
     return bytes(content)
 
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory by Linux's /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="measures memory by Linux's /proc"
+)
 
 
 def memory():
@@ -93,16 +100,21 @@ def memory():
 
 
 def forget():
-    Path("/proc/self/clear_refs").write_text("5")  # sets the most memory in use back to what is now (man proc)
+    # sets the most memory in use back to what is now (man proc)
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def fuzz(count, path, contents, use):
     """``use()`` works, or is a SettingError, in bounded memory and time, for ``count`` contents of a file."""
 
     @settings(
-        max_examples=count, deadline=None, database=None, derandomize=count < 100, print_blob=False,
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=count < 100,
+        print_blob=False,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(contents)
     def check(content):
         path.write_bytes(content)
@@ -120,7 +132,9 @@ def fuzz(count, path, contents, use):
 
 @pytest.fixture(params=FAMILIES)
 def folder(request, tmp_path):
-    return shutil.copytree(GOLDEN / request.param, tmp_path / "in", ignore=shutil.ignore_patterns("golden.npz"))
+    return shutil.copytree(
+        GOLDEN / request.param, tmp_path / "in", ignore=shutil.ignore_patterns("golden.npz")
+    )
 
 
 def split_header(content):
@@ -137,17 +151,25 @@ def test_a_model_is_loaded_from_a_file_of_tensors_of_any_kind_or_that_is_refused
         text = json.dumps(header).encode(errors="surrogatepass")
         return struct.pack("<Q", len(text)) + text + tensors
 
-    sizes = st.sampled_from([0, 1, 2**20, 2**63, 2**64 - 1]).map(lambda n: struct.pack("<Q", n) + joined(header)[8:])
+    sizes = st.sampled_from([0, 1, 2**20, 2**63, 2**64 - 1]).map(
+        lambda n: struct.pack("<Q", n) + joined(header)[8:]
+    )
     fuzz(count, path, changed(header).map(joined) | broken(joined(header)) | sizes, lambda: load(folder))
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        ("F32", [2], [0, 4]), ("F32", [2], [4, 8]), ("F32", [2], [8, 0]), ("F32", [2], [-8, 0]), ("F32", [-2], [0, 8]),
-        ("F32", [2**62, 2**62], [0, 8]), ("F32", [2], [8, 16]), ("OBJ", [2], [0, 8]),
+        ("F32", [2], [0, 4]),
+        ("F32", [2], [4, 8]),
+        ("F32", [2], [8, 0]),
+        ("F32", [2], [-8, 0]),
+        ("F32", [-2], [0, 8]),
+        ("F32", [2**62, 2**62], [0, 8]),
+        ("F32", [2], [8, 16]),
+        ("OBJ", [2], [0, 8]),
     ],
-)  # fmt: skip
+)
 def test_a_tensor_that_lies_outside_of_its_file_or_upon_another_is_refused(tmp_path, entry):
     entry = dict(zip(("dtype", "shape", "data_offsets"), entry, strict=True))
     shutil.copy(GOLDEN / "gpt2" / "config.json", tmp_path)
@@ -201,7 +223,12 @@ def test_settings_of_any_kind_survive_json_and_have_no_nan_or_are_refused(tmp_pa
         assert from_json(Experiment, to_json(experiment)) == experiment
         assert all(value == value for _, value in leaves(experiment))
 
-    fuzz(4 * count, path, changed(good).map(lambda value: seal(value).encode()) | broken(seal(good).encode()), use)
+    fuzz(
+        4 * count,
+        path,
+        changed(good).map(lambda value: seal(value).encode()) | broken(seal(good).encode()),
+        use,
+    )
 
 
 def test_a_setting_that_is_no_number_is_refused():
@@ -236,9 +263,12 @@ def test_records_of_any_kind_are_those_that_were_written_or_are_refused(tmp_path
 
     content = path.read_bytes()
     bits = st.tuples(
-        st.integers(0, 1200) | st.integers(65_500, 65_600) | st.integers(0, len(content) - 1), st.integers(0, 7)
+        st.integers(0, 1200) | st.integers(65_500, 65_600) | st.integers(0, len(content) - 1),
+        st.integers(0, 7),
     )
-    flipped = bits.map(lambda at: content[: at[0]] + bytes([content[at[0]] ^ 1 << at[1]]) + content[at[0] + 1 :])
+    flipped = bits.map(
+        lambda at: content[: at[0]] + bytes([content[at[0]] ^ 1 << at[1]]) + content[at[0] + 1 :]
+    )
     cut = st.integers(0, len(content)).map(lambda end: content[:end])
     fuzz(4 * count, path, flipped | broken(content) | cut, use)
 
@@ -258,12 +288,17 @@ def test_with_a_description_of_any_kind_a_set_has_all_its_rows_or_is_refused(tmp
 
 
 def word_pieces(path):
-    ids = {token: k for k, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "."])}
+    ids = {
+        token: k
+        for k, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "."])
+    }
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.BertNormalizer()
     made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     made.save(str(path))
 
@@ -315,7 +350,9 @@ def test_answers_of_any_kind_are_scored_or_refused(tmp_path, count):
     prepare("cnn_dailymail", tmp_path / "cache", SETS["cnn_dailymail"])
     path = tmp_path / "answers.jsonl"
 
-    two = changed(["Ann ran.", {"prediction": "Bea"}]).map(lambda lines: "\n".join(map(json.dumps, lines)).encode())
+    two = changed(["Ann ran.", {"prediction": "Bea"}]).map(
+        lambda lines: "\n".join(map(json.dumps, lines)).encode()
+    )
     contents = two | broken(b'"Ann ran."\n{"prediction": "Bea"}\n') | st.just(b"[" * 100_000)
     fuzz(2 * count, path, contents, lambda: score_file(path, "cnn_dailymail", "validation", 0, tmp_path))
 
@@ -324,7 +361,14 @@ def dangerous(node):
     """What runs or unpickles what it reads."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-        return {name.split(".")[0] for name in names} & {"pickle", "dill", "cloudpickle", "marshal", "shelve", "yaml"}
+        return {name.split(".")[0] for name in names} & {
+            "pickle",
+            "dill",
+            "cloudpickle",
+            "marshal",
+            "shelve",
+            "yaml",
+        }
     if isinstance(node, ast.Call):
         if any(keyword.arg in ("allow_pickle", "shell") for keyword in node.keywords):
             return {"allow_pickle or shell"}
@@ -346,14 +390,22 @@ def framed(ids, pieces):
     token = {"id": "a", "ids": [0] * ids, "tokens": ["a"] * ids}
     single = [{"SpecialToken": {"id": "a", "type_id": 0}}] * pieces
     return {
-        "post_processor": {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {"a": token}}
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [],
+            "special_tokens": {"a": token},
+        }
     }
 
 
 @pytest.mark.parametrize(
     "part, message",
     [
-        (replaced({"String": "a"}, "a" * 1_000, 5), r"make a text up to 1e\+15 times longer, 100 is the most"),
+        (
+            replaced({"String": "a"}, "a" * 1_000, 5),
+            r"make a text up to 1e\+15 times longer, 100 is the most",
+        ),
         (replaced({"Regex": ""}, "ab", 9), "times longer"),
         (framed(30_000, 30_000), "adds 900000000 characters or ids to a text"),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 10**6}}, "adds 1000000 characters"),

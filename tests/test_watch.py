@@ -131,7 +131,8 @@ def test_who_comes_again_is_to_start_again_and_who_does_not_belong_is_told_so(mi
 
 
 @pytest.mark.parametrize(
-    "sent", [b"[" * 99_999, b"{" * 9_999 + b"\n", b"GET / HTTP/1.1\n", b"[]\n", b'{"hello": 1}\n', b"[[[\n" * 999]
+    "sent",
+    [b"[" * 99_999, b"{" * 9_999 + b"\n", b"GET / HTTP/1.1\n", b"[]\n", b'{"hello": 1}\n', b"[[[\n" * 999],
 )
 def test_a_stranger_at_the_door_is_not_answered_and_holds_nobody_up(sent):
     watch, (ours, theirs) = watch_of(0), socket.socketpair()
@@ -166,7 +167,9 @@ def test_only_who_knows_the_secret_belongs(monkeypatch):
     assert watch.lines == {} and "another command or LM_SECRET" in Line(ours).next()["refused"]
 
 
-@pytest.mark.parametrize("host, all", [("127.0.0.1", False), ("localhost", False), ("no-such-host.invalid", True)])
+@pytest.mark.parametrize(
+    "host, all", [("127.0.0.1", False), ("localhost", False), ("no-such-host.invalid", True)]
+)
 def test_the_door_is_at_the_address_given(host, all):
     with listen(host, 0) as door:
         assert (door.getsockname()[0] in ("0.0.0.0", "::")) == all

@@ -18,7 +18,9 @@ from lm.train.log import Log
 from lm.train.loop import Run, train
 from lm.train.step import build
 
-MODEL = ModelConfig(architecture="decoder", vocab_size=32, d_model=16, d_ff=32, d_kv=4, num_heads=4, dropout=0.5)
+MODEL = ModelConfig(
+    architecture="decoder", vocab_size=32, d_model=16, d_ff=32, d_kv=4, num_heads=4, dropout=0.5
+)
 OPTIMIZER = OptimizerConfig(factor_from=8)
 ROWS, LENGTH = 16, 6
 
@@ -44,7 +46,9 @@ class Toy(nnx.Module):
 
 
 def batch(step, poison=()):
-    """Batch number ``step``; every row has another number of targets. ``poison``: batches whose loss is no number."""
+    """Batch number ``step``; every row has another number of targets. ``poison``: batches whose loss is no
+    number.
+    """
     rng = np.random.default_rng(step)
     tokens = rng.integers(3, MODEL.vocab_size, (ROWS, LENGTH), np.int32)
     weights = (np.arange(LENGTH) < rng.integers(0, LENGTH + 1, (ROWS, 1))).astype(np.float32)
@@ -62,10 +66,23 @@ def steps(data=1, fsdp=1, tensor=1, model=MODEL, **settings):
 
 
 def run(
-    folder, total, *, every=4, log_every=1, evaluate=None, poison=(), seed=0, on_batch=None, guarding=EVERY_UPDATE,
-    patience=0.0, sizes=(), keep=3,
-):  # fmt: skip
-    """Train ``total`` steps in ``folder``, going on from what is there; on a mesh of these sizes, of all processes."""
+    folder,
+    total,
+    *,
+    every=4,
+    log_every=1,
+    evaluate=None,
+    poison=(),
+    seed=0,
+    on_batch=None,
+    guarding=EVERY_UPDATE,
+    patience=0.0,
+    sizes=(),
+    keep=3,
+):
+    """Train ``total`` steps in ``folder``, going on from what is there; on a mesh of these sizes, of all
+    processes.
+    """
     made = steps(*sizes, guarding=guarding)
     rows = rows_of_process(made.mesh, ROWS)
 
@@ -81,7 +98,9 @@ def run(
     config = LoopConfig(total, log_every, evaluate_every=every, guard=guarding, patience=patience)
     with (
         Log(folder, {"seed": seed}) as log,
-        Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig(every=every, keep=keep)) as checkpoints,
+        Checkpoints(
+            str(Path(folder) / "checkpoints"), CheckpointConfig(every=every, keep=keep)
+        ) as checkpoints,
     ):
         evaluate = evaluate or (lambda state: made.evaluate(state, [part(10_000)]))
         return train(made, Run(seed, data, checkpoints, log, evaluate), config)

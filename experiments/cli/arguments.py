@@ -1,4 +1,6 @@
-"""How the words of a command line become the arguments of a function, whose signature and docstring are its help."""
+"""How the words of a command line become the arguments of a function, whose signature and docstring are its
+help.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -16,20 +16,28 @@ LABELLED = 24  # longest text whose tokens are written beside the panels [tokens
 
 
 def show_attention(folder: Path, text: str, mixture: str, out: Path) -> None:
-    """Write the attention of a run's model over ``text`` to ``out``; of an encoder-decoder also over its own answer."""
+    """Write the attention of a run's model over ``text`` to ``out``; of an encoder-decoder also over its own
+    answer.
+    """
     if not text.strip():
         raise SettingError("--text is empty: give a sentence to look at")
     if out.suffix.lower() not in KINDS:
-        raise SettingError(f"--out {out} should be a picture that ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        raise SettingError(
+            f"--out {out} should be a picture that ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}"
+        )
     run = open_run(folder, pretrained, mixture)
     maps, ids = attention(run, run.encode(text))
     labels = {side: [_label(run.vocabulary, token) for token in tokens] for side, tokens in ids.items()}
     draw(maps, labels, out)
-    print(f"{out}: {', '.join(f'{len(m)} layers of {m.shape[1]} heads ({name})' for name, m in maps.items())}")
+    print(
+        f"{out}: {', '.join(f'{len(m)} layers of {m.shape[1]} heads ({name})' for name, m in maps.items())}"
+    )
 
 
 def attention(run: Trained, ids: list[int]) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
-    """``{"encoder", "decoder", "cross": [layers,N,T,S]}`` as far as there are such, and the tokens of each side."""
+    """``{"encoder", "decoder", "cross": [layers,N,T,S]}`` as far as there are such, and the tokens of each
+    side.
+    """
     config = run.experiment.model
     batch, tokens = run.batch([ids]), {"encoder" if config.has_encoder else "decoder": ids}
     if config.has_encoder and config.has_decoder:

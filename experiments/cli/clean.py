@@ -1,4 +1,6 @@
-"""`lm clean`: a folder of pages -> a prepared data set, in three passes (``corpora.sieve``) over parts of it."""
+"""`lm clean`: a folder of pages -> a prepared data set, in three passes (``corpora.sieve``) over parts of
+it.
+"""
 
 import contextlib
 import dataclasses
@@ -20,7 +22,16 @@ import tensorflow_datasets as tfds
 from experiments.report.console import RUNS
 from experiments.runs.progress import Reporter, reporting
 from lm.data.corpora import cleaning, crawl
-from lm.data.corpora.sieve import FEATURES, NAMED, SPLITS, Cleaning, filter_part, find_repeats, write, write_part
+from lm.data.corpora.sieve import (
+    FEATURES,
+    NAMED,
+    SPLITS,
+    Cleaning,
+    filter_part,
+    find_repeats,
+    write,
+    write_part,
+)
 from lm.data.text.sources import HELD_OUT
 from lm.settings import SettingError, diff, from_json, to_json
 
@@ -43,13 +54,14 @@ def clean(
 ) -> None:
     """Make a corpus of text files, JSON lines or WET files by the rules that made C4.
 
-    Killed, it goes on where it stopped when started again; given again, it reads all files to see that they, like the
-    settings, are those that the data set was made of. --data.corpus tfds:NAME reads what it wrote.
+    Killed, it goes on where it stopped when started again; given again, it reads all files to see that they,
+    like the settings, are those that the data set was made of. --data.corpus tfds:NAME reads what it wrote.
 
     Args:
         source: folder or file: .txt, .jsonl ({"text", "url"}) or .wet; the last two may end in .gz.
         name: of the data set: small letters, digits and _.
-        without: filters to switch off, such as policy or duplicates; all: all but the language ("unfiltered").
+        without: filters to switch off, such as policy or duplicates; all: all but the language
+        ("unfiltered").
         deduplicate: keep one of each span of three sentences (the paper), or of each line (TFDS).
         rules: thresholds, language, lists.
         validation: share of the pages held out.
@@ -71,7 +83,9 @@ def clean(
     print(f"{folder} holds it; to train on it: --data.corpus tfds:{name}")
 
 
-def passes(work: Path, settings: Cleaning, parts: list[list[crawl.Piece]], workers: int, report: Reporter) -> None:
+def passes(
+    work: Path, settings: Cleaning, parts: list[list[crawl.Piece]], workers: int, report: Reporter
+) -> None:
     report.start("filtering")
     tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
     in_parallel(filter_part, tasks, workers, lambda: report.advance(1))
@@ -118,12 +132,16 @@ def _contents(path: str) -> bytes:
 
 
 def is_done(folder: Path, settings: Cleaning) -> bool:
-    """Whether the data set is there; SettingError if it was made from other settings, or by something else."""
+    """Whether the data set is there; SettingError if it was made from other settings, or by something
+    else.
+    """
     if not folder.exists():
         return False
     about = folder / "clean.json"
     made = json.loads(about.read_text())["settings"] if about.exists() else {}
-    changed = diff(from_json(Cleaning, json.dumps(made)), settings) if made else {"made by": ("other", "lm clean")}
+    changed = (
+        diff(from_json(Cleaning, json.dumps(made)), settings) if made else {"made by": ("other", "lm clean")}
+    )
     lines = "; ".join(f"{path} was {old!r}, is {new!r}" for path, (old, new) in changed.items())
     if lines:
         raise SettingError(f"{folder} is there from other settings: {lines}. Take another name, or delete it")
@@ -147,8 +165,12 @@ def locked(work: Path, settings: Cleaning) -> Iterator[None]:
         yield
 
 
-def in_parallel(function: Callable, tasks: Mapping[Path, tuple], workers: int, done: Callable[[], object]) -> None:
-    """``function(*task)`` for every task whose file is not there, in processes if several; ``done`` after each."""
+def in_parallel(
+    function: Callable, tasks: Mapping[Path, tuple], workers: int, done: Callable[[], object]
+) -> None:
+    """``function(*task)`` for every task whose file is not there, in processes if several; ``done`` after
+    each.
+    """
     left = []
     for path, task in tasks.items():
         done() if path.exists() else left.append(task)
@@ -181,7 +203,8 @@ def die_with_parent() -> None:
 def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
     """Puts the shards together in ``folder``, with TFDS's description and clean.json."""
     read, written = (
-        [json.loads((work / name / f"{i}.json").read_text()) for i in range(parts)] for name in ("counts", "written")
+        [json.loads((work / name / f"{i}.json").read_text()) for i in range(parts)]
+        for name in ("counts", "written")
     )
     about = totals(settings, read, written)
     draft = work / "set"
@@ -192,16 +215,22 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
         sizes = {i: part["sizes"][split] for i, part in enumerate(written) if part["sizes"][split][0]}
         if not sizes:
             shutil.rmtree(work)
-            raise SettingError(f"source={settings.source}: too little is left for a {split} split\n{summary(about)}")
+            raise SettingError(
+                f"source={settings.source}: too little is left for a {split} split\n{summary(about)}"
+            )
         for shard, place in enumerate(sizes):
             name = f"{folder.parent.name}-{split}.array_record-{shard:05}-of-{len(sizes):05}"
             os.link(work / "shards" / f"{split}-{place}", draft / name)
         pages, lengths = zip(*sizes.values(), strict=True)
         infos.append(tfds.core.SplitInfo(split, list(pages), sum(lengths)))
     tfds.folder_dataset.write_metadata(
-        data_dir=draft, features=FEATURES, split_infos=infos, version=folder.name, check_data=False,
+        data_dir=draft,
+        features=FEATURES,
+        split_infos=infos,
+        version=folder.name,
+        check_data=False,
         description=f"Pages of {settings.source}, cleaned.",
-    )  # fmt: skip
+    )
     write(draft / "clean.json", about)
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.replace(draft, folder)

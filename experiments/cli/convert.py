@@ -1,4 +1,6 @@
-"""``lm convert``: a published checkpoint becomes a run that ``lm generate`` and ``lm fill`` read, and a run one."""
+"""``lm convert``: a published checkpoint becomes a run that ``lm generate`` and ``lm fill`` read, and a run
+one.
+"""
 
 import hashlib
 import json
@@ -57,9 +59,12 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     prefix = prefix_of(experiment, "pretraining")
     state = replace(state, params={prefix + name: array for name, array in sharding.named(model).items()})
     origin = {
-        "settings": settings_of(experiment), "code": code(), "packages": packages(), "data": digests(folder),
+        "settings": settings_of(experiment),
+        "code": code(),
+        "packages": packages(),
+        "data": digests(folder),
         "vocabulary": {"fingerprint": vocabulary.fingerprint if vocabulary else UNKNOWN},
-    }  # fmt: skip
+    }
     with complete_folder(run) as draft:
         phase = draft / "pretraining"
         (phase / FOLDER).mkdir(parents=True)
@@ -76,25 +81,32 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
             f"nothing here reads {', '.join(unknown)} of config.json; an export has it again", highlight=False
         )
     if not vocabulary:
-        CONSOLE.print(f"{folder} has no tokenizer; put its files into {run / 'pretraining' / FOLDER}", highlight=False)
+        CONSOLE.print(
+            f"{folder} has no tokenizer; put its files into {run / 'pretraining' / FOLDER}", highlight=False
+        )
 
 
 def _check_links(folder: Path) -> None:
-    """SettingError for a link out of the folder where the run gets a copy of what is there; weights may be links.
+    """SettingError for a link out of the folder where the run gets a copy of what is there; weights may be
+    links.
 
-    In the cache of Hugging Face ``snapshots/REVISION/NAME`` is a link to ``blobs`` beside ``snapshots``, and allowed.
+    In the cache of Hugging Face ``snapshots/REVISION/NAME`` is a link to ``blobs`` beside ``snapshots``, and
+    allowed.
     """
     root = folder.resolve()
     own = [root] + ([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])
     for path in (folder / name for name in ("config.json", *FILES)):
         if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in own):
             raise SettingError(
-                f"{path} is a link to {path.resolve()}, outside of the folder: copy that file if it is the model's"
+                f"{path} is a link to {path.resolve()}, outside of the folder: copy that file if it is the "
+                "model's"
             )
 
 
 def imported(config: ModelConfig) -> Experiment:
-    """The settings of a run that holds a model trained elsewhere; its tokenizer lies beside it, wherever that is."""
+    """The settings of a run that holds a model trained elsewhere; its tokenizer lies beside it, wherever that
+    is.
+    """
     new = {"data.vocabulary": FOLDER, "data.corpus": "documentation", "tuning.mixtures": ()}
     return replace(changes(Experiment(), new), model=config)
 

@@ -1,4 +1,6 @@
-"""What there is: ``lm doctor`` (devices, versions, data, disk), ``lm tasks``, and ``lm verify`` (good checkpoints)."""
+"""What there is: ``lm doctor`` (devices, versions, data, disk), ``lm tasks``, and ``lm verify`` (good
+checkpoints).
+"""
 
 import os
 import platform
@@ -22,7 +24,16 @@ from lm.data.text.tfds import prepared, tfds_folders
 from lm.settings import SettingError, nearest
 from lm.train import manifest
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "sentencepiece")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "tensorflow-datasets",
+    "sentencepiece",
+)
 
 
 def examine(runs: Path = RUNS) -> None:
@@ -36,14 +47,18 @@ def examine(runs: Path = RUNS) -> None:
     console = Console(soft_wrap=True)
     devices = jax.devices()
     memory = (devices[0].memory_stats() or {}).get("bytes_limit")
-    console.print(f"[bold]devices[/]   {len(devices)} × {devices[0].device_kind}, backend {jax.default_backend()}"
-                  + (f", {memory / 2**30:.0f} GiB each" if memory else ""))  # fmt: skip
     console.print(
-        f"[bold]host[/]      {os.cpu_count()} CPU cores, Python {platform.python_version()}, {platform.platform()}"
+        f"[bold]devices[/]   {len(devices)} × {devices[0].device_kind}, backend {jax.default_backend()}"
+        + (f", {memory / 2**30:.0f} GiB each" if memory else "")
+    )
+    console.print(
+        f"[bold]host[/]      {os.cpu_count()} CPU cores, Python {platform.python_version()}, "
+        f"{platform.platform()}"
     )
     console.print("[bold]versions[/]  " + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES))
     console.print(
-        "[bold]data[/]      looked for in " + ", ".join(str(folder) for folder in tfds_folders(runs / "cache"))
+        "[bold]data[/]      looked for in "
+        + ", ".join(str(folder) for folder in tfds_folders(runs / "cache"))
     )
     for name in prepared(runs / "cache"):
         console.print(f"          tfds:{name}")
@@ -51,7 +66,9 @@ def examine(runs: Path = RUNS) -> None:
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
     console.print(f"[bold]disk[/]      {free / 2**30:.1f} GiB free for {place}")
     if free < 2**30:
-        console.print("          [yellow]less than 1 GiB: checkpoints of a small model need some 100 MB a row[/]")
+        console.print(
+            "          [yellow]less than 1 GiB: checkpoints of a small model need some 100 MB a row[/]"
+        )
 
 
 def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
@@ -105,10 +122,11 @@ def verify_runs(run: tuple[Path, ...], /) -> None:
 
 
 def verify(folders: Sequence[Path]) -> int:
-    """Print each checkpoint of the phases in ``folders``, its size and what is wrong with it; how many are bad.
+    """Print each checkpoint of the phases in ``folders``, its size and what is wrong with it; how many are
+    bad.
 
-    A folder is that of a run, whose pre-training may lie elsewhere, of a phase, or of many runs; SettingError if there
-    is no checkpoint in one.
+    A folder is that of a run, whose pre-training may lie elsewhere, of a phase, or of many runs; SettingError
+    if there is no checkpoint in one.
     """
     bad, seen = 0, set()
     for folder in folders:

@@ -27,7 +27,8 @@ Part = tuple[str, str, str]  # of an example: what it is, how long, and its text
 
 
 def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
-    """Print pre-training and fine-tuning examples of a row, decoded: inputs and targets as the model sees them.
+    """Print pre-training and fine-tuning examples of a row, decoded: inputs and targets as the model sees
+    them.
 
     Args:
         name: row of the registry.
@@ -44,7 +45,8 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
     shown = min(count, experiment.pretraining.batch_size)
     batch = batches(0, slice(0, shown))
     shows = prepared.vocabulary
-    if "mask" in experiment.objective.inputs:  # not sentinels, the first of which is our own vocabularies' mask
+    # not sentinels, the first of which is our own vocabularies' mask
+    if "mask" in experiment.objective.inputs:
         shows = Masked(shows, MASK)
     _print(_parts(batch, row, shows) for row in range(shown))
     for mixed in experiment.tuning.mixtures:
@@ -52,15 +54,21 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
             examples = Encoded(
                 task, task.rows("train", runs / "cache", experiment.data.corrupt_records), prepared.vocabulary
             )
-            CONSOLE.print(f"[bold]{task.name}[/], {len(examples):,} examples, for the paper's column {task.column}")
+            CONSOLE.print(
+                f"[bold]{task.name}[/], {len(examples):,} examples, for the paper's column {task.column}"
+            )
             few = [examples[place] for place in range(min(count, len(examples)))]
             lengths = tuning_lengths(experiment, (mixed,))
             architecture = experiment.model.architecture
-            for batch in pipeline.eval_batches(few, architecture=architecture, lengths=lengths, batch_size=len(few)):
+            for batch in pipeline.eval_batches(
+                few, architecture=architecture, lengths=lengths, batch_size=len(few)
+            ):
                 _print(_parts(batch, row, prepared.vocabulary) for row in range(len(few)))
     for task in map(labelled, experiment.tuning.heads):
         rows = task.rows("train", runs / "cache", experiment.data.corrupt_records)
-        CONSOLE.print(f"[bold]{task.name}[/], {len(rows):,} examples for a head, for the paper's column {task.column}")
+        CONSOLE.print(
+            f"[bold]{task.name}[/], {len(rows):,} examples for a head, for the paper's column {task.column}"
+        )
         _print(_labelled(task, rows[place]) for place in range(min(count, len(rows))))
 
 
@@ -86,13 +94,19 @@ def _print(rows: Iterable[Iterable[Part]]) -> None:
 def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
     """The texts, of a choice those of each candidate, and what is to be told of them."""
     for text in task.texts(row):
-        yield "text", "", text if isinstance(text, str) else (" ⏎ " if task.kind == "choice" else " ").join(text)
+        yield (
+            "text",
+            "",
+            text if isinstance(text, str) else (" ⏎ " if task.kind == "choice" else " ").join(text),
+        )
     target = task.target(row)
     yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
 
 
 def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | Masked") -> Iterator[Part]:
-    """What the encoder reads of each example of a row, and what the decoder is to write, or the encoder to tell."""
+    """What the encoder reads of each example of a row, and what the decoder is to write, or the encoder to
+    tell.
+    """
     sides = [side for side in ("encoder", "decoder") if f"{side}_segment_ids" in batch]
     for example in range(1, batch[f"{sides[-1]}_segment_ids"][row].max() + 1):
         for kind, side, tokens in (
@@ -134,7 +148,9 @@ class Writing:
         if self.beams < 1:
             raise SettingError(f"--beams {self.beams} should be at least 1")
         if self.beams > 1 and self.temperature:
-            raise SettingError(f"--beams {self.beams} and --temperature {self.temperature} exclude each other")
+            raise SettingError(
+                f"--beams {self.beams} and --temperature {self.temperature} exclude each other"
+            )
         if (self.top_k or self.top_p != 1) and not self.temperature:
             raise SettingError("--top-k and --top-p need a --temperature above 0, such as 1.0")
 
@@ -152,12 +168,14 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """Show what a run's model writes after prompts: the likeliest words, drawn ones, or the best of a beam search.
+    """Show what a run's model writes after prompts: the likeliest words, drawn ones, or the best of a beam
+    search.
 
     Args:
         run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.
         prompt: one or more texts to answer or to go on from.
-        mixture: which fine-tuned model answers; the first by default, 'pretraining' for the pre-trained model.
+        mixture: which fine-tuned model answers; the first by default, 'pretraining' for the pre-trained
+        model.
         max_length: longest answer [tokens].
         beams: answers searched side by side; 1 takes the likeliest token each time.
         length_penalty: of beam search; 0 compares log-probabilities, more favours long answers.
@@ -183,7 +201,9 @@ def generate(
 
 
 def written(tokens: np.ndarray, eos: int | None) -> int:
-    """How many of answers [B,max_length] were written: up to and with the first EOS, padding or none before it."""
+    """How many of answers [B,max_length] were written: up to and with the first EOS, padding or none before
+    it.
+    """
     ends = tokens == eos
     return int(np.where(ends.any(1), ends.argmax(1) + 1, tokens.shape[1]).sum())
 
@@ -207,7 +227,9 @@ def _writer(writing: Writing, max_length: int) -> Callable:
     )
 
 
-def fill_in(text: str, /, run: Path | None = None, top: int = 5, iterations: int = 0, runs: Path = RUNS) -> None:
+def fill_in(
+    text: str, /, run: Path | None = None, top: int = 5, iterations: int = 0, runs: Path = RUNS
+) -> None:
     """Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
 
     Args:
@@ -238,7 +260,9 @@ def fill_in(text: str, /, run: Path | None = None, top: int = 5, iterations: int
             0, : len(ids)
         ]
         special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
-        CONSOLE.print(escape(vocabulary.decode([token for token in filled if token not in special])), highlight=False)
+        CONSOLE.print(
+            escape(vocabulary.decode([token for token in filled if token not in special])), highlight=False
+        )
         return
     candidates = fill(opened.model, batch, mask=vocabulary.mask, k=top)
     for place, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):

@@ -1,4 +1,6 @@
-"""The commands on rows of the study whose every setting can be changed on the command line, as ``--path value``."""
+"""The commands on rows of the study whose every setting can be changed on the command line, as ``--path
+value``.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +37,8 @@ def run(arguments: Sequence[str]) -> None:
     ) -> None:
         """Train, fine-tune and evaluate one row; any of its settings can be changed.
 
-        Started again, a run goes on where it stopped. Settings given here become part of the run's folder name.
+        Started again, a run goes on where it stopped. Settings given here become part of the run's folder
+        name.
 
         Args:
             name: row of the registry, such as t5/6-corruption-rate/15.
@@ -78,7 +81,8 @@ def sweep(arguments: Sequence[str]) -> None:
     ) -> None:
         """Train and evaluate every row that matches and has not finished, then write the report.
 
-        Killed or interrupted, it resumes where it stopped when started again. Settings given here hold for every row.
+        Killed or interrupted, it resumes where it stopped when started again. Settings given here hold for
+        every row.
 
         Args:
             pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
@@ -86,8 +90,8 @@ def sweep(arguments: Sequence[str]) -> None:
             seeds: runs of each row, with seeds 0, 1, ...
             runs: folder that holds the runs.
             allow: go on although these changed since a run was begun: settings,vocabulary,data,code,packages.
-            restart: restart up to so many times after a crash or exit code 42; never after bad settings, a non-finite
-                loss or a signal.
+            restart: restart up to so many times after a crash or exit code 42; never after bad settings, a
+                non-finite loss or a signal.
         """
         if pattern != named:
             raise SettingError(f"{pattern!r} should stand first: lm sweep {pattern} [OPTIONS]")
@@ -98,13 +102,17 @@ def sweep(arguments: Sequence[str]) -> None:
 
 def _given(arguments: Sequence[str], settings: Any) -> dict[str, Any]:
     """``{path: value}`` of the settings that the command line names, be they those of the row or not."""
-    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"}
+    flags = {
+        word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"
+    }
     named = {flag.replace(".no_", ".") for flag in flags} | flags
     return {path: value for path, value in leaves(settings) if path in named}
 
 
 def plan(arguments: Sequence[str]) -> None:
-    """Compile rows for a TPU slice that need not be there: memory, time and hours before they are paid for."""
+    """Compile rows for a TPU slice that need not be there: memory, time and hours before they are paid
+    for.
+    """
     from typing import Annotated
 
     import tyro
@@ -115,7 +123,8 @@ def plan(arguments: Sequence[str]) -> None:
     from experiments.study.registry import find
 
     asked = [
-        _option(arguments, flag, default) for flag, default in (("--scale", "base"), ("--size", ""), ("--mesh", ""))
+        _option(arguments, flag, default)
+        for flag, default in (("--scale", "base"), ("--size", ""), ("--mesh", ""))
     ]
     rows, given = {}, None
     for row in find(_named(arguments)):
@@ -143,7 +152,8 @@ def plan(arguments: Sequence[str]) -> None:
                 mesh: sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data takes what is left.
                 scale: size of the study: nano, mini, mini-real or base.
                 size: a published model's size in place of the scale's, such as t5-11b.
-                search: compile likely meshes, rematerialisations and micro-batches; recommend the fastest that fits.
+                search: compile likely meshes, rematerialisations and micro-batches; recommend the fastest
+                that fits.
                 price: of a chip-hour [dollars]; 0: unknown.
                 runs: folder whose cache remembers what was compiled.
             """
@@ -161,7 +171,9 @@ def _named(arguments: Sequence[str]) -> str:
 
 
 def _option(arguments: Sequence[str], flag: str, default: str) -> str:
-    """The value of ``flag`` in ``arguments``, whichever way it is written; the last one, as the parser takes it."""
+    """The value of ``flag`` in ``arguments``, whichever way it is written; the last one, as the parser takes
+    it.
+    """
     found = default
     for place, argument in enumerate(arguments):
         if argument == flag and place + 1 < len(arguments):

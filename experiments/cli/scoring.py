@@ -48,7 +48,9 @@ def score_run(folder: Path, names: Sequence[str], split: str, mixture: str, limi
         metrics = {} if any(row.get("label") == -1 for row in given) else task.evaluate(given, found)
         place = folder / "scores" / phases[0].split("/member-")[0] / task.name / split
         write(place / "predictions.jsonl", task, given, found)
-        (place / "scores.json").write_text(json.dumps({"rows": len(given), "metrics": metrics}, indent=1) + "\n")
+        (place / "scores.json").write_text(
+            json.dumps({"rows": len(given), "metrics": metrics}, indent=1) + "\n"
+        )
         lines.append((task.name, ", ".join(phases), len(given), metrics))
     show(lines)
     CONSOLE.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{split}", highlight=False)
@@ -58,11 +60,15 @@ def tell_other_rows(folder: Path, experiment: Experiment, task: Scored, split: s
     """Say it if the run was trained or scored on other rows of this split than there are now."""
     known = origin.read(place_of(folder, experiment, phase))["data"].get(f"{task.name} {split}")
     if known and rows_of(task, split, experiment, cache_of(folder)).fingerprint != known:
-        CONSOLE.print(f"[yellow]{task.name} {split}[/]: these rows are others than those that {phase} read in training")
+        CONSOLE.print(
+            f"[yellow]{task.name} {split}[/]: these rows are others than those that {phase} read in training"
+        )
 
 
 def score_file(path: Path, name: str, split: str, limit: int, runs: Path) -> None:
-    """Print the metrics of predictions: a text a line, or in a .jsonl file answers or {"prediction": answer}."""
+    """Print the metrics of predictions: a text a line, or in a .jsonl file answers or {"prediction":
+    answer}.
+    """
     if name not in ALL:
         raise SettingError(f"--task: there is no task {name!r}{nearest(name, ALL)}")
     try:
@@ -105,7 +111,9 @@ def tasks_of(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in ALL | MIXTURES.keys():
             raise SettingError(f"--tasks: there is no task {name!r}{nearest(name, ALL | MIXTURES.keys())}")
-    parts = [[task.name for task in MIXTURES[name].evaluated] if name in MIXTURES else [name] for name in names]
+    parts = [
+        [task.name for task in MIXTURES[name].evaluated] if name in MIXTURES else [name] for name in names
+    ]
     return list(dict.fromkeys(name for part in parts for name in part))
 
 
@@ -119,11 +127,14 @@ def references(task: Scored, split: str, limit: int, prepared: Path) -> Sequence
 def ask(folder: Path, experiment: Experiment, name: str, wanted: str) -> tuple[Scored, list[str]]:
     """A task as it is answered, in words or by a head, and the phases whose models answer it together.
 
-    That is ``wanted``, or the first that was tuned for the task, or pre-training; of an ensemble all members'.
+    That is ``wanted``, or the first that was tuned for the task, or pre-training; of an ensemble all
+    members'.
     """
     tuning, writes, there = experiment.tuning, experiment.model.has_decoder, pretrained(experiment)
     bases = list(dict.fromkeys(phase.split("/member-")[0] for phase in there))
-    tuned = [name] * (name in tuning.heads) + [each for each in tuning.mixtures if name in MIXTURES[each].tasks]
+    tuned = [name] * (name in tuning.heads) + [
+        each for each in tuning.mixtures if name in MIXTURES[each].tasks
+    ]
     default = next((each for each in (*tuned, "pretraining") if each in bases), "")
     base = chosen(folder, [*bases, *there], wanted or default)
     head = base.split("/member-")[0] if base.split("/member-")[0] in tuning.heads else None
@@ -136,7 +147,9 @@ def ask(folder: Path, experiment: Experiment, name: str, wanted: str) -> tuple[S
     return (LABELLED[name], phases[:1]) if head else (TASKS[name], phases)
 
 
-def told(folder: Path, experiment: Experiment, task: LabelledTask, phase: str, rows: Sequence[Row]) -> list[Any]:
+def told(
+    folder: Path, experiment: Experiment, task: LabelledTask, phase: str, rows: Sequence[Row]
+) -> list[Any]:
     """The answers of a head."""
     steps = head_steps(experiment, sharding.make_mesh(experiment.mesh), task.name)
     model = restored(folder, experiment, phase, steps).model
@@ -157,14 +170,18 @@ def written(runs: Sequence[Trained], task: Task, rows: Sequence[Row]) -> list[st
 def prompts(run: Trained, task: Task, rows: Sequence[Row], answer: int) -> list[dict[str, np.ndarray]]:
     """Inputs as the run's model reads them, cut at their end, in batches of one shape."""
     config = run.experiment.model
-    width = run.experiment.tuning.inputs_length + (not config.has_encoder)  # a decoder's begin with a token of its own
+    # a decoder's begin with a token of its own
+    width = run.experiment.tuning.inputs_length + (not config.has_encoder)
     texts = [run.encode(task.to_text(row)[0]) for row in rows]
     texts = [ids if len(ids) <= width else cut(ids, width, config.special.eos) for ids in texts]
     count, longest = -(-ROWS // run.devices) * run.devices, max(map(len, texts))
     here = replace(run, put=lambda batch: batch)  # nothing goes to the devices yet
     batches = [here.batch(texts[start : start + ROWS], answer) for start in range(0, len(texts), ROWS)]
     room = [(0, count), (0, longest)]
-    return [{name: np.pad(x, np.subtract(room, [(0, n) for n in x.shape])) for name, x in b.items()} for b in batches]
+    return [
+        {name: np.pad(x, np.subtract(room, [(0, n) for n in x.shape])) for name, x in b.items()}
+        for b in batches
+    ]
 
 
 def cut(ids: list[int], width: int, eos: int) -> list[int]:

@@ -32,7 +32,9 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
             new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())
             text = ", ".join(new) or "(the baseline)"
             finished = len(results(row, scale, runs, complain=lambda line: None))
-            listed.add_row(row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}")
+            listed.add_row(
+                row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}"
+            )
         CONSOLE.print(listed)
 
 
@@ -69,7 +71,8 @@ def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
 def show_report(
     pattern: str = "t5/*", /, scale: str = "nano", runs: tuple[str, ...] = (str(RUNS),), watch: bool = False
 ) -> None:
-    """Write the tables of all finished runs beside the paper's: Markdown, a page for the browser, CSV and pictures.
+    """Write the tables of all finished runs beside the paper's: Markdown, a page for the browser, CSV and
+    pictures.
 
     Args:
         pattern: shell-style pattern over rows and tables.
@@ -87,7 +90,9 @@ def show_report(
         print_report(wanted, scale, runs)
 
 
-def print_report(wanted: list[Table], scale: str, runs: tuple[str, ...], given: Changes | None = None) -> None:
+def print_report(
+    wanted: list[Table], scale: str, runs: tuple[str, ...], given: Changes | None = None
+) -> None:
     """Write the report on tables, and print what a terminal shows of it; ``given`` as of ``results``."""
     from experiments.report import report
 

@@ -31,7 +31,9 @@ def sweep(
     *,
     allow: str = "",
 ) -> None:
-    """Train and evaluate every row that matches and has not finished, each with ``given``, then write the report."""
+    """Train and evaluate every row that matches and has not finished, each with ``given``, then write the
+    report.
+    """
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
     given = given or {}
@@ -44,7 +46,9 @@ def sweep(
     for seed in range(seeds):
         for name in dict.fromkeys(map(twin, compared)):
             experiment = build(name, scale, {**given, "seed": seed})
-            wanted.append((name, experiment, run_folder(runs, scale, name, seed, by_hand(name, scale, experiment))))
+            wanted.append(
+                (name, experiment, run_folder(runs, scale, name, seed, by_hand(name, scale, experiment)))
+            )
     failed = train(wanted, runs, allowed(allow))
     try:
         print_report(tables(rows), scale, (str(runs),), given)
@@ -77,7 +81,9 @@ def train(wanted: Sequence[Run], runs: Path, allow: frozenset[str]) -> int:
 
 
 def is_done(experiment: Experiment, folder: Path, cache: Path, allow: frozenset[str]) -> bool:
-    """Whether the run in ``folder`` is this one and has finished; what is wrong with it is said when its turn comes."""
+    """Whether the run in ``folder`` is this one and has finished; what is wrong with it is said when its turn
+    comes.
+    """
     try:
         check_settings(experiment, folder)
         if read_result(folder) is None:
@@ -91,7 +97,9 @@ def is_done(experiment: Experiment, folder: Path, cache: Path, allow: frozenset[
 def check_data(
     experiment: Experiment, folder: Path, cache: Path, allow: frozenset[str], say: Callable[[str], object]
 ) -> None:
-    """SettingError if the finished run in ``folder`` was trained or scored on other data than there are now."""
+    """SettingError if the finished run in ``folder`` was trained or scored on other data than there are
+    now.
+    """
     from experiments.runs.prepare import fingerprints, settings_of_phases
 
     settings = settings_of_phases(experiment)
@@ -108,7 +116,12 @@ def work(experiment: Experiment) -> int:
 
 
 def one(
-    name: str, experiment: Experiment, folder: Path, runs: Path, reporter: Reporter, allow: frozenset[str] = frozenset()
+    name: str,
+    experiment: Experiment,
+    folder: Path,
+    runs: Path,
+    reporter: Reporter,
+    allow: frozenset[str] = frozenset(),
 ) -> int:
     """One run to its end; its exit code. Being interrupted ends the process, with how to go on."""
     from experiments.runs.run import run
@@ -132,7 +145,9 @@ def one(
         text = traceback.format_exc()
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
-            said = f"{error}. Mend that and give the same command again: it goes on from the newest checkpoint"
+            said = (
+                f"{error}. Mend that and give the same command again: it goes on from the newest checkpoint"
+            )
         reporter.complain(f"{name} failed: {said}\n  folder: {folder}{keep(text, folder)}")
         return EXIT_CODES["failed"]
     took = duration(time.perf_counter() - began)
@@ -141,7 +156,9 @@ def one(
 
 
 def keep(text: str, folder: Path) -> str:
-    """Where the text of an error is kept, as a line; nothing if it cannot be written, perhaps for the same reason."""
+    """Where the text of an error is kept, as a line; nothing if it cannot be written, perhaps for the same
+    reason.
+    """
     import jax
 
     path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
@@ -156,11 +173,18 @@ def came_to(folder: Path) -> str:
     """What a finished run scored, in a line."""
     result = read_result(folder)
     shown = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
-    return shown or ("nothing to score" if (loss := result.held_out_loss) is None else f"held-out loss {loss:.3f}")
+    return shown or (
+        "nothing to score" if (loss := result.held_out_loss) is None else f"held-out loss {loss:.3f}"
+    )
 
 
 def run_row(
-    name: str, scale: str, experiment: Experiment, runs: Path, check: bool, allow: frozenset[str] = frozenset()
+    name: str,
+    scale: str,
+    experiment: Experiment,
+    runs: Path,
+    check: bool,
+    allow: frozenset[str] = frozenset(),
 ) -> None:
     """Bring one run to its end and say where it lies; with ``check`` only see whether it could be started."""
     import jax

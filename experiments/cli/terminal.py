@@ -1,4 +1,6 @@
-"""Printing that does not fail: where a terminal lacks a sign it is shown another, and where nobody reads, nothing."""
+"""Printing that does not fail: where a terminal lacks a sign it is shown another, and where nobody reads,
+nothing.
+"""
 
 import codecs
 import io
@@ -11,7 +13,9 @@ SPELT |= dict(zip("×▲▼–—·•⏎│─━╭╮╰╯‘’“”", "x^
 
 
 def speak_any_encoding() -> None:
-    """From now on what an encoding lacks, such as ASCII's, is printed as SPELT has it, or as a question mark."""
+    """From now on what an encoding lacks, such as ASCII's, is printed as SPELT has it, or as a question
+    mark.
+    """
     codecs.register_error("spelt", _spell)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="spelt")
@@ -22,9 +26,11 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
 
 
 def outlive_the_reader() -> None:
-    """From now on printing goes on into nothing where its reader, such as `head`, is gone, which is said once.
+    """From now on printing goes on into nothing where its reader, such as `head`, is gone, which is said
+    once.
 
-    For what trains: hours of work are not to end with a pipe, and all that is printed stands in the run's files too.
+    For what trains: hours of work are not to end with a pipe, and all that is printed stands in the run's
+    files too.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
@@ -41,5 +47,8 @@ class _Outlet(io.FileIO):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             with suppress(OSError):
-                os.write(2, b"lm: nobody reads any more what is printed; the work goes on, and its files tell all\n")
+                os.write(
+                    2,
+                    b"lm: nobody reads any more what is printed; the work goes on, and its files tell all\n",
+                )
             return len(data)

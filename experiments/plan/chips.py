@@ -1,9 +1,10 @@
 """TPU chips: the one place of the figures that plans are made with, and the slices that can be asked for.
 
-Sources. Google's documentation of each generation (cloud.google.com/tpu/docs/v4, v5e, v5p, v6e, tpu7x): products, HBM,
-network and size of a pod. ``clock``: of v4, v5e and v5p peak over products a cycle (4 units of 128 x 128 a core); of
-v6e and tpu7x what makes the compiler's cycles for a product of 8192^3 70 and 80 % of peak (on the others 87 to 93 %).
-``usable``: what libtpu 0.0.42 says is available when a program does not fit; the runtime keeps the rest.
+Sources. Google's documentation of each generation (cloud.google.com/tpu/docs/v4, v5e, v5p, v6e, tpu7x):
+products, HBM, network and size of a pod. ``clock``: of v4, v5e and v5p peak over products a cycle (4 units of
+128 x 128 a core); of v6e and tpu7x what makes the compiler's cycles for a product of 8192^3 70 and 80 % of
+peak (on the others 87 to 93 %). ``usable``: what libtpu 0.0.42 says is available when a program does not fit;
+the runtime keeps the rest.
 """
 
 import re
@@ -30,14 +31,18 @@ class Chip:
     pod: int  # chips of the largest slice
     dimensions: int  # of the network
     devices: int = 1  # that jax makes of a chip
-    options: Mapping[str, str] = field(default_factory=dict)  # of jax.experimental.topologies.get_topology_desc
+    # of jax.experimental.topologies.get_topology_desc
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 CHIPS = {
     # two cores that are one device; no figure is published for the network outside: that of v5p
-    "v4": Chip(275e12, 1.05e9, 30.75 * GIB, 1.2e12, 50e9, 6.25e9, 4_096, 3, options={"chip_config_name": "megacore"}),
+    "v4": Chip(
+        275e12, 1.05e9, 30.75 * GIB, 1.2e12, 50e9, 6.25e9, 4_096, 3, options={"chip_config_name": "megacore"}
+    ),
     "v5e": Chip(197e12, 1.5e9, 15.75 * GIB, 819e9, 50e9, 3.125e9, 256, 2),
-    "v5p": Chip(459e12, 1.75e9, 95.74 * GIB, 2_765e9, 100e9, 6.25e9, 8_960, 3),  # two cores that are one device
+    # two cores that are one device
+    "v5p": Chip(459e12, 1.75e9, 95.74 * GIB, 2_765e9, 100e9, 6.25e9, 8_960, 3),
     "v6e": Chip(918e12, 1.75e9, 31.25 * GIB, 1_638e9, 100e9, 12.5e9, 256, 2),
     "tpu7x": Chip(2_307e12, 2.2e9, 189.5 * GIB, 7_380e9, 100e9, 12.5e9, 9_216, 3, devices=2),
 }
@@ -70,13 +75,17 @@ class Slice:
     def bandwidth(self, axes: tuple[str, ...], size: int) -> float:
         """Bytes/s that a device moves in a collective over ``size`` devices along these mesh axes.
 
-        All links count, both ways, of the dimensions of the network that so many devices fill; half of them where the
-        last chip is not joined to the first: sides other than 16 but in slices made of cubes of 4 x 4 x 4. Slices are
-        left only by what goes over the mesh axis "slice".
+        All links count, both ways, of the dimensions of the network that so many devices fill; half of them
+        where the last chip is not joined to the first: sides other than 16 but in slices made of cubes of 4 x
+        4 x 4. Slices are left only by what goes over the mesh axis "slice".
         """
         if "slice" in axes:
             return self.chip.outside / self.chip.devices
-        rest, links, cubes = ceil(size / self.chip.devices), 0, self.chip.dimensions == 3 and min(self.shape) >= 4
+        rest, links, cubes = (
+            ceil(size / self.chip.devices),
+            0,
+            self.chip.dimensions == 3 and min(self.shape) >= 4,
+        )
         for length in sorted(self.shape, reverse=True):
             links += (rest > 1) * (2 if cubes or length == 16 else 1)
             rest = ceil(rest / length)
@@ -86,7 +95,9 @@ class Slice:
 def find_slice(name: str, count: int = 1) -> Slice:
     """The slice called "v5e:4x4"; SettingError with the nearest one that there is."""
     if count < 1:
-        raise SettingError(f"mesh.slice={count} should say how many slices there are: --topology is one of them")
+        raise SettingError(
+            f"mesh.slice={count} should say how many slices there are: --topology is one of them"
+        )
     generation, _, shape = name.partition(":")
     if generation not in CHIPS:
         raise SettingError(f"--topology {name}: a TPU {generation!r} is unknown{nearest(generation, CHIPS)}")
@@ -94,10 +105,13 @@ def find_slice(name: str, count: int = 1) -> Slice:
     shapes = list(shapes_of(generation))
     if asked not in shapes or shape != "x".join(map(str, asked)):
         wanted = max(prod(asked), 1)
-        close = sorted(shapes, key=lambda known: (abs(log(prod(known) / wanted)), known != tuple(sorted(asked)), known))
+        close = sorted(
+            shapes, key=lambda known: (abs(log(prod(known) / wanted)), known != tuple(sorted(asked)), known)
+        )
         near = f"{generation}:{'x'.join(map(str, close[0]))}"
         raise SettingError(
-            f"--topology {name} is no slice of {generation}; did you mean {near!r}, of {prod(close[0])} chips?"
+            f"--topology {name} is no slice of {generation}; did you mean {near!r}, of {prod(close[0])} "
+            "chips?"
         )
     return Slice(name, CHIPS[generation], asked, count)
 

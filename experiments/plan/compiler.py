@@ -1,7 +1,8 @@
-"""Compiles the training step of an experiment for a TPU slice that need not be there, each in a process of its own.
+"""Compiles the training step of an experiment for a TPU slice that need not be there, each in a process of
+its own.
 
-``python -m experiments.plan.compiler FILE`` reads a request from FILE, says on standard output how far it is, and
-puts what it came to in the request's place: the compiler logs to standard error and may end the process.
+``python -m experiments.plan.compiler FILE`` reads a request from FILE, says on standard output how far it is,
+and puts what it came to in the request's place: the compiler logs to standard error and may end the process.
 """
 
 import hashlib
@@ -41,15 +42,22 @@ from lm.settings import SettingError, from_json, to_json
 
 Features = dict[str, tuple[list[int], str]]  # shape and dtype
 SETUP = {  # libtpu compiles without a TPU, asks no cloud machine what it is, and logs to standard error alone
-    "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_LOG_DIR": "disabled",
-    "TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1",
-}  # fmt: skip
-LOST = "Involuntary full rematerialization"  # the partitioner's word for a tensor that it makes whole for want of a way
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_LOG_DIR": "disabled",
+    "TPU_STDERR_LOG_LEVEL": "1",
+    "TPU_MIN_LOG_LEVEL": "1",
+}
+# the partitioner's word for a tensor that it makes whole for want of a way
+LOST = "Involuntary full rematerialization"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler came to; bytes are a device's. Of a step that does not fit, only what it needs is known."""
+    """What the compiler came to; bytes are a device's. Of a step that does not fit, only what it needs is
+    known.
+    """
 
     parameters: int = 0
     read: int = 0  # by writing a token, as often as it is
@@ -74,9 +82,14 @@ def features(experiment: Experiment) -> tuple[Features, Lengths]:
         batches = pretraining_batches(experiment, Prepared(vocabulary, tokens, tokens), "train", rows=1)
         lengths, batch = batches.limits, batches(0, slice(None))
     if experiment.mixing.pretraining != "corpus":
-        tuned, architecture = tuning_lengths(experiment, experiment.tuning.mixtures), experiment.model.architecture
+        tuned, architecture = (
+            tuning_lengths(experiment, experiment.tuning.mixtures),
+            experiment.model.architecture,
+        )
         lengths = Lengths(lengths.raw, *map(max, lengths[1:], tuned[1:]))
-        (batch,) = pipeline.eval_batches([([3], [3])], architecture=architecture, lengths=lengths, batch_size=1)
+        (batch,) = pipeline.eval_batches(
+            [([3], [3])], architecture=architecture, lengths=lengths, batch_size=1
+        )
     rows = experiment.pretraining.batch_size
     return {name: ([rows, *x.shape[1:]], x.dtype.name) for name, x in batch.items()}, lengths
 
@@ -84,12 +97,18 @@ def features(experiment: Experiment) -> tuple[Features, Lengths]:
 def program_key(experiment: Experiment, batch: Features, place: Slice) -> str:
     """The same for experiments whose steps compile to the same program, as long as code and versions stay."""
     decides = replace(
-        BASELINE, model=experiment.model, mesh=experiment.mesh, generator_share=experiment.generator_share,
+        BASELINE,
+        model=experiment.model,
+        mesh=experiment.mesh,
+        generator_share=experiment.generator_share,
         pretraining=replace(experiment.pretraining, steps=1, save_every=1, log_every=1),
-    )  # fmt: skip
+    )
     versions = [metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")]
     versions += [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
-    files = [*sorted(Path(lm.__file__).parent.rglob("*.py")), *map(Path, (program.__file__, run.__file__, __file__))]
+    files = [
+        *sorted(Path(lm.__file__).parent.rglob("*.py")),
+        *map(Path, (program.__file__, run.__file__, __file__)),
+    ]
     slices = [place.name, place.count, dict(place.chip.options)]
     digest = hashlib.sha256(json.dumps([to_json(decides), batch, slices, versions]).encode())
     for path in files:
@@ -100,7 +119,9 @@ def program_key(experiment: Experiment, batch: Features, place: Slice) -> str:
 def check_compiler() -> None:
     """SettingError if nothing here compiles for TPUs."""
     if importlib.util.find_spec("libtpu") is None:
-        raise SettingError("lm plan compiles with libtpu, which is not installed: pip install 'lm-study[tpu]'")
+        raise SettingError(
+            "lm plan compiles with libtpu, which is not installed: pip install 'lm-study[tpu]'"
+        )
 
 
 def compile_step(
@@ -115,7 +136,9 @@ def compile_step(
     draft.write_text(json.dumps([to_json(experiment), batch, place.name, place.count]))
     command = [sys.executable, "-m", "experiments.plan.compiler", str(draft)]
     with log.open("w") as errors:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | SETUP)
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | SETUP
+        )
     with child:
         for line in child.stdout:
             say(line.strip())
@@ -143,7 +166,9 @@ def _compile(experiment: Experiment, batch: Features, place: Slice) -> Compiled:
     lowered = steps.train.lower(steps.abstract, arrays, jax.ShapeDtypeStruct((), "uint32"))
     print(f"traced in {perf_counter() - begin:.0f} s; the compiler is at work", flush=True)
     shapes = {name: leaf.shape for name, leaf in steps.abstract.params.items()}
-    known = Compiled(parameters=sum(map(prod, shapes.values())), read=read_by_writing(experiment.model, shapes))
+    known = Compiled(
+        parameters=sum(map(prod, shapes.values())), read=read_by_writing(experiment.model, shapes)
+    )
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -154,11 +179,13 @@ def _compile(experiment: Experiment, batch: Features, place: Slice) -> Compiled:
     return _read(known, compiled, shapes, steps.mesh.shape)
 
 
-def _read(known: Compiled, compiled: Any, shapes: Mapping[str, tuple[int, ...]], mesh: Mapping[str, int]) -> Compiled:
+def _read(
+    known: Compiled, compiled: Any, shapes: Mapping[str, tuple[int, ...]], mesh: Mapping[str, int]
+) -> Compiled:
     memory, found = compiled.memory_analysis(), program.read(compiled.as_text(), mesh)
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    # What the compiler holds against the chip's memory. Its temp_size_in_bytes is more, by up to a quarter: a program
-    # whose temporaries come to 18.5 GiB by that is compiled for a chip that has 15.75.
+    # What the compiler holds against the chip's memory. Its temp_size_in_bytes is more, by up to a quarter: a
+    # program whose temporaries come to 18.5 GiB by that is compiled for a chip that has 15.75.
     temporaries = max(memory.peak_memory_in_bytes - memory.argument_size_in_bytes - outputs, 0)
     unexpected = program.unexpected(found, shapes.values(), mesh)
     return replace(
@@ -175,8 +202,11 @@ def _read(known: Compiled, compiled: Any, shapes: Mapping[str, tuple[int, ...]],
 
 
 def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Parameters that a decoder reads to write a token; what is used twice, as ALBERT's block, is read twice."""
-    skipped = ["encoder.", "decoder.blocks.cross.key.", "decoder.blocks.cross.value."]  # these are in the cache
+    """Parameters that a decoder reads to write a token; what is used twice, as ALBERT's block, is read
+    twice.
+    """
+    # these are in the cache
+    skipped = ["encoder.", "decoder.blocks.cross.key.", "decoder.blocks.cross.value."]
     skipped += ["embed."] if model.logits.startswith("separate") else []  # but for a row
     layers = model.num_decoder_layers if model.shared_layers else 1
     return sum(

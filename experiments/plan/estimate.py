@@ -1,4 +1,6 @@
-"""From what the compiler came to, to time, use of the chips, hours, and how fast the model can write: by roofline."""
+"""From what the compiler came to, to time, use of the chips, hours, and how fast the model can write: by
+roofline.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,11 @@ from lm.train.throughput import step_flops
 BOUNDS = ("compute", "HBM", "network", "compiler")
 WIDTH = {"float32": 4, "bfloat16": 2}  # of an activation [bytes]
 ASSUMPTIONS = """\
-compute: FLOPs by formula, what is computed again not counted, over the chips' peak. HBM: the state and temporaries
-read and written once, parameters read three times a micro-batch. network: the bytes of all collectives over all links,
-both ways, of the dimensions that a group of devices spans; one without wrap-around counts half: sides other than 16 or,
-in three dimensions, all of slices less than 4 thick. compiler: its estimate of cycles, in which no collective is, loops
+compute: FLOPs by formula, what is computed again not counted, over the chips' peak. HBM: the state and
+temporaries read and written once, parameters read three times a micro-batch. network: the bytes of all
+collectives over all links, both ways, of the dimensions that a group of devices spans; one without
+wrap-around counts half: sides other than 16 or, in three dimensions, all of slices less than 4 thick.
+compiler: its estimate of cycles, in which no collective is, loops
 counted out, over the clock. A step lasts as long as the longest (*); use is FLOPs over that time at peak."""
 
 
@@ -54,7 +57,10 @@ def estimate(experiment: Experiment, lengths: Lengths, place: Slice, compiled: C
     flops = flops_of(experiment, phase.batch_size, lengths)
     read = 3 * phase.microbatches * compiled.parameters * WIDTH[experiment.model.dtype] / sizes["tensor"]
     moved = 2 * (compiled.arguments + compiled.temporaries) + compiled.outputs + read
-    sent = (n * received / place.bandwidth(tuple(axes), size) for _, axes, size, n, received in compiled.collectives)
+    sent = (
+        n * received / place.bandwidth(tuple(axes), size)
+        for _, axes, size, n, received in compiled.collectives
+    )
     seconds = (
         flops / (chip.peak * place.chips),
         moved * chip.devices / chip.bandwidth,
@@ -68,7 +74,9 @@ def estimate(experiment: Experiment, lengths: Lengths, place: Slice, compiled: C
 
 
 def run_steps(experiment: Experiment, flops: float) -> tuple[float, float]:
-    """Steps of pre-training and of fine-tuning a run has, in steps of pre-training, which take so many ``flops``."""
+    """Steps of pre-training and of fine-tuning a run has, in steps of pre-training, which take so many
+    ``flops``.
+    """
     tuning, first, second = experiment.tuning, 0.0, 0.0
     for name in phases(experiment, Path(), Path()):
         if name.startswith("pretraining"):
@@ -77,7 +85,11 @@ def run_steps(experiment: Experiment, flops: float) -> tuple[float, float]:
         mixture = name.split("/")[0]
         lengths = Lengths(tuning.inputs_length, tuning.inputs_length, 0)
         lengths = tuning_lengths(experiment, (mixture,)) if mixture in tuning.mixtures else lengths
-        second += experiment.finetuning.steps * flops_of(experiment, experiment.finetuning.batch_size, lengths) / flops
+        second += (
+            experiment.finetuning.steps
+            * flops_of(experiment, experiment.finetuning.batch_size, lengths)
+            / flops
+        )
     return first, second
 
 

@@ -51,19 +51,26 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.compiled.cycles > 0 and not self.compiled.over and needed(self.compiled) <= self.place.room
+        return (
+            self.compiled.cycles > 0 and not self.compiled.over and needed(self.compiled) <= self.place.room
+        )
 
     def compile(self, folder: Path) -> Compiled:
         mesh, remat = _arrangement(self.experiment, self.place)
         about = f"  {self.row} ({mesh}, remat {remat}): "
         return compile_step(
-            self.experiment, self.batch, self.place, folder,
+            self.experiment,
+            self.batch,
+            self.place,
+            folder,
             lambda line: CONSOLE.print(about + line, highlight=False, markup=False),
-        )  # fmt: skip
+        )
 
 
 def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
-    """Row ``name`` at ``scale``, of a published ``size`` if one is named, on a ``mesh`` such as "fsdp=8,tensor=2"."""
+    """Row ``name`` at ``scale``, of a published ``size`` if one is named, on a ``mesh`` such as
+    "fsdp=8,tensor=2".
+    """
     experiment = build(name, scale)
     if size:
         if size not in SIZES:
@@ -80,9 +87,17 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
 
 
 def show_plans(
-    rows: Mapping[str, Experiment], scale: str, size: str, topology: str, runs: Path, price: float, search: bool
+    rows: Mapping[str, Experiment],
+    scale: str,
+    size: str,
+    topology: str,
+    runs: Path,
+    price: float,
+    search: bool,
 ) -> None:
-    """Compile each row, or with ``search`` a few arrangements of each, for the slice, and print what it comes to."""
+    """Compile each row, or with ``search`` a few arrangements of each, for the slice, and print what it comes
+    to.
+    """
     check_compiler()
     wanted, last = [], [name.rpartition("/")[2] for name in rows]
     for name, experiment in rows.items():
@@ -110,10 +125,14 @@ def _check(experiment: Experiment, place: Slice, lengths: Lengths) -> None:
 
 
 def _compile_all(wanted: Sequence[Plan], folder: Path) -> list[Plan]:
-    """Each program once, as many at a time as there are processors, since compiling is mostly one thread's work."""
+    """Each program once, as many at a time as there are processors, since compiling is mostly one thread's
+    work.
+    """
     keys = [program_key(plan.experiment, plan.batch, plan.place) for plan in wanted]
     first = dict(zip(reversed(keys), reversed(wanted), strict=True))
-    CONSOLE.print(f"programs: {len(first)}; each takes a minute or more to compile, and no time if it was before")
+    CONSOLE.print(
+        f"programs: {len(first)}; each takes a minute or more to compile, and no time if it was before"
+    )
     with ThreadPoolExecutor(min(os.cpu_count() or 1, AT_ONCE)) as pool:
         try:
             done = dict(zip(first, pool.map(lambda plan: plan.compile(folder), first.values()), strict=True))
@@ -137,8 +156,15 @@ def _show(plans: Sequence[Plan], scale: str, size: str, price: float) -> None:
     if batches != [apply(BASELINE, SCALES[scale]).pretraining.batch_size]:
         about += f", batch {' or '.join(map(str, batches))}"
     title = f"{about}: what a step fills of the {place.room / GIB:.2f} GiB of each device [GiB]"
-    _print(title, ["row", "mesh", "remat", "parameters", "args", "temps", "code", "all", "fits"], map(_memory, plans))
-    known, heads = [plan for plan in plans if plan.compiled.cycles], ["row", "tokens", "TFLOP", *BOUNDS, "use"]
+    _print(
+        title,
+        ["row", "mesh", "remat", "parameters", "args", "temps", "code", "all", "fits"],
+        map(_memory, plans),
+    )
+    known, heads = (
+        [plan for plan in plans if plan.compiled.cycles],
+        ["row", "tokens", "TFLOP", *BOUNDS, "use"],
+    )
     title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
     _print(title, heads, map(_time, known))
     heads = ["row", "pre-training", "fine-tuning", *["cost"] * (price > 0)]
@@ -147,7 +173,9 @@ def _show(plans: Sequence[Plan], scale: str, size: str, price: float) -> None:
     title = "What each device receives in a step, without what takes less than 1 % of the time"
     _print(title, heads, [line for plan in plans for line in _traffic(plan)])
     heads = ["row", "a sequence's cache", "batch 1", "largest batch", "with that"]
-    lines = [_writing(plan) for plan in {plan.name: plan for plan in plans if plan.compiled.parameters}.values()]
+    lines = [
+        _writing(plan) for plan in {plan.name: plan for plan in plans if plan.compiled.parameters}.values()
+    ]
     title = "Writing: the ceiling on tokens/s over all chips that reading HBM sets, parameters in float32"
     _print(title, heads, filter(None, lines))
     for plan in plans:
@@ -193,7 +221,9 @@ def _traffic(plan: Plan) -> list[list[str]]:
     for kind, axes, size, times, received in plan.compiled.collectives:
         found = sums.setdefault((kind, " x ".join(axes)), [0, 0.0, 0.0])
         moved = times * received
-        for index, value in enumerate((times, moved / 2**20, 1e3 * moved / plan.place.bandwidth(tuple(axes), size))):
+        for index, value in enumerate(
+            (times, moved / 2**20, 1e3 * moved / plan.place.bandwidth(tuple(axes), size))
+        ):
             found[index] += value
     least = sum(found[2] for found in sums.values()) / 100
     return [
@@ -215,11 +245,17 @@ def _remarks(plan: Plan) -> list[str]:
     compiled = plan.compiled
     lines = [compiled.failed] if compiled.failed else []
     for elements, axes, times, source in compiled.unexpected:
-        lines.append(f"gathers {max(elements):,} elements over {' x '.join(axes)}, {times} times a step: {source}")
+        lines.append(
+            f"gathers {max(elements):,} elements over {' x '.join(axes)}, {times} times a step: {source}"
+        )
     if compiled.kernels:
-        lines.append(f"{compiled.kernels} calls of attention's kernel a step, whose time the compiler does not count")
+        lines.append(
+            f"{compiled.kernels} calls of attention's kernel a step, whose time the compiler does not count"
+        )
     if compiled.lost:
-        lines.append(f"{compiled.lost} tensors are made whole on every device, for want of a way to reshard them")
+        lines.append(
+            f"{compiled.lost} tensors are made whole on every device, for want of a way to reshard them"
+        )
     if not plan.fits and not compiled.failed:
         lines.append(f"does not fit. {_smaller(plan)}")
     return lines

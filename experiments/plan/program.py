@@ -1,4 +1,6 @@
-"""Reads what the compiler made of a step: the text of an optimised program -> its loops, collectives and cycles."""
+"""Reads what the compiler made of a step: the text of an optimised program -> its loops, collectives and
+cycles.
+"""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -46,7 +48,9 @@ class Program(NamedTuple):
 
 
 def read(text: str, mesh: Mapping[str, int]) -> Program:
-    """The program compiled for mesh ``{axis: size}``; a loop is taken to count from 0, as the compiler's do."""
+    """The program compiled for mesh ``{axis: size}``; a loop is taken to count from 0, as the compiler's
+    do.
+    """
     computations, entry = _computations(text)
     cycles, kernels, loops, found, todo = 0, 0, {}, {}, [(entry, 1)]
     while todo:
@@ -56,7 +60,10 @@ def read(text: str, mesh: Mapping[str, int]) -> Program:
             kernels += times * ('custom_call_target="tpu_custom_call"' in instruction.rest)
             called = _called(instruction, computations)
             if instruction.opcode == "while":
-                body, trips = re.search(r"body=%?([\w.\-]+)", instruction.rest)[1], _trips(instruction, computations)
+                body, trips = (
+                    re.search(r"body=%?([\w.\-]+)", instruction.rest)[1],
+                    _trips(instruction, computations),
+                )
                 loops[body] = times * trips
                 called, times_inside = [body], times * trips
             else:
@@ -66,19 +73,22 @@ def read(text: str, mesh: Mapping[str, int]) -> Program:
                 continue
             for inner, within in [(instruction, name), *_inside(called, computations)]:
                 if one := _collective(inner, within, times, mesh):
-                    # One that runs beside other work is cut into fusions that share its channel; some of them may be
-                    # in a loop that it spans.
+                    # One that runs beside other work is cut into fusions that share its channel; some of them
+                    # may be in a loop that it spans.
                     channel = re.search(r"channel_id=(\d+)", inner.rest)
                     key = channel[1] if channel else len(found)
                     found[key] = min(found.get(key, one), one, key=lambda each: each.times)
     return Program(cycles, loops, list(found.values()), kernels)
 
 
-def unexpected(program: Program, shapes: Collection[tuple[int, ...]], mesh: Mapping[str, int]) -> list[Collective]:
-    """The gathers that a well-placed program does not need, given the shapes of its parameters, stacked ones whole.
+def unexpected(
+    program: Program, shapes: Collection[tuple[int, ...]], mesh: Mapping[str, int]
+) -> list[Collective]:
+    """The gathers that a well-placed program does not need, given the shapes of its parameters, stacked ones
+    whole.
 
-    Expected are those of parameters, one layer or all, over what cuts them or the batch up (it may be the second half
-    of a sum), and those of keys and values over the positions (sequence).
+    Expected are those of parameters, one layer or all, over what cuts them or the batch up (it may be the
+    second half of a sum), and those of keys and values over the positions (sequence).
     """
     wholes = {prod(shape[first:]) for shape in shapes for first in (0, 1)}
     wholes |= {whole // mesh[axis] for whole in wholes for axis in ("tensor", "fsdp")}
@@ -124,21 +134,25 @@ def _trips(loop: Instruction, computations: Mapping) -> int:
     return max((int(bound[1]) for bound in bounds if bound), default=1)
 
 
-def _collective(instruction: Instruction, within: str, times: int, mesh: Mapping[str, int]) -> Collective | None:
+def _collective(
+    instruction: Instruction, within: str, times: int, mesh: Mapping[str, int]
+) -> Collective | None:
     kind, outside = instruction.opcode.removesuffix("-start"), _OUTSIDE.search(instruction.rest)
     if kind == "recv" and outside:  # what comes from other slices
         kind = outside[1].lower().replace("_", "-")
     if kind not in KINDS:
         return None
     arrays = [
-        (prod(map(int, filter(None, sides.split(",")))), name) for name, sides in _ARRAY.findall(instruction.shape)
+        (prod(map(int, filter(None, sides.split(",")))), name)
+        for name, sides in _ARRAY.findall(instruction.shape)
     ]
     group = _group(instruction.rest, prod(mesh.values()))
     places = np.unravel_index(group, tuple(mesh.values()))
     axes = tuple(axis for axis, place in zip(mesh, places, strict=True) if np.ptp(place))
     size, axes = (mesh["slice"], ("slice",)) if outside else (len(group), axes)
     received = sum(count * _width(name) for count, name in arrays)
-    if instruction.opcode.endswith("-start") and kind != "all-reduce":  # the result of a start holds the operand too
+    # the result of a start holds the operand too
+    if instruction.opcode.endswith("-start") and kind != "all-reduce":
         received *= size / (size + 1) if kind == "all-gather" else 1 / 2
     if kind == "all-reduce" and within.startswith("all-reduce-scatter"):
         kind, received = "reduce-scatter", received / size

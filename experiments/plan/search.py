@@ -1,4 +1,6 @@
-"""Which mesh, rematerialisation and micro-batches: a rough model of memory and time picks what is worth compiling."""
+"""Which mesh, rematerialisation and micro-batches: a rough model of memory and time picks what is worth
+compiling.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,8 +32,9 @@ REACHED = 0.6  # share of a chip's peak that products of a common size reach
 
 
 def candidates(experiment: Experiment, lengths: Lengths, place: Slice) -> list[Experiment]:
-    """TRIED arrangements: those that should be fastest of those that should fit, no two alike but in micro-batches, and
-    the leanest, for the count is rough. What cannot be shared out at all comes back as it is."""
+    """TRIED arrangements: those that should be fastest of those that should fit, no two alike but in
+    micro-batches, and the leanest, for the count is rough. What cannot be shared out at all comes back as it
+    is."""
     rough = lengths, place, count(_shapes(experiment.model))
     counted = [(memory(each, *rough), time(each, *rough), each) for each in arrangements(experiment, place)]
     leanest = min(counted, key=lambda one: one[:2], default=(0, 0, experiment))[2]
@@ -64,20 +67,25 @@ def memory(experiment: Experiment, lengths: Lengths, place: Slice, parameters: i
     model, phase, sizes = experiment.model, experiment.pretraining, experiment.mesh.sizes(place.devices)
     tensor, wide = sizes["tensor"], WIDTH[model.dtype]
     rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
-    products = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor  # of a block, a position
+    # of a block, a position
+    products = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor
     kept = wide * {"full": model.d_model, "dots": products, "none": 2 * products}[model.remat]
     words = row_length(model.architecture, lengths) if model.has_decoder else lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
     for layers, queries, scores in _stacks(model, lengths):
         saved += layers * rows * queries * kept
-        working = max(working, rows * (3 * wide * queries * products + 12 * model.num_heads / tensor * scores))
+        working = max(
+            working, rows * (3 * wide * queries * products + 12 * model.num_heads / tensor * scores)
+        )
     states = 2 + _remembered(replace(model, remat="none"), phase.optimizer)  # parameters, gradients
     gathered = (sizes["fsdp"] > 1) * 4 * wide * parameters / tensor / model.num_decoder_layers
     return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
 
 
 def time(experiment: Experiment, lengths: Lengths, place: Slice, parameters: int) -> float:
-    """About the seconds of a step: arithmetic, HBM written and read, and half of what devices send, which hides."""
+    """About the seconds of a step: arithmetic, HBM written and read, and half of what devices send, which
+    hides.
+    """
     model, phase, sizes = experiment.model, experiment.pretraining, experiment.mesh.sizes(place.devices)
     fsdp, tensor, parts = sizes["fsdp"], sizes["tensor"], phase.microbatches
     data, axes = sizes["slice"] * sizes["data"], ("slice",) if sizes["slice"] > 1 else ("data",)
@@ -85,10 +93,15 @@ def time(experiment: Experiment, lengths: Lengths, place: Slice, parameters: int
     held, wide = parameters / tensor, WIDTH[model.dtype]
     positions = sum(layers * queries for layers, queries, _ in _stacks(model, lengths))
     tokens = phase.batch_size / (data * fsdp) * positions
-    sent = 3 * parts * held * wide * (1 - 1 / fsdp) / place.bandwidth(("fsdp",), fsdp)  # there twice, and gradients
-    sent += 8 * parts * held / fsdp * (1 - 1 / data) / place.bandwidth(axes, data)  # float32 gradients, there and back
-    sent += 8 * tokens * model.d_model * wide * (1 - 1 / tensor) / place.bandwidth(("tensor",), tensor)  # four sums
-    moved = 2 * memory(experiment, lengths, place, parameters) * parts * place.chip.devices / place.chip.bandwidth
+    # there twice, and gradients
+    sent = 3 * parts * held * wide * (1 - 1 / fsdp) / place.bandwidth(("fsdp",), fsdp)
+    # float32 gradients, there and back
+    sent += 8 * parts * held / fsdp * (1 - 1 / data) / place.bandwidth(axes, data)
+    # four sums
+    sent += 8 * tokens * model.d_model * wide * (1 - 1 / tensor) / place.bandwidth(("tensor",), tensor)
+    moved = (
+        2 * memory(experiment, lengths, place, parameters) * parts * place.chip.devices / place.chip.bandwidth
+    )
     return arithmetic * AGAIN[model.remat] / REACHED + moved + sent / 2
 
 

@@ -12,12 +12,13 @@ EXIT_CODES = {
     "start again": 42,  # stopped by a signal, having saved what there was; or another process is gone
     "stuck": STUCK,  # nothing was done for LM_STEP_TIMEOUT
     "interrupted": 130,  # by Ctrl-C, with nothing to save
-    "nobody reads": 128 + signal.SIGPIPE,  # what is printed, as behind `| head`; run and sweep go on none the less
+    # what is printed, as behind `| head`; run and sweep go on none the less
+    "nobody reads": 128 + signal.SIGPIPE,
 }
 
 OUT_OF_MEMORY = {
-    signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, or make "
-    "batch_size / microbatches smaller",
+    signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, "
+    "or make batch_size / microbatches smaller",
     signal.SIGKILL: "as by Linux where memory runs out",
 }
 

@@ -17,7 +17,9 @@ _tell: Callable[[dict], None] = dict  # the watch over this process, where there
 
 
 def choose_platform() -> None:
-    """Without a TPU or a GPU here jax need not try libtpu, which is there to plan with and complains at length."""
+    """Without a TPU or a GPU here jax need not try libtpu, which is there to plan with and complains at
+    length.
+    """
     gpus = ("nvidiactl", "dxg", "kfd")  # of NVIDIA, in WSL2, of AMD
     if find_spec("libtpu") and not has_tpu() and not any(Path("/dev", name).exists() for name in gpus):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -56,12 +58,17 @@ def join() -> Callable[[int], None]:
     line.end_with_it()
     global _tell
     _tell = line.send
-    detection = None if os.environ.get("LM_COORDINATOR", "auto") == "auto" else "deactivate"  # of a Slurm task's GPUs
+    # of a Slurm task's GPUs
+    detection = None if os.environ.get("LM_COORDINATOR", "auto") == "auto" else "deactivate"
     jax.distributed.initialize(
-        address := f"{place.host}:{met['port']}", place.count, place.index, cluster_detection_method=detection,
+        address := f"{place.host}:{met['port']}",
+        place.count,
+        place.index,
+        cluster_detection_method=detection,
         coordinator_bind_address=address if is_loopback(place.host) else None,
-        initialization_timeout=round(start), heartbeat_timeout_seconds=round(4 * silence + 1),
-    )  # fmt: skip
+        initialization_timeout=round(start),
+        heartbeat_timeout_seconds=round(4 * silence + 1),
+    )
 
     def report(code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -92,7 +99,8 @@ def agreed(find: Callable[[], Any]) -> Any:
         except SettingError as error:
             found = {"error": str(error)}
         text = json.dumps(found).encode()
-    room = -(-int(broadcast_one_to_all(np.int32(len(text)))) // 1024) * 1024  # few shapes, as each is compiled
+    # few shapes, as each is compiled
+    room = -(-int(broadcast_one_to_all(np.int32(len(text)))) // 1024) * 1024
     text = broadcast_one_to_all(np.frombuffer(text.ljust(room), np.uint8)).astype(np.uint8).tobytes()
     found = json.loads(text)
     if "error" in found:
@@ -109,7 +117,8 @@ def gathered(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     text = json.dumps(value).encode()
-    room = -(-int(process_allgather(np.int32(len(text))).max()) // 1024) * 1024  # few shapes, as each is compiled
+    # few shapes, as each is compiled
+    room = -(-int(process_allgather(np.int32(len(text))).max()) // 1024) * 1024
     found = process_allgather(np.frombuffer(text.ljust(room), np.uint8))
     return [json.loads(each.astype(np.uint8).tobytes()) for each in found]
 

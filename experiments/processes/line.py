@@ -27,7 +27,8 @@ def is_proof(found: object) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """At the address of ``host`` alone; everywhere, where that is not an address by which others reach this machine.
+    """At the address of ``host`` alone; everywhere, where that is not an address by which others reach this
+    machine.
 
     On many a machine /etc/hosts has its own name as an address that no other machine reaches.
     """
@@ -63,7 +64,9 @@ class Line:
             self.end.sendall(json.dumps(value).encode() + b"\n")
 
     def receive(self) -> list[dict] | None:
-        """What has come, waiting for some of it; None at the end, which is also what is too long or no JSON."""
+        """What has come, waiting for some of it; None at the end, which is also what is too long or no
+        JSON.
+        """
         try:
             data = self.end.recv(65536)
         except OSError:
@@ -78,7 +81,9 @@ class Line:
             return None
 
     def next(self, within: float = math.inf) -> dict | None:
-        """The next value, which may come in pieces; None at the end, or where it has not come in so many seconds."""
+        """The next value, which may come in pieces; None at the end, or where it has not come in so many
+        seconds.
+        """
         end = time.monotonic() + within
         while (found := self.receive()) == [] and time.monotonic() < end:
             pass

@@ -1,8 +1,9 @@
 """Several processes that train one run: which one this is, how they find each other, and what they agree on.
 
-``LM_COORDINATOR=host:port``, ``LM_PROCESSES=N`` and ``LM_PROCESS=i`` say it; without them a Slurm step of several tasks
-and a TPU of several hosts are recognised, and must be there with ``LM_COORDINATOR=auto``; ``LM_PROCESSES=1`` is one
-alone, whatever is around it. Those with another ``LM_SECRET`` are turned away. Only the standard library is imported
+``LM_COORDINATOR=host:port``, ``LM_PROCESSES=N`` and ``LM_PROCESS=i`` say it; without them a Slurm step of
+several tasks and a TPU of several hosts are recognised, and must be there with ``LM_COORDINATOR=auto``;
+``LM_PROCESSES=1`` is one alone, whatever is around it. Those with another ``LM_SECRET`` are turned away. Only
+the standard library is imported
 here: jax is loaded by the process that trains.
 """
 
@@ -21,8 +22,10 @@ STARTED = time.monotonic()  # of this process, near enough
 PORT = 8483  # where the processes of a TPU meet
 METADATA = "metadata.google.internal"  # tells a TPU VM what it is
 WAITS = {  # for all processes to be there, for a sign of life of one, for a step [seconds]; 0: any
-    "LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0, "LM_STEP_TIMEOUT": 1_800.0,
-}  # fmt: skip
+    "LM_START_TIMEOUT": 300.0,
+    "LM_HEARTBEAT": 15.0,
+    "LM_STEP_TIMEOUT": 1_800.0,
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ def find(environment: Mapping[str, str]) -> Place | None:
     if given in ("", "auto"):
         place = slurm(environment) or tpu(environment)
         if place is None and given:
-            raise SettingError("LM_COORDINATOR=auto: this is neither a Slurm step nor a TPU; give host:port instead")
+            raise SettingError(
+                "LM_COORDINATOR=auto: this is neither a Slurm step nor a TPU; give host:port instead"
+            )
     else:
         host, _, port = given.rpartition(":")
         if not host or not port.isdecimal() or int(port) not in range(1, 65536):
@@ -74,7 +79,8 @@ def find(environment: Mapping[str, str]) -> Place | None:
 def slurm(environment: Mapping[str, str]) -> Place | None:
     """Of a task of a Slurm step; ``srun`` sets these variables."""
     count = number(environment, "SLURM_STEP_NUM_TASKS", 0)
-    nodes = re.match(r"([^,[]+)(?:\[(\d+))?", environment.get("SLURM_STEP_NODELIST", ""))  # such as node[01-04,7],big
+    # such as node[01-04,7],big
+    nodes = re.match(r"([^,[]+)(?:\[(\d+))?", environment.get("SLURM_STEP_NODELIST", ""))
     if not count or nodes is None:
         return None
     port = 61440 + number(environment, "SLURM_JOB_ID", 0) % 4096  # most likely nobody else's
@@ -82,7 +88,9 @@ def slurm(environment: Mapping[str, str]) -> Place | None:
 
 
 def tpu(environment: Mapping[str, str]) -> Place | None:
-    """Of a host of a TPU, or of several slices of them: GKE sets variables, a TPU VM asks its metadata server."""
+    """Of a host of a TPU, or of several slices of them: GKE sets variables, a TPU VM asks its metadata
+    server.
+    """
     about = {name: value for name, value in environment.items() if value}
     hosts = about.get("TPU_PROCESS_ADDRESSES") or about.get("TPU_WORKER_HOSTNAMES")
     if not hosts and has_tpu() and "TPU_SKIP_MDS_QUERY" not in about:
@@ -106,7 +114,9 @@ def tpu(environment: Mapping[str, str]) -> Place | None:
 
 
 def _ask(url: str) -> str:
-    """What the server says; LookupError if there is none or it does not know, OSError if it often does not answer."""
+    """What the server says; LookupError if there is none or it does not know, OSError if it often does not
+    answer.
+    """
     import urllib.request  # which most need not wait for
 
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -117,7 +127,9 @@ def _ask(url: str) -> str:
                 return answer.read().decode()
         except OSError as error:
             tries -= 1
-            if getattr(error, "code", None) == 404 or isinstance(getattr(error, "reason", None), socket.gaierror):
+            if getattr(error, "code", None) == 404 or isinstance(
+                getattr(error, "reason", None), socket.gaierror
+            ):
                 raise LookupError(url) from error
             if not tries:
                 raise

@@ -1,4 +1,5 @@
-"""``--restart N``: a parent that starts the command again when it crashes or asks for it, as it goes on where it was.
+"""``--restart N``: a parent that starts the command again when it crashes or asks for it, as it goes on where
+it was.
 
 Of several processes each has such a parent, above its watch. Only the standard library is imported here.
 """
@@ -21,12 +22,15 @@ FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite"
 ABORTS = 3  # in a row, each within SOON: memory that is not there will not be there the next time either
 SOON = 3600.0  # after a start [seconds]
 ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)  # by itself, or as its watch tells
-LONGEST = 60.0  # between two starts; the first pause is of a second, and each twice as long as the last [seconds]
+# between two starts; the first pause is of a second, and each twice as long as the last [seconds]
+LONGEST = 60.0
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def supervise(arguments: Sequence[str]) -> int | None:
-    """The exit code of the command with these ``arguments``, started again as they ask; None if they do not."""
+    """The exit code of the command with these ``arguments``, started again as they ask; None if they do
+    not.
+    """
     times, rest = _asked(arguments)
     if not times or not rest or rest[0] not in COMMANDS:
         return None

@@ -1,9 +1,9 @@
 """The watch over several processes: a parent of each that trains, which no computation holds up.
 
-The parents keep a line to the parent of the first, and say every second that they are there. When a process is gone,
-each of the others is ended, says which it was and on which host, and gives the exit code on which all are started
-again; when one failed, they give its exit code. jax would end them too, later or by a crash, and not say which; a
-collective may wait for ever.
+The parents keep a line to the parent of the first, and say every second that they are there. When a process
+is gone, each of the others is ended, says which it was and on which host, and gives the exit code on which
+all are started again; when one failed, they give its exit code. jax would end them too, later or by a crash,
+and not say which; a collective may wait for ever.
 """
 
 import os
@@ -22,7 +22,8 @@ AGAIN = EXIT_CODES["start again"]
 BEAT = 1.0  # between two signs of life, and for news that are on their way [seconds]
 GRACE = 5.0  # for a process to end by itself, where another failed [seconds]
 TOGETHER = {EXIT_CODES[name] for name in ("done", "start again")}  # after which all end by themselves
-CAUSES = {EXIT_CODES[name] for name in ("bad settings", "loss not finite")}  # which no other process's end brings about
+# which no other process's end brings about
+CAUSES = {EXIT_CODES[name] for name in ("bad settings", "loss not finite")}
 ABORTED = 128 + signal.SIGABRT  # what jax does when another process is gone
 TWICE = 2.0  # as in lm.train.signals, which would bring jax along [seconds]
 
@@ -36,15 +37,18 @@ class Ended(Exception):
 
 
 def fork(place: Place, start: float, silence: float) -> Line:
-    """In the child, which trains: its line to the parent. The parent does not return; it ends when the child does.
+    """In the child, which trains: its line to the parent. The parent does not return; it ends when the child
+    does.
 
-    All have to be there within ``start`` seconds; one that is not heard of for ``silence`` seconds counts as gone.
+    All have to be there within ``start`` seconds; one that is not heard of for ``silence`` seconds counts as
+    gone.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     ours, childs = socket.socketpair()
     child = os.fork()
-    os.setpgid(child, child)  # by both: a Ctrl-C reaches the parent alone, and one kill all that the child starts
+    # by both: a Ctrl-C reaches the parent alone, and one kill all that the child starts
+    os.setpgid(child, child)
     if child == 0:
         ours.close()
         return Line(childs)
@@ -112,7 +116,9 @@ class Watch:
         self.line.send(found)
 
     def _missing(self, listed: str) -> Ended:
-        waited = f"did not come to {self.place.host} within {self.start:.0f} s; LM_PROCESSES=1 runs each alone"
+        waited = (
+            f"did not come to {self.place.host} within {self.start:.0f} s; LM_PROCESSES=1 runs each alone"
+        )
         return Ended(EXIT_CODES["failed"], f"process {listed} of {self.place.count} {waited}")
 
     def _call(self, end: float) -> dict:
@@ -152,7 +158,8 @@ class Watch:
             return
         else:
             said = f"the first waits for {missing} of {self.place.count}"
-            if count == self.place.count and index in self.hosts:  # its line broke, or an earlier start's is left
+            # its line broke, or an earlier start's is left
+            if count == self.place.count and index in self.hosts:
                 code = AGAIN
         line.send({"refused": f"{about}: {said}", "code": code})
 
@@ -220,7 +227,8 @@ class Watch:
         if ended:
             self._child_is_gone(os.waitstatus_to_exitcode(status))
         if self.verdict is None and self.code in TOGETHER and len(self.over) == self.place.count - 1:
-            self.verdict = (now + 4 * self.silence, Ended(self.code))  # where the child hangs, having said its code
+            # where the child hangs, having said its code
+            self.verdict = (now + 4 * self.silence, Ended(self.code))
         if self.verdict is not None and now > self.verdict[0]:
             raise self.verdict[1]
         if self.asked is not None and not self.trains and self.code is None:
@@ -240,7 +248,9 @@ class Watch:
             self._child_ends(AGAIN if before else 128 - code, f"was {killed_by(-code)}")
 
     def _child_ends(self, code: int, why: str = "") -> None:
-        """What failed may have failed because another process is gone, of which we hear in a moment, or have heard."""
+        """What failed may have failed because another process is gone, of which we hear in a moment, or have
+        heard.
+        """
         if self.code is not None:
             return
         self.code = code
@@ -255,7 +265,9 @@ class Watch:
             self.verdict = (time.monotonic() + BEAT, Ended(code, said))
 
     def _other_ends(self, index: int, code: int, why: str = "") -> None:
-        """Another process ends with ``code``, having saved with all if that is in TOGETHER; or ``why`` it does not."""
+        """Another process ends with ``code``, having saved with all if that is in TOGETHER; or ``why`` it
+        does not.
+        """
         if index in self.over or index == self.place.index:
             return
         self.over.add(index)

@@ -1,4 +1,6 @@
-"""What the seeds of rows tell: whether two rows differ by more than chance, and how alike two orders of rows are."""
+"""What the seeds of rows tell: whether two rows differ by more than chance, and how alike two orders of rows
+are.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -15,7 +17,8 @@ ROUNDING = 1e-9  # of values: a deviation below it is none
 def compare(samples: Samples, one: str, other: str) -> int | None:
     """1, -1: row ``one`` is above, below ``other`` by more than chance; 0: not so; None: it cannot be told.
 
-    Student's t test of two means. The noise is pooled over all rows. One seed, or values that never vary, tell nothing.
+    Student's t test of two means. The noise is pooled over all rows. One seed, or values that never vary,
+    tell nothing.
     """
     ours, theirs = samples[one], samples[other]
     if min(len(ours), len(theirs)) < 2:
@@ -49,14 +52,20 @@ def _beside_seeds(samples: Samples, seeds: Sequence[int]) -> tuple[float, int]:
 
 
 class Agreement(NamedTuple):
-    """Kendall's tau-b, its 95 % interval (None where a row has one seed), and the pairs of our rows that are tied."""
+    """Kendall's tau-b, its 95 % interval (None where a row has one seed), and the pairs of our rows that are
+    tied.
+    """
 
     tau: float
     interval: tuple[float, float] | None
     tied: int
 
     def __str__(self) -> str:
-        said = [f"{self.interval[0]:.2f} … {self.interval[1]:.2f}"] if self.interval else ["one seed: no interval"]
+        said = (
+            [f"{self.interval[0]:.2f} … {self.interval[1]:.2f}"]
+            if self.interval
+            else ["one seed: no interval"]
+        )
         said += [f"{self.tied} pairs of rows tied"] * bool(self.tied)
         return f"{self.tau:.2f} ({', '.join(said)})"
 
@@ -64,8 +73,8 @@ class Agreement(NamedTuple):
 def agreement(ours: Samples, paper: Mapping[str, float], seed: int) -> Agreement | None:
     """How alike our means and the paper's values order the rows; None if a side is all alike.
 
-    A draw of the bootstrap takes seeds with replacement: the same of all rows where all have the same. Rows stay: they
-    are those of the table.
+    A draw of the bootstrap takes seeds with replacement: the same of all rows where all have the same. Rows
+    stay: they are those of the table.
     """
     rng, theirs = np.random.default_rng(seed), np.array([paper[name] for name in ours])
     values = [np.array([row[s] for s in sorted(row)]) for row in ours.values()]
@@ -79,12 +88,14 @@ def agreement(ours: Samples, paper: Mapping[str, float], seed: int) -> Agreement
     same = len({tuple(sorted(row)) for row in ours.values()}) == 1
     first = rng.integers(len(values[0]), size=(DRAWS, len(values[0])))
     drawn = [row[first if same else rng.integers(len(row), size=(DRAWS, len(row)))].mean(1) for row in values]
-    taus = np.nan_to_num(kendall(np.stack(drawn, -1), np.broadcast_to(theirs, (DRAWS, len(theirs)))))  # all alike: 0
+    # all alike: 0
+    taus = np.nan_to_num(kendall(np.stack(drawn, -1), np.broadcast_to(theirs, (DRAWS, len(theirs)))))
     return Agreement(tau, tuple(np.quantile(taus, (0.025, 0.975)).tolist()), tied)
 
 
 def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """[..., R], [..., R] -> [...]: Kendall's tau-b; NaN where either side is all alike. scipy's takes one pair a call.
+    """[..., R], [..., R] -> [...]: Kendall's tau-b; NaN where either side is all alike. scipy's takes one
+    pair a call.
 
     The pairs of rows in the same order less those in the opposite one, over all pairs but for ties.
     """

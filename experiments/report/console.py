@@ -17,13 +17,17 @@ CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_t
 
 
 def listing(*heads: str, title: str | None = None) -> Grid:
-    """A table of texts, of which none is cut: what is too wide goes on in the next line, but for the name in front."""
+    """A table of texts, of which none is cut: what is too wide goes on in the next line, but for the name in
+    front.
+    """
     columns = [Column(head, overflow="fold", no_wrap=head == heads[0]) for head in heads]
     return Grid(*columns, title=title, title_justify="left")
 
 
 def show_sheet(title: str, sheet: Sheet) -> None:
-    """Print a sheet, in as many blocks of columns as the terminal's width asks for, each with the rows' names."""
+    """Print a sheet, in as many blocks of columns as the terminal's width asks for, each with the rows'
+    names.
+    """
     (first, names), *others = sheet.items()
     parts: list[Sheet] = [{first: names}]
     for head, cells in others:
@@ -40,7 +44,9 @@ def _width(sheet: Sheet) -> int:
 
 
 def _grid(title: str, sheet: Sheet) -> Grid:
-    made = Grid(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    made = Grid(
+        title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for head in sheet:
         made.add_column(escape(head), justify="left" if head == "row" else "right", overflow="fold")
     for cells in zip(*sheet.values(), strict=True):

@@ -1,4 +1,6 @@
-"""What a table's finished rows show beside the paper's: which differ from the baseline, and the order of the rows."""
+"""What a table's finished rows show beside the paper's: which differ from the baseline, and the order of the
+rows.
+"""
 
 from collections.abc import Callable
 from itertools import product
@@ -7,7 +9,17 @@ from statistics import mean
 from scipy.stats import rankdata
 
 from experiments.report.comparison import Samples, agreement, compare
-from experiments.report.sheets import Cell, Finished, Sheet, base_of, columns_of, noise, published, samples_of, sign
+from experiments.report.sheets import (
+    Cell,
+    Finished,
+    Sheet,
+    base_of,
+    columns_of,
+    noise,
+    published,
+    samples_of,
+    sign,
+)
 from experiments.runs.result import Result
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import twin
@@ -15,7 +27,9 @@ from experiments.study.t5.tables import BASELINE_STD
 
 
 def differences(table: Table, found: Finished) -> str:
-    """How many of the paper's differences to the baseline ours show; those of rows with one seed tell nothing."""
+    """How many of the paper's differences to the baseline ours show; those of rows with one seed tell
+    nothing.
+    """
     base, known = base_of(table), []
     rows = [row for row in table.rows if row.changes != base.changes]
     for row, c in product(rows, columns_of(table, found)):
@@ -24,13 +38,19 @@ def differences(table: Table, found: Finished) -> str:
         own = compare(ours, twin(row.name), twin(base.name))
         known += [(theirs, own)] if theirs and own is not None else []
     if not known and (len(found[base.name]) < 2 or all(len(found[row.name]) < 2 for row in rows)):
-        return "Differences from the baseline cannot be told from noise with one seed; run with --seeds 2 or more."
+        return (
+            "With one seed, differences from the baseline cannot be told from noise; "
+            "run with --seeds 2 or more."
+        )
     if not known:
-        return "Differences from the baseline: where the paper has some, our scores are the same with every seed."
+        return (
+            "Differences from the baseline: where the paper has some, our scores are the same with each seed."
+        )
     same = sum(theirs == own for theirs, own in known)
     within = sum(own == 0 for _, own in known)
     return (
-        f"Differences from the baseline: of the paper's {len(known)} (▲ or ▼) in scores that we have two seeds of, "
+        f"Differences from the baseline: of the paper's {len(known)} (▲ or ▼) in scores that we have two "
+        "seeds of, "
         f"ours agree with {same} and contradict {len(known) - same - within}; {within} are within our noise."
     )
 
@@ -38,7 +58,9 @@ def differences(table: Table, found: Finished) -> str:
 def orders(table: Table, found: Finished) -> tuple[Sheet | None, str]:
     """The places of the rows, and how alike ours and the paper's are; no sheet without three rows."""
     columns = columns_of(table, found)
-    found = {name: [run for run in runs if run.columns.keys() >= set(columns)] for name, runs in found.items()}
+    found = {
+        name: [run for run in runs if run.columns.keys() >= set(columns)] for name, runs in found.items()
+    }
     rows = [row for row in table.rows if found[row.name] and row.paper.keys() >= set(columns)]
     if len(rows) < 3 or not columns:
         return None, f"Orders are compared from three finished rows on; there are {len(rows)}."
@@ -56,7 +78,8 @@ def orders(table: Table, found: Finished) -> tuple[Sheet | None, str]:
             texts.append(f"{name} {alike}")
     return (
         sheet,
-        f"Kendall's τ between the two orders (95 % interval): {', '.join(texts) or 'unknown, as all are alike'}.",
+        "Kendall's τ between the two orders (95 % interval): "
+        f"{', '.join(texts) or 'unknown, as all are alike'}.",
     )
 
 
@@ -68,7 +91,9 @@ def _sides(
     def ours(value: Callable[[Result], float]) -> Samples:
         return {row.name: {run.seed: value(run) for run in found[row.name]} for row in rows}
 
-    sides = {c: (ours(lambda run, c=c: run.columns[c]), {row.name: row.paper[c] for row in rows}) for c in columns}
+    sides = {
+        c: (ours(lambda run, c=c: run.columns[c]), {row.name: row.paper[c] for row in rows}) for c in columns
+    }
     if stds := noise(table, found):
         average = {row.name: mean(row.paper[c] / BASELINE_STD[c] for c in stds) for row in rows}
         scaled = ours(lambda run: mean(run.columns[c] / std for c, std in stds.items()))

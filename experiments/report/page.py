@@ -38,7 +38,9 @@ def page(top: str, sections: Sequence[Section], read: Callable[[str], bytes], re
     parts = [_html(top), f"<nav>{links}</nav>"]
     for each in sections:
         html = re.sub(
-            r'src="([^":]+\.png)"', lambda m: f'src="{PNG}{b64encode(read(m[1])).decode()}"', _html(each.markdown)
+            r'src="([^":]+\.png)"',
+            lambda m: f'src="{PNG}{b64encode(read(m[1])).decode()}"',
+            _html(each.markdown),
         )
         rows = "\n".join(each.details)
         parts.append(f'<section id="{escape(each.name)}">\n{html}\n{rows}\n</section>')
@@ -63,17 +65,22 @@ def details(row: Row, found: Sequence[Result], lines: Curves, scale: str) -> str
     text += [samples(task, best["step"], found[0]) for task, best in found[0].tasks.items() if "step" in best]
     charts = f'<div class="charts">{"".join(map(chart, lines, lines.values()))}</div>'
     summary = f"<summary>{escape(row.label)} <code>{escape(row.name)}</code></summary>"
-    return f"<details>{summary}\n{charts}\n{_html(chr(10).join(f'{part}{chr(10)}' for part in text))}</details>"
+    return (
+        f"<details>{summary}\n{charts}\n{_html(chr(10).join(f'{part}{chr(10)}' for part in text))}</details>"
+    )
 
 
 def samples(task: str, step: int, run: Result) -> str:
     """A few answers of a run to ``task`` at its best checkpoint, as Markdown."""
     folders = run.phase_folders().values()
-    whole = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]  # of members together
+    # of members together
+    whole = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]
     files = [*whole, *(folder / "predictions" / task / f"{step}.jsonl" for folder in folders)]
     head = f"{plain(task)}, seed {run.seed}, step {step}:"
     try:
-        found = next((unseal_lines(file.read_bytes(), file, "not shown") for file in files if file.exists()), [])
+        found = next(
+            (unseal_lines(file.read_bytes(), file, "not shown") for file in files if file.exists()), []
+        )
     except (SettingError, OSError) as error:
         return f"{head} {plain(str(error))}"
     lines = found[:SHOWN]
@@ -92,7 +99,9 @@ def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
     steps, values = zip(*(point for line in lines for point in line), strict=True)
     left, right, low, high = min(steps), max(steps), min(values), max(values)
     wide, tall = 180 / max(right - left, 1e-9), 90 / max(high - low, 1e-9)
-    places = [[f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line] for line in lines]
+    places = [
+        [f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line] for line in lines
+    ]
     drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in places)
     words = [(2, 14, f"{high:.4g}"), (2, 100, f"{low:.4g}"), (45, 115, f"{left:,}"), (190, 115, f"{right:,}")]
     texts = "".join(f'<text x="{x}" y="{y}">{text}</text>' for x, y, text in words)

@@ -19,9 +19,14 @@ from lm.settings import leaves
 
 PAPER = "Raffel et al. 2020"
 LOSS, AVERAGE = "loss on tasks [nats/token]", "mean of seven columns"  # ours, and what stands below it
-AXES = {  # table -> the setting that these of its rows differ in and in nothing else, and what a picture calls it
+# table -> the setting that these of its rows differ in and in nothing else, and what a picture calls it
+AXES = {
     "t5/6-corruption-rate": ("objective.rate", "corruption rate", ("10", "15", "25", "50")),
-    "t5/7-span-length": ("objective.mean_span_length", "mean length of a span [tokens]", ("2", "3", "5", "10")),
+    "t5/7-span-length": (
+        "objective.mean_span_length",
+        "mean length of a span [tokens]",
+        ("2", "3", "5", "10"),
+    ),
     "t5/9-repeats": ("data.repeats", "times that the same data are seen", ("64", "256", "1024", "4096")),
     "t5/10-fine-tuning": (
         "tuning.adapters",
@@ -56,7 +61,9 @@ def axis_of(table: Table, scale: str) -> dict[str, float]:
 
 
 def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, float]) -> Figure:
-    """A panel a column, ours above and the paper's below, against the setting ``at`` or with the rows side by side."""
+    """A panel a column, ours above and the paper's below, against the setting ``at`` or with the rows side by
+    side.
+    """
     values_of = {column: (lambda run, c=column: run.columns.get(c)) for column in columns_of(table, found)}
     if any(run.task_loss is not None for row in rows for run in found[row.name]):
         values_of = {LOSS: lambda run: run.task_loss} | values_of
@@ -69,7 +76,13 @@ def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, 
     for (who, values), line, color in zip(sides.items(), grid, ("tab:blue", "tab:orange"), strict=False):
         for column, panel in zip(columns, line, strict=True):
             scores = [(row, score) for row in rows if (score := Score.of(values(row, column)))]
-            _scores(panel, scores, at or {row.name: place for place, row in enumerate(rows)}, color, "-" if at else "")
+            _scores(
+                panel,
+                scores,
+                at or {row.name: place for place, row in enumerate(rows)},
+                color,
+                "-" if at else "",
+            )
             panel.set_title(AVERAGE if (who, column) == (PAPER, LOSS) else column)
         line[0].set_ylabel(who, fontweight="bold")
     for panel in grid[-1]:
@@ -80,13 +93,17 @@ def panels(table: Table, rows: Sequence[Row], found: Finished, at: Mapping[str, 
             )
             panel.minorticks_off()
         else:
-            panel.set_xticks(range(len(rows)), [row.label for row in rows], rotation=60, ha="right", fontsize="small")
+            panel.set_xticks(
+                range(len(rows)), [row.label for row in rows], rotation=60, ha="right", fontsize="small"
+            )
     figure.supxlabel(AXES[table.name][1] if at else "", fontsize="medium")
     _legend(figure)
     return figure
 
 
-def _scores(panel, scores: Sequence[tuple[Row, Score]], at: Mapping[str, float], color: str, line: str) -> None:
+def _scores(
+    panel, scores: Sequence[tuple[Row, Score]], at: Mapping[str, float], color: str, line: str
+) -> None:
     """Means and deviations over seeds; rows that do not lie on the axis are horizontal lines."""
     on = [(at[row.name], score.mean, score.std or 0.0) for row, score in scores if row.name in at]
     if on:
@@ -98,7 +115,9 @@ def _scores(panel, scores: Sequence[tuple[Row, Score]], at: Mapping[str, float],
 
 
 def extrapolation(rows: Sequence[Row], found: Finished) -> Figure:
-    """Perplexity of held-out text against the length of its rows, a line a row of the table (Press et al. 2022)."""
+    """Perplexity of held-out text against the length of its rows, a line a row of the table (Press et al.
+    2022).
+    """
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axis = figure.subplots()
     at = {row.label: points for row in rows if (points := lengths(found[row.name]))}
@@ -110,7 +129,8 @@ def extrapolation(rows: Sequence[Row], found: Finished) -> Figure:
     axis.set_xticks(list(times), [f"{n} ×" for n in times])
     axis.xaxis.minorticks_off()
     axis.yaxis.set_major_formatter(LogFormatter())
-    axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.5)))  # not 10^2 alone
+    # not 10^2 alone
+    axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.5)))
     axis.set_ylabel("perplexity of held-out text")
     axis.grid(alpha=0.3, which="both")
     axis.legend()
@@ -119,7 +139,10 @@ def extrapolation(rows: Sequence[Row], found: Finished) -> Figure:
 
 def training(rows: Sequence[Row], lines: Mapping[str, Curves]) -> Figure:
     """A panel for each loss and score that was watched over steps, a color a row, a line a seed."""
-    kinds, colors = list(dict.fromkeys(kind for drawn in lines.values() for kind in drawn)), colormaps["tab20"].colors
+    kinds, colors = (
+        list(dict.fromkeys(kind for drawn in lines.values() for kind in drawn)),
+        colormaps["tab20"].colors,
+    )
     shape = (-(-len(kinds) // 3), 3)
     figure = Figure(figsize=(11, 3 * shape[0]), layout="constrained")
     for panel, kind in zip_longest(figure.subplots(*shape, squeeze=False).flat, kinds):
@@ -137,6 +160,8 @@ def training(rows: Sequence[Row], lines: Mapping[str, Curves]) -> Figure:
 def _legend(figure: Figure) -> None:
     """What is labelled in any panel, once."""
     pairs = [axis.get_legend_handles_labels() for axis in figure.axes]
-    named = {label: handle for handles, labels in pairs for handle, label in zip(handles, labels, strict=True)}
+    named = {
+        label: handle for handles, labels in pairs for handle, label in zip(handles, labels, strict=True)
+    }
     if named:
         figure.legend(named.values(), named, loc="outside right")

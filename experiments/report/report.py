@@ -1,4 +1,6 @@
-"""Finished runs as the paper's tables: ours beside the paper's, as Markdown, CSV, pictures and a page for a browser."""
+"""Finished runs as the paper's tables: ours beside the paper's, as Markdown, CSV, pictures and a page for a
+browser.
+"""
 
 import csv
 import re
@@ -34,8 +36,12 @@ class Report:
     left_out: list[str]  # what does not count, and why
 
 
-def collect(tables: list[Table], scale: str, runs: Runs, given: Changes | None = None) -> tuple[Finished, list[str]]:
-    """The finished runs of every row and baseline of ``tables``, and what is said of those that do not count."""
+def collect(
+    tables: list[Table], scale: str, runs: Runs, given: Changes | None = None
+) -> tuple[Finished, list[str]]:
+    """The finished runs of every row and baseline of ``tables``, and what is said of those that do not
+    count.
+    """
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= {baseline_of(name): None for name in names}
     for name in names:
@@ -47,7 +53,8 @@ def collect(tables: list[Table], scale: str, runs: Runs, given: Changes | None =
         why = "".join(f"\n- {line}" for line in left_out)
         raise SettingError(
             f"no run of {', '.join(table.name for table in tables)} at scale {scale} has finished under "
-            f"{', '.join(map(str, roots(runs)))}; train them with: lm sweep '{tables[0].name}' --scale {scale}{why}"
+            f"{', '.join(map(str, roots(runs)))}; train them with: lm sweep '{tables[0].name}' --scale "
+            f"{scale}{why}"
         )
     return found, list(left_out)
 
@@ -76,7 +83,9 @@ def write_report(
         shown = [f"Places of the rows, the paper's in brackets:\n\n{markdown(each)}" for each in places]
         pictures = [f"![{table.title}]({file})" for file in draw(table, found, lines, scale, folder)]
         said = [f"## {table.name}: {table.title}", markdown(sheet), *notes[table.name], *shown, *pictures]
-        rows = [details(row, found[row.name], lines[row.name], scale) for row in table.rows if found[row.name]]
+        rows = [
+            details(row, found[row.name], lines[row.name], scale) for row in table.rows if found[row.name]
+        ]
         sections.append(Section(table.name, "\n\n".join(said), rows))
     waiting, left_out = [table.name for table in tables if table.name not in sheets], list(damaged)
     top, path = header(tables, found, scale, left_out, waiting), folder / "report.md"
@@ -89,7 +98,9 @@ def write_report(
 
 
 def name_of(tables: list[Table]) -> str:
-    """What a report on ``tables`` is called, every set of them otherwise: t5-1-baseline, t5-1+2+4, t5, bert+gpt."""
+    """What a report on ``tables`` is called, every set of them otherwise: t5-1-baseline, t5-1+2+4, t5,
+    bert+gpt.
+    """
     if len(tables) == 1:
         return tables[0].name.replace("/", "-")
     parts = []
@@ -111,30 +122,36 @@ def begun(tables: list[Table], found: Finished) -> list[Table]:
     return more or [next(each for each in tables if any(found[row.name] for row in each.rows))]
 
 
-SCORES = f"""Each row of a table is a change to the baseline; `lm list TABLE` says which. Scores are means ± standard \
-deviations over seeds{{paper}}. ▲ ▼: above or below the baseline by more than chance explains (Student's t test at \
-{1 - LEVEL:.0%} of the two means, with the noise of all rows of the table; rows with the same seeds are compared seed \
-by seed). **Bold**: the best row and those that cannot be told from it, where others can. One seed cannot be told from \
-noise and gets no mark, and of rows that do not differ one in {1 / LEVEL:.0f} gets one by chance. {{rule}}Losses are \
-in nats a target token. That on tasks is of their right answers, after fine-tuning: lower is better, and ▲ marks what \
-is better. The held-out loss is of pre-training: objectives differ in their targets, so compare it within one \
-objective only."""
-ORDER = f"""Kendall's τ (tau-b) tells how alike two orders are: 1 the same, 0 unrelated, -1 reversed; rows with the \
-same score share their place. With three rows, one order in six matches the paper's by chance. Its interval is of \
-{DRAWS:,} bootstrap draws of seeds: what other seeds of these rows may give; with one seed there is none. The average \
-is over columns, each divided by its deviation; the order of the loss on tasks is compared with it too."""
+SCORES = f"""Each row of a table is a change to the baseline; `lm list TABLE` says which. Scores are means \
+± standard deviations over seeds{{paper}}. ▲ ▼: above or below the baseline by more than chance explains \
+(Student's t test at {1 - LEVEL:.0%} of the two means, with the noise of all rows of the table; rows with \
+the same seeds are compared seed by seed). **Bold**: the best row and those that cannot be told from it, \
+where others can. One seed cannot be told from noise and gets no mark, and of rows that do not differ one \
+in {1 / LEVEL:.0f} gets one by chance. {{rule}}Losses are in nats a target token. That on tasks is of their \
+right answers, after fine-tuning: lower is better, and ▲ marks what is better. The held-out loss is of \
+pre-training: objectives differ in their targets, so compare it within one objective only."""
+ORDER = f"""Kendall's τ (tau-b) tells how alike two orders are: 1 the same, 0 unrelated, -1 reversed; rows \
+with the same score share their place. With three rows, one order in six matches the paper's by chance. Its \
+interval is of {DRAWS:,} bootstrap draws of seeds: what other seeds of these rows may give; with one seed \
+there is none. The average is over columns, each divided by its deviation; the order of the loss on tasks \
+is compared with it too."""
 
 
 def header(tables: list[Table], found: Finished, scale: str, left_out: list[str], waiting: list[str]) -> str:
     """What stands above all tables."""
     paper = any(base_of(table).paper for table in tables)
     texts = (
-        (", out of 100, beside the paper's", "The paper's marks are by its own rule: two deviations of its baseline. ")
+        (
+            ", out of 100, beside the paper's",
+            "The paper's marks are by its own rule: two deviations of its baseline. ",
+        )
         if paper
         else ("", "")
     )
     lines = [f"# {'The T5 study' if paper else 'Classic models'} at scale `{scale}`"]
-    lines += ["\n".join(_setup(name, scale) for name in dict.fromkeys(base_of(table).name for table in tables))]
+    lines += [
+        "\n".join(_setup(name, scale) for name in dict.fromkeys(base_of(table).name for table in tables))
+    ]
     lines += [stand_ins(tables, found), SCORES.format(paper=texts[0], rule=texts[1]), ORDER * paper]
     if waiting:
         lines += [f"Nothing but the baseline has finished of: {', '.join(waiting)}."]
@@ -146,9 +163,12 @@ def header(tables: list[Table], found: Finished, scale: str, left_out: list[str]
 
 def _setup(baseline: str, scale: str) -> str:
     e = build(baseline, scale)
-    layers = [e.model.num_encoder_layers] * e.model.has_encoder + [e.model.num_decoder_layers] * e.model.has_decoder
+    layers = [e.model.num_encoder_layers] * e.model.has_encoder + [
+        e.model.num_decoder_layers
+    ] * e.model.has_decoder
     return (
-        f"Baseline `{baseline}`: {'+'.join(map(str, layers))} layers of width {e.model.d_model}, pre-trained on "
+        f"Baseline `{baseline}`: {'+'.join(map(str, layers))} layers of width {e.model.d_model}, "
+        "pre-trained on "
         f"`{e.data.corpus}` for {e.pretraining.steps:,} steps of {e.pretraining.batch_size} texts of up to "
         f"{e.data.inputs_length} tokens, then fine-tuned for {e.finetuning.steps:,} steps on each of "
         f"{', '.join(e.tuning.mixtures + e.tuning.heads) or 'no task'}."
@@ -164,7 +184,10 @@ def stand_ins(tables: list[Table], found: Mapping[str, list[Result]]) -> str:
         metrics = ", ".join(sorted({metric.replace("_", " ") for metric in under.values()}))
         theirs = f"; the paper's: {COLUMNS[column]}" * paper
         lines.append(f"- **{column}**: {', '.join(f'`{name}`' for name in under)} ({metrics}){theirs}")
-    head = "What is scored in each column" + "; of other tasks only the order of rows compares with the paper's" * paper
+    head = (
+        "What is scored in each column"
+        + "; of other tasks only the order of rows compares with the paper's" * paper
+    )
     return "\n".join([f"{head}:\n", *lines]) if lines else ""
 
 

@@ -40,13 +40,18 @@ def roots(runs: Runs) -> list[epath.Path]:
     for path in paths:
         try:
             path.exists()
-        except (ImportError, OSError) as error:  # the package for this kind of bucket, or the right to read it
+        # the package for this kind of bucket, or the right to read it
+        except (ImportError, OSError) as error:
             raise SettingError(f"--runs {path} cannot be read: {error}") from error
     return paths
 
 
 def results(
-    row: Row, scale: str, runs: Runs, complain: Callable[[str], object] | None = None, given: Changes | None = None
+    row: Row,
+    scale: str,
+    runs: Runs,
+    complain: Callable[[str], object] | None = None,
+    given: Changes | None = None,
 ) -> list[Result]:
     """Every finished seed of ``row`` at ``scale``; a seed that lies in several folders of runs counts once.
 
@@ -105,11 +110,16 @@ def watched(phase: str) -> Mapping[str, tuple[str, str]]:
     name = phase.partition("/")[0]
     if name != "pretraining":
         return {f"{name}: score": ("eval", "score")}
-    return {"pre-training loss [nats/token]": ("train", "loss"), "held-out loss [nats/token]": ("eval", "loss")}
+    return {
+        "pre-training loss [nats/token]": ("train", "loss"),
+        "held-out loss [nats/token]": ("eval", "loss"),
+    }
 
 
 def phase_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """What a phase of a finished run recorded, ``count`` lines or more; DataError if any was changed or lost."""
+    """What a phase of a finished run recorded, ``count`` lines or more; DataError if any was changed or
+    lost.
+    """
     path, mend = folder / "metrics.jsonl", "put back a copy that is whole"
     found = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
     if len(found) < count:

@@ -53,12 +53,19 @@ def base_of(table: Table) -> Row:
 
 def columns_of(table: Table, found: Finished) -> list[str]:
     """The paper's columns in which any row of ``table`` was scored."""
-    return [c for c in COLUMNS if any(c in result.columns for row in table.rows for result in found[row.name])]
+    return [
+        c for c in COLUMNS if any(c in result.columns for row in table.rows for result in found[row.name])
+    ]
 
 
 def noise(table: Table, found: Finished) -> dict[str, float]:
-    """Column -> deviation over seeds, pooled over the rows and their baseline; without columns that never vary."""
-    each = {c: pooled(samples_of(table, found, lambda run, c=c: run.columns.get(c))) for c in columns_of(table, found)}
+    """Column -> deviation over seeds, pooled over the rows and their baseline; without columns that never
+    vary.
+    """
+    each = {
+        c: pooled(samples_of(table, found, lambda run, c=c: run.columns.get(c)))
+        for c in columns_of(table, found)
+    }
     return {c: std for c, std in each.items() if std}
 
 
@@ -66,14 +73,19 @@ def pooled(samples: Samples) -> float:
     """The deviation over seeds, over all rows; 0 if unknown."""
     rows = [[*row.values()] for row in samples.values() if row]
     freedom = sum(len(row) - 1 for row in rows)
-    return sqrt(sum(variance(row) * (len(row) - 1) for row in rows if len(row) > 1) / freedom) if freedom else 0.0
+    return (
+        sqrt(sum(variance(row) * (len(row) - 1) for row in rows if len(row) > 1) / freedom)
+        if freedom
+        else 0.0
+    )
 
 
 def samples_of(table: Table, found: Finished, value: Callable[[Result], float | None]) -> Samples:
     """A value of the runs of each row of ``table`` and of their baseline; rows that are one have one name."""
     rows = {twin(row.name): row.name for row in (*table.rows, base_of(table))}
     return {
-        one: {run.seed: each for run in found[name] if (each := value(run)) is not None} for one, name in rows.items()
+        one: {run.seed: each for run in found[name] if (each := value(run)) is not None}
+        for one, name in rows.items()
     }
 
 
@@ -118,7 +130,8 @@ def _ours(
     show: Callable[[Score], str],
     better: Literal[1, -1] = 1,
 ) -> list[Cell]:
-    """Our rows, with an arrow where they differ from the baseline by more than chance; more, or less, is ``better``.
+    """Our rows, with an arrow where they differ from the baseline by more than chance; more, or less, is
+    ``better``.
 
     The best is bold, and what cannot be told from it, where something can.
     """
@@ -137,18 +150,24 @@ def _ours(
 
 
 def _papers(table: Table, column: str) -> list[Cell]:
-    """The paper's rows by its rule: an arrow beyond two deviations of the baseline, bold within two of the best."""
+    """The paper's rows by its rule: an arrow beyond two deviations of the baseline, bold within two of the
+    best.
+    """
     base, std = published(base_of(table), column), BASELINE_STD[column]
     rows = [published(row, column) for row in table.rows]
     best = max((score.mean for score in rows if score), default=0.0) - 2 * std
     return [
-        Cell(f"{score.mean:.2f}{ARROWS[sign(score, base, std) or 0]}", score.mean >= best) if score else Cell()
+        Cell(f"{score.mean:.2f}{ARROWS[sign(score, base, std) or 0]}", score.mean >= best)
+        if score
+        else Cell()
         for score in rows
     ]
 
 
 def _text(digits: int, score: Score) -> str:
-    return f"{score.mean:.{digits}f}" + (f"{HARD}±{HARD}{score.std:.{digits}f}" if score.std is not None else "")
+    return f"{score.mean:.{digits}f}" + (
+        f"{HARD}±{HARD}{score.std:.{digits}f}" if score.std is not None else ""
+    )
 
 
 def _cell(digits: int, score: Score | None) -> Cell:

@@ -15,10 +15,11 @@ Unlike = Mapping[str, list[str]]  # row -> what is other in its seeds, a line ea
 
 
 def unlike(table: Table, found: Finished, scale: str) -> Unlike:
-    """What in the rows of ``table`` is other than in the first run, the baseline's if there is one, of those alike.
+    """What in the rows of ``table`` is other than in the first run, the baseline's if there is one, of those
+    alike.
 
-    Of rows that a setting gives other data or another vocabulary, those are compared that have the same setting. A row
-    is in the result if anything of it is other, or is not known.
+    Of rows that a setting gives other data or another vocabulary, those are compared that have the same
+    setting. A row is in the result if anything of it is other, or is not known.
     """
     first: dict[Any, tuple[str, Any]] = {}
     lines: dict[str, list[str]] = {}
@@ -71,10 +72,14 @@ def note(others: Unlike) -> str:
     if not others:
         return ""
     lines = "".join(f"\n- {line}" for each in others.values() for line in each)
-    return f"{MARK}: made of other things than the rows beside it, which may be why its scores differ.\n{lines}"
+    return (
+        f"{MARK}: made of other things than the rows beside it, which may be why its scores differ.\n{lines}"
+    )
 
 
 def marked(sheet: Sheet, labels: set[str]) -> Sheet:
     """The sheet with a mark behind the rows of these ``labels``."""
-    rows = [cell._replace(text=f"{cell.text} {MARK}") if cell.text in labels else cell for cell in sheet["row"]]
+    rows = [
+        cell._replace(text=f"{cell.text} {MARK}") if cell.text in labels else cell for cell in sheet["row"]
+    ]
     return sheet | {"row": rows}

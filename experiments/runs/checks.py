@@ -1,4 +1,6 @@
-"""Everything that can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
+"""Everything that can be wrong with a run's settings, data, devices and folder, found before anything
+compiles.
+"""
 
 import os
 import tempfile
@@ -35,7 +37,11 @@ from lm.train.log import packages
 
 
 def check(
-    experiment: Experiment, folder: Path, cache: Path, say: Callable[[str], object], allow: frozenset[str] = frozenset()
+    experiment: Experiment,
+    folder: Path,
+    cache: Path,
+    say: Callable[[str], object],
+    allow: frozenset[str] = frozenset(),
 ) -> tuple[Prepared, jax.sharding.Mesh]:
     """Data and mesh of a run that can be started in ``folder``, of which nothing is written.
 
@@ -47,7 +53,11 @@ def check(
         sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
     check_heads(experiment)
     check_mixing(experiment)
-    architecture, tuning, tunes = experiment.model.architecture, experiment.tuning, experiment.finetuning.steps > 0
+    architecture, tuning, tunes = (
+        experiment.model.architecture,
+        experiment.tuning,
+        experiment.finetuning.steps > 0,
+    )
     if tunes and tuning.mixtures:
         check_batches(architecture, experiment.finetuning.batch_size, writes=True)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
@@ -65,7 +75,9 @@ def check(
 
 
 def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
-    """SettingError if the parameters and their gradients alone, in float32, are more than the devices can hold."""
+    """SettingError if the parameters and their gradients alone, in float32, are more than the devices can
+    hold.
+    """
     shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
     places = sharding.parameters(shapes, mesh)
     leaves = sharding.named(shapes)
@@ -77,7 +89,8 @@ def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
         names = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers")
         sizes = ", ".join(f"model.{name}={getattr(model, name)}" for name in names)
         raise SettingError(
-            f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and there are "
+            f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and "
+            "there are "
             f"{there / 2**30:,.1f}: make it smaller ({sizes}) or spread it over more devices (mesh.fsdp)"
         )
 
@@ -104,7 +117,9 @@ def check_alike(record: origin.Origin) -> None:
         for line in origin.changes(first[name], other[name])
     ]
     if lines:
-        raise SettingError(f"processes should train one run of the same, and differ from process 0 in:{''.join(lines)}")
+        raise SettingError(
+            f"processes should train one run of the same, and differ from process 0 in:{''.join(lines)}"
+        )
 
 
 def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:
@@ -116,7 +131,9 @@ def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> Non
     longest = max(*rows, tuning.inputs_length)
     sharding.check_rows(max(rows), experiment.mesh.sizes(jax.device_count()))
     if model.positions == "learned" and longest > model.max_length:
-        raise SettingError(f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row")
+        raise SettingError(
+            f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row"
+        )
 
 
 ANSWERS = {  # what an objective asks, and the heads of the model that answer
@@ -127,15 +144,21 @@ ANSWERS = {  # what an objective asks, and the heads of the model that answer
 
 
 def check_heads(experiment: Experiment) -> None:
-    """SettingError if the model lacks the heads of the objective, or replaced tokens are told and none are asked."""
+    """SettingError if the model lacks the heads of the objective, or replaced tokens are told and none are
+    asked.
+    """
     objective, heads = experiment.objective, experiment.model.heads
     for (field, value), needed in ANSWERS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
             raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
     if objective.targets == "replaced" and objective.pairs != "none":
-        raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with objective.targets='replaced'")
+        raise SettingError(
+            f"objective.pairs={objective.pairs!r} should be 'none' with objective.targets='replaced'"
+        )
     if "replaced-token" in heads and objective.targets != "replaced":
-        raise SettingError(f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}")
+        raise SettingError(
+            f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}"
+        )
 
 
 def check_mixing(experiment: Experiment) -> None:
@@ -147,19 +170,29 @@ def check_mixing(experiment: Experiment) -> None:
             f"mixing.pretraining={mixing!r} needs {1 + others} or more tuning.mixtures={tuning.mixtures}"
         )
     if mixing != "corpus" and not experiment.finetuning.steps and (others or team > 1):
-        raise SettingError(f"mixing.pretraining={mixing!r} and ensemble.members={team} need finetuning.steps above 0")
+        raise SettingError(
+            f"mixing.pretraining={mixing!r} and ensemble.members={team} need finetuning.steps above 0"
+        )
     if mixing != "corpus" and not experiment.pretraining.steps:
         raise SettingError(f"mixing.pretraining={mixing!r} needs pretraining.steps above 0")
     if team > 1 and tuning.heads:
-        raise SettingError(f"ensemble.members={team} answer in words only: tuning.heads={tuning.heads} should be ()")
+        raise SettingError(
+            f"ensemble.members={team} answer in words only: tuning.heads={tuning.heads} should be ()"
+        )
 
 
-def check_folder(experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None) -> None:
-    """SettingError if ``folder`` is another experiment's, of which else ``allowed`` is told, or cannot be written."""
+def check_folder(
+    experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None
+) -> None:
+    """SettingError if ``folder`` is another experiment's, of which else ``allowed`` is told, or cannot be
+    written.
+    """
     agreed(lambda: check_settings(experiment, folder, allowed))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):
             pass
     except OSError as error:
-        raise SettingError(f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder") from error
+        raise SettingError(
+            f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder"
+        ) from error

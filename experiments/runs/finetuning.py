@@ -1,4 +1,6 @@
-"""Fine-tuning from a pre-trained model: on mixtures of tasks as text-to-text, and on labelled tasks through a head."""
+"""Fine-tuning from a pre-trained model: on mixtures of tasks as text-to-text, and on labelled tasks through a
+head.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +50,8 @@ class FineTuning:
 
 
 def finetune(session: Session, pretrained: Start | None, name: str, folder: Path) -> dict[str, dict]:
-    """Fine-tune on the mixture or labelled task ``name`` to the end; ``{task: its best checkpoint's step and scores}``.
+    """Fine-tune on the mixture or labelled task ``name`` to the end; ``{task: its best checkpoint's step and
+    scores}``.
 
     As in T5 the optimiser's memory comes along from pre-training; steps count from 0 again.
     """
@@ -57,12 +60,26 @@ def finetune(session: Session, pretrained: Start | None, name: str, folder: Path
     with checkpoints_of(session.experiment, session.experiment.finetuning, folder) as checkpoints:
         evaluate = evaluation(session, made.asked, made.lengths, made.steps, folder)
         config, read = session.experiment.finetuning, fingerprints(session.experiment, name, session.cache)
-        fit(Phase(session, config, made.steps, made.batches, made.lengths, checkpoints, evaluate, read, pretrained))
+        fit(
+            Phase(
+                session,
+                config,
+                made.steps,
+                made.batches,
+                made.lengths,
+                checkpoints,
+                evaluate,
+                read,
+                pretrained,
+            )
+        )
     return agreed(lambda: {each.task.name: best_of(each.task, folder) for each in made.asked})
 
 
 def answer_together(sessions: Sequence[Session], name: str, folders: Sequence[Path]) -> dict[str, dict]:
-    """The scores of the members' best models for ``name`` as an ensemble; their answers lie beside the members."""
+    """The scores of the members' best models for ``name`` as an ensemble; their answers lie beside the
+    members.
+    """
     sessions[0].reporter.start(f"{len(folders)} models together on {name}")
     made, found = fine_tuning(sessions[0], name), {}
     models = []
@@ -87,7 +104,9 @@ def on_mixture(session: Session, name: str) -> FineTuning:
     phase, lengths, tuned = experiment.finetuning, tuning_lengths(experiment, (name,)), experiment.tuning
     model = adapted(experiment)
     examples = {
-        task.name: Encoded(task, task.rows("train", session.cache, experiment.data.corrupt_records), vocabulary)
+        task.name: Encoded(
+            task, task.rows("train", session.cache, experiment.data.corrupt_records), vocabulary
+        )
         for task in mixture(name)
         if task.train
     }
@@ -101,9 +120,14 @@ def on_mixture(session: Session, name: str) -> FineTuning:
         seed=experiment.seed,
     )
     steps = build(
-        model, phase.optimizer, LossConfig(), session.mesh, phase.microbatches, tune=tune_of(experiment),
+        model,
+        phase.optimizer,
+        LossConfig(),
+        session.mesh,
+        phase.microbatches,
+        tune=tune_of(experiment),
         guarding=experiment.guard,
-    )  # fmt: skip
+    )
     return FineTuning(steps, batches, lengths, asked(session, (name,)))
 
 
@@ -115,17 +139,23 @@ def on_labels(session: Session, name: str) -> FineTuning:
     rows = task.rows("train", session.cache, experiment.data.corrupt_records)
     batches = Labelled(reader, rows, phase.batch_size, experiment.seed)
     lengths = Lengths(raw=length, inputs=length, targets=length)
-    return FineTuning(head_steps(experiment, session.mesh, name), batches, lengths, [ask(session, task, length)])
+    return FineTuning(
+        head_steps(experiment, session.mesh, name), batches, lengths, [ask(session, task, length)]
+    )
 
 
 def asked(session: Session, names: Sequence[str]) -> list[Questions]:
     """The validation sets of the mixtures ``names``."""
-    return [ask(session, task, mixture(name).targets_length) for name in names for task in mixture(name).evaluated]
+    return [
+        ask(session, task, mixture(name).targets_length) for name in names for task in mixture(name).evaluated
+    ]
 
 
 def ask(session: Session, task: Any, targets_length: int) -> Questions:
     rows = first(task.rows("validation", session.cache), session.experiment.tuning.evaluation_examples)
-    return questions(session.experiment, session.prepared.vocabulary, session.mesh, task, rows, targets_length)
+    return questions(
+        session.experiment, session.prepared.vocabulary, session.mesh, task, rows, targets_length
+    )
 
 
 def evaluation(
@@ -135,7 +165,9 @@ def evaluation(
 
     The loss tells models apart that are too small to answer. The answers of each step are kept in ``folder``.
     """
-    right = {each.task.name: right_answers(session, each, lengths) for each in asked if isinstance(each.task, Task)}
+    right = {
+        each.task.name: right_answers(session, each, lengths) for each in asked if isinstance(each.task, Task)
+    }
 
     def evaluate(state: State) -> dict[str, float]:
         found = {}
@@ -151,7 +183,9 @@ def evaluation(
 
 
 def right_answers(session: Session, asked: Questions, lengths: Lengths) -> list[pipeline.Batch]:
-    """This process's parts of the rows with their targets, which alone have a loss, whatever the architecture."""
+    """This process's parts of the rows with their targets, which alone have a loss, whatever the
+    architecture.
+    """
     rows = Encoded(asked.task, asked.rows, session.prepared.vocabulary)
     size, architecture = session.experiment.finetuning.batch_size, session.experiment.model.architecture
     batches = pipeline.eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
@@ -188,9 +222,16 @@ def head_steps(experiment: Experiment, mesh: jax.sharding.Mesh, name: str) -> St
     )
     tune = tuning.body_frozen if experiment.tuning.layers == "mixed-frozen" else tune_of(experiment)
     return build(
-        model, phase.optimizer, LossConfig(), mesh, phase.microbatches, with_head(head), labelled, tune,
+        model,
+        phase.optimizer,
+        LossConfig(),
+        mesh,
+        phase.microbatches,
+        with_head(head),
+        labelled,
+        tune,
         experiment.guard,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -209,7 +250,8 @@ def best_of(task: Any, folder: Path) -> dict:
     best = max(evaluations, key=lambda r: (r[f"{name}/score"], -r.get(f"{name}/loss", np.inf), r["step"]))
     metrics = {key.split("/")[1]: value for key, value in best.items() if key.startswith(f"{name}/")}
     if "loss" in metrics:
-        metrics["loss"] = min(r.get(f"{name}/loss", np.inf) for r in evaluations)  # of its own best checkpoint
+        # of its own best checkpoint
+        metrics["loss"] = min(r.get(f"{name}/loss", np.inf) for r in evaluations)
     return about(task, best["step"], metrics)
 
 

@@ -1,4 +1,6 @@
-"""Where the phases of a run lie. Runs that pre-train alike share one pre-training, whatever they do with it."""
+"""Where the phases of a run lie. Runs that pre-train alike share one pre-training, whatever they do with
+it.
+"""
 
 import hashlib
 import json
@@ -14,7 +16,8 @@ def check_runs(runs: Path) -> None:
     """SettingError if nothing can be written to ``runs`` as to a folder."""
     if runs.parts[:1] == ("gs:",):
         raise SettingError(
-            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does on TPUs "
+            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch "
+            "does on TPUs "
             "(gcsfuse --implicit-dirs --rename-dir-limit=1000000 BUCKET FOLDER)"
         )
 
@@ -38,7 +41,9 @@ def load_settings(folder: Path) -> Experiment:
 
 def cache_of(folder: Path) -> Path:
     """The cache beside a run's folder: that of the folder ``runs`` it lies in."""
-    return next((up / "cache" for up in folder.resolve().parents if (up / "cache").is_dir()), Path("runs") / "cache")
+    return next(
+        (up / "cache" for up in folder.resolve().parents if (up / "cache").is_dir()), Path("runs") / "cache"
+    )
 
 
 def home_of(folder: Path, cache: Path) -> Path:
@@ -48,10 +53,11 @@ def home_of(folder: Path, cache: Path) -> Path:
 
 
 def members(experiment: Experiment) -> list[tuple[str, Experiment, Experiment]]:
-    """(suffix of its phases, its settings in pre-training, in fine-tuning) of each model that a run consists of.
+    """(suffix of its phases, its settings in pre-training, in fine-tuning) of each model that a run consists
+    of.
 
-    Members differ in their seeds. Those of the ensembles with seeds 0, 1, ... are all different, and the first of them
-    begin like single runs, which they then share.
+    Members differ in their seeds. Those of the ensembles with seeds 0, 1, ... are all different, and the
+    first of them begin like single runs, which they then share.
     """
     count = experiment.ensemble.members
     if count == 1:
@@ -63,7 +69,9 @@ def members(experiment: Experiment) -> list[tuple[str, Experiment, Experiment]]:
 
 
 def phases(experiment: Experiment, folder: Path, home: Path) -> dict[str, Path]:
-    """The folder of each phase of the run in ``folder``: pre-trainings by ``pretraining_name``, then fine-tunings."""
+    """The folder of each phase of the run in ``folder``: pre-trainings by ``pretraining_name``, then
+    fine-tunings.
+    """
     tuning, found = experiment.tuning, {}
     vocabulary_of = tuning.mixtures if experiment.data.vocabulary_texts == "corpus+tasks" else ()
     for name, settings in pretrainings(experiment).items():
@@ -81,9 +89,13 @@ def pretrainings(experiment: Experiment) -> dict[str, Experiment]:
         for mixture in (*tuning.mixtures, *tuning.heads) or ("",):
             needed = pretraining_of(settings, mixture)
             own = replace(
-                needed, data=experiment.data, mesh=experiment.mesh, guard=experiment.guard,
-                pretraining=experiment.pretraining, finetuning=experiment.finetuning,
-            )  # fmt: skip
+                needed,
+                data=experiment.data,
+                mesh=experiment.mesh,
+                guard=experiment.guard,
+                pretraining=experiment.pretraining,
+                finetuning=experiment.finetuning,
+            )
             found.setdefault(pretraining_name(experiment, mixture, suffix), own)
     return found
 
@@ -94,10 +106,16 @@ def pretraining_name(experiment: Experiment, mixture: str, suffix: str) -> str:
     return f"pretraining{without}{suffix if experiment.ensemble.pretraining == 'separate' else ''}"
 
 
-def pretraining_folder(settings: Experiment, vocabulary_of: tuple[str, ...], folder: Path, home: Path) -> Path:
-    """Of the pre-training with these settings, and a vocabulary of these tasks: the run's own, or of its scale."""
+def pretraining_folder(
+    settings: Experiment, vocabulary_of: tuple[str, ...], folder: Path, home: Path
+) -> Path:
+    """Of the pre-training with these settings, and a vocabulary of these tasks: the run's own, or of its
+    scale.
+    """
     changed = diff(BASELINE, pretraining_of(settings, ""))  # so that a new setting changes no key
-    about = {path: str(new) for path, (_, new) in changed.items()} | ({"texts": vocabulary_of} if vocabulary_of else {})
+    about = {path: str(new) for path, (_, new) in changed.items()} | (
+        {"texts": vocabulary_of} if vocabulary_of else {}
+    )
     place = Path("pretraining") / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     if (folder / "pretraining" / "checkpoints").is_dir():  # of an imported run
         return folder / "pretraining"
@@ -109,12 +127,15 @@ def pretraining_of(experiment: Experiment, mixture: str) -> Experiment:
     """The settings that pre-training depends on; all others are those of the baseline."""
     data, mixing, tuning = experiment.data, experiment.mixing, experiment.tuning
     kept = replace(
-        BASELINE, objective=experiment.objective, model=experiment.model,
+        BASELINE,
+        objective=experiment.objective,
+        model=experiment.model,
         pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
         data=replace(data, workers=0, held_out_lengths=(1,), corrupt_records=BASELINE.data.corrupt_records),
-        generator_share=experiment.generator_share, seed=experiment.seed,
+        generator_share=experiment.generator_share,
+        seed=experiment.seed,
         guard=replace(BASELINE.guard, spikes=experiment.guard.spikes),
-    )  # fmt: skip
+    )
     if mixing.pretraining == "corpus":
         return kept
     mixtures = tuning.mixtures

@@ -1,8 +1,8 @@
 """What a phase was begun with: the one record that going on, reading, comparing and pooling runs ask.
 
-``origin.json`` in the folder of each phase says it, sealed by a checksum. Going on with other settings, data, code or
-packages is refused, unless it is allowed. Of a finished phase, which others may start from, it is settings, vocabulary
-and data that must fit.
+``origin.json`` in the folder of each phase says it, sealed by a checksum. Going on with other settings, data,
+code or packages is refused, unless it is allowed. Of a finished phase, which others may start from, it is
+settings, vocabulary and data that must fit.
 """
 
 import hashlib
@@ -22,17 +22,25 @@ FILE = "origin.json"
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished phase
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that is gone on with
 FREE = (  # settings that change no number of what is done: a run may go on elsewhere, or past what stopped it
-    "mesh", "data.workers", "guard.non_finite", "guard.in_a_row", "guard.failed_save", "pretraining.keep_hours",
+    "mesh",
+    "data.workers",
+    "guard.non_finite",
+    "guard.in_a_row",
+    "guard.failed_save",
+    "pretraining.keep_hours",
     "finetuning.keep_hours",
-)  # fmt: skip
-CODE = ("folders", "prepare", "run", "finetuning", "phase")  # of experiments.runs: what changes numbers, settings apart
+)
+# of experiments.runs: what changes numbers, settings apart
+CODE = ("folders", "prepare", "run", "finetuning", "phase")
 SHOWN = 12  # differences of a kind, at most [lines]
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value
 
 
 def allowed(names: str) -> frozenset[str]:
-    """Of ORIGINS those named in the option --allow, with commas between them; SettingError for what is none."""
+    """Of ORIGINS those named in the option --allow, with commas between them; SettingError for what is
+    none.
+    """
     found = frozenset(filter(None, names.split(",")))
     for name in sorted(found - set(ORIGINS)):
         raise SettingError(f"--allow {name!r} is nothing that can be allowed{nearest(name, ORIGINS)}")
@@ -54,7 +62,9 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line for each difference. A setting that the old ones lack is newer, and was what the baseline has."""
+    """A line for each difference. A setting that the old ones lack is newer, and was what the baseline
+    has.
+    """
     old = {name: value for name, value in settings_of(BASELINE).items() if name in new} | old
     names = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
     lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
@@ -74,7 +84,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _is_said(name: str, value: Any) -> bool:
-    """Whether this is what ``record`` writes under a name: texts by name, values of settings, changes since."""
+    """Whether this is what ``record`` writes under a name: texts by name, values of settings, changes
+    since.
+    """
     if name == "allowed":
         return isinstance(value, list) and all(
             isinstance(each, dict) and isinstance(each.get("changed"), list) for each in value
@@ -85,14 +97,20 @@ def _is_said(name: str, value: Any) -> bool:
 
 
 def record(folder: Path, now: Origin, past: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Write that the phase in ``folder`` is made of what is ``now``; ``past``: what changed since it was begun."""
+    """Write that the phase in ``folder`` is made of what is ``now``; ``past``: what changed since it was
+    begun.
+    """
     write(folder / FILE, seal({**now, "allowed": [*past]}))
 
 
-def check(folder: Path, now: Origin, state: str, allow: frozenset[str], say: Callable[[str], object] = print) -> None:
-    """Compare the phase in ``folder``, whose ``state`` is "new", "begun" or "finished", with what is known ``now``.
+def check(
+    folder: Path, now: Origin, state: str, allow: frozenset[str], say: Callable[[str], object] = print
+) -> None:
+    """Compare the phase in ``folder``, whose ``state`` is "new", "begun" or "finished", with what is known
+    ``now``.
 
-    SettingError with the differences that are not in ``allow``; those that are, are said and kept in origin.json.
+    SettingError with the differences that are not in ``allow``; those that are, are said and kept in
+    origin.json.
     """
     from lm.train import log  # brings jax along, which comparing settings need not wait for
 
@@ -104,13 +122,16 @@ def check(folder: Path, now: Origin, state: str, allow: frozenset[str], say: Cal
         except SettingError as error:
             there, unknown = {}, str(error)
         for name in FINISHED if state == "finished" else ORIGINS:
-            if name in now and (lines := changes(there[name], now[name]) if there else [f"not known: {unknown}"]):
+            if name in now and (
+                lines := changes(there[name], now[name]) if there else [f"not known: {unknown}"]
+            ):
                 found[name] = [f"{name}: {line}" for line in lines]
     text = "".join(f"\n  {line}" for lines in found.values() for line in lines)
     if refused := [name for name in found if name not in allow]:
         raise SettingError(
-            f"{folder} was {'trained' if state == 'finished' else 'begun'} with other {' and '.join(refused)}:{text}\n"
-            f"choose other --runs, delete it, or go on with --allow {','.join(found)}"
+            f"{folder} was {'trained' if state == 'finished' else 'begun'} with other "
+            f"{' and '.join(refused)}:"
+            f"{text}\nchoose other --runs, delete it, or go on with --allow {','.join(found)}"
         )
     if found:
         say(f"{folder}: allowed:{text}")
@@ -122,5 +143,8 @@ def check(folder: Path, now: Origin, state: str, allow: frozenset[str], say: Cal
 def code() -> dict[str, str]:
     """``{file: start of its sha256}`` of the library, and of what of the study makes numbers."""
     root = Path(config.__file__).parents[1]
-    files = [*sorted(root.glob("lm/**/*.py")), *(root / "experiments" / "runs" / f"{name}.py" for name in CODE)]
+    files = [
+        *sorted(root.glob("lm/**/*.py")),
+        *(root / "experiments" / "runs" / f"{name}.py" for name in CODE),
+    ]
     return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}

@@ -100,7 +100,9 @@ class Phase:
 
     def run(self, log: Log) -> Run:
         start = None if self.start is None else lambda: self.start(self.steps)
-        return Run(self.session.experiment.seed, self.data, self.checkpoints, log, self.evaluate, start, self.flops)
+        return Run(
+            self.session.experiment.seed, self.data, self.checkpoints, log, self.evaluate, start, self.flops
+        )
 
 
 def checkpoints_of(experiment: Experiment, config: PhaseConfig, folder: Path) -> Checkpoints:
@@ -125,7 +127,12 @@ def fit(phase: Phase) -> None:
 def _train(phase: Phase) -> None:
     config, experiment = phase.config, phase.session.experiment
     loop = LoopConfig(
-        config.steps, config.log_every, config.save_every, "score", experiment.guard, patience=wait("LM_STEP_TIMEOUT")
+        config.steps,
+        config.log_every,
+        config.save_every,
+        "score",
+        experiment.guard,
+        patience=wait("LM_STEP_TIMEOUT"),
     )
     missing = {"corrupt_records_left_out": dict(phase.session.prepared.left_out)}
     with ShownLog(phase, asdict(experiment) | missing) as log:
@@ -139,7 +146,8 @@ def _check_origin(phase: Phase, done: bool) -> None:
     state = "finished" if done else "begun" if begun else "new"
     now = phase.begun_with()
     origin.check(phase.folder, now, state, phase.session.allow, phase.session.reporter.say)
-    if origin.read(phase.folder)["vocabulary"] == now["vocabulary"]:  # of a finished phase another may be allowed
+    # of a finished phase another may be allowed
+    if origin.read(phase.folder)["vocabulary"] == now["vocabulary"]:
         vocabularies.keep(phase.folder, phase.session.prepared.vocabulary)
 
 
@@ -209,4 +217,6 @@ class ShownLog(Log):
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         super().write(step, kind, values)
         if "loss" in values:
-            self._reporter.advance(0, f"{'loss' if kind == 'train' else 'held-out loss'} {values['loss']:.3f}")
+            self._reporter.advance(
+                0, f"{'loss' if kind == 'train' else 'held-out loss'} {values['loss']:.3f}"
+            )

@@ -1,4 +1,5 @@
-"""Settings -> data: the corpus as tokens, the vocabulary, the tasks; made once, kept in the cache, shared by all runs.
+"""Settings -> data: the corpus as tokens, the vocabulary, the tasks; made once, kept in the cache, shared by
+all runs.
 
 What is missing or does not fit together is named; checks.py asks for that before anything compiles.
 """
@@ -40,7 +41,8 @@ class Prepared:
     vocabulary: Vocabulary
     train: Tokens
     validation: Tokens
-    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records not trained on, by corpus or task
+    # corrupt records not trained on, by corpus or task
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     train = encode_corpus(corpus, vocabulary, cache / "tokens")
     if experiment.data.repeats:
         train = train.cut(unique_tokens(experiment))
-    validation = encode_corpus(documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens")
+    validation = encode_corpus(
+        documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens"
+    )
     return Prepared(vocabulary, train, validation, missing)
 
 
@@ -93,12 +97,16 @@ def settings_of_phases(experiment: Experiment) -> dict[str, Experiment]:
 
 
 def tasks_of(experiment: Experiment, phase: str) -> dict[str, list[Scored]]:
-    """The tasks that a phase of a run with these settings is trained on ("train") and evaluated on ("validation")."""
+    """The tasks that a phase of a run with these settings is trained on ("train") and evaluated on
+    ("validation").
+    """
     name, tuning = phase.partition("/")[0], experiment.tuning
     if name in tuning.heads:
         return {split: [labelled(name)] for split in SPLITS}
     pretrains = name == "pretraining"
-    mixtures = (name,) if not pretrains else () if experiment.mixing.pretraining == "corpus" else tuning.mixtures
+    mixtures = (
+        (name,) if not pretrains else () if experiment.mixing.pretraining == "corpus" else tuning.mixtures
+    )
     scored = () if pretrains and experiment.finetuning.steps else mixtures
     return {
         "train": [task for name in mixtures for task in mixture(name) if task.train],
@@ -121,7 +129,9 @@ def fingerprints(experiment: Experiment, phase: str, cache: Path) -> dict[str, s
     if named := vocabulary_corpus(experiment):
         found["vocabulary train"] = documents(named, "train", cache, data.corrupt_records).fingerprint
     for split, tasks in tasks_of(experiment, phase).items():
-        found |= {f"{task.name} {split}": rows_of(task, split, experiment, cache).fingerprint for task in tasks}
+        found |= {
+            f"{task.name} {split}": rows_of(task, split, experiment, cache).fingerprint for task in tasks
+        }
     return found
 
 
@@ -132,18 +142,23 @@ def vocabulary_corpus(experiment: Experiment) -> str:
 
 
 def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
-    """SettingError if a decoder's text would begin, end or be padded otherwise than ``lm.data.packing`` writes it."""
+    """SettingError if a decoder's text would begin, end or be padded otherwise than ``lm.data.packing``
+    writes it.
+    """
     model, special = experiment.model, experiment.model.special
     if not model.has_decoder:
         return
     if (vocabulary.pad, vocabulary.eos) != (PAD, EOS):
         raise SettingError(
-            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos} and pads it with "
+            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos} and pads "
+            "it with "
             f"{vocabulary.pad}, training writes {EOS} and {PAD}"
         )
     starts = (PAD,) if model.architecture in ENCODER_DECODERS else (PAD, None)
     if (special.pad, special.eos) != (PAD, EOS) or special.start not in starts:
-        raise SettingError(f"model.special={special} should have pad {PAD}, eos {EOS}, start {PAD}, as training does")
+        raise SettingError(
+            f"model.special={special} should have pad {PAD}, eos {EOS}, start {PAD}, as training does"
+        )
 
 
 def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
@@ -173,7 +188,9 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
 def task_rows(experiment: Experiment, cache: Path) -> dict[str, Rows]:
     """The training sets of all tasks that the experiment is tuned on, by task."""
     tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
-    return {task.name: examples(task.source, task.train, cache, experiment.data.corrupt_records) for task in tasks}
+    return {
+        task.name: examples(task.source, task.train, cache, experiment.data.corrupt_records) for task in tasks
+    }
 
 
 def unique_tokens(experiment: Experiment) -> int:
@@ -189,7 +206,8 @@ def pretraining_batches(
     times: int = 1,
     rows: int | None = None,
 ) -> pipeline.BatchFunction:
-    """The batch function of pre-training on the corpus; that of the validation split has the same noise in every run.
+    """The batch function of pre-training on the corpus; that of the validation split has the same noise in
+    every run.
 
     Its rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
@@ -205,10 +223,14 @@ def pretraining_batches(
 
 
 def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> pipeline.Mixed:
-    """The batch function of multi-task pre-training: the tasks' training sets, and the corpus if it is one of them."""
+    """The batch function of multi-task pre-training: the tasks' training sets, and the corpus if it is one of
+    them.
+    """
     mixing, tuning = experiment.mixing, experiment.tuning
     examples: dict[str, Sequence[pipeline.Example]] = {
-        task.name: Encoded(task, task.rows("train", cache, experiment.data.corrupt_records), prepared.vocabulary)
+        task.name: Encoded(
+            task, task.rows("train", cache, experiment.data.corrupt_records), prepared.vocabulary
+        )
         for name in tuning.mixtures
         for task in mixture(name)
         if task.train

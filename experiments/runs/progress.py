@@ -1,4 +1,6 @@
-"""What a user sees while rows train: one bar over all of the work with its ETA, one line for each finished piece."""
+"""What a user sees while rows train: one bar over all of the work with its ETA, one line for each finished
+piece.
+"""
 
 import sys
 import time
@@ -35,7 +37,8 @@ class Reporter:
     def advance(self, steps: int, detail: str = "") -> None:
         """``steps`` more are done; ``detail`` is the newest figure, such as the loss.
 
-        How long the rest takes is told by the steps that were made here and one by one, after the first was compiled.
+        How long the rest takes is told by the steps that were made here and one by one, after the first was
+        compiled.
         """
         self._bar.update(self._task, advance=steps, detail=detail)
         self._done += steps == 1 and self._since is not None
@@ -55,12 +58,18 @@ class Reporter:
 
 @contextmanager
 def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
-    """A Reporter over ``total`` steps; its bar is gone when the block ends. ``quiet``: another process shows it."""
+    """A Reporter over ``total`` steps; its bar is gone when the block ends. ``quiet``: another process shows
+    it.
+    """
     console = Console(stderr=False, quiet=quiet)
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(),
-        TimeElapsedColumn(), TextColumn("ETA {task.fields[left]}"), TextColumn("{task.fields[detail]}"),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA {task.fields[left]}"),
+        TextColumn("{task.fields[detail]}"),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield Reporter(console, bar, total)
 

@@ -1,4 +1,6 @@
-"""Where one run lies, whose it is, and what it scored when it finished. Folders of runs may lie in a bucket (gs://)."""
+"""Where one run lies, whose it is, and what it scored when it finished. Folders of runs may lie in a bucket
+(gs://).
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -30,9 +32,11 @@ class Result:
     seconds: float  # of training, compilation and evaluation left out
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
-    length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length of rows [x inputs_length]
+    # held-out, by length of rows [x inputs_length]
+    length_losses: Mapping[str, float] = field(default_factory=dict)
     phases: Mapping[str, str] = field(default_factory=dict)  # phase -> its folder, below that of the scale
-    records: Mapping[str, int] = field(default_factory=dict)  # phase -> how many lines of metrics it had in the end
+    # phase -> how many lines of metrics it had in the end
+    records: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self):
         for name, best in _group("tasks", self.tasks):
@@ -40,10 +44,19 @@ class Result:
         signed = any(SIGNED & best["metrics"].keys() for best in self.tasks.values())
         for name, score in _group("columns", self.columns):
             _within(name, score, -100 * signed, 100)
-        longer = [(f"length_losses {times}", loss) for times, loss in _group("length_losses", self.length_losses)]
-        for name, loss in [*longer, ("held_out_loss", 0 if self.held_out_loss is None else self.held_out_loss)]:
+        longer = [
+            (f"length_losses {times}", loss) for times, loss in _group("length_losses", self.length_losses)
+        ]
+        for name, loss in [
+            *longer,
+            ("held_out_loss", 0 if self.held_out_loss is None else self.held_out_loss),
+        ]:
             _within(name, loss, 0, LARGEST)
-        for name, count in [("seconds", self.seconds), ("tokens", self.tokens), *_group("records", self.records)]:
+        for name, count in [
+            ("seconds", self.seconds),
+            ("tokens", self.tokens),
+            *_group("records", self.records),
+        ]:
             _within(name, count, 0, 1e300)
         if not all(re.fullmatch("[1-9][0-9]{0,8}", times) for times in self.length_losses):
             raise SettingError("a length of rows is no whole number")
@@ -57,7 +70,9 @@ class Result:
 
     @property
     def task_loss(self) -> float | None:
-        """Mean over tasks of the loss of their targets, nats a token; None if one has none, as heads and ensembles."""
+        """Mean over tasks of the loss of their targets, nats a token; None if one has none, as heads and
+        ensembles.
+        """
         found = [best["metrics"].get("loss") for best in self.tasks.values()]
         return mean(found) if found and None not in found else None
 
@@ -76,7 +91,11 @@ def _group(name: str, values: Any) -> Iterable[tuple[str, Any]]:
 
 def _within(name: str, value: Any, low: float, high: float) -> None:
     rounding = 1e-6
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low - rounding <= value <= high + rounding:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not low - rounding <= value <= high + rounding
+    ):
         raise SettingError(f"{name} {value!r:.40} should be a number from {low:g} to {high:g}")
 
 
@@ -93,7 +112,9 @@ def _check_task(name: str, best: Any) -> None:
 
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
-    """The folder of one run; rows that make the same changes share it, settings given by hand are part of it."""
+    """The folder of one run; rows that make the same changes share it, settings given by hand are part of
+    it.
+    """
     parent, _, last = twin(name).rpartition("/")
     return runs / scale / parent / with_overrides(last, overrides) / f"seed-{seed}"
 
@@ -107,25 +128,35 @@ def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
     return last.decode()
 
 
-def check_settings(experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None) -> None:
-    """SettingError with the difference if ``folder`` holds a run of other settings; ``allowed`` is told it instead."""
+def check_settings(
+    experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None
+) -> None:
+    """SettingError with the difference if ``folder`` holds a run of other settings; ``allowed`` is told it
+    instead.
+    """
     path = epath.Path(folder) / "settings.json"
     if not path.exists():
         return
     try:
         there = origin.flat(unseal(path.read_bytes(), path))
     except SettingError as error:
-        raise SettingError(f"{path} cannot be read ({error}): choose other --runs or delete {folder}") from error
+        raise SettingError(
+            f"{path} cannot be read ({error}): choose other --runs or delete {folder}"
+        ) from error
     if lines := origin.changes(there, origin.settings_of(experiment)):
         text = "".join(f"\n  {line}" for line in lines)
         if allowed is None:
-            said = "belongs to a run with other settings: choose other --runs, delete it or, unless it is finished,"
-            raise SettingError(f"{folder} {said} go on with --allow settings{text}")
+            raise SettingError(
+                f"{folder} belongs to a run with other settings: choose other --runs, delete it or, "
+                f"unless it is finished, go on with --allow settings{text}"
+            )
         allowed(f"{folder}: allowed:{text}")
 
 
 def fingerprint(folder: Path) -> str:
-    """That of the settings in ``folder`` which change numbers; SettingError if they are damaged or not there."""
+    """That of the settings in ``folder`` which change numbers; SettingError if they are damaged or not
+    there.
+    """
     path = epath.Path(folder) / "settings.json"
     try:
         return checksum(origin.flat(unseal(path.read_bytes(), path)))
@@ -139,7 +170,9 @@ def write_result(folder: Path, found: Mapping[str, Any]) -> None:
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, None of an unfinished one; SettingError if its file is damaged or another run's."""
+    """The result of a finished run, None of an unfinished one; SettingError if its file is damaged or another
+    run's.
+    """
     path, mend = epath.Path(folder) / "scores.json", "delete it and run the row again"
     if not path.exists():
         return None
@@ -149,7 +182,9 @@ def read_result(folder: Path) -> Result | None:
     try:
         return Result(folder=path.parent, **found)
     except (SettingError, TypeError) as error:  # a TypeError: more or less than a result has
-        raise DataError(f"{path} does not count: {error}; the run diverged, or the file is damaged: {mend}") from error
+        raise DataError(
+            f"{path} does not count: {error}; the run diverged, or the file is damaged: {mend}"
+        ) from error
 
 
 def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:

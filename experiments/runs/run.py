@@ -1,8 +1,9 @@
-"""The composition root: builds mesh, data, optimiser and log for one experiment, and trains, fine-tunes and scores it.
+"""The composition root: builds mesh, data, optimiser and log for one experiment, and trains, fine-tunes and
+scores it.
 
-A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` holds checkpoints, ``metrics.jsonl``,
-``run.json`` and predictions, as does the folder of its pre-training, which runs that pre-train alike share;
-``scores.json`` appears when all is done and names the folders.
+A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` holds checkpoints,
+``metrics.jsonl``, ``run.json`` and predictions, as does the folder of its pre-training, which runs that
+pre-train alike share; ``scores.json`` appears when all is done and names the folders.
 """
 
 import os
@@ -110,8 +111,12 @@ def pretrain(session: Session, folder: Path) -> Start:
 def pretraining(session: Session, folder: Path, checkpoints: Checkpoints) -> Phase:
     """On the corpus, on tasks or on both; scored on the tasks if it is not fine-tuned on them."""
     experiment, config = session.experiment, session.experiment.pretraining
-    steps, batches = steps_of(experiment, session.mesh), pretraining_batches(experiment, session.prepared, "train")
-    held_out = cache(partial(validation_batches, session, 1, -(-WATCHED // config.batch_size)))  # if it is trained
+    steps, batches = (
+        steps_of(experiment, session.mesh),
+        pretraining_batches(experiment, session.prepared, "train"),
+    )
+    # if it is trained
+    held_out = cache(partial(validation_batches, session, 1, -(-WATCHED // config.batch_size)))
     lengths, scores = batches.limits, None
     if experiment.mixing.pretraining != "corpus":
         batches = mixed_batches(experiment, session.prepared, session.cache)
@@ -120,11 +125,16 @@ def pretraining(session: Session, folder: Path, checkpoints: Checkpoints) -> Pha
             asked = asked_of(session, experiment.tuning.mixtures)
             scores = evaluation(session, asked, lengths, steps, folder)
     return Phase(
-        session, config, steps, batches, lengths, checkpoints,
+        session,
+        config,
+        steps,
+        batches,
+        lengths,
+        checkpoints,
         lambda state: steps.evaluate(state, held_out()) | (scores(state) if scores else {}),
         fingerprints(experiment, "pretraining", session.cache),
         settings=pretraining_of(experiment, ""),
-    )  # fmt: skip
+    )
 
 
 def pretrained(session: Session, folder: Path, steps: Steps) -> State:
@@ -146,7 +156,9 @@ def _source(pretrained: frozenset[str], name: str) -> str | None:
 
 
 def validation_batches(session: Session, times: int, most: int) -> list[pipeline.Batch]:
-    """This process's parts of ``most`` held-out batches or of all, in rows ``times`` as long as in training."""
+    """This process's parts of ``most`` held-out batches or of all, in rows ``times`` as long as in
+    training.
+    """
     experiment, shards = session.experiment, sharding.batch_parts(session.mesh.shape)
     rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards  # some for every device
     batches = pretraining_batches(experiment, session.prepared, "validation", times, rows)
@@ -174,24 +186,42 @@ def steps_of(experiment: Experiment, mesh: jax.sharding.Mesh) -> Steps:
         objective = masked_lm
     phase = experiment.pretraining
     return build(
-        experiment.model, phase.optimizer, LossConfig(), mesh, phase.microbatches, make, objective,
+        experiment.model,
+        phase.optimizer,
+        LossConfig(),
+        mesh,
+        phase.microbatches,
+        make,
+        objective,
         guarding=experiment.guard,
-    )  # fmt: skip
+    )
 
 
 def generator_of(experiment: Experiment) -> ModelConfig:
-    """ELECTRA's generator: as deep as the model, ``generator_share`` as wide, with the model's embedding of tokens."""
+    """ELECTRA's generator: as deep as the model, ``generator_share`` as wide, with the model's embedding of
+    tokens.
+    """
     model, share = experiment.model, experiment.generator_share
     heads = max(int(model.num_heads * share), 1)
     return replace(
-        model, d_embed=model.embed_width, d_model=heads * model.d_kv, d_ff=max(int(model.d_ff * share), 1),
-        num_heads=heads, num_key_value_heads=None, logits="tied", logits_transform=True, logits_bias=True, heads=(),
-    )  # fmt: skip
+        model,
+        d_embed=model.embed_width,
+        d_model=heads * model.d_kv,
+        d_ff=max(int(model.d_ff * share), 1),
+        num_heads=heads,
+        num_key_value_heads=None,
+        logits="tied",
+        logits_transform=True,
+        logits_bias=True,
+        heads=(),
+    )
 
 
 @cache
 def electra(generator: ModelConfig) -> Callable[[ModelConfig, nnx.Rngs], Electra]:
-    """What makes an ELECTRA with this generator; the same for the same, so that its steps are compiled once."""
+    """What makes an ELECTRA with this generator; the same for the same, so that its steps are compiled
+    once.
+    """
     return lambda config, rngs: Electra(config, generator, rngs)
 
 

@@ -53,17 +53,23 @@ class Trained:
         """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks."""
         vocabulary = self.vocabulary
         if isinstance(vocabulary, Fast):  # knows what its model expects around a text
-            spelt = next((token for token, number in vocabulary.ids.items() if number == vocabulary.mask), MASK)
+            spelt = next(
+                (token for token, number in vocabulary.ids.items() if number == vocabulary.mask), MASK
+            )
             return vocabulary.framed(text.replace(MASK, spelt))[0]
         pieces, ids = text.split(MASK), []
         for place, piece in enumerate(pieces, 1):  # the space before a word belongs to the word
-            ids += vocabulary.encode(piece if place == len(pieces) else piece.rstrip()) if piece.strip() else []
+            ids += (
+                vocabulary.encode(piece if place == len(pieces) else piece.rstrip()) if piece.strip() else []
+            )
             ids += [vocabulary.mask] * (place < len(pieces))
         begin, end = frame(self.experiment, self.phase, vocabulary)
         return [token for token in (begin, *ids, end) if token is not None]
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
-        """Rows of ids, padded to one length, and rows of padding; SettingError without room for ``answer`` tokens."""
+        """Rows of ids, padded to one length, and rows of padding; SettingError without room for ``answer``
+        tokens.
+        """
         config = self.experiment.model
         if not rows or not all(rows):
             raise SettingError("a text without tokens leaves the model nothing to go on from")
@@ -71,7 +77,8 @@ class Trained:
         longest = max(shape[1], answer) if config.has_encoder else shape[1] + answer - 1
         if config.positions == "learned" and longest > config.max_length:
             raise SettingError(
-                f"{shape[1]} tokens of text and {answer} of answer do not fit in model.max_length={config.max_length}"
+                f"{shape[1]} tokens of text and {answer} of answer do not fit in "
+                f"model.max_length={config.max_length}"
             )
         tokens, segments = np.full(shape, config.special.pad, np.int32), np.zeros(shape, np.int32)
         for place, row in enumerate(rows):
@@ -84,19 +91,26 @@ class Trained:
 
 
 def open_run(folder: Path, phases: Callable[[Experiment], Sequence[str]], name: str) -> Trained:
-    """The run in ``folder`` after the phase ``name``, by default the first of those that ``phases`` allows."""
+    """The run in ``folder`` after the phase ``name``, by default the first of those that ``phases``
+    allows.
+    """
     experiment = load_settings(folder)
     name = chosen(folder, phases(experiment), name)
     model = restored(folder, experiment, name).model
     steps = _steps(experiment, name)
-    return Trained(experiment, vocabulary_of(folder, experiment, name), name, model, steps.put, steps.mesh.size)
+    return Trained(
+        experiment, vocabulary_of(folder, experiment, name), name, model, steps.put, steps.mesh.size
+    )
 
 
 def chosen(folder: Path, allowed: Sequence[str], name: str) -> str:
-    """The phase ``name``, by default the first; SettingError with the nearest if the run in ``folder`` lacks it."""
+    """The phase ``name``, by default the first; SettingError with the nearest if the run in ``folder`` lacks
+    it.
+    """
     if not allowed:
         raise SettingError(
-            f"{folder} has no model for this: by its settings neither pre-training nor fine-tuning leaves one "
+            f"{folder} has no model for this: by its settings neither pre-training nor fine-tuning leaves "
+            "one "
             "(pretraining.steps, finetuning.steps, tuning)"
         )
     name = name or allowed[0]
@@ -140,7 +154,9 @@ def _steps(experiment: Experiment, name: str) -> Steps:
 def answering(experiment: Experiment) -> list[str]:
     """The phases whose model writes text."""
     if not experiment.model.has_decoder:
-        raise SettingError("model.architecture='encoder' writes no text; `lm fill` shows what it puts for [MASK]")
+        raise SettingError(
+            "model.architecture='encoder' writes no text; `lm fill` shows what it puts for [MASK]"
+        )
     text = [name for name in pretrained(experiment) if name.split("/")[0] not in experiment.tuning.heads]
     return sorted(text, key=lambda name: name.startswith("pretraining"))
 
@@ -155,7 +171,8 @@ def masked(experiment: Experiment) -> list[str]:
     model = experiment.model
     if model.architecture != "encoder" or model.logits == "none":
         raise SettingError(
-            f"--run: a model with architecture={model.architecture!r} and logits={model.logits!r} is no masked LM; "
+            f"--run: a model with architecture={model.architecture!r} and logits={model.logits!r} is no "
+            "masked LM; "
             "name the run of one, such as bert/base"
         )
     names = [name for name in pretrained(experiment) if name.startswith("pretraining")]
@@ -190,6 +207,7 @@ def newest_masked(runs: Path) -> Path:
             trained[path.parent] = max(saved)
     if not trained:
         raise SettingError(
-            f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one, or name another run"
+            f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one, or name another "
+            "run"
         )
     return max(trained, key=trained.get)

@@ -1,4 +1,6 @@
-"""The vocabulary that a phase is trained with, kept beside its record: whatever becomes of the text it was made of."""
+"""The vocabulary that a phase is trained with, kept beside its record: whatever becomes of the text it was
+made of.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +14,15 @@ from lm.files import complete, naming
 from lm.settings import SettingError
 
 FOLDER = "tokenizer"  # in the folder of a phase
-MODEL = "vocabulary.model"  # in it: a SentencePiece model of ours; else there are a published tokenizer's files
+# in it: a SentencePiece model of ours; else there are a published tokenizer's files
+MODEL = "vocabulary.model"
 UNKNOWN = ""  # the fingerprint in the record of a model that was imported without its tokenizer
 
 
 def keep(phase: Path, vocabulary: Vocabulary) -> None:
-    """Copy ``vocabulary`` into the folder of a phase, in the place of another; nothing is written if it is there."""
+    """Copy ``vocabulary`` into the folder of a phase, in the place of another; nothing is written if it is
+    there.
+    """
     place = phase / FOLDER
     if isinstance(vocabulary, SentencePiece):
         files: Mapping[str, bytes] = {MODEL: Path(vocabulary.path).read_bytes()}
@@ -34,7 +39,9 @@ def keep(phase: Path, vocabulary: Vocabulary) -> None:
 
 
 def kept(phase: Path, experiment: Experiment) -> Vocabulary:
-    """The vocabulary that the phase in this folder was trained with; SettingError if that is not what lies there."""
+    """The vocabulary that the phase in this folder was trained with; SettingError if that is not what lies
+    there.
+    """
     known, place, data = origin.read(phase)["vocabulary"], phase / FOLDER, experiment.data
     if data.vocabulary == "bytes":
         found: Vocabulary = Bytes(data.sentinels)
@@ -55,7 +62,8 @@ def kept(phase: Path, experiment: Experiment) -> Vocabulary:
 def tokenizer_files(vocabulary: Vocabulary, begin: int | None, end: int | None) -> Mapping[str, bytes]:
     """``{name: contents}`` of the files that make a vocabulary for other programs; none for bytes.
 
-    Ours puts the ids ``begin`` and ``end`` around a text, as the run does; a published one knows what it puts there.
+    Ours puts the ids ``begin`` and ``end`` around a text, as the run does; a published one knows what it puts
+    there.
     """
     if isinstance(vocabulary, Tokenizer):
         files = [vocabulary.path.with_name(name) for name in FILES]

@@ -1,7 +1,8 @@
-"""The models that the field is taught with, at equal size and on equal text, and the positions they tell apart.
+"""The models that the field is taught with, at equal size and on equal text, and the positions they tell
+apart.
 
-Rows differ from the first of their table by what their name says. They read what the paper's rows of the same scale
-read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
+Rows differ from the first of their table by what their name says. They read what the paper's rows of the same
+scale read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
 """
 
 from experiments.study.experiment import Changes, Experiment, objective, table
@@ -10,9 +11,23 @@ from lm.settings import leaves
 
 # What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
 _KEPT = (
-    "vocab_size", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads", "d_embed",
-    "num_key_value_heads", "special.pad", "special.eos", "special.start", "dropout", "dtype", "layers", "remat",
-)  # fmt: skip
+    "vocab_size",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "d_model",
+    "d_ff",
+    "d_kv",
+    "num_heads",
+    "d_embed",
+    "num_key_value_heads",
+    "special.pad",
+    "special.eos",
+    "special.start",
+    "dropout",
+    "dtype",
+    "layers",
+    "remat",
+)
 
 LABELLED = ("acceptability", "follows", "cloze", "next")  # labelled tasks of the documentation
 HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
@@ -20,9 +35,15 @@ HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
 ADAMW: Changes = {
     f"{phase}.optimizer.{name}": value
     for phase, rate in (("pretraining", 1e-3), ("finetuning", 3e-4))
-    for name, value in {"name": "adamw", "schedule": "constant", "learning_rate": rate, "clip_norm": 1.0,
-                        "weight_decay": 0.01, "warmup_steps": 50}.items()
-}  # fmt: skip
+    for name, value in {
+        "name": "adamw",
+        "schedule": "constant",
+        "learning_rate": rate,
+        "clip_norm": 1.0,
+        "weight_decay": 0.01,
+        "warmup_steps": 50,
+    }.items()
+}
 
 
 def family(name: str) -> Changes:
@@ -42,7 +63,8 @@ BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.type_vocab_size": 0}
 
 DECODER: Changes = GPT | {
-    "model.embed_scale": "sqrt",  # sinusoids are as long as sqrt(d_model / 2): else they would drown the tokens
+    # sinusoids are as long as sqrt(d_model / 2): else they would drown the tokens
+    "model.embed_scale": "sqrt",
     "tuning.heads": (),
     "finetuning.steps": 0,
     "data.inputs_length": 64,
@@ -70,7 +92,10 @@ ROWS = {
         "base": ELECTRA,
         "half-width-generator": ELECTRA | {"generator_share": 0.5},
     },
-    ("bart", "Denoising encoder-decoders with heads"): {"base": BART, "t5-objective": BART | objective("baseline")},
+    ("bart", "Denoising encoder-decoders with heads"): {
+        "base": BART,
+        "t5-objective": BART | objective("baseline"),
+    },
     ("positions", "Trained on short rows, tested on long ones"): {
         name: DECODER | {"model.positions": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")

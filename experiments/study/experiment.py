@@ -1,4 +1,5 @@
-"""An experiment is one value; a row of a table is the handful of settings in which it differs from a baseline.
+"""An experiment is one value; a row of a table is the handful of settings in which it differs from a
+baseline.
 
 Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
@@ -19,15 +20,20 @@ from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
 class DataConfig:
     """What is read, and how it becomes tokens."""
 
-    corpus: str = "tfds:c4/en"  # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
-    repeats: int = 0  # pre-training sees the same tokens so often: the corpus is cut to fit; 0: all of it [times]
-    vocabulary: str = "unigram"  # unigram[:CORPUS] (trained on it), bytes, a .model file, or a tokenizer's folder
+    # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
+    corpus: str = "tfds:c4/en"
+    # pre-training sees the same tokens so often: the corpus is cut to fit; 0: all of it [times]
+    repeats: int = 0
+    # unigram[:CORPUS] (trained on it), bytes, a .model file, or a tokenizer's folder
+    vocabulary: str = "unigram"
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a unigram vocabulary is trained on
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
-    held_out_lengths: tuple[int, ...] = (1,)  # rows on which held-out text is scored in the end [x inputs_length]
-    corrupt_records: Literal["stop", "skip"] = "stop"  # skip: TFDS records that cannot be read are not trained on
+    # rows on which held-out text is scored in the end [x inputs_length]
+    held_out_lengths: tuple[int, ...] = (1,)
+    # skip: TFDS records that cannot be read are not trained on
+    corrupt_records: Literal["stop", "skip"] = "stop"
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
 
     def __post_init__(self):
@@ -36,11 +42,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class MixingConfig:
-    """What pre-training reads, and in which proportions tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
+    """What pre-training reads, and in which proportions tasks are mixed [Raffel et al. 2020, section
+    3.5.2].
+    """
 
     pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = "corpus"  # tasks: all of
     # tuning.mixtures; other-tasks: all but those of the mixture that is fine-tuned on next, anew for each
-    rates: Literal["proportional", "equal"] = "proportional"  # to the number of examples, or the same for every task
+    # to the number of examples, or the same for every task
+    rates: Literal["proportional", "equal"] = "proportional"
     limit: int = 2**19  # what a task counts with at most: the paper's K [examples]
     corpus_share: float = 1.0  # what the corpus, which is larger, counts with [x limit]
     temperature: float = 1.0  # rates to the power of 1 / temperature: higher is more equal
@@ -61,16 +70,20 @@ class PhaseConfig:
     batch_size: int = 128  # global, over all devices and micro-batches [sequences]
     microbatches: int = 1  # parts a batch is split into to save memory; the update is the same [parts]
     save_every: int = 5_000  # between checkpoints; fine-tuning is evaluated at each [steps]
-    keep_hours: float = 1.0  # one checkpoint in so long a time stays, besides the newest and the best; 0: none [hours]
+    # one checkpoint in so long a time stays, besides the newest and the best; 0: none [hours]
+    keep_hours: float = 1.0
     log_every: int = 100  # between lines of metrics.jsonl [steps]
     optimizer: OptimizerConfig = OptimizerConfig()
 
     def check(self, name: str) -> None:
         """SettingError for numbers that make no sense, by the name of the phase."""
-        at_least(self, f"{name}.", steps=0, batch_size=1, microbatches=1, save_every=1, keep_hours=0, log_every=1)
+        at_least(
+            self, f"{name}.", steps=0, batch_size=1, microbatches=1, save_every=1, keep_hours=0, log_every=1
+        )
         if self.batch_size % self.microbatches:
             raise SettingError(
-                f"{name}.batch_size={self.batch_size} is not divisible by {name}.microbatches={self.microbatches}"
+                f"{name}.batch_size={self.batch_size} is not divisible by "
+                f"{name}.microbatches={self.microbatches}"
             )
 
 
@@ -82,12 +95,16 @@ class TuningConfig:
     """Which mixtures of tasks the pre-trained model is fine-tuned on, each from the same checkpoint."""
 
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
-    heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone and answered by a head instead of in words
-    layers: Literal["last", "mixed-frozen"] = "last"  # what heads read; mixed: all, which then are not trained
-    adapters: float = 0.0  # width of adapter layers over d_model, which alone are trained; 0: none, all parameters are
+    # labelled tasks, each fine-tuned on alone and answered by a head instead of in words
+    heads: tuple[str, ...] = ()
+    # what heads read; mixed: all, which then are not trained
+    layers: Literal["last", "mixed-frozen"] = "last"
+    # width of adapter layers over d_model, which alone are trained; 0: none, all parameters are
+    adapters: float = 0.0
     unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
     inputs_length: int = 512  # longer inputs are cut at their end [tokens]
-    examples_limit: int | None = None  # tasks are drawn in proportion to their size, up to this; None: any [examples]
+    # tasks are drawn in proportion to their size, up to this; None: any [examples]
+    examples_limit: int | None = None
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
 
     def __post_init__(self):
@@ -98,7 +115,8 @@ class TuningConfig:
             )
         if self.adapters < 0 or (self.adapters and self.unfreezing == "gradual"):
             raise SettingError(
-                f"tuning.adapters={self.adapters} should be at least 0, and 0 with tuning.unfreezing='gradual'"
+                f"tuning.adapters={self.adapters} should be at least 0, and 0 with "
+                "tuning.unfreezing='gradual'"
             )
 
 
@@ -128,7 +146,8 @@ class Experiment:
     tuning: TuningConfig = TuningConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
     guard: GuardConfig = EVERY_UPDATE
-    generator_share: float = 0.25  # width of ELECTRA's generator over the model's; unused without replaced-token
+    # width of ELECTRA's generator over the model's; unused without replaced-token
+    generator_share: float = 0.25
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # of initial parameters, order of examples, noise and dropout
 
@@ -156,7 +175,9 @@ def times(factor: float) -> Callable[[int, "Experiment"], int]:
 
 
 def apply(experiment: Experiment, new: Changes) -> Experiment:
-    """``experiment`` with every ``{path: value}`` of ``new``, in order; a function is given the old value and all."""
+    """``experiment`` with every ``{path: value}`` of ``new``, in order; a function is given the old value and
+    all.
+    """
     for path, value in new.items():
         if callable(value):
             value = value(dict(leaves(experiment))[path], experiment)
@@ -188,7 +209,9 @@ class Table:
 
 
 def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping[str, Changes]) -> Table:
-    """The table whose row ``key`` differs from BASELINE by ``rows[key]`` and scored ``scores[key]`` in the paper."""
+    """The table whose row ``key`` differs from BASELINE by ``rows[key]`` and scored ``scores[key]`` in the
+    paper.
+    """
     if scores is None:
         return Table(name, title, tuple(Row(f"{name}/{key}", key, new, {}) for key, new in rows.items()))
     if missing := set(rows) ^ set(scores):
@@ -196,5 +219,8 @@ def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping
     return Table(
         name,
         title,
-        tuple(Row(f"{name}/{key}", scores[key]["label"], new, scores[key]["scores"]) for key, new in rows.items()),
+        tuple(
+            Row(f"{name}/{key}", scores[key]["label"], new, scores[key]["scores"])
+            for key, new in rows.items()
+        ),
     )

@@ -17,8 +17,12 @@ REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.r
 
 
 def find(pattern: str) -> list[Row]:
-    """The rows whose name, or whose table's name, matches the shell-style ``pattern``; SettingError if none does."""
-    rows = [row for row in REGISTRY.values() if any(fnmatch.fnmatch(n, pattern) for n in (row.name, row.table))]
+    """The rows whose name, or whose table's name, matches the shell-style ``pattern``; SettingError if none
+    does.
+    """
+    rows = [
+        row for row in REGISTRY.values() if any(fnmatch.fnmatch(n, pattern) for n in (row.name, row.table))
+    ]
     if not rows:
         names = [*REGISTRY, *(table.name for table in TABLES)]
         raise SettingError(f"no row or table is called {pattern!r}{_like(pattern, names)}")
@@ -30,7 +34,8 @@ def find_one(name: str) -> Row:
     if name not in REGISTRY:
         if rows := [row.name for table in TABLES for row in table.rows if table.name == name.rstrip("/")]:
             raise SettingError(
-                f"{name!r} is a table of {len(rows)} rows: name one of them, such as {rows[0]!r}, or train all with "
+                f"{name!r} is a table of {len(rows)} rows: name one of them, such as {rows[0]!r}, or train "
+                "all with "
                 f"lm sweep {name}"
             )
         raise SettingError(f"no row is called {name!r}{_like(name, REGISTRY)}")
@@ -40,7 +45,9 @@ def find_one(name: str) -> Row:
 def _like(name: str, names: Iterable[str]) -> str:
     """The rows whose last part is ``name``, the paper's baseline first, or the one spelt most like it."""
     if ends := [row for row in REGISTRY if row.endswith(f"/{name}")]:
-        return f"; did you mean {' or '.join(map(repr, sorted(ends, key=lambda row: row != BASELINE_ROW)[:5]))}?"
+        return (
+            f"; did you mean {' or '.join(map(repr, sorted(ends, key=lambda row: row != BASELINE_ROW)[:5]))}?"
+        )
     return nearest(name, names)
 
 

@@ -19,8 +19,10 @@ _DOCUMENTATION: Changes = {
     "model.layers": "unroll",  # with two layers as quick to compile, and quicker to run
     "tuning.inputs_length": 96,
     "tuning.mixtures": ("summarise", "acceptability", "follows", "cloze"),
-    "mixing.limit": 2_000,  # of 2,000 to 8,000 examples a task: as the paper's 2^19, between the sizes of its tasks
-    "pretraining.optimizer.timescale": 2_500,  # short runs learn faster at a rate of 0.02, and have no time to decay
+    # of 2,000 to 8,000 examples a task: as the paper's 2^19, between the sizes of its tasks
+    "mixing.limit": 2_000,
+    # short runs learn faster at a rate of 0.02, and have no time to decay
+    "pretraining.optimizer.timescale": 2_500,
     "finetuning.optimizer.learning_rate": 0.01,
 }
 
@@ -28,7 +30,8 @@ _MINI: Changes = _DOCUMENTATION | {
     "model.d_kv": 32,
     "model.num_heads": 2,
     "model.dropout": 0.0,  # no text is seen twice
-    "pretraining.steps": 4_000,  # small batches: at this size the number of updates counts, not that of tokens
+    # small batches: at this size the number of updates counts, not that of tokens
+    "pretraining.steps": 4_000,
     "pretraining.batch_size": 8,
     "pretraining.save_every": 1_000,
     "pretraining.log_every": 100,
@@ -41,19 +44,26 @@ _MINI: Changes = _DOCUMENTATION | {
 
 _REAL: Changes = {  # benchmarks as far as they can be had, each under the paper's column of its kind
     "tuning.mixtures": (
-        "glue_small", "super_glue_small", "squad_small", "scitldr", "multi30k_ende", "multi30k_enfr", "xquad_enro",
+        "glue_small",
+        "super_glue_small",
+        "squad_small",
+        "scitldr",
+        "multi30k_ende",
+        "multi30k_enfr",
+        "xquad_enro",
     ),
     "mixing.limit": 4_000,
     "data.vocabulary_texts": "corpus+tasks",  # which are German, French and Romanian too
     "data.vocabulary_size": 8_000,
     "model.vocab_size": 8_192,  # 8,000 pieces + 100 sentinels, rounded up to a multiple of 128
-}  # fmt: skip
+}
 
 SCALES: dict[str, Changes] = {
     "base": {"model.dtype": "bfloat16"},  # of activations, as on the TPUs of the paper
     "mini": _MINI,
     "mini-real": _MINI | _REAL,
-    "nano": _DOCUMENTATION | {
+    "nano": _DOCUMENTATION
+    | {
         "model.d_kv": 16,
         "model.num_heads": 4,
         "pretraining.steps": 200,
@@ -66,4 +76,4 @@ SCALES: dict[str, Changes] = {
         "finetuning.log_every": 10,
         "tuning.evaluation_examples": 100,
     },
-}  # fmt: skip
+}

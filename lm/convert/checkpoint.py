@@ -1,4 +1,6 @@
-"""A folder with config.json and safetensors: read tensor by tensor into our arrays, written whole or not at all."""
+"""A folder with config.json and safetensors: read tensor by tensor into our arrays, written whole or not at
+all.
+"""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -62,7 +64,9 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
         wrong = [*_misfits(due, {name: files[old].get_slice(old) for name, old in stored.items()})]
         if not wrong:
             wrong = [
-                _unknown(name, names) for name in stored.keys() - due if not _known(name, names, config, due, read)
+                _unknown(name, names)
+                for name in stored.keys() - due
+                if not _known(name, names, config, due, read)
             ]
         if wrong:
             raise SettingError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
@@ -99,9 +103,20 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
-    """Before anything is made for the model: each of its sizes is one that tensors of these shapes can have."""
+    """Before anything is made for the model: each of its sizes is one that tensors of these shapes can
+    have.
+    """
     count, numbers = len(shapes), sum(map(prod, shapes))
-    sizes = ["vocab_size", "d_model", "d_ff", "d_kv", "num_heads", "d_embed", "type_vocab_size", "adapter_width"]
+    sizes = [
+        "vocab_size",
+        "d_model",
+        "d_ff",
+        "d_kv",
+        "num_heads",
+        "d_embed",
+        "type_vocab_size",
+        "adapter_width",
+    ]
     sizes += ["encoder.d_ff", "encoder.d_kv", "encoder.num_heads"]
     sizes += ["max_length", "position_offset"] * (config.positions == "learned")
     sizes += ["relative_buckets"] * config.positions.startswith("relative")
@@ -117,7 +132,9 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
 
 
 def _renamed(names: Names, stored: Iterable[str]) -> dict[str, str]:
-    """``{name as the table has it: name as it is stored}``, of files by older programs or of models without output."""
+    """``{name as the table has it: name as it is stored}``, of files by older programs or of models without
+    output.
+    """
     stored = list(stored)
     prefix = "" if any(name.startswith(names.prefix) for name in stored) else names.prefix
     above = {*names.top.values(), *names.copies}
@@ -156,11 +173,16 @@ def _known(name: str, names: Names, config: ModelConfig, due: Mapping[str, Tenso
 def _unknown(name: str, names: Names) -> str:
     if name not in names.copies:
         return f"unknown: {name}"
-    return f"unknown: {name} differs from {names.copies[name]}, which it should repeat here (tie_word_embeddings)"
+    return (
+        f"unknown: {name} differs from {names.copies[name]}, which it should repeat here "
+        "(tie_word_embeddings)"
+    )
 
 
 def _has_matrix(names: Names, stored: Collection[str], read: Read) -> bool:
-    """Whether there is an output matrix that does not repeat the embedding, whatever the settings say of it."""
+    """Whether there is an output matrix that does not repeat the embedding, whatever the settings say of
+    it.
+    """
     both = [f"{names.modules.get(module)}.weight" for module in ("head", "embed")]
     return {*both} <= {*stored} and not _repeats(*both, read)
 
@@ -180,9 +202,14 @@ def _tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
 
 def save(
-    model: Transformer, folder: Path | str, *, shard_bytes: int = SHARD_BYTES, beside: Mapping[str, bytes] | None = None
+    model: Transformer,
+    folder: Path | str,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all of it or nothing.
+    """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all of it or
+    nothing.
 
     SettingError if no published family computes what this model does.
     """
@@ -195,7 +222,9 @@ def save(
         (draft / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         shards = _shards(due, shard_bytes)
         for file, names in shards.items():
-            save_file({name: _joined(due[name], leaves) for name in names}, draft / file, metadata={"format": "pt"})
+            save_file(
+                {name: _joined(due[name], leaves) for name in names}, draft / file, metadata={"format": "pt"}
+            )
             (draft / file).chmod((draft / CONFIG).stat().st_mode)  # it is made for its owner alone
         if list(shards) != [SINGLE]:
             index = {"metadata": {"total_size": sum(map(_size, due.values()))}}

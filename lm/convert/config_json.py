@@ -1,4 +1,6 @@
-"""From a config.json to our settings, and from our settings to a config.json that means the same, if there is one."""
+"""From a config.json to our settings, and from our settings to a config.json that means the same, if there is
+one.
+"""
 
 import json
 from collections.abc import Callable, Collection, Iterator
@@ -21,29 +23,37 @@ PARTS = {  # what a model has or lacks beside its blocks: the module of ours by 
 MATRIX = "matrix"  # the part that is an output matrix other than the embedding
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _STRETCH = {
-    "factor": "factor", "original_max_position_embeddings": "original_length",
-    "low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor",
-    "beta_fast": "beta_fast", "beta_slow": "beta_slow",
-}  # fmt: skip
+    "factor": "factor",
+    "original_max_position_embeddings": "original_length",
+    "low_freq_factor": "low_frequency_factor",
+    "high_freq_factor": "high_frequency_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+}
 _YARN, _LLAMA3 = ("beta_",), ("low_", "high_")
 _UNSTRETCHED = {  # what a way of stretching does not read
-    "none": ("factor", "original_", *_YARN, *_LLAMA3), "linear": ("original_", *_YARN, *_LLAMA3),
-    "llama3": _YARN, "yarn": _LLAMA3,
-}  # fmt: skip
+    "none": ("factor", "original_", *_YARN, *_LLAMA3),
+    "linear": ("original_", *_YARN, *_LLAMA3),
+    "llama3": _YARN,
+    "yarn": _LLAMA3,
+}
 
 
 def family_of(theirs: Json) -> str:
     """The family that a config.json names."""
     family = theirs.get("model_type")
     if family not in SETTINGS:
-        raise SettingError(f"config.json: model_type={family!r} is not supported{nearest(str(family), SETTINGS)}")
+        raise SettingError(
+            f"config.json: model_type={family!r} is not supported{nearest(str(family), SETTINGS)}"
+        )
     return family
 
 
 def parts_in(theirs: Json, names: Collection[str]) -> set[str]:
     """The parts that the class in a config.json has, and others of which there are tensors.
 
-    Published files often hold more than their class names: BERT's, which says masked LM, the next-sentence head too.
+    Published files often hold more than their class names: BERT's, which says masked LM, the next-sentence
+    head too.
     """
     family = family_of(theirs)
     modules, classes = NAMES[family].modules, SETTINGS[family].classes
@@ -130,11 +140,15 @@ def config_json(config: ModelConfig) -> Json:
         if not unfit[family]:
             return theirs
     family = min(unfit, key=lambda name: len(unfit[name]))
-    raise SettingError(f"no published family computes this model; to be a {family}, {', '.join(unfit[family])}")
+    raise SettingError(
+        f"no published family computes this model; to be a {family}, {', '.join(unfit[family])}"
+    )
 
 
 def _candidates(config: ModelConfig) -> Iterator[tuple[str, Callable[[str, ModelConfig], Json]]]:
-    """The families that may compute a model, the one that it came from before all others, and how they are written."""
+    """The families that may compute a model, the one that it came from before all others, and how they are
+    written.
+    """
     if config.published:
         own = family_of(json.loads(config.published))
         yield from ((own, _revise), (own, _write))
@@ -145,7 +159,11 @@ def _revise(family: str, config: ModelConfig) -> Json:
     """The published config.json with the settings that are other ones now; weights are written in float32."""
     theirs, table, now = json.loads(config.published), SETTINGS[family], dict(leaves(config))
     before = dict(leaves(model_config(theirs, parts_of(config))))
-    theirs |= {row.theirs: row.write(now[row.ours], config) for row in table.rows if now[row.ours] != before[row.ours]}
+    theirs |= {
+        row.theirs: row.write(now[row.ours], config)
+        for row in table.rows
+        if now[row.ours] != before[row.ours]
+    }
     if any(now[path] != before[path] for path in now if path.startswith("rotary.")):
         theirs = {key: value for key, value in theirs.items() if key != "rope_parameters"}
         theirs |= _write_rotary(config, table)
@@ -155,14 +173,21 @@ def _revise(family: str, config: ModelConfig) -> Json:
 def _write(family: str, config: ModelConfig) -> Json:
     table, values, parts = SETTINGS[family], dict(leaves(config)), parts_of(config)
     classes = [name for name, due in table.classes.items() if due <= parts]
-    theirs = {"model_type": family, "architectures": classes[:1], "dtype": "float32", "torch_dtype": "float32"}
+    theirs = {
+        "model_type": family,
+        "architectures": classes[:1],
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    }
     theirs |= {key: value for key, value in table.only.items() if value is not None}
     theirs |= {row.theirs: row.write(values[row.ours], config) for row in table.rows}
     return theirs | _write_rotary(config, table)
 
 
 def _read_rotary(theirs: Json, table: Settings) -> Json:
-    """Both spellings: rope_theta and rope_scaling (transformers 4), or rope_parameters with all in one (5)."""
+    """Both spellings: rope_theta and rope_scaling (transformers 4), or rope_parameters with all in one
+    (5).
+    """
     if table.rotary is None:
         return {}
     base, fraction, usual = table.rotary

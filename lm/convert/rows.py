@@ -31,12 +31,16 @@ class Settings:
 
     classes: Mapping[str, frozenset[str]]  # their class -> the parts that it has; the fullest first
     rows: tuple[Row, ...]
-    fixed: Mapping[str, Any]  # of ours, in every model of the family; a function of the others where it depends on them
+    # of ours, in every model of the family; a function of the others where it depends on them
+    fixed: Mapping[str, Any]
     only: Mapping[str, Any] = field(default_factory=dict)  # of theirs: the one value that is implemented
-    rotary: tuple[str, str, float] | None = None  # their names of its base and fraction, and the usual fraction
+    # their names of its base and fraction, and the usual fraction
+    rotary: tuple[str, str, float] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)  # their other names of a setting: the usual ones
-    idle: frozenset[str] = frozenset()  # of theirs: without effect on what is computed, but for dropout in training
-    says_tied: bool = False  # whether its files say that the output matrix is the embedding where it is not, too
+    # of theirs: without effect on what is computed, but for dropout in training
+    idle: frozenset[str] = frozenset()
+    # whether its files say that the output matrix is the embedding where it is not, too
+    says_tied: bool = False
 
 
 def rows(**names: str) -> tuple[Row, ...]:
@@ -44,7 +48,9 @@ def rows(**names: str) -> tuple[Row, ...]:
 
 
 def choice(theirs: str, ours: str, table: Mapping[Any, Any], default: Any = REQUIRED) -> Row:
-    """A setting that is one of ``table``, theirs -> ours; of several that become the same the first is written."""
+    """A setting that is one of ``table``, theirs -> ours; of several that become the same the first is
+    written.
+    """
 
     def read(value: Any, _: Json) -> Any:
         if value not in table:
@@ -55,7 +61,11 @@ def choice(theirs: str, ours: str, table: Mapping[Any, Any], default: Any = REQU
 
     # What has no name becomes the first: read again, it is seen to differ.
     return Row(
-        theirs, ours, default, read, lambda value, _: next((t for t, o in table.items() if o == value), [*table][0])
+        theirs,
+        ours,
+        default,
+        read,
+        lambda value, _: next((t for t, o in table.items() if o == value), [*table][0]),
     )
 
 
@@ -63,16 +73,24 @@ def special(pad: int, eos: int | None, start: Row | None = None) -> tuple[Row, .
     return (
         Row("pad_token_id", "special.pad", pad, lambda value, _: value or 0),  # null where nothing was padded
         # The first of several: the others end turns of a conversation.
-        Row("eos_token_id", "special.eos", eos, lambda value, _: value[0] if isinstance(value, list) else value),
+        Row(
+            "eos_token_id",
+            "special.eos",
+            eos,
+            lambda value, _: value[0] if isinstance(value, list) else value,
+        ),
     ) + (() if start is None else (start,))
 
 
 def of_encoder(theirs: str, ours: str, decoders: str) -> Row:
     """A size of the encoder's blocks, None where the decoder's are as large."""
     return Row(
-        theirs, f"encoder.{ours}", REQUIRED, lambda value, settings: None if value == settings[decoders] else value,
+        theirs,
+        f"encoder.{ours}",
+        REQUIRED,
+        lambda value, settings: None if value == settings[decoders] else value,
         lambda value, config: value or getattr(config, ours),
-    )  # fmt: skip
+    )
 
 
 def four_times(ours: Json) -> int:

@@ -1,48 +1,57 @@
-"""Fields of a config.json that are no settings: those without effect on what is computed, and those of no known use."""
+"""Fields of a config.json that are no settings: those without effect on what is computed, and those of no
+known use.
+"""
 
 import re
 
 from lm.convert.rows import Json, Settings
 from lm.settings import SettingError, nearest
 
-ELSEWHERE = ("model_type", "architectures", "tie_word_embeddings")  # read as a family, parts, and copies of tensors
+# read as a family, parts, and copies of tensors
+ELSEWHERE = ("model_type", "architectures", "tie_word_embeddings")
 ROTARY = ("rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
-# Of every family, by transformers 4 and 5: names of things, how a program is called, how parameters are drawn at first
-# and how texts are generated.
+# Of every family, by transformers 4 and 5: names of things, how a program is called, how parameters are drawn
+# at first and how texts are generated.
 _IDLE = """
     _attn_implementation_autoset _commit_hash _name_or_path _num_labels begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward classifier_activation classifier_bias decoder_start_token_id diversity_penalty do_sample
-    dtype early_stopping eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing id2label initializer_factor initializer_range init_std
-    is_encoder_decoder label2id language length_penalty mask_token_id max_length min_length name_or_path num_beam_groups
-    num_beams num_labels num_return_sequences no_repeat_ngram_size encoder_no_repeat_ngram_size output_attentions
-    output_hidden_states output_past output_scores pad_token_id prefix problem_type remove_invalid_values
-    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p unk_token_id
-    use_bfloat16 use_cache bad_words_ids xla_device encoder_layerdrop decoder_layerdrop layerdrop
-    summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj
+    chunk_size_feed_forward classifier_activation classifier_bias decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping eos_token_id exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor
+    initializer_range init_std is_encoder_decoder label2id language length_penalty mask_token_id max_length
+    min_length name_or_path num_beam_groups num_beams num_labels num_return_sequences no_repeat_ngram_size
+    encoder_no_repeat_ngram_size output_attentions output_hidden_states output_past output_scores pad_token_id
+    prefix problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+    torch_dtype torchscript transformers_version typical_p unk_token_id use_bfloat16 use_cache bad_words_ids
+    xla_device encoder_layerdrop decoder_layerdrop layerdrop summary_activation summary_first_dropout
+    summary_last_dropout summary_proj_to_labels summary_type summary_use_proj
 """
 # Written by older programs into published files, and read by none of today.
 _FORMER = """
     add_bias_logits attention_mode bert_lm_layers bias_dropout_fusion directionality down_scale_factor
     extra_pos_embeddings force_bos_token_to_be_generated gap_size ignore_attention_mask layers_to_keep
-    masked_softmax_fusion max_sequence_length model_parallel n_ctx n_special net_structure_type num_memory_blocks
-    offset_alibi pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
-    predict_special_tokens seq_length skip_bias_add skip_bias_add_qkv static_position_embeddings tie_weights_ vocab_file
+    masked_softmax_fusion max_sequence_length model_parallel n_ctx n_special net_structure_type
+    num_memory_blocks offset_alibi pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type predict_special_tokens seq_length skip_bias_add skip_bias_add_qkv
+    static_position_embeddings tie_weights_ vocab_file
 """
 IDLE = frozenset(_IDLE.split() + _FORMER.split())
 ONLY = {  # in every family: the one value that is implemented
-    "quantization_config": None, "auto_map": None, "pruned_heads": {}, "tie_encoder_decoder": False,
+    "quantization_config": None,
+    "auto_map": None,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
     "cross_attention_hidden_size": None,
-}  # fmt: skip
-# A field whose name has one of these words says how something is computed, by the habit of all published configs.
+}
+# A field whose name has one of these words says how something is computed, by the habit of all published
+# configs.
 _COMPUTES = frozenset(
     """
-    act activation alibi attention attn bias cap clip dilation dilations embed embedding embeddings epsilon eps expert
-    experts gate gated groups heads logit logits mlp moe multiplier multipliers norm
-    normalization normalize parallel position positions projection qk residual rms rope rotary scalar scale scaled
-    scaling sliding softcap softcapping softmax sparse tie tied types window windows
+    act activation alibi attention attn bias cap clip dilation dilations embed embedding embeddings epsilon
+    eps expert experts gate gated groups heads logit logits mlp moe multiplier multipliers norm normalization
+    normalize parallel position positions projection qk residual rms rope rotary scalar scale scaled scaling
+    sliding softcap softcapping softmax sparse tie tied types window windows
     """.split()
 )
 
@@ -65,11 +74,14 @@ def check_fields(theirs: Json, table: Settings) -> None:
             raise SettingError(f"config.json: {key}={theirs[key]!r} is not supported, only {value!r}")
     for old, new in table.aliases.items():
         if theirs.get(old, theirs.get(new)) != theirs.get(new, theirs.get(old)):
-            raise SettingError(f"config.json: {old}={theirs[old]!r} and {new}={theirs[new]!r} should be the same")
+            raise SettingError(
+                f"config.json: {old}={theirs[old]!r} and {new}={theirs[new]!r} should be the same"
+            )
     for key in sorted(theirs.keys() - accounted(table)):
         if theirs[key] is not None and _computes(key):
             raise SettingError(
-                f"config.json: {key}={theirs[key]!r} is unknown to this family and may change what is computed"
+                f"config.json: {key}={theirs[key]!r} is unknown to this family and may change what is "
+                "computed"
                 f"{nearest(key, accounted(table))}; take it out if it does not"
             )
 

@@ -20,9 +20,13 @@ NEEDS = (  # a choice of the objective, and what it leaves of another
 def check_batches(architecture: str, batch_size: int, seed: int = 0, writes: bool = False) -> None:
     """Of any batches; ``writes``: of those whose model answers in words."""
     if architecture not in ARCHITECTURES:
-        raise SettingError(f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}")
+        raise SettingError(
+            f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}"
+        )
     if writes and architecture == "encoder":
-        raise SettingError("model.architecture='encoder' writes no text; choose tuning.heads, not tuning.mixtures")
+        raise SettingError(
+            "model.architecture='encoder' writes no text; choose tuning.heads, not tuning.mixtures"
+        )
     if batch_size < 1:
         raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
     if not 0 <= seed < 2**32:
@@ -35,25 +39,33 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
         found = getattr(objective, other)
         if getattr(objective, field) == value and found not in values:
             there = " or ".join(map(repr, values))
-            raise SettingError(f"objective.{other}={found!r} should be {there} with objective.{field}={value!r}")
+            raise SettingError(
+                f"objective.{other}={found!r} should be {there} with objective.{field}={value!r}"
+            )
     if not objective.has_inputs and architecture in ENCODER_DECODERS:
         raise SettingError(
-            f"objective.noise='everything' with objective.inputs='drop' leaves model.architecture={architecture!r} no "
+            "objective.noise='everything' with objective.inputs='drop' leaves "
+            f"model.architecture={architecture!r} no "
             "inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
         )
     if objective.eos == "between-documents" and objective.pairs == "none" and not objective.concatenates:
         raise SettingError(
-            f"objective.eos='between-documents' should be 'each-example' with objective.noise={objective.noise!r}: "
+            "objective.eos='between-documents' should be 'each-example' with "
+            f"objective.noise={objective.noise!r}: "
             "documents are kept apart"
         )
     if (objective.targets in IN_PLACE) != (architecture == "encoder"):
         raise SettingError(
-            f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an encoder "
-            f"tells hidden tokens in their places, {' or '.join(map(repr, IN_PLACE))}, and only an encoder does"
+            f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: "
+            "an encoder "
+            f"tells hidden tokens in their places, {' or '.join(map(repr, IN_PLACE))}, and only an encoder "
+            "does"
         )
     if "sentinels" in (objective.inputs, objective.targets) and vocabulary.num_sentinels < 1:
         raise SettingError("data.sentinels=0 should be at least 1 for this objective, such as 100")
-    check_symbols(vocabulary, ["mask"] if objective.inputs in (*ONE_FOR_ONE, "span-masks") else [], architecture)
+    check_symbols(
+        vocabulary, ["mask"] if objective.inputs in (*ONE_FOR_ONE, "span-masks") else [], architecture
+    )
 
 
 def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -> None:
@@ -61,5 +73,6 @@ def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -
     names = [*names, "cls", "sep"] if architecture == "encoder" else [*names, "eos"]
     if lacking := [name for name in names if getattr(vocabulary, name) is None]:
         raise SettingError(
-            f"the vocabulary has no token for {', '.join(lacking)}; of our own, data.sentinels should be at least 2"
+            f"the vocabulary has no token for {', '.join(lacking)}; of our own, data.sentinels should be "
+            "at least 2"
         )

@@ -1,8 +1,10 @@
-"""Rows of labelled tasks -> features and labels for a head, and the head's outputs -> what the metrics compare.
+"""Rows of labelled tasks -> features and labels for a head, and the head's outputs -> what the metrics
+compare.
 
-A row reads [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last token; both
-sides of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1).
-Words whose labels or places matter are encoded one by one: for most tokenizers that gives the pieces of the whole text.
+A row reads [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last
+token; both sides of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1).
+Words whose labels or places matter are encoded one by one: for most tokenizers that gives the pieces of the
+whole text.
 """
 
 import functools
@@ -32,7 +34,9 @@ NONE = -1  # the label of a word that was cut off or has no pieces
 
 
 class Framed(NamedTuple):
-    """A row of tokens [length of it], their types, and where the last part of the text begins in it and ends."""
+    """A row of tokens [length of it], their types, and where the last part of the text begins in it and
+    ends.
+    """
 
     tokens: np.ndarray
     types: np.ndarray
@@ -41,7 +45,9 @@ class Framed(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Pieces [pieces] of a list of words, and int [words]: each one's first piece and the one behind its last."""
+    """Pieces [pieces] of a list of words, and int [words]: each one's first piece and the one behind its
+    last.
+    """
 
     pieces: np.ndarray
     first: np.ndarray
@@ -66,8 +72,9 @@ def shortened(sizes: Sequence[int], room: int) -> list[int]:
 
 @functools.lru_cache(maxsize=100_000)
 def word_pieces(vocabulary: Vocabulary, lead: str, word: str) -> tuple[int, ...]:
-    """A word behind the character ``lead``: behind a blank, which most tokenizers read into the word, as it is; else as
-    the pieces that follow those of ``lead``, since a word may have other pieces within text than alone."""
+    """A word behind the character ``lead``: behind a blank, which most tokenizers read into the word, as it
+    is; else as the pieces that follow those of ``lead``, since a word may have other pieces within text than
+    alone."""
     whole, head = vocabulary.encode(lead + word), vocabulary.encode(lead) if lead.strip() else []
     follows = len(whole) > len(head) and whole[: len(head)] == head
     return tuple(whole[len(head) :] if follows else vocabulary.encode(word))
@@ -86,7 +93,9 @@ class Reader:
         check_batches(self.architecture, 1)
         check_symbols(self.vocabulary, [], self.architecture)
         if self.length < SHORTEST:
-            raise SettingError(f"tuning.inputs_length={self.length} should be at least {SHORTEST}, such as 128")
+            raise SettingError(
+                f"tuning.inputs_length={self.length} should be at least {SHORTEST}, such as 128"
+            )
 
     def example(self, row: Row) -> Example:
         kind, target = self.task.kind, self.task.target(row)
@@ -96,13 +105,17 @@ class Reader:
                 return self._labels_of_words(words, framed, target)
             return self._place(self.task.place(row), words, places, framed)
         texts = self.task.texts(row) if kind == "choice" else (self.task.texts(row),)
-        rows = [self._framed([np.asarray(self.vocabulary.encode(text), np.int32) for text in parts]) for parts in texts]
+        rows = [
+            self._framed([np.asarray(self.vocabulary.encode(text), np.int32) for text in parts])
+            for parts in texts
+        ]
         known = kind == "regression" or target >= 0  # test sets have labels of -1
         return Example(rows, target if known else 0, float(known))
 
     def answer(self, row: Row, output: np.ndarray) -> Any:
-        """classes [classes], choice [C]: the highest; regression []: the number; tokens [L,classes]: the classes of all
-        words, NONE for one that was cut off; span [2,L]: the text of the best place in the context."""
+        """classes [classes], choice [C]: the highest; regression []: the number; tokens [L,classes]: the
+        classes of all words, NONE for one that was cut off; span [2,L]: the text of the best place in the
+        context."""
         if self.task.kind == "regression":
             return float(output)
         if self.task.kind in ("classes", "choice"):
@@ -115,7 +128,10 @@ class Reader:
         whole = np.flatnonzero(self._seen(words, framed, words.end - 1))
         if not len(whole):
             return ""
-        start, end = output[0][framed.begin + words.first[whole]], output[1][framed.begin + words.end[whole] - 1]
+        start, end = (
+            output[0][framed.begin + words.first[whole]],
+            output[1][framed.begin + words.end[whole] - 1],
+        )
         near = np.tri(len(whole), k=ANSWER - 1) * np.tri(len(whole)).T > 0  # no end before its start
         best = np.argmax(np.where(near, start[:, None] + end, -np.inf))
         start, end = whole[best // len(whole)], whole[best % len(whole)]
@@ -147,7 +163,9 @@ class Reader:
     def _words(self, words: Sequence[str], lead: Sequence[str]) -> Words:
         pieces = [word_pieces(self.vocabulary, *both) for both in zip(lead, words, strict=True)]
         end = np.cumsum([len(one) for one in pieces], dtype=np.int64)
-        return Words(np.fromiter(chain.from_iterable(pieces), np.int32), end - [len(one) for one in pieces], end)
+        return Words(
+            np.fromiter(chain.from_iterable(pieces), np.int32), end - [len(one) for one in pieces], end
+        )
 
     @staticmethod
     def _seen(words: Words, framed: Framed, piece: np.ndarray) -> np.ndarray:
@@ -166,8 +184,12 @@ class Reader:
     def _place(
         place: tuple[int, int] | None, words: Words, places: Sequence[tuple[int, int]], framed: Framed
     ) -> Example:
-        """First and last piece of the words that the answer touches; weight 0 where they are not all in the row."""
-        touched = [i for i, (start, end) in enumerate(places) if place and start < place[1] and end > place[0]]
+        """First and last piece of the words that the answer touches; weight 0 where they are not all in the
+        row.
+        """
+        touched = [
+            i for i, (start, end) in enumerate(places) if place and start < place[1] and end > place[0]
+        ]
         touched = [i for i in touched if words.end[i] > words.first[i]]
         if not touched or framed.begin + words.end[touched[-1]] > framed.end:
             return Example([framed], [0, 0], 0.0)
@@ -230,7 +252,9 @@ class Labelled:
 
 
 def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
-    """All rows in order; the last batch is filled up with rows of padding (segment 0), whose labels have no weight."""
+    """All rows in order; the last batch is filled up with rows of padding (segment 0), whose labels have no
+    weight.
+    """
     check_batches(reader.architecture, batch_size)
     parts = [range(start, min(start + batch_size, len(rows))) for start in range(0, len(rows), batch_size)]
     return [reader.batch([rows[place] for place in part], batch_size) for part in parts]

@@ -1,9 +1,11 @@
-"""Rows of an encoder: running text or pairs of pieces, some tokens of which are hidden and told in their places.
+"""Rows of an encoder: running text or pairs of pieces, some tokens of which are hidden and told in their
+places.
 
-A row reads [CLS] text [SEP], its text running on through the documents with a [SEP] between two (RoBERTa's full
-sentences: Liu et al. 2019, section 4.2); or [CLS] A [SEP] B [SEP], where A and B are cut from one document, unless the
-pair is to be told from others: next-sentence (Devlin et al. 2019) takes B from another document, sentence-order (Lan et
-al. 2020) puts B first.
+A row reads [CLS] text [SEP], its text running on through the documents with a [SEP] between two (RoBERTa's
+full
+sentences: Liu et al. 2019, section 4.2); or [CLS] A [SEP] B [SEP], where A and B are cut from one document,
+unless the pair is to be told from others: next-sentence (Devlin et al. 2019) takes B from another document,
+sentence-order (Lan et al. 2020) puts B first.
 """
 
 import functools
@@ -28,7 +30,9 @@ SHORTEST = CHOICES + 3  # of a row [tokens]
 
 
 class Pieces(NamedTuple):
-    """Of each row, two stretches of the flat array of tokens, int64 [B,2]; the second is empty where there is one."""
+    """Of each row, two stretches of the flat array of tokens, int64 [B,2]; the second is empty where there is
+    one.
+    """
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -72,8 +76,12 @@ class Masked:
         if self.objective.pairs == "none":
             return full(np.array([0, self.text.length]), self.limits.raw)
         segments = even(self.tokens.offsets, self.limits.raw)
-        if not len(segments.starts) or (self.objective.pairs == "next-sentence" and np.ptp(segments.documents) == 0):
-            raise SettingError("data.corpus has too few documents for objective.pairs; it needs two of two tokens each")
+        if not len(segments.starts) or (
+            self.objective.pairs == "next-sentence" and np.ptp(segments.documents) == 0
+        ):
+            raise SettingError(
+                "data.corpus has too few documents for objective.pairs; it needs two of two tokens each"
+            )
         return segments
 
     @functools.cached_property
@@ -105,14 +113,19 @@ class Masked:
         starts, lengths = np.stack([begin, begin + cut], axis=1), np.stack([cut, whole - cut], axis=1)
         if self.objective.pairs == "sentence-order":
             swap = np.where(changed[:, None], [1, 0], [0, 1])
-            return Pieces(*(np.take_along_axis(values, swap, axis=1) for values in (starts, lengths))), changed
+            return Pieces(
+                *(np.take_along_axis(values, swap, axis=1) for values in (starts, lengths))
+            ), changed
         place, room = self._elsewhere(segments, u[:, 2:])
         starts[:, 1] = np.where(changed, place, starts[:, 1])
-        lengths[:, 1] = np.minimum(lengths[:, 1], room)  # of true pairs too, or short ones would give away the others
+        # of true pairs too, or short ones would give away the others
+        lengths[:, 1] = np.minimum(lengths[:, 1], room)
         return Pieces(starts, lengths), changed
 
     def _elsewhere(self, segments: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """[B]: a place in another document where a second piece could begin, and how much of the document follows."""
+        """[B]: a place in another document where a second piece could begin, and how much of the document
+        follows.
+        """
         documents = self.segments.documents  # in order, so that those of one document are neighbours
         low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
         other = (u[:, 0] * (len(documents) - high + low)).astype(np.int64)

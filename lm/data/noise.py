@@ -1,7 +1,8 @@
 """Where the noise falls: lengths [B] and random numbers [B,draws,L] -> bool [B,L], True on noise.
 
-Noise on words also takes where they begin, bool [B,L]. Sources: Raffel et al. 2020 (i.i.d., spans), Devlin et al. 2019
-with the whole-word masking of its released code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020 (BART).
+Noise on words also takes where they begin, bool [B,L]. Sources: Raffel et al. 2020 (i.i.d., spans), Devlin et
+al. 2019 with the whole-word masking of its released code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020
+(BART).
 """
 
 import math
@@ -9,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-GEOMETRIC, LONGEST = 0.2, 10  # lengths of SpanBERT's spans, whose mean then is 3.8 [Joshi et al. 2020, 3.1; words]
+# lengths of SpanBERT's spans, whose mean then is 3.8 [Joshi et al. 2020, 3.1; words]
+GEOMETRIC, LONGEST = 0.2, 10
 
 
 class Amount(Protocol):
@@ -37,12 +39,16 @@ def latest(starts: np.ndarray) -> np.ndarray:
 
 
 def ranks(u: np.ndarray) -> np.ndarray:
-    """float64 [B,L]: the same order with ties broken by column, so that sorting gives one answer on any machine."""
+    """float64 [B,L]: the same order with ties broken by column, so that sorting gives one answer on any
+    machine.
+    """
     return u + np.arange(u.shape[1]) * (2.0**-24 / u.shape[1])  # float32 draws are multiples of 2^-24
 
 
 def _smallest(u: np.ndarray, among: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """bool [B,L]: of the positions ``among``, the ``count`` [B] with the smallest numbers; there must be as many."""
+    """bool [B,L]: of the positions ``among``, the ``count`` [B] with the smallest numbers; there must be as
+    many.
+    """
     order = ranks(u)
     np.putmask(order, ~among, np.inf)
     bounds = np.sort(order, axis=1)[np.arange(len(u)), count - 1]
@@ -50,7 +56,9 @@ def _smallest(u: np.ndarray, among: np.ndarray, count: np.ndarray) -> np.ndarray
 
 
 def span_counts(amount: Amount, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """lengths [B] -> noise tokens and noise spans [B], the same for every draw: T5's, in float32, half to even."""
+    """lengths [B] -> noise tokens and noise spans [B], the same for every draw: T5's, in float32, half to
+    even.
+    """
     length = np.maximum(lengths, 2)
     noise = np.round(length.astype(np.float32) * np.float32(amount.rate)).astype(np.int32)
     noise = np.clip(noise, 1, length - 1)
@@ -59,7 +67,9 @@ def span_counts(amount: Amount, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _compose(u: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Split each total [B] into positive parts, all compositions being equally likely: the running sums, flat."""
+    """Split each total [B] into positive parts, all compositions being equally likely: the running sums,
+    flat.
+    """
     places = np.arange(max(int(total.max()), 1))
     ends = _smallest(u[:, : len(places)], places < total[:, None] - 1, parts - 1)
     ends[np.arange(len(u)), total - 1] = True
@@ -74,7 +84,8 @@ def _spans(amount: Amount, lengths: np.ndarray, u: np.ndarray, num_sentinels: in
         return np.zeros(u.shape, bool)
     noise, spans = span_counts(amount, lengths)
     kept = np.maximum(lengths, 2) - noise
-    spans = np.minimum(spans, np.minimum(np.minimum(noise, kept), num_sentinels))  # none empty, all told apart
+    # none empty, all told apart
+    spans = np.minimum(spans, np.minimum(np.minimum(noise, kept), num_sentinels))
     hidden = _compose(u, noise, spans)  # takes its numbers from the left, the other from the right:
     shown = _compose(u[:, ::-1], kept, spans)  # together they need no more than L - 2
     before = np.roll(hidden, 1)
@@ -100,10 +111,14 @@ def _whole_words(amount, lengths, u, num_sentinels, starts):
     return np.take_along_axis(u[:, 0], latest(starts), axis=1) < amount.rate
 
 
-def _geometric_spans(amount: Amount, lengths: np.ndarray, u: np.ndarray, num_sentinels: int, starts) -> np.ndarray:
-    """Spans that begin at random words, one after the other, until the noise has its share; the last one is cut.
+def _geometric_spans(
+    amount: Amount, lengths: np.ndarray, u: np.ndarray, num_sentinels: int, starts
+) -> np.ndarray:
+    """Spans that begin at random words, one after the other, until the noise has its share; the last one is
+    cut.
 
-    All words begin a span, in the order of their numbers; one is noise as soon as the first span over it is drawn.
+    All words begin a span, in the order of their numbers; one is noise as soon as the first span over it is
+    drawn.
     """
     inside = within(lengths, u.shape[2])
     starts = starts & inside
@@ -148,13 +163,17 @@ NOISE = {
 def infill(
     amount: Amount, tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, mask: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """tokens [B,L] -> [B,2L], and which of them to keep: spans have become one mask each, no two of them neighbours.
+    """tokens [B,L] -> [B,2L], and which of them to keep: spans have become one mask each, no two of them
+    neighbours.
 
-    Lengths of spans are Poisson, 0 among them: such a span puts a mask between two tokens. The last span is cut to the
-    noise that is left, and there are no more spans than tokens of noise, so that inputs never outgrow the text.
+    Lengths of spans are Poisson, 0 among them: such a span puts a mask between two tokens. The last span is
+    cut to the noise that is left, and there are no more spans than tokens of noise, so that inputs never
+    outgrow the text.
     """
     rows, width = tokens.shape
-    noise = np.where(lengths > 1, np.clip(np.round(lengths * amount.rate), 1, lengths - 1), 0).astype(np.int64)
+    noise = np.where(lengths > 1, np.clip(np.round(lengths * amount.rate), 1, lengths - 1), 0).astype(
+        np.int64
+    )
     kept = lengths - noise
     spans = np.searchsorted(_poisson(amount.mean_span_length), u[:, 1], side="right")
     total = np.cumsum(spans, axis=1)
@@ -162,7 +181,8 @@ def infill(
     last = np.maximum(count - 1, 0)
     spans[np.arange(rows), last] += noise - total[np.arange(rows), last]
     places = np.arange(width)
-    opens = _smallest(u[:, 0], places < kept[:, None] + 1, count)  # before which of the tokens that stay, or at the end
+    # before which of the tokens that stay, or at the end
+    opens = _smallest(u[:, 0], places < kept[:, None] + 1, count)
     skipped = np.zeros((rows, width), np.int64)
     skipped[opens] = spans[places < count[:, None]]
     source = np.minimum(places + np.cumsum(skipped, axis=1), width - 1)
@@ -178,9 +198,11 @@ def _poisson(mean: float) -> np.ndarray:
 
 
 def tell_apart(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sentinels: int) -> np.ndarray:
-    """Keep the noise of rows with enough sentinels; elsewhere keep random runs, one fewer than there are sentinels.
+    """Keep the noise of rows with enough sentinels; elsewhere keep random runs, one fewer than there are
+    sentinels.
 
-    Among noise tokens u is uniform whatever the mask, so that it can choose; k runs leave at most k + 1 runs of text.
+    Among noise tokens u is uniform whatever the mask, so that it can choose; k runs leave at most k + 1 runs
+    of text.
     """
     starts = runs_of(noise)
     scarce = np.maximum(starts.sum(1), runs_of(inside & ~noise).sum(1)) > num_sentinels

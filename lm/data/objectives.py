@@ -1,18 +1,18 @@
 """Denoising objectives on arrays: where the noise falls x what the inputs show x what the targets show.
 
-Everything here is a pure function of its arguments, random numbers included: ``uniforms`` draws those of example
-``row`` from (seed, row) alone, so an example does not depend on its batch, host or worker.
+Everything here is a pure function of its arguments, random numbers included: ``uniforms`` draws those of
+example ``row`` from (seed, row) alone, so an example does not depend on its batch, host or worker.
 
-Sources: Raffel et al. 2020, sections 3.1.4 and 3.3, and the behaviour of the T5 code where the paper is silent; for
-encoders Devlin et al. 2019, Joshi et al. 2020 (SpanBERT) and Clark et al. 2020 (ELECTRA); for text infilling Lewis et
-al. 2020 (BART). Two deviations from T5, both because nothing may be cut and ``inputs`` and ``targets`` must together
-give back the text:
+Sources: Raffel et al. 2020, sections 3.1.4 and 3.3, and the behaviour of the T5 code where the paper is
+silent; for encoders Devlin et al. 2019, Joshi et al. 2020 (SpanBERT) and Clark et al. 2020 (ELECTRA); for
+text infilling Lewis et al. 2020 (BART). Two deviations from T5, both because nothing may be cut and
+``inputs`` and ``targets`` must together give back the text:
 
-* *Too few sentinels.* T5 let them run over into word pieces. Here "spans" draws at most as many spans as there are
-  sentinels (fewer and longer; the number of noise tokens stays), and of "iid" noise only as many runs are kept,
-  chosen uniformly, as can be told apart on both sides. The other runs stay in the text.
-* *Too long targets.* T5 cut them. Here ``lengths`` leaves room for all but about 1 in 30,000 draws of "iid" noise, and
-  such a draw loses the noise with which it would run over.
+* *Too few sentinels.* T5 let them run over into word pieces. Here "spans" draws at most as many spans as
+  there are sentinels (fewer and longer; the number of noise tokens stays), and of "iid" noise only as many
+  runs are kept, chosen uniformly, as can be told apart on both sides. The other runs stay in the text.
+* *Too long targets.* T5 cut them. Here ``lengths`` leaves room for all but about 1 in 30,000 draws of "iid"
+  noise, and such a draw loses the noise with which it would run over.
 """
 
 import math
@@ -26,7 +26,8 @@ from lm.data.sentences import permute
 from lm.data.text.symbols import PAD, UNK, Symbols
 from lm.settings import SettingError
 
-RANDOM_SHARE = 0.1  # share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
+# share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
+RANDOM_SHARE = 0.1
 SAME_SHARE = 0.1  # share of noise tokens that an encoder sees unchanged [Devlin et al. 2019, 3.1]
 IN_PLACE = ("in-place", "replaced")  # targets of encoders
 BY_CHANCE = ("iid", "whole-words", "geometric-spans")  # noise whose amount or runs are random
@@ -38,11 +39,13 @@ SHORTEST = 3  # inputs: one token that stays, one for noise, EOS [tokens]
 Noise = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans", "suffix", "everything"]
 # Masks stand one for one, "span-masks" one for each span. Of "masks-or-random" 10 % are any token, and of
 # "masks-random-or-same" 10 % more are what they were.
-Inputs = Literal["sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"]
+Inputs = Literal[
+    "sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"
+]
 # With "replaced" a discriminator tells besides of every token whether it is the text's.
 Targets = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
-# T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal model that
-# finds EOS at the same place of every row learns the place, and stops there.
+# T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal
+# model that finds EOS at the same place of every row learns the place, and stops there.
 Ends = Literal["each-example", "between-documents"]
 
 
@@ -52,18 +55,23 @@ class Objective:
 
     noise: Noise = "iid"  # which tokens are noise
     inputs: Inputs = "sentinels"  # what replaces noise
-    targets: Targets = "sentinels"  # what replaces the tokens that are not noise; in encoders they stay in their places
+    # what replaces the tokens that are not noise; in encoders they stay in their places
+    targets: Targets = "sentinels"
     rate: float = 0.15  # share of tokens that are noise; for all noise but "suffix" and "everything"
     mean_span_length: float = 3.0  # of "spans" and "poisson-spans" [tokens]
     sentences: Literal["in-order", "permuted"] = "in-order"  # of inputs; targets keep the text's order
-    pairs: Literal["none", "next-sentence", "sentence-order"] = "none"  # what encoders tell of two pieces of text
-    eos: Ends = "each-example"  # where EOS stands, of encoders [SEP]: T5's rule, or once between two documents
+    # what encoders tell of two pieces of text
+    pairs: Literal["none", "next-sentence", "sentence-order"] = "none"
+    # where EOS stands, of encoders [SEP]: T5's rule, or once between two documents
+    eos: Ends = "each-example"
 
     def __post_init__(self):
         if not 0 < self.rate < 1:
             raise SettingError(f"objective.rate={self.rate} should lie between 0 and 1, such as 0.15")
         if not self.mean_span_length >= 1:
-            raise SettingError(f"objective.mean_span_length={self.mean_span_length} should be at least 1, such as 3.0")
+            raise SettingError(
+                f"objective.mean_span_length={self.mean_span_length} should be at least 1, such as 3.0"
+            )
 
     @property
     def concatenates(self) -> bool:
@@ -72,7 +80,9 @@ class Objective:
 
     @property
     def separates(self) -> bool:
-        """Whether documents are strung together with EOS between them, and examples are cut from that without one."""
+        """Whether documents are strung together with EOS between them, and examples are cut from that without
+        one.
+        """
         return self.concatenates and self.eos == "between-documents"
 
     @property
@@ -82,7 +92,9 @@ class Objective:
 
     @property
     def draws(self) -> int:
-        """Random numbers per token: where noise falls, how far, what the inputs show there, the order of sentences."""
+        """Random numbers per token: where noise falls, how far, what the inputs show there, the order of
+        sentences.
+        """
         return (
             1
             + (self.noise in ("geometric-spans", "poisson-spans"))
@@ -120,14 +132,18 @@ OBJECTIVES = {
 
 
 class Ragged(NamedTuple):
-    """tokens int32 [B,L] from the left, then padding; lengths int32 [B]. Only ``lengths`` tells padding from text."""
+    """tokens int32 [B,L] from the left, then padding; lengths int32 [B]. Only ``lengths`` tells padding from
+    text.
+    """
 
     tokens: np.ndarray
     lengths: np.ndarray
 
 
 class Lengths(NamedTuple):
-    """Tokens of one row: of raw text, any EOS between documents included, and the room for inputs and targets."""
+    """Tokens of one row: of raw text, any EOS between documents included, and the room for inputs and
+    targets.
+    """
 
     raw: int
     inputs: int
@@ -135,7 +151,9 @@ class Lengths(NamedTuple):
 
 
 def uniforms(seed: int, rows: np.ndarray, count: int, length: int) -> np.ndarray:
-    """float32 [B,count,length] in [0, 1): row r's numbers are those of ``Generator(Philox(key=[seed, r]))``."""
+    """float32 [B,count,length] in [0, 1): row r's numbers are those of ``Generator(Philox(key=[seed,
+    r]))``.
+    """
     bits = np.random.Philox(key=[seed, 0])
     generator, fresh = np.random.Generator(bits), bits.state
     numbers = np.empty((len(rows), count, length), np.float32)
@@ -168,7 +186,8 @@ def noise_mask(
     return mask
 
 
-# --- what is shown: tokens [B,L], bool [B,L] -> new tokens [B,L] and which of them to keep ---------------------------
+# --- what is shown: tokens [B,L], bool [B,L] -> new tokens [B,L] and which of them to keep
+# ---------------------------
 
 
 def replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Symbols) -> tuple[np.ndarray, np.ndarray]:
@@ -220,7 +239,9 @@ TARGETS = {
 def denoise(
     objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Symbols, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
-    """text [B,L], uniforms [B,draws,L] -> inputs and targets that fit in ``limits``, EOS where the example ends."""
+    """text [B,L], uniforms [B,draws,L] -> inputs and targets that fit in ``limits``, EOS where the example
+    ends.
+    """
     tokens, lengths = text
     eos = None if objective.separates else vocabulary.eos
     inside, shown = within(lengths, tokens.shape[1]), tokens
@@ -242,19 +263,23 @@ def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
     counts = np.count_nonzero(keep, axis=1).astype(np.int32)
     ends = eos is not None
     gathered = np.full((len(tokens), int(counts.max(initial=0)) + ends), PAD, np.int32)
-    gathered[within(counts, gathered.shape[1])] = tokens.ravel()[np.flatnonzero(keep)]  # 3 x as fast as [keep]
+    # 3 x as fast as [keep]
+    gathered[within(counts, gathered.shape[1])] = tokens.ravel()[np.flatnonzero(keep)]
     if ends:
         gathered[np.arange(len(tokens)), counts] = eos
     return Ragged(gathered, counts + np.int32(ends))
 
 
-# --- how long it all gets --------------------------------------------------------------------------------------------
+# --- how long it all gets
+# --------------------------------------------------------------------------------------------
 
-INPUT_SIZES = {  # tokens of inputs without EOS, of (tokens of text, noise tokens, runs of noise); else those of text
+# tokens of inputs without EOS, of (tokens of text, noise tokens, runs of noise); else those of text
+INPUT_SIZES = {
     "sentinels": lambda text, noise, runs: text - noise + runs,
     "drop": lambda text, noise, runs: text - noise,
 }
-TARGET_SIZES = {  # tokens of targets without EOS, of (tokens of text, noise tokens, runs of text); else those of text
+# tokens of targets without EOS, of (tokens of text, noise tokens, runs of text); else those of text
+TARGET_SIZES = {
     "sentinels": lambda text, noise, runs: noise + runs,
     "drop": lambda text, noise, runs: noise,
 }
@@ -265,19 +290,25 @@ def _text(text, noise, runs):
 
 
 def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """lengths [B], first uniforms [B] -> tokens of inputs and of targets [B], EOS included; not for noise by chance."""
+    """lengths [B], first uniforms [B] -> tokens of inputs and of targets [B], EOS included; not for noise by
+    chance.
+    """
     runs = np.ones_like(lengths)
     if objective.noise == "spans":
         noise, runs = span_counts(objective, lengths)
     else:
         noise = lengths - prefix_lengths(lengths, u) if objective.noise == "suffix" else lengths
     inputs = INPUT_SIZES.get(objective.inputs, _text)(lengths, noise, np.where(noise, runs, 0)) + 1
-    targets = TARGET_SIZES.get(objective.targets, _text)(lengths, noise, np.where(noise < lengths, runs, 0)) + 1
+    targets = (
+        TARGET_SIZES.get(objective.targets, _text)(lengths, noise, np.where(noise < lengths, runs, 0)) + 1
+    )
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
 
 
 def lengths(objective: Objective, inputs_length: int) -> Lengths:
-    """The raw tokens of a row whose inputs fill ``inputs_length`` as far as they can, and the room for its targets."""
+    """The raw tokens of a row whose inputs fill ``inputs_length`` as far as they can, and the room for its
+    targets.
+    """
     if inputs_length < SHORTEST:
         raise SettingError(f"data.inputs_length={inputs_length} should be at least {SHORTEST}, such as 512")
     if objective.noise == "spans":
@@ -290,7 +321,9 @@ def lengths(objective: Objective, inputs_length: int) -> Lengths:
 
 
 def _span_lengths(objective: Objective, inputs_length: int) -> Lengths:
-    """The longest text whose inputs fit (512 tokens at 15 %, mean 3: 568, and 114 of targets); nothing is random."""
+    """The longest text whose inputs fit (512 tokens at 15 %, mean 3: 568, and 114 of targets); nothing is
+    random.
+    """
     raw = np.arange(2, math.ceil(inputs_length * 2 / (1 - objective.rate)) + 2)
     inputs, targets = sizes(objective, raw, np.zeros(len(raw)))
     last = int(np.flatnonzero(inputs <= inputs_length)[-1])
@@ -301,14 +334,16 @@ def _span_lengths(objective: Objective, inputs_length: int) -> Lengths:
 
 
 def _iid_room(objective: Objective, raw: int) -> int:
-    """Tokens of targets for L tokens, each noise with probability p: the mean and DEVIATIONS standard deviations.
+    """Tokens of targets for L tokens, each noise with probability p: the mean and DEVIATIONS standard
+    deviations.
 
     "drop" says the noise: binomial, mean Lp, variance Lp(1-p).
-    "sentinels" says a token where it is noise or the one before it is (and one at the very start, either way): all L
-    but those with q_i q_{i-1} = 1, where q = 1 for no noise. With P(q) = Q = 1-p the mean is L - (L-1)Q^2; each of the
-    L-1 products has the variance Q^2 - Q^4, each of the L-2 pairs of neighbours the covariance Q^3 - Q^4.
-    512 inputs at 10/15/25/50 %: 149/200/287/435 with EOS. The original's 103/192/256/512 cut 35 % of the examples at
-    10 %, 2 % at 25 %; and "drop" at 15 %: 110, where 104 cut 0.07 %.
+    "sentinels" says a token where it is noise or the one before it is (and one at the very start, either
+    way): all L but those with q_i q_{i-1} = 1, where q = 1 for no noise. With P(q) = Q = 1-p the mean is L -
+    (L-1)Q^2; each of the L-1 products has the variance Q^2 - Q^4, each of the L-2 pairs of neighbours the
+    covariance Q^3 - Q^4. 512 inputs at 10/15/25/50 %: 149/200/287/435 with EOS. The original's
+    103/192/256/512 cut 35 % of the examples at 10 %, 2 % at 25 %; and "drop" at 15 %: 110, where 104 cut 0.07
+    %.
     """
     p, q = objective.rate, 1 - objective.rate
     if objective.targets == "drop":

@@ -1,8 +1,9 @@
 """Ragged examples -> the features of a batch, several examples to a row where they fit.
 
-Feature names and rules are those of seqio's converters, but that every batch is written as a packed one: a row with
-one example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0 in each segment;
-the decoder reads the targets shifted right by one within each segment, beginning with padding (T5's start token).
+Feature names and rules are those of seqio's converters, but that every batch is written as a packed one: a
+row with one example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0
+in each segment; the decoder reads the targets shifted right by one within each segment, beginning with
+padding (T5's start token).
 """
 
 import numpy as np
@@ -17,7 +18,9 @@ ARCHITECTURES = (*ENCODER_DECODERS, *DECODERS, "encoder")
 
 
 def ragged(sequences: list[np.ndarray], room: int) -> Ragged:
-    """Token ids without EOS -> [B,L] with EOS. What exceeds ``room`` is cut off at the end, before the EOS."""
+    """Token ids without EOS -> [B,L] with EOS. What exceeds ``room`` is cut off at the end, before the
+    EOS.
+    """
     kept = [np.asarray(sequence, np.int32)[: room - 1] for sequence in sequences]
     lengths = np.array([len(sequence) for sequence in kept], np.int32) + 1
     tokens = np.full((len(kept), int(lengths.max(initial=0))), PAD, np.int32)
@@ -43,15 +46,20 @@ def join(first: Ragged, second: Ragged) -> Ragged:
 
 
 def fill_rows(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """sizes [examples, sides], room [sides] -> [rows + 1]: each row's first example, then the number of examples.
+    """sizes [examples, sides], room [sides] -> [rows + 1]: each row's first example, then the number of
+    examples.
 
     In the given order, and a row is closed by the first example that no longer fits (on one side or another).
     """
     if len(sizes) and (sizes.max(axis=0) > room).any():
         raise SettingError(f"an example of {sizes.max(axis=0)} tokens does not fit in a row of {room}")
     ends = np.concatenate([np.zeros((1, sizes.shape[1]), np.int64), np.cumsum(sizes, axis=0, dtype=np.int64)])
-    sides = [np.searchsorted(end, end[:-1] + size, side="right") - 1 for end, size in zip(ends.T, room, strict=True)]
-    following = np.minimum.reduce(sides).tolist()  # the row that example i would begin ends before following[i]
+    sides = [
+        np.searchsorted(end, end[:-1] + size, side="right") - 1
+        for end, size in zip(ends.T, room, strict=True)
+    ]
+    # the row that example i would begin ends before following[i]
+    following = np.minimum.reduce(sides).tolist()
     starts = [0]
     while starts[-1] < len(sizes):
         starts.append(following[starts[-1]])
@@ -59,7 +67,9 @@ def fill_rows(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 
 def row_length(architecture: str, lengths: Lengths) -> int:
-    """Tokens of a row that a decoder reads: the targets, after the inputs where there is no encoder for them."""
+    """Tokens of a row that a decoder reads: the targets, after the inputs where there is no encoder for
+    them.
+    """
     return lengths.inputs + lengths.targets if architecture in DECODERS else lengths.targets
 
 
@@ -72,10 +82,14 @@ def row_room(architecture: str, lengths: Lengths) -> np.ndarray:
 def features(
     inputs: Ragged, targets: Ragged, rows: np.ndarray, *, architecture: str, lengths: Lengths, batch_size: int
 ) -> dict[str, np.ndarray]:
-    """Examples, EOS included, with the row [examples] of each, in order -> the features [batch_size, S or T]."""
+    """Examples, EOS included, with the row [examples] of each, in order -> the features [batch_size, S or
+    T].
+    """
     if architecture in ENCODER_DECODERS:
         encoder = _side(inputs, rows, (batch_size, lengths.inputs))
-        batch = dict(zip(("encoder_input_tokens", "encoder_segment_ids", "encoder_positions"), encoder, strict=True))
+        batch = dict(
+            zip(("encoder_input_tokens", "encoder_segment_ids", "encoder_positions"), encoder, strict=True)
+        )
     else:
         targets, visible, batch = join(inputs, targets), inputs.lengths, {}
     shape = (batch_size, row_length(architecture, lengths))
@@ -103,7 +117,9 @@ def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def _side(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _side(
+    examples: Ragged, rows: np.ndarray, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """tokens, segment ids and positions int32 [B,L]: the examples of each row side by side, from the left."""
     filled = np.bincount(rows, weights=examples.lengths, minlength=shape[0]).astype(np.int64)
     if len(filled) > shape[0] or (filled > shape[1]).any():

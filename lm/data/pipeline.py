@@ -1,8 +1,8 @@
 """Settings -> batches. A batch is a pure function of (seed, step), and so is each of its rows.
 
-A batch function is ``batches(step, rows)``: rows ``rows`` of the global batch of that step. A host asks for those that
-its devices hold, which need not be one block; who asks, and in which order, changes nothing. The step is the only
-state there is.
+A batch function is ``batches(step, rows)``: rows ``rows`` of the global batch of that step. A host asks for
+those that its devices hold, which need not be one block; who asks, and in which order, changes nothing. The
+step is the only state there is.
 
 grain is imported where it is used: it brings jax along, which nothing here needs.
 """
@@ -33,7 +33,9 @@ PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repea
 
 
 class Plan(NamedTuple):
-    """One epoch: the order of its segments [segments]; each row's first place in it [rows + 1]; draws [segments]."""
+    """One epoch: the order of its segments [segments]; each row's first place in it [rows + 1]; draws
+    [segments].
+    """
 
     order: np.ndarray
     rows: np.ndarray | None  # None: one segment a row
@@ -44,9 +46,9 @@ class Plan(NamedTuple):
 class Denoised:
     """The batch function of pre-training: every segment once an epoch, in an order and with noise of its own.
 
-    Segments of concatenated documents fill a row each. Those of documents kept apart are packed, in the epoch's order,
-    and since their noise decides how many fit, finding a row of epoch e takes the plans of the epochs before it: made
-    once per process, at about half a second per million segments.
+    Segments of concatenated documents fill a row each. Those of documents kept apart are packed, in the
+    epoch's order, and since their noise decides how many fit, finding a row of epoch e takes the plans of the
+    epochs before it: made once per process, at about half a second per million segments.
     """
 
     tokens: Tokens
@@ -58,7 +60,8 @@ class Denoised:
     seed: int
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # plans are made anew elsewhere
+        # plans are made anew elsewhere
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __call__(self, step: int, rows: slice) -> Batch:
         begin, end, _ = rows.indices(self.batch_size)
@@ -67,11 +70,18 @@ class Denoised:
         row_of = np.repeat(np.arange(end - begin), np.concatenate([part[3] for part in parts]))
         inputs, targets = self.examples(segments, numbers, draws)
         return features(
-            inputs, targets, row_of, architecture=self.architecture, lengths=self.limits, batch_size=end - begin
+            inputs,
+            targets,
+            row_of,
+            architecture=self.architecture,
+            lengths=self.limits,
+            batch_size=end - begin,
         )
 
     def examples(self, segments: np.ndarray, numbers: np.ndarray, draws: np.ndarray) -> tuple[Ragged, Ragged]:
-        """Segments [B], denoised with the random numbers of examples ``numbers`` [B], of which ``draws`` are first."""
+        """Segments [B], denoised with the random numbers of examples ``numbers`` [B], of which ``draws`` are
+        first.
+        """
         starts, counts = self.segments.starts[segments], self.segments.lengths[segments]
         tokens = self.text.read(starts[:, None] + np.arange(self.limits.raw))
         u = uniforms(self.seed, numbers, self.objective.draws, self.limits.raw)
@@ -82,7 +92,9 @@ class Denoised:
 
     @functools.cached_property
     def segments(self) -> Segments:
-        """Documents split into at most ``raw`` tokens each, after being strung together where the objective does so."""
+        """Documents split into at most ``raw`` tokens each, after being strung together where the objective
+        does so.
+        """
         strung = np.array([0, self.text.length])
         return full(strung if self.objective.concatenates else self.tokens.offsets, self.limits.raw)
 
@@ -112,7 +124,9 @@ class Denoised:
         return Plan(order, fill_rows(sides, row_room(self.architecture, self.limits)), draws)
 
     def _locate(self, begin: int, end: int) -> Iterator[tuple[np.ndarray, ...]]:
-        """Rows begin to end of all rows there will ever be -> by epoch: segments, numbers, draws, how many a row."""
+        """Rows begin to end of all rows there will ever be -> by epoch: segments, numbers, draws, how many a
+        row.
+        """
         epoch, count = 0, len(self.segments.starts)
         if self.objective.concatenates:
             epoch, begin, end = begin // count, begin % count, begin % count + end - begin
@@ -144,10 +158,13 @@ def pretraining_batches(
     check_batches(architecture, batch_size, seed)
     check_objective(objective, architecture, vocabulary)
     if architecture == "encoder":
-        return Masked(tokens, objective, vocabulary, masked_lengths(objective, inputs_length), batch_size, seed)
+        return Masked(
+            tokens, objective, vocabulary, masked_lengths(objective, inputs_length), batch_size, seed
+        )
     limits = lengths(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
-        limits = limits._replace(raw=max(limits.raw - 1, 1))  # both EOS in one row: two full examples then fill it
+        # both EOS in one row: two full examples then fill it
+        limits = limits._replace(raw=max(limits.raw - 1, 1))
     return Denoised(tokens, objective, vocabulary, architecture, limits, batch_size, seed)
 
 
@@ -155,7 +172,8 @@ def pretraining_batches(
 class Unsupervised:
     """A corpus as one task of a mixture: each segment many times, each time with other noise.
 
-    grain shuffles fewer than 2^32 examples; a mixture that outlasts PASSES over the corpus repeats their noise.
+    grain shuffles fewer than 2^32 examples; a mixture that outlasts PASSES over the corpus repeats their
+    noise.
     """
 
     source: Denoised
@@ -163,7 +181,8 @@ class Unsupervised:
     def __post_init__(self):
         if self.source.objective.separates:
             raise SettingError(
-                "objective.eos='between-documents' should be 'each-example' where mixing.pretraining reads tasks too: "
+                "objective.eos='between-documents' should be 'each-example' where mixing.pretraining reads "
+                "tasks too: "
                 "an example of a mixture ends with EOS"
             )
 
@@ -180,7 +199,8 @@ class Unsupervised:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The batch function of tasks: one example a row, tasks in fixed proportions, each reshuffled every epoch.
+    """The batch function of tasks: one example a row, tasks in fixed proportions, each reshuffled every
+    epoch.
 
     Inputs and targets that are too long lose their end, but keep their EOS.
     """
@@ -196,7 +216,9 @@ class Mixed:
         check_batches(self.architecture, self.batch_size, self.seed, writes=True)
         for name, examples in self.examples_by_task.items():
             if not self.rates.get(name, 0) > 0:
-                raise SettingError(f"the rate of task {name!r} is {self.rates.get(name)} and should be above 0")
+                raise SettingError(
+                    f"the rate of task {name!r} is {self.rates.get(name)} and should be above 0"
+                )
             if not len(examples):
                 raise SettingError(f"task {name!r} has no examples to train on")
         if not self.examples_by_task:
@@ -207,11 +229,15 @@ class Mixed:
 
     @functools.cached_property
     def _dataset(self) -> Any:
-        """All rows there will ever be, by number. Shuffling before repeating is what gives each epoch its own order."""
+        """All rows there will ever be, by number. Shuffling before repeating is what gives each epoch its own
+        order.
+        """
         import grain
 
         tasks = [
-            grain.MapDataset.source(examples).shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode())).repeat()
+            grain.MapDataset.source(examples)
+            .shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode()))
+            .repeat()
             for name, examples in self.examples_by_task.items()
         ]
         return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])
@@ -219,21 +245,27 @@ class Mixed:
     def __call__(self, step: int, rows: slice) -> Batch:
         places = range(step * self.batch_size, (step + 1) * self.batch_size)[rows]
         return _unpacked(
-            [self._dataset[place] for place in places], architecture=self.architecture, lengths=self.lengths,
+            [self._dataset[place] for place in places],
+            architecture=self.architecture,
+            lengths=self.lengths,
             batch_size=len(places),
-        )  # fmt: skip
+        )
 
 
-def eval_batches(examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int) -> list[Batch]:
+def eval_batches(
+    examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int
+) -> list[Batch]:
     """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
     check_batches(architecture, batch_size, writes=True)
     return [
         _unpacked(
             [examples[place] for place in range(start, min(start + batch_size, len(examples)))],
-            architecture=architecture, lengths=lengths, batch_size=batch_size,
+            architecture=architecture,
+            lengths=lengths,
+            batch_size=batch_size,
         )
         for start in range(0, len(examples), batch_size)
-    ]  # fmt: skip
+    ]
 
 
 def _unpacked(examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int) -> Batch:
@@ -277,7 +309,9 @@ def _iterate(host: Callable[[int], Batch], start: int, stop: int, workers: int) 
     reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
     dataset = grain.MapDataset.range(start, stop).map(host).to_iter_dataset(reading)
     if workers:
-        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=AHEAD))
+        dataset = dataset.mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=AHEAD)
+        )
     iterator = iter(dataset)
     try:
         yield from iterator

@@ -10,7 +10,9 @@ EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of th
 
 
 class Segments(NamedTuple):
-    """Pieces of text, int64 [segments]: where in the flat array of tokens each begins, its length, its document."""
+    """Pieces of text, int64 [segments]: where in the flat array of tokens each begins, its length, its
+    document.
+    """
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -38,7 +40,9 @@ class Running(NamedTuple):
 
 
 def running(tokens: Sequence[int], offsets: np.ndarray, separator: int | None) -> Running:
-    """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; those without tokens leave no trace in it."""
+    """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; those without tokens leave no trace in
+    it.
+    """
     inner = np.unique(offsets)[1:-1]
     separators = inner + np.arange(len(inner)) if separator is not None else inner[:0]
     return Running(tokens, separators, separator)
@@ -53,7 +57,9 @@ def full(offsets: np.ndarray, raw: int) -> Segments:
 
 
 def even(offsets: np.ndarray, raw: int) -> Segments:
-    """Documents split into pieces as equal as can be, of at most ``raw`` tokens; single tokens are left out."""
+    """Documents split into pieces as equal as can be, of at most ``raw`` tokens; single tokens are left
+    out.
+    """
     sizes = np.diff(offsets)
     counts = np.where(sizes > 1, -(-sizes // raw), 0)
     documents, nth = _pieces(counts)
@@ -77,7 +83,9 @@ def _order(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def shuffled(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Which of ``count`` things each row is, rows being numbered through all epochs: all once an epoch, shuffled."""
+    """Which of ``count`` things each row is, rows being numbered through all epochs: all once an epoch,
+    shuffled.
+    """
     epochs = numbers // count
     found = np.empty(len(numbers), np.int64)
     for epoch in np.unique(epochs).tolist():

@@ -7,7 +7,9 @@ from lm.data.text.symbols import Symbols
 
 
 def sentence_starts(tokens: np.ndarray, vocabulary: Symbols) -> np.ndarray:
-    """bool [B,L]: a word begins after the end of a sentence, or anything after EOS; the first token is none."""
+    """bool [B,L]: a word begins after the end of a sentence, or anything after EOS; the first token is
+    none.
+    """
     starts = np.zeros(tokens.shape, bool)
     before = tokens[:, :-1]
     starts[:, 1:] = (vocabulary.sentence_ends[before] & vocabulary.word_starts[tokens[:, 1:]]) | (

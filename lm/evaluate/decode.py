@@ -1,8 +1,8 @@
 """Writing tokens one after another, over a cache: greedily, by drawing, or with beams.
 
-A batch is encoder features, or the prompts of a decoder, shifted, so that the last token is the one that the first
-answer follows. Rows may differ in length and be padded on either side: padding is where segment ids are 0, whatever
-the tokens there are. A row that is all padding gets no answer.
+A batch is encoder features, or the prompts of a decoder, shifted, so that the last token is the one that the
+first answer follows. Rows may differ in length and be padded on either side: padding is where segment ids are
+0, whatever the tokens there are. A row that is all padding gets no answer.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ from lm.ops import beams as searching
 from lm.ops import sampling
 from lm.settings import SettingError
 
-PROMPT = ("input_tokens", "segment_ids", "token_types", "causal_attention", "global_attention")  # positions follow
+# positions follow
+PROMPT = ("input_tokens", "segment_ids", "token_types", "causal_attention", "global_attention")
 
 Model = Transformer | Ensemble
 Choose = Callable[[jax.Array, jax.Array | None], jax.Array]  # (logits [B,V], key) -> tokens int32 [B]
@@ -31,7 +32,8 @@ class Decoded(NamedTuple):
 
     tokens: jax.Array  # int32 [B,max_length], padded after EOS
     lengths: jax.Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
-    record: jax.Array | None  # [B,max_length,...]: what ``record`` made of each step's logits, until all are done
+    # [B,max_length,...]: what ``record`` made of each step's logits, until all are done
+    record: jax.Array | None
 
 
 def greedy(model: Model, batch: Batch, *, max_length: int) -> jax.Array:
@@ -51,12 +53,19 @@ def decode(
 ) -> Decoded:
     """The tokens as ``choose`` has them; compiles once for equal shapes, ``choose`` and ``record``.
 
-    ``special``: ids that pad, end and start, the model's own by default. ``record`` maps the logits [B,V] of a step to
-    what is to be kept of them.
+    ``special``: ids that pad, end and start, the model's own by default. ``record`` maps the logits [B,V] of
+    a step to what is to be kept of them.
     """
     special = special or model.config.special
-    return _decode(model, _prompt(model, batch), key, max_length=max_length, choose=choose, special=special,
-                   record=record)  # fmt: skip
+    return _decode(
+        model,
+        _prompt(model, batch),
+        key,
+        max_length=max_length,
+        choose=choose,
+        special=special,
+        record=record,
+    )
 
 
 def _prompt(model: Model, batch: Batch) -> Batch:
@@ -96,7 +105,9 @@ def _decode(model, batch, key, *, max_length, choose, special, record):
 
 
 def _begin(model, batch, max_length, special):
-    """Logits [B,V] of the first token, the cache to write the others with, and the rows [B] that are all padding."""
+    """Logits [B,V] of the first token, the cache to write the others with, and the rows [B] that are all
+    padding.
+    """
     side = "encoder" if model.config.has_encoder else "decoder"
     tokens = batch[f"{side}_input_tokens"]
     segments = batch.get(f"{side}_segment_ids", jnp.ones_like(tokens))
@@ -105,7 +116,9 @@ def _begin(model, batch, max_length, special):
     batch = {name: jnp.take_along_axis(values, order, axis=1) for name, values in batch.items()}
     if model.config.has_encoder:
         if special.start is None:
-            raise SettingError("model.special.start=None: an encoder-decoder needs a token to start answers with")
+            raise SettingError(
+                "model.special.start=None: an encoder-decoder needs a token to start answers with"
+            )
         batch["decoder_input_tokens"] = jnp.full((len(tokens), 1), special.start, jnp.int32)
     logits, cache = model.prefill(batch, batch["decoder_input_tokens"].shape[1] + max_length - 1)
     return logits, cache, ~(segments > 0).any(-1)
@@ -124,8 +137,8 @@ def beam_search(
 ) -> tuple[jax.Array, jax.Array]:
     """tokens int32 [B,beams,max_length], padded after EOS, and scores float32 [B,beams], best first.
 
-    ``early_stopping`` (True, False or "never") and ``rules`` ("t5" or "transformers") as in ``lm.ops.beams``. By the
-    latter one beam is greedy decoding; by T5's a sequence may also end in its second-best token.
+    ``early_stopping`` (True, False or "never") and ``rules`` ("t5" or "transformers") as in ``lm.ops.beams``.
+    By the latter one beam is greedy decoding; by T5's a sequence may also end in its second-best token.
     """
     search = searching.Search(beams, max_length, length_penalty, early_stopping, rules)
     return _beam_search(model, _prompt(model, batch), search=search, special=special or model.config.special)
@@ -165,11 +178,17 @@ def _each(change, cache):
 
 def _widen(cache: Cache, beams: int) -> Cache:
     """The cache with each row ``beams`` times."""
-    stacks = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=1), (cache.self_attention, cache.cross_attention))
+    stacks = jax.tree.map(
+        lambda x: jnp.repeat(x, beams, axis=1), (cache.self_attention, cache.cross_attention)
+    )
     length, mask = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), (cache.length, cache.cross_mask))
     return Cache(stacks[0], length, stacks[1], mask)
 
 
 def _reorder(cache: Cache, rows: jax.Array) -> Cache:
-    """The cache with ``rows`` in place of its own; a row's beams have lengths and encoder's output in common."""
-    return cache._replace(self_attention=jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache.self_attention))
+    """The cache with ``rows`` in place of its own; a row's beams have lengths and encoder's output in
+    common.
+    """
+    return cache._replace(
+        self_attention=jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache.self_attention)
+    )

@@ -1,4 +1,6 @@
-"""What a masked language model puts in place of masks: candidates for each, or a whole text over several passes."""
+"""What a masked language model puts in place of masks: candidates for each, or a whole text over several
+passes.
+"""
 
 from functools import partial
 
@@ -32,8 +34,9 @@ def _masked(batch: Batch, mask: int) -> jax.Array:
 def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> jax.Array:
     """int32 [B,S]: the text with every mask filled (Ghazvininejad et al. 2019).
 
-    Each pass predicts what is masked, all at once. Of n places that were masked at first, the n (T - t) / T that the
-    model was least sure of are masked again before pass t of T; the others keep their token and its probability.
+    Each pass predicts what is masked, all at once. Of n places that were masked at first, the n (T - t) / T
+    that the model was least sure of are masked again before pass t of T; the others keep their token and its
+    probability.
     """
     first = _masked(batch, mask)
     count = first.sum(-1)
@@ -41,7 +44,9 @@ def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int
     def again(t, state):
         tokens, sureness = state
         left = count * (iterations - t) // iterations
-        unsure = jnp.argsort(jnp.argsort(jnp.where(first, sureness, jnp.inf), axis=-1), axis=-1) < left[:, None]
+        unsure = (
+            jnp.argsort(jnp.argsort(jnp.where(first, sureness, jnp.inf), axis=-1), axis=-1) < left[:, None]
+        )
         masked = unsure & first
         shown = batch | {"encoder_input_tokens": jnp.where(masked, mask, tokens)}
         probabilities = jax.nn.softmax(model(shown).at[:, :, mask].set(-jnp.inf))

@@ -17,12 +17,15 @@ HostBatch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Questions:
-    """The rows of a task to evaluate on and what a model is asked, made once and asked at every checkpoint."""
+    """The rows of a task to evaluate on and what a model is asked, made once and asked at every
+    checkpoint.
+    """
 
     task: Scored
     rows: Sequence[Row]
     batches: Sequence[HostBatch]  # this process's parts of the global batches
-    output: Callable[[Any, Any], jax.Array]  # model, batch -> of each row the tokens it writes, or what its head gives
+    # model, batch -> of each row the tokens it writes, or what its head gives
+    output: Callable[[Any, Any], jax.Array]
     read: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
 
 
@@ -30,14 +33,17 @@ def predict(model: Any, asked: Questions, put: Callable) -> list[Any]:
     """The model's prediction for every row, in order; ``put`` places this process's part of a batch."""
     outputs: list[np.ndarray] = []
     for batch in map(put, asked.batches):
-        with jax.set_mesh(next(iter(batch.values())).sharding.mesh):  # by which a model places what it computes
+        # by which a model places what it computes
+        with jax.set_mesh(next(iter(batch.values())).sharding.mesh):
             outputs.extend(multihost_utils.process_allgather(asked.output(model, batch), tiled=True))
     # The last batch is filled up with rows of padding.
     return [asked.read(row, np.asarray(output)) for row, output in zip(asked.rows, outputs, strict=False)]
 
 
 def score(model: Any, asked: Questions, put: Callable, path: Path | None) -> dict[str, float]:
-    """The metrics of the model's answers, 0 to 100, and ``score``, the task's one number; answers go to ``path``."""
+    """The metrics of the model's answers, 0 to 100, and ``score``, the task's one number; answers go to
+    ``path``.
+    """
     predictions = predict(model, asked, put)
     if path is not None:
         write(path, asked.task, asked.rows, predictions)

@@ -13,7 +13,14 @@ from jax.sharding import PartitionSpec
 from lm.nn.cache import KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Linear, RelativeBias, normal, param, scaled
-from lm.ops.attention import CAUSAL, SCALES, attention_weights, bilinear, cudnn_attention, dot_product_attention
+from lm.ops.attention import (
+    CAUSAL,
+    SCALES,
+    attention_weights,
+    bilinear,
+    cudnn_attention,
+    dot_product_attention,
+)
 from lm.ops.biases import Bias
 from lm.ops.flash import flash_attention
 from lm.ops.flash_sweep import BACKENDS
@@ -24,13 +31,16 @@ from lm.sharding import ACTIVATION_AXES, constrain
 
 
 class View(NamedTuple):
-    """What all blocks of a stack see alike, made once. The default sees everything and tells no position apart."""
+    """What all blocks of a stack see alike, made once. The default sees everything and tells no position
+    apart.
+    """
 
     mask: jax.Array | Mask | None = None  # bool [B|1,T,S]; None: everything is visible
     masks: tuple[jax.Array | Mask | None, ...] = ()  # of each span of blocks, where their windows differ
     bias: jax.Array | Bias | None = None  # float32 [B|1,N,T,S]
     positions: jax.Array | None = None  # int32 [B|1,T] of queries and keys
-    layer_bias: Callable[[RelativeBias], jax.Array | Bias] | None = None  # of a block that has a table of its own
+    # of a block that has a table of its own
+    layer_bias: Callable[[RelativeBias], jax.Array | Bias] | None = None
     everywhere: jax.Array | None = None  # bool [B,T]: global positions, with projections of their own
     everything: jax.Array | Mask | None = None  # bool [B|1,T,S]: what they see
     encoded: jax.Array | None = None  # the encoder's output [B,S,D], for cross-attention
@@ -43,7 +53,11 @@ class Projections(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        d_model, heads, groups = config.d_model, config.num_heads * config.d_kv, config.key_value_heads * config.d_kv
+        d_model, heads, groups = (
+            config.d_model,
+            config.num_heads * config.d_kv,
+            config.key_value_heads * config.d_kv,
+        )
         # T5 does not scale the scores by H^-0.5 but the initial queries.
         std = (d_model * config.d_kv) ** -0.5 if config.scores == "dot" else d_model**-0.5
         self.query = Linear(config, rngs, (d_model, heads), ("embed", "heads"), std)
@@ -55,7 +69,9 @@ class Projections(nnx.Module):
         return self._turn(self._heads(self.query(x), "length", "heads"), positions)
 
     def key_value(self, x: jax.Array, positions: jax.Array | None) -> KeyValue:
-        """Keys and values [B,S,K,H] of x [B,S,D]; without positions they are not told apart, as in cross-attention."""
+        """Keys and values [B,S,K,H] of x [B,S,D]; without positions they are not told apart, as in
+        cross-attention.
+        """
         key, value = (self._heads(layer(x), "key_length", self._key_axis) for layer in (self.key, self.value))
         return KeyValue(self._turn(key, positions), value)
 
@@ -82,7 +98,9 @@ class Attention(Projections):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
         super().__init__(config, rngs)
         heads, width = config.num_heads, config.d_kv
-        self.out = Linear(config, rngs, (heads * width, config.d_model), ("heads", "embed"), (heads * width) ** -0.5)
+        self.out = Linear(
+            config, rngs, (heads * width, config.d_model), ("heads", "embed"), (heads * width) ** -0.5
+        )
         weight = normal(rngs, (heads, width, width), width**-0.5) if config.scores == "bilinear" else None
         self.bilinear = None if weight is None else param(weight, "bias_heads", "kv", "kv")
         separate = config.sparsity.projections == "separate" and not crosses
@@ -101,7 +119,9 @@ class Attention(Projections):
 
     def weights(self, x: jax.Array, seen: KeyValue, view: View) -> jax.Array:
         """float32 [B,N,T,S]: how much each head of x [B,T,D] takes from what it sees."""
-        local = attention_weights(self._query(self, x, view), seen.key, view.mask, view.bias, scale=self._scale)
+        local = attention_weights(
+            self._query(self, x, view), seen.key, view.mask, view.bias, scale=self._scale
+        )
         if not self._apart(view):
             return local
         query, seen = self._query(self.globals, x, view), self.globals.key_value(x, view.positions)
@@ -125,9 +145,15 @@ SHORT = 1_024  # rows up to which explicit scores are quicker than a kernel that
 
 
 def implementation(
-    config: ModelConfig, length: int, key_length: int, mask: jax.Array | Mask | None, bias: jax.Array | Bias | None
+    config: ModelConfig,
+    length: int,
+    key_length: int,
+    mask: jax.Array | Mask | None,
+    bias: jax.Array | Bias | None,
 ) -> Literal["xla", "cudnn", "flash"]:
-    """What computes the attention of ``length`` queries to ``key_length`` keys on the devices that are compiled for."""
+    """What computes the attention of ``length`` queries to ``key_length`` keys on the devices that are
+    compiled for.
+    """
     platform, wanted, mesh = _platform(), config.attention, jax.sharding.get_abstract_mesh()
     spread = mesh.shape.get(ACTIVATION_AXES["length"], 1) > 1
     if wanted == "cudnn" and (platform != "gpu" or spread):
@@ -135,14 +161,17 @@ def implementation(
         raise SettingError(f"model.attention='cudnn' is not {what}: take 'auto'")
     if wanted == "cudnn" and length > 1:
         return wanted
-    if length == 1 or any(x is not None and not isinstance(x, Mask | Bias) for x in (mask, bias)):  # laid out already
+    # laid out already
+    if length == 1 or any(x is not None and not isinstance(x, Mask | Bias) for x in (mask, bias)):
         return "xla"
     if wanted != "auto":
         return wanted
     if platform not in ("gpu", "tpu") or max(length, key_length) <= SHORT:
         return "xla"
     plain = (mask is None or mask == CAUSAL) and bias is None and config.dtype == "bfloat16"
-    return "cudnn" if platform == "gpu" and plain and not spread and config.d_kv in range(8, 129, 8) else "flash"
+    return (
+        "cudnn" if platform == "gpu" and plain and not spread and config.d_kv in range(8, 129, 8) else "flash"
+    )
 
 
 def _platform() -> str:
@@ -174,7 +203,8 @@ def attend(
 def _sharded(call: Callable, query: jax.Array, seen: KeyValue, mask: Any, bias: Any, keep: Any) -> jax.Array:
     """``call(query, key, value, mask, bias, keep=, offset=)`` of each device's rows, queries and heads.
 
-    The compiler cannot take a kernel apart. ``offset`` int32 [1] is the place of a device's first query in its row.
+    The compiler cannot take a kernel apart. ``offset`` int32 [1] is the place of a device's first query in
+    its row.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -190,7 +220,10 @@ def _sharded(call: Callable, query: jax.Array, seen: KeyValue, mask: Any, bias: 
         return lambda x: PartitionSpec(batch if len(x) > 1 else None, of_length if x.shape[1] > 1 else None)
 
     if mask is not None:
-        numbers = {"query": jax.tree.map(places(length), mask.query), "key": jax.tree.map(places(None), mask.key)}
+        numbers = {
+            "query": jax.tree.map(places(length), mask.query),
+            "key": jax.tree.map(places(None), mask.key),
+        }
     whole, keep_place = PartitionSpec(batch, None, heads), PartitionSpec(batch, heads)
     bias_places = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads), bias)
 

@@ -1,7 +1,8 @@
 """What decoding remembers: keys and values, a pytree in and a pytree out.
 
-Slot s holds position s of its row. A row's prompt fills the first slots; what follows it overwrites the slots of
-its padding, so that rows of different lengths need no shifting and a query sees exactly the slots up to its own.
+Slot s holds position s of its row. A row's prompt fills the first slots; what follows it overwrites the slots
+of its padding, so that rows of different lengths need no shifting and a query sees exactly the slots up to
+its own.
 """
 
 from typing import NamedTuple

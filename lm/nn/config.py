@@ -1,7 +1,7 @@
 """The shape of a Transformer, and the shapes that were published.
 
-Sources: of T5 Raffel et al. 2020, sections 3.1.2 and 3.7; of the others the paper named beside them and, where that is
-silent, the configuration released with the weights.
+Sources: of T5 Raffel et al. 2020, sections 3.1.2 and 3.7; of the others the paper named beside them and,
+where that is silent, the configuration released with the weights.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +19,9 @@ Head = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """How rotary positions turn queries and keys, and how they are stretched to rows longer than those trained on."""
+    """How rotary positions turn queries and keys, and how they are stretched to rows longer than those
+    trained on.
+    """
 
     base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
     fraction: float = 1.0  # share of a head's features that are turned, from the first on
@@ -28,7 +30,8 @@ class RotaryConfig:
     original_length: int = 2_048  # row length of training; unused without scaling [tokens]
     low_frequency_factor: float = 1.0  # "llama3": wavelengths above original_length over this are stretched
     high_frequency_factor: float = 4.0  # "llama3": wavelengths below original_length over this are not
-    beta_fast: float = 32.0  # "yarn": features that turn more often in original_length are not stretched [turns]
+    # "yarn": features that turn more often in original_length are not stretched [turns]
+    beta_fast: float = 32.0
     beta_slow: float = 1.0  # "yarn": features that turn less often are stretched wholly [turns]
 
 
@@ -41,14 +44,17 @@ class SparsityConfig:
     global_tokens: int = 0  # first blocks of a row, which see and are seen by all [blocks]
     block: int = 1  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
     random_blocks: int = 0  # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
-    projections: Literal["shared", "separate"] = "shared"  # queries, keys and values of global positions (Longformer)
-    layer_windows: tuple[int, ...] = ()  # of each block, the widest being window; empty: window in all [blocks]
+    # queries, keys and values of global positions (Longformer)
+    projections: Literal["shared", "separate"] = "shared"
+    # of each block, the widest being window; empty: window in all [blocks]
+    layer_windows: tuple[int, ...] = ()
 
     def __post_init__(self):
         at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
         if self.layer_windows and (max(self.layer_windows) != self.window or min(self.layer_windows) < 0):
             raise SettingError(
-                f"model.sparsity.layer_windows={self.layer_windows} should be from 0 to model.sparsity.window="
+                f"model.sparsity.layer_windows={self.layer_windows} should be from 0 to "
+                "model.sparsity.window="
                 f"{self.window}, the widest"
             )
         for name in ("global_tokens", "random_blocks"):
@@ -57,7 +63,9 @@ class SparsityConfig:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """(window, how many blocks have it) of the blocks that follow one another; empty where all have the same."""
+        """(window, how many blocks have it) of the blocks that follow one another; empty where all have the
+        same.
+        """
         return tuple((window, len([*blocks])) for window, blocks in groupby(self.layer_windows))
 
 
@@ -91,9 +99,11 @@ class ModelConfig:
     d_ff: int = 3_072  # width of the feed-forward layer [features]
     d_kv: int = 64  # width of one attention head [features]
     num_heads: int = 12  # attention heads [heads]
-    num_key_value_heads: int | None = None  # heads of keys and values, which query heads share; None: num_heads [heads]
+    # heads of keys and values, which query heads share; None: num_heads [heads]
+    num_key_value_heads: int | None = None
     encoder: SideConfig = SideConfig()
-    d_embed: int | None = None  # width of the embedding where it is projected to d_model; None: d_model [features]
+    # width of the embedding where it is projected to d_model; None: d_model [features]
+    d_embed: int | None = None
     shared_layers: bool = False  # whether all blocks of a stack are one and the same (ALBERT)
     positions: Positions = "relative"  # how a position is told from another
     max_length: int = 512  # longest row with learned positions or random blocks [tokens]
@@ -104,17 +114,20 @@ class ModelConfig:
     rotary: RotaryConfig = RotaryConfig()
     sparsity: SparsityConfig = SparsityConfig()
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
-    mlp: Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"] = "relu"  # activation
+    # activation
+    mlp: Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"] = "relu"
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
     norm: Literal["rms", "layer"] = "rms"  # T5 and Llama leave out the mean and the bias
-    residual: Literal["pre-norm", "post-norm", "parallel"] = "pre-norm"  # where norms stand; parallel: GPT-NeoX
+    # where norms stand; parallel: GPT-NeoX
+    residual: Literal["pre-norm", "post-norm", "parallel"] = "pre-norm"
     norm_epsilon: float = 1e-6  # added to the (mean) square before its root is taken
     embed_norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
     embed_scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
     type_vocab_size: int = 0  # kinds of tokens with an embedding: first and second sentence (BERT) [types]
     bias: bool = False  # whether linear layers add a bias
     mlp_bias: bool | None = None  # whether those of the feed-forward layer do; None: as the others
-    logits: Logits = "tied-scaled"  # output matrix, the embedding or its own; scaled: by d_model^-0.5 (T5 1.0)
+    # output matrix, the embedding or its own; scaled: by d_model^-0.5 (T5 1.0)
+    logits: Logits = "tied-scaled"
     logits_transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
     logits_bias: bool = False  # whether each token has a bias (BERT, BART)
     heads: tuple[Head, ...] = ()  # what else is trained with the model
@@ -124,31 +137,49 @@ class ModelConfig:
     attention: Literal["auto", "xla", "cudnn", "flash"] = "auto"  # auto: by device and length; CPU: xla
     layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled; the numbers are the same
     published: str = ""  # the config.json that the model was loaded with, kept for lm convert export
-    remat: Literal["none", "dots", "full"] = "none"  # what the backward pass recomputes: nothing, all but matmuls, all
+    # what the backward pass recomputes: nothing, all but matmuls, all
+    remat: Literal["none", "dots", "full"] = "none"
 
     def __post_init__(self):
         at_least(
-            self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1, d_ff=1, d_kv=1,
-            num_heads=1, num_key_value_heads=1, relative_buckets=1, max_length=1, position_offset=0,
-            type_vocab_size=0, adapter_width=0,
-        )  # fmt: skip
+            self,
+            "model.",
+            vocab_size=1,
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            d_model=1,
+            d_ff=1,
+            d_kv=1,
+            num_heads=1,
+            num_key_value_heads=1,
+            relative_buckets=1,
+            max_length=1,
+            position_offset=0,
+            type_vocab_size=0,
+            adapter_width=0,
+        )
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         if self.num_heads % self.key_value_heads:
             raise SettingError(
-                f"model.num_key_value_heads={self.num_key_value_heads} should divide model.num_heads={self.num_heads}"
+                f"model.num_key_value_heads={self.num_key_value_heads} should divide "
+                f"model.num_heads={self.num_heads}"
             )
         if self.sparsity.projections == "separate" and self.has_decoder:
             raise SettingError(
-                f"model.sparsity.projections='separate' needs model.architecture='encoder', not {self.architecture!r}"
+                "model.sparsity.projections='separate' needs model.architecture='encoder', not "
+                f"{self.architecture!r}"
             )
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
-            raise SettingError(f"model.heads={self.heads} should have 'pooler' too, which judges pairs of texts")
+            raise SettingError(
+                f"model.heads={self.heads} should have 'pooler' too, which judges pairs of texts"
+            )
         if self.positions == "sinusoidal" and self.embed_width % 2:
             raise SettingError(f"model.d_model={self.embed_width} should be even for sinusoidal positions")
         if self.positions == "rotary" and (self.rotary_width % 2 or not 0 < self.rotary_width <= self.d_kv):
             raise SettingError(
-                f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width} of model.d_kv={self.d_kv} "
+                f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width} of "
+                f"model.d_kv={self.d_kv} "
                 "features: it should be an even number of them"
             )
         if self.attention in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
@@ -160,15 +191,20 @@ class ModelConfig:
         ):
             raise SettingError(
                 "model.attention='cudnn' needs model.dtype='bfloat16', model.d_kv of 8, 16, ..., 128, and "
-                f"model.positions that are no bias, not {self.dtype!r}, {self.d_kv} and {self.positions!r}: take 'auto'"
+                f"model.positions that are no bias, not {self.dtype!r}, {self.d_kv} and "
+                f"{self.positions!r}: take 'auto'"
             )
         self._check_sides()
         if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
             raise SettingError(
-                f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states back to "
+                f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden "
+                "states back to "
                 f"that width, or model.logits='separate' or 'none'"
             )
-        if self.architecture == "shared-encoder-decoder" and self.num_encoder_layers != self.num_decoder_layers:
+        if (
+            self.architecture == "shared-encoder-decoder"
+            and self.num_encoder_layers != self.num_decoder_layers
+        ):
             raise SettingError(
                 f"model.num_encoder_layers={self.num_encoder_layers} should equal model.num_decoder_layers="
                 f"{self.num_decoder_layers} when the two stacks share their parameters"
@@ -226,7 +262,10 @@ class ModelConfig:
 class HeadConfig:
     """What a model is fine-tuned to predict instead of the next token (lm.nn.heads)."""
 
-    kind: Literal["classes", "regression", "tokens", "span", "choice"]  # of a text, a text, each token, a text, texts
+    # of a text, a text, each token, a text, texts
+    kind: Literal["classes", "regression", "tokens", "span", "choice"]
     classes: int = 1  # of "classes" and "tokens" [classes]
-    pool: Literal["first", "last", "mean", "max"] = "first"  # which position speaks for a text, or all of them
-    layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which stay as they are
+    # which position speaks for a text, or all of them
+    pool: Literal["first", "last", "mean", "max"] = "first"
+    # mixed: a learned mean of all layers, which stay as they are
+    layers: Literal["last", "mixed-frozen"] = "last"

@@ -1,4 +1,6 @@
-"""Several models that write as one: the mean of their logits, before the softmax (Raffel et al. 2020, section 3.6)."""
+"""Several models that write as one: the mean of their logits, before the softmax (Raffel et al. 2020, section
+3.6).
+"""
 
 from collections.abc import Sequence
 
@@ -11,12 +13,16 @@ from lm.settings import SettingError
 
 
 class Ensemble(nnx.Module):
-    """What decoding asks of a ``Transformer``, answered by all ``members``; the cache is a tuple of theirs."""
+    """What decoding asks of a ``Transformer``, answered by all ``members``; the cache is a tuple of
+    theirs.
+    """
 
     def __init__(self, members: Sequence[Transformer]):
         ids = {(member.config.vocab_size, member.config.special) for member in members}
         if len(ids) != 1:
-            raise SettingError(f"an ensemble should be models of the same model.vocab_size and special ids, not {ids}")
+            raise SettingError(
+                f"an ensemble should be models of the same model.vocab_size and special ids, not {ids}"
+            )
         self.members = nnx.List(members)
         self.config = members[0].config
 

@@ -1,7 +1,8 @@
 """What is read off hidden states x [B,T,D] besides the next token: in pre-training, and in fine-tuning.
 
-Sources: Devlin et al. 2019 (masked LM, next sentence, classes, tokens, spans), Lan et al. 2020 (sentence order),
-Clark et al. 2020 (replaced tokens), Radford et al. 2018 (the last token), Peters et al. 2018 (a mixture of layers).
+Sources: Devlin et al. 2019 (masked LM, next sentence, classes, tokens, spans), Lan et al. 2020 (sentence
+order), Clark et al. 2020 (replaced tokens), Radford et al. 2018 (the last token), Peters et al. 2018 (a
+mixture of layers).
 """
 
 import jax
@@ -15,11 +16,15 @@ PAIR_CLASSES = 2  # the second sentence follows, or it does not (next-sentence);
 
 
 class Transform(nnx.Module):
-    """[B,T,d_embed]: a dense layer, the model's activation and a norm before the output matrix of a masked LM."""
+    """[B,T,d_embed]: a dense layer, the model's activation and a norm before the output matrix of a masked
+    LM.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        self.dense = Linear(config, rngs, (config.d_model, config.embed_width), ("embed", "kv"), config.d_model**-0.5)
+        self.dense = Linear(
+            config, rngs, (config.d_model, config.embed_width), ("embed", "kv"), config.d_model**-0.5
+        )
         self.norm = Norm(config, config.embed_width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -70,16 +75,21 @@ class LayerMixture(nnx.Module):
 
 
 class Head(nnx.Module):
-    """A linear layer on a text's pooled state [B,D] (classes [B,classes], regression [B], choice [B,C]) or on the
-    states of all positions (tokens [B,T,classes], span [B,2,T]: where it starts and where it ends); float32."""
+    """A linear layer on a text's pooled state [B,D] (classes [B,classes], regression [B], choice [B,C]) or on
+    the states of all positions (tokens [B,T,classes], span [B,2,T]: where it starts and where it ends);
+    float32."""
 
     def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
         self.config, self.head = config, head
-        outputs = {"classes": head.classes, "tokens": head.classes, "span": 2, "regression": 1, "choice": 1}[head.kind]
+        outputs = {"classes": head.classes, "tokens": head.classes, "span": 2, "regression": 1, "choice": 1}[
+            head.kind
+        ]
         self.out = Linear(config, rngs, (config.d_model, outputs), ("embed", "classes"), config.d_model**-0.5)
 
     def __call__(self, x: jax.Array, segments: jax.Array, key: jax.Array | None) -> jax.Array:
-        """From pooled states [B,D], or from states [B,T,D] with segments [B,T]; having a key means dropping out."""
+        """From pooled states [B,D], or from states [B,T,D] with segments [B,T]; having a key means dropping
+        out.
+        """
         if key is not None and self.config.dropout:
             keep = jax.random.bernoulli(key, 1 - self.config.dropout, x.shape)
             x = dropout(x, keep, self.config.dropout)

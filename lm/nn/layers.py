@@ -17,7 +17,9 @@ Keep = dict[str, jax.Array]  # dropout masks by where they go; none of them when
 
 
 def param(value: jax.Array, *axes: str) -> nnx.Param:
-    """A parameter and the names of its axes; one stacked over layers has one more axis, in front, than names."""
+    """A parameter and the names of its axes; one stacked over layers has one more axis, in front, than
+    names.
+    """
     if len(axes) != value.ndim:
         raise ValueError(f"a parameter of shape {value.shape} needs {value.ndim} axis names, not {axes}")
     return nnx.Param(value, axes=axes)
@@ -30,8 +32,8 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> jax.Array:
 def draw_keep(key: jax.Array, rate: float, rows: int, shapes: dict[str, tuple[int, ...]]) -> Keep:
     """Dropout masks, bool [B,*shape] for each shape, True with probability 1 - rate.
 
-    All come from one draw: a random generator is the costliest thing to compile in a training step. None has the
-    queries' length as an axis: all positions of a row drop the same features, as in T5.
+    All come from one draw: a random generator is the costliest thing to compile in a training step. None has
+    the queries' length as an axis: all positions of a row drop the same features, as in T5.
     """
     sizes = [prod(shape) for shape in shapes.values()]
     bits = constrain(jax.random.bernoulli(key, 1 - rate, (rows, sum(sizes))), "batch", "dropped")
@@ -54,15 +56,18 @@ def split(key: jax.Array | None, count: int) -> list[jax.Array | None]:
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
-# What is cheap to compute is computed again in the backward pass, which otherwise would read float32 copies of it from
-# memory. Where blocks are not in a loop the compiler finds the two alike and computes one, which is quicker on a CPU.
+# What is cheap to compute is computed again in the backward pass, which otherwise would read float32 copies
+# of it from memory. Where blocks are not in a loop the compiler finds the two alike and computes one, which
+# is quicker on a CPU.
 recomputed = partial(jax.checkpoint, prevent_cse=False)
 
 
 class Linear(nnx.Module):
     """x [B,T,in] times a kernel [in,out], plus a bias [out] if the model has biases, in the dtype of x."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], std: float):
+    def __init__(
+        self, config: ModelConfig, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], std: float
+    ):
         self.kernel = param(normal(rngs, shape, std), *axes)
         self.bias = param(jnp.zeros(shape[1:], jnp.float32), axes[1]) if config.bias else None
 
@@ -81,22 +86,24 @@ class Embed(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, rows: int, axis: str):
         self.dtype = config.dtype
-        # Rows of length 1 make logits of size 1, here or in ELECTRA's generator, which shares them; T5's are sqrt(D)
-        # long, and so its tied logits are scaled down.
+        # Rows of length 1 make logits of size 1, here or in ELECTRA's generator, which shares them; T5's are
+        # sqrt(D) long, and so its tied logits are scaled down.
         std = config.embed_width**-0.5 if config.logits in ("tied", "none") else 1.0
         self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         if len(ids) == 1:  # positions that all rows share
             return self._rows(ids)
-        # Each device looks up its features of the rows of others too, which then change places: the compiler, left to
-        # itself, gives everything to everyone.
+        # Each device looks up its features of the rows of others too, which then change places: the compiler,
+        # left to itself, gives everything to everyone.
         x = self._rows(constrain(ids, "batch_of_features", "key_length"))
-        return constrain(constrain(x, "batch_of_features", "key_length", "features"), "batch", "length", "embed")
+        return constrain(
+            constrain(x, "batch_of_features", "key_length", "features"), "batch", "length", "embed"
+        )
 
     def _rows(self, ids: jax.Array) -> jax.Array:
-        # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen. Gradients
-        # of a frequent token's many places are added up in float32.
+        # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen.
+        # Gradients of a frequent token's many places are added up in float32.
         return self.table[...].at[ids].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
 
     def logits(self, x: jax.Array) -> jax.Array:
@@ -106,7 +113,9 @@ class Embed(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm takes off the mean first and adds a bias."""
+    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm takes off the mean first and adds
+    a bias.
+    """
 
     def __init__(self, config: ModelConfig, width: int):
         self.epsilon = config.norm_epsilon
@@ -134,7 +143,9 @@ ACTIVATIONS = {
 
 
 class Mlp(nnx.Module):
-    """[B,T,D] to [B,T,D] through [B,T,F]; the gated kind multiplies the hidden layer by a second, linear one."""
+    """[B,T,D] to [B,T,D] through [B,T,F]; the gated kind multiplies the hidden layer by a second, linear
+    one.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -156,11 +167,12 @@ class Mlp(nnx.Module):
 
 
 class Adapter(nnx.Module):
-    """[B,T,D] to [B,T,D] through a narrow layer of ``adapter_width``: what is added to a finished block to be tuned.
+    """[B,T,D] to [B,T,D] through a narrow layer of ``adapter_width``: what is added to a finished block to be
+    tuned.
 
-    It has a norm in front wherever the block's norms stand. A new one adds next to nothing: its output matrix is drawn
-    as in Houlsby et al. 2019, whose adapters train alike from any deviation up to 1e-2. It is not 0, since Adafactor's
-    rate is relative to a parameter's size.
+    It has a norm in front wherever the block's norms stand. A new one adds next to nothing: its output matrix
+    is drawn as in Houlsby et al. 2019, whose adapters train alike from any deviation up to 1e-2. It is not 0,
+    since Adafactor's rate is relative to a parameter's size.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -175,7 +187,9 @@ class Adapter(nnx.Module):
 
 
 class RelativeBias(nnx.Module):
-    """A learnt number for each head and bucket of distances, added to the attention scores; ``table`` [buckets,N]."""
+    """A learnt number for each head and bucket of distances, added to the attention scores; ``table``
+    [buckets,N].
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config

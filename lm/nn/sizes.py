@@ -8,8 +8,15 @@ from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig, SpecialToken
 def _sized(
     family: ModelConfig, layers: int, d_model: int, num_heads: int, *, d_ff: int | None = None, **new
 ) -> ModelConfig:
-    """A model of ``family`` with the usual proportions: d_ff is 4 d_model, heads share d_model between them."""
-    shape = {"d_model": d_model, "num_heads": num_heads, "d_ff": d_ff or 4 * d_model, "d_kv": d_model // num_heads}
+    """A model of ``family`` with the usual proportions: d_ff is 4 d_model, heads share d_model between
+    them.
+    """
+    shape = {
+        "d_model": d_model,
+        "num_heads": num_heads,
+        "d_ff": d_ff or 4 * d_model,
+        "d_kv": d_model // num_heads,
+    }
     return replace(family, num_encoder_layers=layers, num_decoder_layers=layers, **shape | new)
 
 
@@ -17,33 +24,71 @@ T5 = ModelConfig()
 T5_1_1 = replace(T5, mlp="gated-gelu", logits="separate")
 UMT5 = replace(T5_1_1, positions="relative-per-layer", vocab_size=256_384)  # Chung et al. 2023
 
-# What all the others have in common: scaled scores, layer norm, biases, an output matrix that is the embedding.
-_CLASSIC = ModelConfig(scores="scaled-dot", norm="layer", norm_epsilon=1e-5, bias=True, logits="tied", mlp="gelu")
+# What all the others have in common: scaled scores, layer norm, biases, an output matrix that is the
+# embedding.
+_CLASSIC = ModelConfig(
+    scores="scaled-dot", norm="layer", norm_epsilon=1e-5, bias=True, logits="tied", mlp="gelu"
+)
 TRANSFORMER = replace(  # Vaswani et al. 2017
-    _CLASSIC, vocab_size=37_000, positions="sinusoidal", sinusoid="tensor2tensor", residual="post-norm",
-    embed_scale="sqrt", mlp="relu",
-)  # fmt: skip
+    _CLASSIC,
+    vocab_size=37_000,
+    positions="sinusoidal",
+    sinusoid="tensor2tensor",
+    residual="post-norm",
+    embed_scale="sqrt",
+    mlp="relu",
+)
 MARIAN = replace(  # Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020
-    TRANSFORMER, vocab_size=58_101, sinusoid="halves", mlp="silu", logits_bias=True,
+    TRANSFORMER,
+    vocab_size=58_101,
+    sinusoid="halves",
+    mlp="silu",
+    logits_bias=True,
     special=SpecialTokens(pad=58_100, eos=0, start=58_100),
-)  # fmt: skip
+)
 BART = replace(  # Lewis et al. 2020
-    _CLASSIC, vocab_size=50_265, positions="learned", max_length=1_024, position_offset=2, residual="post-norm",
-    embed_norm=True, logits_bias=True, special=SpecialTokens(pad=1, eos=2, start=2),
-)  # fmt: skip
+    _CLASSIC,
+    vocab_size=50_265,
+    positions="learned",
+    max_length=1_024,
+    position_offset=2,
+    residual="post-norm",
+    embed_norm=True,
+    logits_bias=True,
+    special=SpecialTokens(pad=1, eos=2, start=2),
+)
 
 BERT = replace(  # Devlin et al. 2019
-    _CLASSIC, architecture="encoder", vocab_size=30_522, positions="learned", residual="post-norm", norm_epsilon=1e-12,
-    embed_norm=True, type_vocab_size=2, logits_transform=True, logits_bias=True, heads=("pooler", "next-sentence"),
+    _CLASSIC,
+    architecture="encoder",
+    vocab_size=30_522,
+    positions="learned",
+    residual="post-norm",
+    norm_epsilon=1e-12,
+    embed_norm=True,
+    type_vocab_size=2,
+    logits_transform=True,
+    logits_bias=True,
+    heads=("pooler", "next-sentence"),
     special=SpecialTokens(pad=0, eos=None, start=None),
-)  # fmt: skip
+)
 ROBERTA = replace(  # Liu et al. 2019
-    BERT, vocab_size=50_265, position_offset=2, type_vocab_size=1, norm_epsilon=1e-5, heads=(),
+    BERT,
+    vocab_size=50_265,
+    position_offset=2,
+    type_vocab_size=1,
+    norm_epsilon=1e-5,
+    heads=(),
     special=SpecialTokens(pad=1, eos=2, start=0),
-)  # fmt: skip
+)
 DISTILBERT = replace(BERT, type_vocab_size=0, heads=())  # Sanh et al. 2019
 ALBERT = replace(  # Lan et al. 2020
-    BERT, vocab_size=30_000, d_embed=128, shared_layers=True, mlp="gelu-tanh", heads=("pooler", "sentence-order")
+    BERT,
+    vocab_size=30_000,
+    d_embed=128,
+    shared_layers=True,
+    mlp="gelu-tanh",
+    heads=("pooler", "sentence-order"),
 )
 ELECTRA = replace(BERT, logits="none", logits_transform=False, logits_bias=False, heads=("replaced-token",))
 ELECTRA_GENERATOR = replace(BERT, heads=())  # Clark et al. 2020
@@ -52,33 +97,68 @@ LONGFORMER = replace(  # Beltagy et al. 2020
 )
 
 GPT = replace(  # Radford et al. 2018
-    _CLASSIC, architecture="decoder", vocab_size=40_478, positions="learned", residual="post-norm", mlp="gelu-tanh",
+    _CLASSIC,
+    architecture="decoder",
+    vocab_size=40_478,
+    positions="learned",
+    residual="post-norm",
+    mlp="gelu-tanh",
     special=SpecialTokens(pad=0, eos=None, start=None),
-)  # fmt: skip
+)
 GPT2 = replace(  # Radford et al. 2019
-    GPT, vocab_size=50_257, max_length=1_024, residual="pre-norm", special=SpecialTokens(pad=0, eos=50_256, start=None)
+    GPT,
+    vocab_size=50_257,
+    max_length=1_024,
+    residual="pre-norm",
+    special=SpecialTokens(pad=0, eos=50_256, start=None),
 )
 GPT3 = replace(GPT2, max_length=2_048)  # Brown et al. 2020, table 2.1; its sparse layers are not published
 BIGCODE = replace(  # Ben Allal et al. 2023; Li et al. 2023
-    GPT2, vocab_size=49_152, num_key_value_heads=1, max_length=8_192, special=SpecialTokens(pad=0, eos=0, start=None)
+    GPT2,
+    vocab_size=49_152,
+    num_key_value_heads=1,
+    max_length=8_192,
+    special=SpecialTokens(pad=0, eos=0, start=None),
 )
 NEOX = replace(  # Black et al. 2022; Biderman et al. 2023
-    GPT2, vocab_size=50_432, positions="rotary", rotary=RotaryConfig(fraction=0.25), residual="parallel", mlp="gelu",
-    logits="separate", special=SpecialTokens(pad=0, eos=0, start=None),
-)  # fmt: skip
+    GPT2,
+    vocab_size=50_432,
+    positions="rotary",
+    rotary=RotaryConfig(fraction=0.25),
+    residual="parallel",
+    mlp="gelu",
+    logits="separate",
+    special=SpecialTokens(pad=0, eos=0, start=None),
+)
 BLOOM = replace(  # Le Scao et al. 2022
-    GPT2, vocab_size=250_880, positions="alibi", embed_norm=True, special=SpecialTokens(pad=3, eos=2, start=None)
+    GPT2,
+    vocab_size=250_880,
+    positions="alibi",
+    embed_norm=True,
+    special=SpecialTokens(pad=3, eos=2, start=None),
 )
 LLAMA = replace(  # Touvron et al. 2023
-    GPT2, vocab_size=32_000, positions="rotary", norm="rms", norm_epsilon=1e-6, bias=False, mlp="gated-silu",
-    logits="separate", special=SpecialTokens(pad=0, eos=2, start=None),
-)  # fmt: skip
+    GPT2,
+    vocab_size=32_000,
+    positions="rotary",
+    norm="rms",
+    norm_epsilon=1e-6,
+    bias=False,
+    mlp="gated-silu",
+    logits="separate",
+    special=SpecialTokens(pad=0, eos=2, start=None),
+)
 _LLAMA3_1 = RotaryConfig(base=500_000.0, scaling="llama3", factor=8.0, original_length=8_192)
 _LLAMA3_2 = replace(_LLAMA3_1, factor=32.0)
 LLAMA3 = replace(  # Grattafiori et al. 2024
-    LLAMA, vocab_size=128_256, num_heads=32, num_key_value_heads=8, norm_epsilon=1e-5, rotary=_LLAMA3_1,
+    LLAMA,
+    vocab_size=128_256,
+    num_heads=32,
+    num_key_value_heads=8,
+    norm_epsilon=1e-5,
+    rotary=_LLAMA3_1,
     special=SpecialTokens(pad=0, eos=128_001, start=None),
-)  # fmt: skip
+)
 
 SIZES = {
     "t5-small": _sized(T5, 6, 512, 8),
@@ -100,7 +180,8 @@ SIZES = {
     "bart-large": _sized(BART, 12, 1_024, 16),
     "bert-base": _sized(BERT, 12, 768, 12),
     "bert-large": _sized(BERT, 24, 1_024, 16),
-    "spanbert-base": _sized(replace(BERT, vocab_size=28_996, heads=("pooler",)), 12, 768, 12),  # Joshi et al. 2020
+    # Joshi et al. 2020
+    "spanbert-base": _sized(replace(BERT, vocab_size=28_996, heads=("pooler",)), 12, 768, 12),
     "spanbert-large": _sized(replace(BERT, vocab_size=28_996, heads=("pooler",)), 24, 1_024, 16),
     "roberta-base": _sized(ROBERTA, 12, 768, 12),
     "roberta-large": _sized(ROBERTA, 24, 1_024, 16),
@@ -125,7 +206,8 @@ SIZES = {
     "gpt3-small": _sized(GPT3, 12, 768, 12),
     "gpt3-medium": _sized(GPT3, 24, 1_024, 16),
     "gpt3-large": _sized(GPT3, 24, 1_536, 16),
-    "gpt3-xl": _sized(GPT3, 24, 2_048, 16),  # 24 heads in print, which would be 1.5 billion parameters instead of 1.3
+    # 24 heads in print, which would be 1.5 billion parameters instead of 1.3
+    "gpt3-xl": _sized(GPT3, 24, 2_048, 16),
     "gpt3-2.7b": _sized(GPT3, 32, 2_560, 32),
     "gpt3-6.7b": _sized(GPT3, 32, 4_096, 32),
     "gpt3-13b": _sized(GPT3, 40, 5_140, 40, d_kv=128),

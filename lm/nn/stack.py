@@ -17,7 +17,9 @@ from lm.sharding import constrain
 
 
 class Block(nnx.Module):
-    """Self-attention, cross-attention in a decoder that has an encoder, a feed-forward layer, and maybe an adapter."""
+    """Self-attention, cross-attention in a decoder that has an encoder, a feed-forward layer, and maybe an
+    adapter.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
         self.config = config
@@ -33,7 +35,9 @@ class Block(nnx.Module):
     def __call__(
         self, x: jax.Array, view: View, keep: Keep, cached: KeyValue | None, crossed: KeyValue | None
     ) -> tuple[jax.Array, KeyValue | None]:
-        """x [B,T,D] and the keys and values to see the next time; ``crossed``: those of ``view.encoded``, if known."""
+        """x [B,T,D] and the keys and values to see the next time; ``crossed``: those of ``view.encoded``, if
+        known.
+        """
         start = x
         h = self._read(start, x, self.attention_norm)
         seen = self.attention.key_value(h, view.positions)
@@ -54,7 +58,9 @@ class Block(nnx.Module):
         return x, cached
 
     def weights(self, x: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
-        """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention; x [B,T,D] as to a call."""
+        """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention; x [B,T,D] as to a
+        call.
+        """
         start, view = x, self._own(view)
         h = self._read(start, x, self.attention_norm)
         seen = self.attention.key_value(h, view.positions)
@@ -80,13 +86,16 @@ class Block(nnx.Module):
 
 
 REMAT = {  # what jax.checkpoint keeps for the backward pass
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters, not with activations
+    # products with parameters, not with activations
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
 
 def _unroll(step, x, layers, length):
-    """As ``jax.lax.scan``, without its loop: nothing is copied into and out of stacks, and compiling takes longer."""
+    """As ``jax.lax.scan``, without its loop: nothing is copied into and out of stacks, and compiling takes
+    longer.
+    """
     leaves, structure = jax.tree.flatten(layers)
     parts = [jnp.split(leaf, length) for leaf in leaves]
     out = []
@@ -126,7 +135,9 @@ class Stack(nnx.Module):
         cached: KeyValue | None = None,
         crossed: KeyValue | None = None,
     ) -> tuple[jax.Array, KeyValue | None]:
-        """[B,T,D] from tokens' embeddings x [B,T,d_embed] and types [B,T]; caches [layers,B,S,K,H] as for ``Block``."""
+        """[B,T,D] from tokens' embeddings x [B,T,d_embed] and types [B,T]; caches [layers,B,S,K,H] as for
+        ``Block``.
+        """
         config = self.config
         ends, inner = self._keep(x, view, key)
 
@@ -149,7 +160,9 @@ class Stack(nnx.Module):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), seen)
 
     def hidden(self, x: jax.Array, types: jax.Array | None, view: View) -> jax.Array:
-        """[layers+1,B,T,D]: what each block reads, and what the last one gives, before the norm at the end."""
+        """[layers+1,B,T,D]: what each block reads, and what the last one gives, before the norm at the
+        end.
+        """
 
         def step(x, block, view):
             return (self._only if block is None else block)(x, view, {}, None, None)[0], x
@@ -165,10 +178,14 @@ class Stack(nnx.Module):
             block, x = layer
             return None, (self._only if block is None else block).weights(x, view)
 
-        return self._run(step, None, (None if self.config.shared_layers else self.blocks, hidden[:-1]), view)[1]
+        return self._run(step, None, (None if self.config.shared_layers else self.blocks, hidden[:-1]), view)[
+            1
+        ]
 
     def _run(self, step: Callable, x: Any, layers: Any, view: View) -> tuple[Any, Any]:
-        """``step(x, layer, view)`` from block to block, those that follow one another with one view in one loop."""
+        """``step(x, layer, view)`` from block to block, those that follow one another with one view in one
+        loop.
+        """
         config, found, start = self.config, [], 0
 
         def run(x, layers, view, count):
@@ -225,7 +242,8 @@ class Stack(nnx.Module):
             inner |= {"cross": (config.num_heads, 1, view.encoded.shape[1]), "cross_out": (1, config.d_model)}
         shapes = {name: (self.num_layers, *shape) for name, shape in inner.items()}
         ends = {"in": (1, width)}
-        if config.residual != "post-norm":  # whose last norm stands where that of the last sub-layer has been dropped
+        # whose last norm stands where that of the last sub-layer has been dropped
+        if config.residual != "post-norm":
             ends["out"] = (1, config.d_model)
         keep = draw_keep(key, config.dropout, rows, shapes | ends)
         return keep, {name: keep.pop(name).swapaxes(0, 1) for name in inner}

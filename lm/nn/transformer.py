@@ -1,4 +1,6 @@
-"""The Transformer: encoder, decoder, prefix decoder, encoder-decoder, and the one whose two stacks are the same."""
+"""The Transformer: encoder, decoder, prefix decoder, encoder-decoder, and the one whose two stacks are the
+same.
+"""
 
 from dataclasses import replace
 
@@ -20,36 +22,46 @@ Batch = dict[str, jax.Array]
 
 
 class Transformer(nnx.Module):
-    """Logits of the next token, or of the hidden ones of a masked LM. ``model(batch)`` evaluates; ``model(batch, key)``
-    trains, that is, drops out.
+    """Logits of the next token, or of the hidden ones of a masked LM. ``model(batch)`` evaluates;
+    ``model(batch, key)`` trains, that is, drops out.
 
-    A batch holds ``encoder_input_tokens`` and ``decoder_input_tokens``, int32 [B,S] and [B,T], as far as there are such
-    stacks, and may hold for each ``_segment_ids`` (0: padding; absent: all is one text), ``_positions`` (absent:
-    counted from the start of each segment) and ``_token_types`` of the same shape; ``encoder_global_attention`` names
-    positions that see and are seen by all, whatever window there is.
+    A batch holds ``encoder_input_tokens`` and ``decoder_input_tokens``, int32 [B,S] and [B,T], as far as
+    there are such stacks, and may hold for each ``_segment_ids`` (0: padding; absent: all is one text),
+    ``_positions`` (absent: counted from the start of each segment) and ``_token_types`` of the same shape;
+    ``encoder_global_attention`` names positions that see and are seen by all, whatever window there is.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embed(config, rngs, config.vocab_size, "vocab")
         two_stacks = config.architecture in ("encoder-decoder", "encoder")
-        self.encoder = Stack(config.encoder_side, rngs, config.num_encoder_layers, False) if two_stacks else None
+        self.encoder = (
+            Stack(config.encoder_side, rngs, config.num_encoder_layers, False) if two_stacks else None
+        )
         crosses = config.has_encoder and config.has_decoder
         self.decoder = Stack(config, rngs, config.num_decoder_layers, crosses) if config.has_decoder else None
         self.transform = Transform(config, rngs) if config.logits_transform else None
         self.head = _output_matrix(config, rngs) if config.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.logits_bias else None
-        square, pair, std = (config.d_model, config.d_model), (config.d_model, PAIR_CLASSES), config.d_model**-0.5
+        square, pair, std = (
+            (config.d_model, config.d_model),
+            (config.d_model, PAIR_CLASSES),
+            config.d_model**-0.5,
+        )
         heads = config.heads
         self.pooler = Linear(config, rngs, square, ("embed", "kv"), std) if "pooler" in heads else None
-        self.next_sentence = Linear(config, rngs, pair, ("embed", "classes"), std) if "next-sentence" in heads else None
+        self.next_sentence = (
+            Linear(config, rngs, pair, ("embed", "classes"), std) if "next-sentence" in heads else None
+        )
         self.sentence_order = (
             Linear(config, rngs, pair, ("embed", "classes"), std) if "sentence-order" in heads else None
         )
         self.replaced = Replaced(config, rngs) if "replaced-token" in heads else None
 
     def __call__(self, batch: Batch, key: jax.Array | None = None) -> jax.Array:
-        """float32 logits [B,T,V] of what follows each decoder token, or of what an encoder's token stands for."""
+        """float32 logits [B,T,V] of what follows each decoder token, or of what an encoder's token stands
+        for.
+        """
         return self.logits(self.features(batch, key))
 
     def features(self, batch: Batch, key: jax.Array | None = None) -> jax.Array:
@@ -68,7 +80,9 @@ class Transformer(nnx.Module):
         """float32 [B,T,V] of last hidden states x [B,T,D]."""
         config = self.config
         if config.logits == "none":
-            raise SettingError("model.logits='none': this model has no output matrix; use its features or its heads")
+            raise SettingError(
+                "model.logits='none': this model has no output matrix; use its features or its heads"
+            )
         x = x if self.transform is None else self.transform(x)
         x = x * config.d_model**-0.5 if config.logits.endswith("scaled") else x
         if self.head is not None:
@@ -84,11 +98,15 @@ class Transformer(nnx.Module):
         return jnp.tanh(self.pooler(x[:, 0]))
 
     def hidden(self, batch: Batch) -> dict[str, jax.Array]:
-        """``{"encoder", "decoder": [layers+1,B,T,D]}``: what each block reads, and what the last one gives."""
+        """``{"encoder", "decoder": [layers+1,B,T,D]}``: what each block reads, and what the last one
+        gives.
+        """
         return {side: states for side, (_, states, _) in self._traced(batch).items()}
 
     def attention(self, batch: Batch) -> dict[str, jax.Array]:
-        """``{"encoder", "decoder", "cross": float32 [layers,B,N,T,S]}``: how much each head takes from where."""
+        """``{"encoder", "decoder", "cross": float32 [layers,B,N,T,S]}``: how much each head takes from
+        where.
+        """
         found = {}
         for side, (stack, states, view) in self._traced(batch).items():
             found[side], cross = stack.weights(states, view)
@@ -121,14 +139,18 @@ class Transformer(nnx.Module):
         view = full_view(self.config, batch, "decoder", self.decoder.relative)
         if encoded is not None:
             length = batch["decoder_input_tokens"].shape[1]
-            sees = cross_mask(self.config, length, batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids"))
+            sees = cross_mask(
+                self.config, length, batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
+            )
             view = view._replace(encoded=encoded, cross_mask=sees)
         return self.embed(batch["decoder_input_tokens"]), batch.get("decoder_token_types"), view
 
     def prefill(self, batch: Batch, size: int) -> tuple[jax.Array, Cache]:
-        """Logits [B,V] of the token that follows each row's prompt, and a cache of ``size`` slots with all before it.
+        """Logits [B,V] of the token that follows each row's prompt, and a cache of ``size`` slots with all
+        before it.
 
-        The prompt is ``decoder_input_tokens``, padded on the right, and for an encoder-decoder usually one start token.
+        The prompt is ``decoder_input_tokens``, padded on the right, and for an encoder-decoder usually one
+        start token.
         """
         prompt, config = batch["decoder_input_tokens"], self.config
         rows, length = prompt.shape
@@ -138,16 +160,22 @@ class Transformer(nnx.Module):
             encoded = self.encode(batch)
             cross = self.decoder.cross_key_value(encoded)
             sees = cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), batch.get("encoder_segment_ids"))
-        cached = empty(config.num_decoder_layers, rows, size, config.key_value_heads, config.d_kv, config.dtype)
+        cached = empty(
+            config.num_decoder_layers, rows, size, config.key_value_heads, config.d_kv, config.dtype
+        )
         view = full_view(config, batch, "decoder", self.decoder.relative, slots=size)
         view = view._replace(cross_mask=sees, slot=jnp.zeros(rows, jnp.int32))
-        x, cached = self.decoder(self.embed(prompt), batch.get("decoder_token_types"), view, None, cached, cross)
+        x, cached = self.decoder(
+            self.embed(prompt), batch.get("decoder_token_types"), view, None, cached, cross
+        )
         lengths = (segments > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
         return self.logits(last)[:, 0], Cache(cached, lengths, cross, sees)
 
     def step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        """Logits [B,V] of the token after ``tokens`` [B], which follow what ``cache`` holds, and the longer cache."""
+        """Logits [B,V] of the token after ``tokens`` [B], which follow what ``cache`` holds, and the longer
+        cache.
+        """
         slots = cache.self_attention.key.shape[2]
         view = step_view(self.config, cache.length, slots, self.decoder.relative)
         view = view._replace(cross_mask=cache.cross_mask, slot=cache.length)
@@ -159,4 +187,6 @@ class Transformer(nnx.Module):
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
     """A kernel [D,V] that makes logits of size 1, of hidden states that are scaled first or not."""
     std = 1.0 if config.logits.endswith("scaled") else config.d_model**-0.5
-    return Linear(replace(config, bias=False), rngs, (config.d_model, config.vocab_size), ("embed", "vocab"), std)
+    return Linear(
+        replace(config, bias=False), rngs, (config.d_model, config.vocab_size), ("embed", "vocab"), std
+    )

@@ -10,7 +10,8 @@ from lm.nn.layers import split
 from lm.nn.transformer import Batch, Transformer
 from lm.sharding import constrain
 
-BODY, DISCRIMINATOR = "body.", "discriminator."  # what the names of the parameters of the model inside begin with
+# what the names of the parameters of the model inside begin with
+BODY, DISCRIMINATOR = "body.", "discriminator."
 
 
 class Tuned(nnx.Module):
@@ -52,7 +53,8 @@ class Tuned(nnx.Module):
 
 
 class Electra(nnx.Module):
-    """A small masked LM, the generator, and an encoder that tells its words from the text's (Clark et al. 2020).
+    """A small masked LM, the generator, and an encoder that tells its words from the text's (Clark et al.
+    2020).
 
     The two share the embedding of tokens.
     """
@@ -62,11 +64,15 @@ class Electra(nnx.Module):
         self.generator = Transformer(generator, rngs)
         del self.generator.embed  # the discriminator's is used
 
-    def __call__(self, batch: Batch, sample: jax.Array, key: jax.Array | None = None) -> tuple[jax.Array, ...]:
+    def __call__(
+        self, batch: Batch, sample: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, ...]:
         """Generator's logits [B,S,V]; tokens int32 [B,S] with its samples, drawn with key ``sample``, where
-        ``encoder_loss_weights`` are above 0; the discriminator's logits [B,S] of their not being the text's."""
+        ``encoder_loss_weights`` are above 0; the discriminator's logits [B,S] of their not being the
+        text's."""
         generator_key, discriminator_key = split(key, 2)
-        generator = jax.tree.map(lambda leaf: leaf, self.generator)  # a copy, which may be given what it lacks
+        # a copy, which may be given what it lacks
+        generator = jax.tree.map(lambda leaf: leaf, self.generator)
         generator.embed = self.discriminator.embed
         logits = generator(batch, generator_key)
         drawn = jax.random.categorical(sample, jax.lax.stop_gradient(logits)).astype(jnp.int32)

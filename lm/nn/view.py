@@ -22,7 +22,9 @@ Batch = dict[str, jax.Array]
 def full_view(
     config: ModelConfig, batch: Batch, side: str, relative: RelativeBias | None, slots: int | None = None
 ) -> View:
-    """What the rows of ``side``, "encoder" or "decoder", see of themselves; in a cache of ``slots``, if given."""
+    """What the rows of ``side``, "encoder" or "decoder", see of themselves; in a cache of ``slots``, if
+    given.
+    """
     length = batch[f"{side}_input_tokens"].shape[1]
     slots = length if slots is None else slots
     segments, given = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
@@ -30,10 +32,12 @@ def full_view(
     members = batch["decoder_causal_attention"] > 0 if config.architecture == "prefix-decoder" else None
     rule, known = Rule(causal=side == "decoder"), {"segment": segments, "prefix": members}
     everything = _mask(rule, known, slots)
-    named = batch.get("encoder_global_attention") if side == "encoder" else None  # a decoder's cache knows none
+    # a decoder's cache knows none
+    named = batch.get("encoder_global_attention") if side == "encoder" else None
     everywhere, sparsity = _everywhere(config, named, positions), config.sparsity
     if sparsity.window is not None:
-        by_place = given is None and sparsity.block == 1  # within a segment places are as far apart as positions
+        # within a segment places are as far apart as positions
+        by_place = given is None and sparsity.block == 1
         known |= {"position": None if by_place else positions // sparsity.block, "everywhere": everywhere}
     windows = [sparsity.window, *(window for window, _ in sparsity.spans)]
     mask, *masks_of = [_mask(_within(rule, window, sparsity.dilation), known, slots) for window in windows]
@@ -55,7 +59,9 @@ def full_view(
     return View(
         mask=settled(mask),
         masks=tuple(map(settled, masks_of)),
-        bias=_bias(config, relative, bias, lambda: settled(Alibi(jnp.asarray(alibi_slopes(config.num_heads))))),
+        bias=_bias(
+            config, relative, bias, lambda: settled(Alibi(jnp.asarray(alibi_slopes(config.num_heads))))
+        ),
         positions=positions,
         layer_bias=bias,
         everywhere=everywhere if sparsity.projections == "separate" else None,
@@ -78,7 +84,9 @@ def _mask(rule: Rule, known: dict[str, jax.Array | None], slots: int) -> Mask | 
 
 
 def step_view(config: ModelConfig, length: jax.Array, slots: int, relative: RelativeBias | None) -> View:
-    """What the next token of each row sees of a cache that holds ``length`` [B] positions in ``slots`` slots."""
+    """What the next token of each row sees of a cache that holds ``length`` [B] positions in ``slots``
+    slots.
+    """
     slot, position = jnp.arange(slots)[None, :], length[:, None]
     distance = slot[:, None, :] - position[:, :, None]
     mask = masks.causal(distance)
@@ -115,20 +123,33 @@ def positions_of(length: int, segments: jax.Array | None) -> jax.Array:
 def cross_mask(
     config: ModelConfig, length: int, segments: jax.Array | None, encoder_segments: jax.Array | None
 ) -> jax.Array | Mask | None:
-    """What ``length`` queries with segments [B,T] or [B,1] see of the encoder's [B,S], laid out where it must be.
+    """What ``length`` queries with segments [B,T] or [B,1] see of the encoder's [B,S], laid out where it must
+    be.
 
     Without segments of its own a decoder sees all of its row's encoder output but the padding.
     """
     if encoder_segments is None:
         return None
     if segments is None:
-        segments, encoder_segments = jnp.ones((len(encoder_segments), 1), jnp.int32), (encoder_segments > 0) * 1
-    mask, slots = Mask({"segment": segments}, masks.segments(encoder_segments), Rule()), encoder_segments.shape[1]
-    return mask.dense(segments.shape[1], slots) if implementation(config, length, slots, mask, None) == "xla" else mask
+        segments, encoder_segments = (
+            jnp.ones((len(encoder_segments), 1), jnp.int32),
+            (encoder_segments > 0) * 1,
+        )
+    mask, slots = (
+        Mask({"segment": segments}, masks.segments(encoder_segments), Rule()),
+        encoder_segments.shape[1],
+    )
+    return (
+        mask.dense(segments.shape[1], slots)
+        if implementation(config, length, slots, mask, None) == "xla"
+        else mask
+    )
 
 
 def _everywhere(config: ModelConfig, members: jax.Array | None, positions: jax.Array) -> jax.Array | None:
-    """bool [B|1,T]: the positions that see and are seen by all, those that the batch names and the first ones."""
+    """bool [B|1,T]: the positions that see and are seen by all, those that the batch names and the first
+    ones.
+    """
     first, few = config.sparsity.global_tokens * config.sparsity.block, None
     if members is not None:
         few = members > 0
@@ -144,5 +165,7 @@ def _sparse(config: ModelConfig, query: jax.Array, key: jax.Array) -> jax.Array 
     if config.sparsity.window is None:
         return None
     if config.sparsity.random_blocks and key.shape[1] > config.max_length:
-        raise SettingError(f"model.max_length={config.max_length} is less than the {key.shape[1]} positions of a row")
+        raise SettingError(
+            f"model.max_length={config.max_length} is less than the {key.shape[1]} positions of a row"
+        )
     return masks.sparse(query, key, length=config.max_length, **settings)

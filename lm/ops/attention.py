@@ -23,10 +23,11 @@ def dot_product_attention(
     """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], mask bool [B|1,T,S], bias float [B|1,N,T,S].
 
     Query heads n*N/K ... (n+1)*N/K-1 read key head n. Scores and softmax are float32 whatever the inputs are.
-    A query that sees nothing gives zeros, and zero gradients. ``keep`` [B,N,1,S] multiplies the attention weights
-    after the softmax: dropout whose mask all queries share, so that it could as well multiply the values.
-    A mask or a bias that is not laid out is laid out here. The backward pass computes the scores again: reading them
-    from memory would take an accelerator longer, and they are most of what a step would have to remember.
+    A query that sees nothing gives zeros, and zero gradients. ``keep`` [B,N,1,S] multiplies the attention
+    weights after the softmax: dropout whose mask all queries share, so that it could as well multiply the
+    values. A mask or a bias that is not laid out is laid out here. The backward pass computes the scores
+    again: reading them from memory would take an accelerator longer, and they are most of what a step would
+    have to remember.
     """
 
     def attend(query, key, value, mask, bias, keep):
@@ -35,7 +36,8 @@ def dot_product_attention(
             weights *= keep
         weights = weights.reshape(len(query), value.shape[2], -1, value.shape[1]).astype(value.dtype)
         out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
-        # The weights are divided by their sum after the product with the values: H divisions a query instead of S.
+        # The weights are divided by their sum after the product with the values: H divisions a query instead
+        # of S.
         out = _by_query(out, query.shape) / total.swapaxes(1, 2)[..., None]
         return out.astype(value.dtype)
 
@@ -52,7 +54,9 @@ def cudnn_attention(
     scale: float = 1.0,
     keep: jax.Array | None = None,
 ) -> jax.Array:
-    """[B,T,N,H] as ``dot_product_attention`` without a bias, on a GPU; any mask but the causal one is laid out."""
+    """[B,T,N,H] as ``dot_product_attention`` without a bias, on a GPU; any mask but the causal one is laid
+    out.
+    """
     key, value = dropped(key, value, keep)
     call = partial(jax.nn.dot_product_attention, query, key, value, scale=scale, implementation="cudnn")
     if mask is None or isinstance(mask, Mask) and mask == CAUSAL:
@@ -66,7 +70,9 @@ CAUSAL = Mask({}, {}, Rule(causal=True))
 
 
 def dropped(key: jax.Array, value: jax.Array, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [B,S,N,H] of [B,S,K,H] with the values times ``keep`` [B,N,1,S]; as they are without it."""
+    """Keys and values [B,S,N,H] of [B,S,K,H] with the values times ``keep`` [B,N,1,S]; as they are without
+    it.
+    """
     if keep is None:
         return key, value
     key, value = (jnp.repeat(x, keep.shape[1] // x.shape[2], axis=2) for x in (key, value))
@@ -81,13 +87,17 @@ def attention_weights(
     *,
     scale: float = 1.0,
 ) -> jax.Array:
-    """float32 [B,N,T,S], what ``dot_product_attention`` multiplies values by; zeros for a query that sees nothing."""
+    """float32 [B,N,T,S], what ``dot_product_attention`` multiplies values by; zeros for a query that sees
+    nothing.
+    """
     weights, total = _exponentials(query, key, mask, bias, scale)
     return weights / total[..., None]
 
 
 def bilinear(query: jax.Array, weight: jax.Array) -> jax.Array:
-    """[B,T,N,H], whose product with a key is query times weight [N,H,H] times key (Luong et al. 2015, "general")."""
+    """[B,T,N,H], whose product with a key is query times weight [N,H,H] times key (Luong et al. 2015,
+    "general").
+    """
     return jnp.einsum("btnh,nhg->btng", query, weight)
 
 
@@ -99,7 +109,9 @@ SCALES: dict[str, Callable[[int], float]] = {  # what the scores of heads of wid
 
 
 def _exponentials(query, key, mask, bias, scale):
-    """exp(score) float32 [B,N,T,S] over a factor common to a query's, and their sums [B,N,T], or 1 where that is 0."""
+    """exp(score) float32 [B,N,T,S] over a factor common to a query's, and their sums [B,N,T], or 1 where that
+    is 0.
+    """
     batch, length, heads, _ = query.shape
     mask, bias = (x.dense(length, key.shape[1]) if isinstance(x, Mask | Bias) else x for x in (mask, bias))
     query = _by_key_head(query * scale if scale != 1.0 else query, key.shape[2])
@@ -134,7 +146,9 @@ def _by_query(x, shape):
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _for_rows(bias: jax.Array, rows: int) -> jax.Array:
-    """[B,N,T,S] of bias [1,N,T,S]; its gradient sums over rows by a product, on CPU 60 times as fast as a sum."""
+    """[B,N,T,S] of bias [1,N,T,S]; its gradient sums over rows by a product, on CPU 60 times as fast as a
+    sum.
+    """
     return jnp.broadcast_to(bias, (rows, *bias.shape[1:]))
 
 

@@ -17,13 +17,16 @@ from lm.settings import SettingError, at_least, nearest
 class Rules(NamedTuple):
     """In what implementations of beam search differ."""
 
-    penalty: Callable[[jax.Array, float], jax.Array]  # (tokens of a sequence, exponent) -> what its sum is divided by
+    # (tokens of a sequence, exponent) -> what its sum is divided by
+    penalty: Callable[[jax.Array, float], jax.Array]
     ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
-    cut: Literal["finished", "spare"]  # beams without EOS at the end: like finished ones, or only for want of those
+    # beams without EOS at the end: like finished ones, or only for want of those
+    cut: Literal["finished", "spare"]
 
 
 RULES = {
-    "t5": Rules(lambda length, alpha: ((5 + length) / 6) ** alpha, ending=2, cut="spare"),  # Wu et al. 2016; T5X
+    # Wu et al. 2016; T5X
+    "t5": Rules(lambda length, alpha: ((5 + length) / 6) ** alpha, ending=2, cut="spare"),
     "transformers": Rules(lambda length, alpha: length**alpha, ending=1, cut="finished"),
 }
 
@@ -35,7 +38,8 @@ class Search:
     beams: int  # K
     max_length: int  # of an answer [tokens]
     length_penalty: float  # exponent; 0 compares sums, more favours long answers
-    early_stopping: bool | Literal["never"]  # with K finished, stop: at once; when no running beam as long as now ...
+    # with K finished, stop: at once; when no running beam as long as now ...
+    early_stopping: bool | Literal["never"]
     rules: str  # ... ("never": as long as allowed) could score higher. A name of RULES
 
     def __post_init__(self):
@@ -70,7 +74,9 @@ def begin(search: Search, rows: jax.Array, pad: int) -> Beams:
 def advance(
     search: Search, beams: Beams, log_probabilities: jax.Array, step: jax.Array, eos: int | None
 ) -> tuple[Beams, jax.Array, jax.Array]:
-    """The beams after token number ``step``, drawn from [B,K,V], and of each running one [B,K] parent and token."""
+    """The beams after token number ``step``, drawn from [B,K,V], and of each running one [B,K] parent and
+    token.
+    """
     count, vocabulary = search.beams, log_probabilities.shape[-1]
     rules, length, last = RULES[search.rules], step + 1, step + 1 == search.max_length
     sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
@@ -93,7 +99,9 @@ def advance(
 
 
 def _settled(search: Search, best: jax.Array, worst: jax.Array, length: jax.Array) -> jax.Array:
-    """bool [B]: K are finished, and by the rule nothing running counts; ``best`` running sum, ``worst`` score."""
+    """bool [B]: K are finished, and by the rule nothing running counts; ``best`` running sum, ``worst``
+    score.
+    """
     bound = search.score(best, length)
     if search.early_stopping == "never":  # sums only fall, but a longer sequence may divide by more
         bound = jnp.maximum(bound, search.score(best, search.max_length))
@@ -102,11 +110,16 @@ def _settled(search: Search, best: jax.Array, worst: jax.Array, length: jax.Arra
 
 
 def ranked(search: Search, beams: Beams, length: jax.Array, pad: int) -> tuple[jax.Array, jax.Array]:
-    """tokens [B,K,T] and scores [B,K] of the answers, best first; running beams of ``length`` after finished ones."""
+    """tokens [B,K,T] and scores [B,K] of the answers, best first; running beams of ``length`` after finished
+    ones.
+    """
     scores = jnp.concatenate([beams.scores, search.score(beams.sums, length)], axis=1)
     unfinished = (jnp.arange(scores.shape[1]) >= search.beams)[None] | (scores == -jnp.inf)
     order = jnp.lexsort((-scores, unfinished), axis=-1)[:, : search.beams]
-    tokens, scores = _take(jnp.concatenate([beams.finished, beams.tokens], axis=1), order), _take(scores, order)
+    tokens, scores = (
+        _take(jnp.concatenate([beams.finished, beams.tokens], axis=1), order),
+        _take(scores, order),
+    )
     return jnp.where((scores == -jnp.inf)[:, :, None], pad, tokens), scores
 
 

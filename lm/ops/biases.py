@@ -1,7 +1,8 @@
 """Biases that are not laid out: the few numbers that they are made of, and how those go by distance.
 
-A distance is a key's place minus its query's. ``numbers`` float32 [N,R] of a bias are all that attention kernels read
-of it; its ``form`` is static and makes the bias of a tile of scores from the numbers of one head.
+A distance is a key's place minus its query's. ``numbers`` float32 [N,R] of a bias are all that attention
+kernels read of it; its ``form`` is static and makes the bias of a tile of scores from the numbers of one
+head.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,9 @@ STATIC = {"static": True}
 
 @dataclass(frozen=True)
 class Steps:
-    """Number r from the distance ``starts[r - 1]`` on: constant but near the diagonal, where tiles cost more."""
+    """Number r from the distance ``starts[r - 1]`` on: constant but near the diagonal, where tiles cost
+    more.
+    """
 
     starts: tuple[int, ...]
 
@@ -39,12 +42,16 @@ class Steps:
         return jax.lax.cond(self._constant(low, high), far, near)
 
     def gradient(self, scores: jax.Array, distance: jax.Array, low: jax.Array, high: jax.Array, r: jax.Array):
-        """float32 [R,1], the gradient of the numbers int32 ``r`` [R,1], from that of a tile of scores [S,T]."""
+        """float32 [R,1], the gradient of the numbers int32 ``r`` [R,1], from that of a tile of scores
+        [S,T].
+        """
 
         def near():
             after = [distance >= start for start in self.starts]
             inside = [~after[0], *(a & ~b for a, b in zip(after, after[1:], strict=False)), after[-1]]
-            return sum(jnp.where(r == i, jnp.where(here, scores, 0.0).sum(), 0.0) for i, here in enumerate(inside))
+            return sum(
+                jnp.where(r == i, jnp.where(here, scores, 0.0).sum(), 0.0) for i, here in enumerate(inside)
+            )
 
         def far():
             return jnp.where(r == self._right(low).astype(jnp.int32) * len(self.starts), scores.sum(), 0.0)
@@ -67,7 +74,9 @@ class Slope:
         return -jnp.abs(distance).astype(jnp.float32) * number(0)
 
     def gradient(self, scores: jax.Array, distance: jax.Array, low: jax.Array, high: jax.Array, r: jax.Array):
-        """float32 [R,1], the gradient of the numbers int32 ``r`` [R,1], from that of a tile of scores [S,T]."""
+        """float32 [R,1], the gradient of the numbers int32 ``r`` [R,1], from that of a tile of scores
+        [S,T].
+        """
         return jnp.where(r == 0, (-jnp.abs(distance).astype(jnp.float32) * scores).sum(), 0.0)
 
 
@@ -87,8 +96,11 @@ class Relative:
         return (one_hot @ self.table).T.reshape(-1, *distance.shape)
 
     def dense(self, length: int, key_length: int) -> jax.Array:
-        """float32 [1,N,T,S]: as many different numbers for each head as distances, laid out along the diagonals."""
-        # With a period of one more than the row length, the rows of a repeated sequence slide by one to the right.
+        """float32 [1,N,T,S]: as many different numbers for each head as distances, laid out along the
+        diagonals.
+        """
+        # With a period of one more than the row length, the rows of a repeated sequence slide by one to the
+        # right.
         side = max(length, key_length)
         period = 2 * side
         distance = jnp.arange(period)
@@ -113,7 +125,9 @@ class Relative:
         far = logarithmic_starts(side, self.max_distance)
         least = [*range(side - len(far)), *far, self.max_distance + 1]  # distance of each bucket of one side
         behind = [(1 - least[bucket + 1], bucket) for bucket in reversed(range(side))]
-        return behind + [(max(1, least[bucket]), side + bucket) for bucket in range(side) if self.bidirectional]
+        return behind + [
+            (max(1, least[bucket]), side + bucket) for bucket in range(side) if self.bidirectional
+        ]
 
     def _bucket(self, distance: jax.Array) -> jax.Array:
         return relative_position_bucket(

@@ -1,8 +1,8 @@
 """Attention without scores in memory: a Pallas kernel goes through them tile by tile (Dao et al. 2022).
 
-The mask is a rule and the bias a few numbers, of which each tile is made anew, forward and backward. All tiles are
-transposed, keys by queries: what is kept of each query is then a row, and arrays [B,N,H,T] fill a TPU's registers
-whatever H is.
+The mask is a rule and the bias a few numbers, of which each tile is made anew, forward and backward. All
+tiles are transposed, keys by queries: what is kept of each query is then a row, and arrays [B,N,H,T] fill a
+TPU's registers whatever H is.
 """
 
 from functools import partial
@@ -78,7 +78,9 @@ def _multiple(size, of):
 
 def _padded(x, sizes, value=0):
     """x, longer by ``value`` at the end of the axes {axis: size}."""
-    return jnp.pad(x, [(0, sizes.get(axis, size) - size) for axis, size in enumerate(x.shape)], constant_values=value)
+    return jnp.pad(
+        x, [(0, sizes.get(axis, size) - size) for axis, size in enumerate(x.shape)], constant_values=value
+    )
 
 
 def _numbers(known, length, size, value):
@@ -164,12 +166,16 @@ def _query_gradient(plan, queries, keys, numbers, inputs):
         jax.ShapeDtypeStruct(queries["query"].shape, queries["query"].dtype),
         jax.ShapeDtypeStruct((rows, heads, blocks, count_padded, 1), jnp.float32),
     )
-    d_query, found = _by_query(plan, (queries, keys), outputs, numbers, inputs, start, step, lambda carry: carry)
+    d_query, found = _by_query(
+        plan, (queries, keys), outputs, numbers, inputs, start, step, lambda carry: carry
+    )
     return d_query, found.sum((0, 2, 4))[:, :count]
 
 
 def _key_gradient(plan, queries, keys, numbers, inputs):
-    """The gradients of keys and values [B,K,H,S]: those of each head of queries, summed over heads that share one."""
+    """The gradients of keys and values [B,K,H,S]: those of each head of queries, summed over heads that share
+    one.
+    """
     rows, heads, width, _ = queries["query"].shape
     groups, size, dtype = keys["key"].shape[1], keys["key"].shape[3], keys["key"].dtype
 
@@ -183,7 +189,9 @@ def _key_gradient(plan, queries, keys, numbers, inputs):
         return d_key, d_value + _product(tiles["gradient"], weights.astype(dtype), 1, 1)
 
     output = jax.ShapeDtypeStruct((rows, heads, width, size), dtype if groups == heads else jnp.float32)
-    found = _by_key(plan, (queries, keys), (output, output), numbers, inputs, start, step, lambda carry: carry)
+    found = _by_key(
+        plan, (queries, keys), (output, output), numbers, inputs, start, step, lambda carry: carry
+    )
     return [x.reshape(rows, groups, -1, width, size).sum(2).astype(dtype) for x in found]
 
 
@@ -214,7 +222,9 @@ def _sides(plan, given, inputs):
 
 
 def _inputs(arrays, numbers, tile, axis):
-    """Arrays [B,N,H,L], and numbers as [B,1,1,T] of queries, ``axis`` 3, and as [B,1,S,1] of keys, ``axis`` 2."""
+    """Arrays [B,N,H,L], and numbers as [B,1,1,T] of queries, ``axis`` 3, and as [B,1,S,1] of keys, ``axis``
+    2.
+    """
     found = {name: Input(x, 3, tile) for name, x in arrays.items()}
     side = {3: "query", 2: "key"}[axis]
     shaped = {name: x[:, None, None, :] if axis == 3 else x[:, None, :, None] for name, x in numbers.items()}

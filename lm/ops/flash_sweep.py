@@ -1,7 +1,7 @@
 """One kernel for two kinds of accelerator: tiles that stay, and for each the tiles that pass by it.
 
-A TPU has a grid of both, brings the next tiles while it works, and keeps what is carried in its own memory. A GPU has a
-program for each tile that stays, which loops over the others.
+A TPU has a grid of both, brings the next tiles while it works, and keeps what is carried in its own memory. A
+GPU has a program for each tile that stays, which loops over the others.
 """
 
 from collections.abc import Callable
@@ -88,9 +88,11 @@ class Sweep(NamedTuple):
     backend: Backend
     still: dict[str, Input]
     moving: dict[str, Input]
-    outputs: tuple[jax.ShapeDtypeStruct, ...]  # in tiles as the still ones: [B,N,..., places] or [B,N,tiles,...]
+    # in tiles as the still ones: [B,N,..., places] or [B,N,tiles,...]
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
     reach: tuple[int | None, int | None]  # places behind and ahead of a still tile; None: all
-    origins: tuple[int, int]  # 1 for the side, still or moving, that ``offset`` is the first place of: the queries
+    # 1 for the side, still or moving, that ``offset`` is the first place of: the queries
+    origins: tuple[int, int]
     start: Callable[[], tuple[jax.Array, ...]]  # what is carried from tile to tile
     step: Callable[[tuple[jax.Array, ...], Tiles], tuple[jax.Array, ...]]
     finish: Callable[[tuple[jax.Array, ...]], tuple[jax.Array, ...]]
@@ -143,9 +145,12 @@ def _sweep_tpu(job, offset, numbers):
     def passing(item):
         shape, index = item.block(heads, whole=False)
 
-        def place(row, head, still, moving, offset):  # a tile out of reach is not brought: the one before stays
+        # a tile out of reach is not brought: the one before stays
+        def place(row, head, still, moving, offset):
             low, high = job.bounds(still, offset[0])
-            return index(row, head, jnp.clip(moving, jnp.minimum(low, job.grid[3] - 1), jnp.maximum(high - 1, 0)))
+            return index(
+                row, head, jnp.clip(moving, jnp.minimum(low, job.grid[3] - 1), jnp.maximum(high - 1, 0))
+            )
 
         return pl.BlockSpec(shape, place)
 
@@ -163,7 +168,9 @@ def _sweep_tpu(job, offset, numbers):
             out_specs=[_output(job, item) for item in job.outputs],
             scratch_shapes=[pltpu.VMEM(x.shape, x.dtype) for x in jax.eval_shape(job.start)],
         ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")
+        ),
     )(offset, numbers, *_arrays(job))
 
 
@@ -202,7 +209,9 @@ def _sweep_gpu(job, offset, numbers):
 
         def step(moving, carry):
             arrays = fixed | {name: item.read(inputs[name], moving) for name, item in job.moving.items()}
-            return job.step(carry, Tiles(arrays, job.places(still, moving, begin), lambda r: numbers[head, r]))
+            return job.step(
+                carry, Tiles(arrays, job.places(still, moving, begin), lambda r: numbers[head, r])
+            )
 
         carry = jax.lax.fori_loop(*job.bounds(still, begin), step, job.start())
         for ref, x in zip(outputs, job.finish(carry), strict=True):
@@ -238,7 +247,13 @@ def _parted(refs, job):
 
 def _output(job, item):
     if len(item.shape) == 5:
-        shape, index = (None, None, None, *item.shape[3:]), lambda row, head, still, *_: (row, head, still, 0, 0)
+        shape, index = (
+            (None, None, None, *item.shape[3:]),
+            lambda row, head, still, *_: (row, head, still, 0, 0),
+        )
     else:
-        shape, index = (None, None, item.shape[2], job.sizes[0]), lambda row, head, still, *_: (row, head, 0, still)
+        shape, index = (
+            (None, None, item.shape[2], job.sizes[0]),
+            lambda row, head, still, *_: (row, head, 0, still),
+        )
     return pl.BlockSpec(shape, index)

@@ -1,4 +1,6 @@
-"""Losses as sums, so that micro-batches and hosts add up; divide by the sum of weights, or by what you like, after."""
+"""Losses as sums, so that micro-batches and hosts add up; divide by the sum of weights, or by what you like,
+after.
+"""
 
 from functools import partial
 from math import log
@@ -12,9 +14,9 @@ def cross_entropy(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(sum of loss, sum of weights, sum of z-loss) from logits [B,T,V], targets int [B,T], weights [B,T].
 
-    ``z_loss`` times the squared log-partition function is added: it keeps logits from drifting (in the first sum, and
-    by itself in the third). ``label_smoothing`` is spread evenly over the V - 1 wrong tokens, and the entropy of the
-    smoothed target is subtracted, so that a perfect prediction costs 0.
+    ``z_loss`` times the squared log-partition function is added: it keeps logits from drifting (in the first
+    sum, and by itself in the third). ``label_smoothing`` is spread evenly over the V - 1 wrong tokens, and
+    the entropy of the smoothed target is subtracted, so that a perfect prediction costs 0.
     """
     weights = weights.astype(jnp.float32)
     loss, log_z = _token_loss(logits, targets, z_loss, label_smoothing)
@@ -28,7 +30,8 @@ def accuracy(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple
     return ((target >= logits.max(-1)) * weights).sum(), weights.sum()  # the loss needs this maximum too
 
 
-# Written with its gradient: differentiating the formula would keep a second [B,T,V] array and scatter into a third.
+# Written with its gradient: differentiating the formula would keep a second [B,T,V] array and scatter into a
+# third.
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _token_loss(logits, targets, z_loss, label_smoothing):
     return _token_loss_forward(logits, targets, z_loss, label_smoothing)[0]

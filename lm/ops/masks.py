@@ -1,7 +1,7 @@
 """Who sees whom: bool [B|1,T,S], True where query t sees key s; combine with ``&`` and ``|``.
 
-A distance is int32 [B|1,T,S], the key's position minus the query's. Positions within a segment do as well as places in
-a row: other segments are hidden by ``same_segment``. A ``Mask`` is one that is not laid out.
+A distance is int32 [B|1,T,S], the key's position minus the query's. Positions within a segment do as well as
+places in a row: other segments are hidden by ``same_segment``. A ``Mask`` is one that is not laid out.
 """
 
 from collections.abc import Container
@@ -36,7 +36,9 @@ def sliding_window(distance: jax.Array, *, behind: int, ahead: int) -> jax.Array
 
 
 def dilated(distance: jax.Array, *, window: int, dilation: int) -> jax.Array:
-    """[B|1,T,S]: itself and, to each side, ``window`` positions that are ``dilation`` apart (Beltagy et al. 2020)."""
+    """[B|1,T,S]: itself and, to each side, ``window`` positions that are ``dilation`` apart (Beltagy et al.
+    2020).
+    """
     near = sliding_window(distance, behind=window * dilation, ahead=window * dilation)
     return near & (distance % dilation == 0)
 
@@ -48,7 +50,9 @@ def prefix(member: jax.Array) -> jax.Array:
 
 
 def same_segment(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
-    """[B,T,S] from segment ids [B,T] and [B,S]: equal segments see one another; segment 0, padding, nobody."""
+    """[B,T,S] from segment ids [B,T] and [B,S]: equal segments see one another; segment 0, padding,
+    nobody.
+    """
     return (query_segments[:, :, None] == key_segments[:, None, :]) & (key_segments > 0)[:, None, :]
 
 
@@ -60,7 +64,8 @@ def global_tokens(member: jax.Array, key_member: jax.Array) -> jax.Array:
 def random_blocks(
     query_position: jax.Array, key_position: jax.Array, *, block: int, count: int, blocks: int, seed: int
 ) -> jax.Array:
-    """[B|1,T,S] from positions [B|1,T] and [B|1,S]: each block of queries sees ``count`` of ``blocks`` blocks of keys.
+    """[B|1,T,S] from positions [B|1,T] and [B|1,S]: each block of queries sees ``count`` of ``blocks`` blocks
+    of keys.
 
     They are drawn without replacement and always the same for one seed (Zaheer et al. 2020).
     """
@@ -81,10 +86,11 @@ def sparse(
     random_blocks: int,
     length: int,
 ) -> jax.Array:
-    """[B|1,T,S] from positions [B|1,T] and [B|1,S]: a window, the first tokens and random ones, counted in blocks.
+    """[B|1,T,S] from positions [B|1,T] and [B|1,S]: a window, the first tokens and random ones, counted in
+    blocks.
 
-    Longformer: blocks of one position. BigBird: of 64, so that a block of queries sees whole blocks of keys. ``length``
-    is that of the longest row. A ``window`` of None sees everything.
+    Longformer: blocks of one position. BigBird: of 64, so that a block of queries sees whole blocks of keys.
+    ``length`` is that of the longest row. A ``window`` of None sees everything.
     """
     query, key = query_position // block, key_position // block
     distance = key[:, None, :] - query[:, :, None]
@@ -104,14 +110,16 @@ Numbers = dict[str, jax.Array]  # what is known of positions, by name: int32
 
 
 class Rule(NamedTuple):
-    """Who sees whom, by places in a row and by what is known of a query and a key: all of these rules that apply.
+    """Who sees whom, by places in a row and by what is known of a query and a key: all of these rules that
+    apply.
 
-    Numbers: "segment", the same for both, and -1 of padded keys; "position", by which a window goes instead of by
-    places; "prefix" and "everywhere", 1 or 0.
+    Numbers: "segment", the same for both, and -1 of padded keys; "position", by which a window goes instead
+    of by places; "prefix" and "everywhere", 1 or 0.
     """
 
     causal: bool = False  # a query sees itself, what is before it and, in the prefix, all of the prefix
-    window: tuple[int, int, int] | None = None  # how far behind and ahead, and in which steps; "everywhere": all
+    # how far behind and ahead, and in which steps; "everywhere": all
+    window: tuple[int, int, int] | None = None
 
     def seen(self, distance: jax.Array, query: Numbers, key: Numbers) -> jax.Array:
         """bool of distances in places and of numbers, all of shapes that broadcast."""
@@ -124,7 +132,9 @@ class Rule(NamedTuple):
             away = key["position"] - query["position"] if "position" in key else distance
             near = sliding_window(away, behind=behind, ahead=ahead)
             near = near & (jax.lax.rem(jnp.abs(away), jnp.int32(step)) == 0) if step > 1 else near
-            found.append(near | (query["everywhere"] + key["everywhere"] > 0) if "everywhere" in key else near)
+            found.append(
+                near | (query["everywhere"] + key["everywhere"] > 0) if "everywhere" in key else near
+            )
         if "segment" in key:
             found.append(query["segment"] == key["segment"])
         return reduce(and_, found)
@@ -136,7 +146,9 @@ class Rule(NamedTuple):
         return behind, 0 if self.causal and "prefix" not in names else ahead
 
     def meets(self, query: Numbers, key: Numbers) -> jax.Array:
-        """bool scalar: False where, by their least and greatest numbers, none of the queries sees any of the keys."""
+        """bool scalar: False where, by their least and greatest numbers, none of the queries sees any of the
+        keys.
+        """
         found = jnp.bool_(True)
         if "segment" in key:
             found &= _overlap(query["segment"], key["segment"], 0, 0)
@@ -152,7 +164,9 @@ def _overlap(query, key, behind, ahead):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Mask:
-    """A mask that is not laid out: a rule and the numbers [B|1,T] of queries and [B|1,S] of keys that it goes by."""
+    """A mask that is not laid out: a rule and the numbers [B|1,T] of queries and [B|1,S] of keys that it goes
+    by.
+    """
 
     query: Numbers
     key: Numbers

@@ -12,8 +12,10 @@ def relative_position_bucket(
 ) -> jax.Array:
     """Bucket int32, same shape, of key position minus query position (Raffel et al. 2020, section 2.1).
 
-    Half of the buckets hold one distance each, the others logarithmically growing ranges up to ``max_distance``.
-    Bidirectional: the upper half of all buckets is for keys after the query. Otherwise those fall into bucket 0.
+    Half of the buckets hold one distance each, the others logarithmically growing ranges up to
+    ``max_distance``.
+    Bidirectional: the upper half of all buckets is for keys after the query. Otherwise those fall into bucket
+    0.
     """
     offset = jnp.zeros_like(relative_position)
     if bidirectional:
@@ -29,7 +31,8 @@ def relative_position_bucket(
 
 
 def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
-    """The least distance in each logarithmic bucket: exact + j is reached at exact * (max / exact) ** (j / many).
+    """The least distance in each logarithmic bucket: exact + j is reached at exact * (max / exact) ** (j /
+    many).
 
     In integers, so that no rounding of a logarithm decides on a bucket.
     """
@@ -43,16 +46,20 @@ def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
     return starts
 
 
-# Of each layout: the exponents of 10,000 in the wavelengths, and how sines and cosines [..., D/2] are put together.
+# Of each layout: the exponents of 10,000 in the wavelengths, and how sines and cosines [..., D/2] are put
+# together.
 _SINUSOIDS = {
     "interleaved": (lambda i, half: i / half, lambda waves: jnp.stack(waves, -1)),  # Vaswani et al. 2017
     "halves": (lambda i, half: i / half, lambda waves: jnp.stack(waves, -2)),  # Marian
-    "tensor2tensor": (lambda i, half: i / max(half - 1, 1), lambda waves: jnp.stack(waves, -2)),  # up to 10,000 itself
+    # up to 10,000 itself
+    "tensor2tensor": (lambda i, half: i / max(half - 1, 1), lambda waves: jnp.stack(waves, -2)),
 }
 
 
 def sinusoids(positions: jax.Array, width: int, *, layout: str) -> jax.Array:
-    """float32 [B|1,T,D] of positions int [B|1,T]: sines and cosines of wavelengths from 2 pi to 10,000 times that."""
+    """float32 [B|1,T,D] of positions int [B|1,T]: sines and cosines of wavelengths from 2 pi to 10,000 times
+    that.
+    """
     exponents, join = _SINUSOIDS[layout]
     frequencies = 10_000.0 ** -exponents(np.arange(width // 2), width // 2)
     angles = _angles(positions, frequencies)
@@ -71,10 +78,12 @@ def rotary_frequencies(
     beta_fast: float,
     beta_slow: float,
 ) -> tuple[np.ndarray, float]:
-    """float32 [R/2] radians a position of R = ``width`` turned features, and what cosines and sines are multiplied by.
+    """float32 [R/2] radians a position of R = ``width`` turned features, and what cosines and sines are
+    multiplied by.
 
-    A scaling says which share of each frequency is kept; the rest is divided by ``factor``, so that the angles of
-    ``factor`` times longer rows stay those of the rows trained on. It goes by the turns in ``original_length``.
+    A scaling says which share of each frequency is kept; the rest is divided by ``factor``, so that the
+    angles of ``factor`` times longer rows stay those of the rows trained on. It goes by the turns in
+    ``original_length``.
     """
     frequencies = base ** -(np.arange(0, width, 2) / width)
     turns = original_length * frequencies / (2 * pi)
@@ -94,9 +103,11 @@ def rotary_frequencies(
 
 
 def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray, factor: float) -> jax.Array:
-    """x [B,T,N,H], whose first R features are turned by positions [B|1,T] times ``frequencies`` [R/2] (Su et al. 2021).
+    """x [B,T,N,H], whose first R features are turned by positions [B|1,T] times ``frequencies`` [R/2] (Su et
+    al. 2021).
 
-    Feature i turns with feature i + R/2, as in GPT-NeoX and Llama. (Su et al. pair neighbours; no family here does.)
+    Feature i turns with feature i + R/2, as in GPT-NeoX and Llama. (Su et al. pair neighbours; no family here
+    does.)
     """
     half = len(frequencies)
     angles = _angles(positions, frequencies)[:, :, None, :]
@@ -125,6 +136,8 @@ def alibi(distance: jax.Array, heads: int) -> jax.Array:
 
 
 def _angles(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """float32 [..., F] of positions [...] and frequencies [F]: in bfloat16 positions above 256 would be alike."""
+    """float32 [..., F] of positions [...] and frequencies [F]: in bfloat16 positions above 256 would be
+    alike.
+    """
     positions = jnp.asarray(positions, jnp.float32)
     return positions[..., None] * jnp.asarray(frequencies, jnp.float32).reshape(*(1,) * positions.ndim, -1)

@@ -16,8 +16,9 @@ def greedy(logits: jax.Array, key: jax.Array | None) -> jax.Array:
 def warp(logits: jax.Array, *, temperature: float, top_k: int, top_p: float) -> jax.Array:
     """[B,V]: logits [B,V] over ``temperature``, minus infinity where a token is not to be drawn.
 
-    ``top_k`` tokens stay (0: all), and of these as many of the likeliest as it takes to reach the share ``top_p`` of
-    their probability, the one that crosses it included (Holtzman et al. 2020). Equals of the last one stay too.
+    ``top_k`` tokens stay (0: all), and of these as many of the likeliest as it takes to reach the share
+    ``top_p`` of their probability, the one that crosses it included (Holtzman et al. 2020). Equals of the
+    last one stay too.
     """
     logits = logits / temperature
     if top_k or top_p < 1:

@@ -1,7 +1,7 @@
 """Checkpoints that are proved: written by orbax, listed with a checksum for every file, verified before use.
 
-A step is written under another name, then its manifest, then it is renamed: what has a step's name was complete. What
-is taken away gets another name before it is deleted.
+A step is written under another name, then its manifest, then it is renamed: what has a step's name was
+complete. What is taken away gets another name before it is deleted.
 """
 
 import math
@@ -50,8 +50,8 @@ class SaveError(CheckpointError):
 class Checkpoints:
     """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save.
 
-    Without ``config.failed_save="retry"``, a save that fails is a SaveError of whatever is called next; with it, of
-    ``wait`` alone if no other ``save`` came since, so that what is saved last is saved.
+    Without ``config.failed_save="retry"``, a save that fails is a SaveError of whatever is called next; with
+    it, of ``wait`` alone if no other ``save`` came since, so that what is saved last is saved.
     """
 
     def __init__(self, folder: str | Path, config: CheckpointConfig):
@@ -70,7 +70,8 @@ class Checkpoints:
             if kind is None:
                 self.wait()
             elif self._saving is not None and (error := self._saving[1].result()) is not None:
-                print(f"warning: {self._said(self._saving[0], error)}", flush=True)  # what came before it is raised
+                # what came before it is raised
+                print(f"warning: {self._said(self._saving[0], error)}", flush=True)
         finally:
             self._thread.shutdown()
             self._orbax.close()
@@ -89,7 +90,9 @@ class Checkpoints:
         unfinished = self.folder / f"{UNFINISHED}{about['step']}"
         error = self._agreed(_error(partial(self._begin, sum(array.nbytes for array in arrays.values()))))
         if error is None:
-            error = _error(partial(self._orbax.save, unfinished, args=ocp.args.PyTreeSave(arrays), force=True))
+            error = _error(
+                partial(self._orbax.save, unfinished, args=ocp.args.PyTreeSave(arrays), force=True)
+            )
             if error is not None and jax.process_count() > 1:  # the others wait for this one, inside of orbax
                 raise SaveError(self._said(about["step"], error)) from error
         self._saving = about["step"], self._thread.submit(self._finish, unfinished, about, error)
@@ -97,18 +100,23 @@ class Checkpoints:
             self.wait()
 
     def score(self, step: int, scores: Scores, losses: Scores = MappingProxyType({})) -> None:
-        """Rank the checkpoint of ``step``, if it was saved, by these ``scores``, by name: those that are finite.
+        """Rank the checkpoint of ``step``, if it was saved, by these ``scores``, by name: those that are
+        finite.
 
         ``losses``: by the name of the score, decide where it ties. SaveError if they cannot be written.
         """
         self.settle()
         ranks = {} if jax.process_index() else {"scores": _finite(scores), "losses": _finite(losses)}
         if (error := self._agreed(_error(partial(manifest.rank, self.folder, step, ranks)))) is not None:
-            raise SaveError(f"the scores of {self.folder / str(step)} could not be written: {error}") from error
+            raise SaveError(
+                f"the scores of {self.folder / str(step)} could not be written: {error}"
+            ) from error
         self.tidy(step)
 
     def settle(self) -> None:
-        """Return when the last save is complete and proved; SaveError if it failed and the next one is no remedy."""
+        """Return when the last save is complete and proved; SaveError if it failed and the next one is no
+        remedy.
+        """
         self._settle(self.config.failed_save == "stop")
 
     def wait(self) -> None:
@@ -119,10 +127,11 @@ class Checkpoints:
             raise failed
 
     def restore(self, abstract: State, step: int | None = None) -> State | None:
-        """The newest good state, or that of ``step``, placed as ``abstract`` says; None if nothing was ever saved.
+        """The newest good state, or that of ``step``, placed as ``abstract`` says; None if nothing was ever
+        saved.
 
-        A bad checkpoint is passed over with a warning. CheckpointError where there are some and none is good. Updates
-        may be left out from now on though none were before, or no more.
+        A bad checkpoint is passed over with a warning. CheckpointError where there are some and none is good.
+        Updates may be left out from now on though none were before, or no more.
         """
         step = self._good(step)
         if step is None:
@@ -131,8 +140,11 @@ class Checkpoints:
         found = self._read(step, like, whole=True)
         return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in like])
 
-    def restore_model(self, state: State, step: int | None = None, source: Callable[[str], str | None] = str) -> State:
-        """``state`` with the parameters alone from here; never without: CheckpointError if there is no checkpoint.
+    def restore_model(
+        self, state: State, step: int | None = None, source: Callable[[str], str | None] = str
+    ) -> State:
+        """``state`` with the parameters alone from here; never without: CheckpointError if there is no
+        checkpoint.
 
         ``source`` gives the name here of a parameter of ``state``, None for one that stays as it is.
         """
@@ -141,19 +153,26 @@ class Checkpoints:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
         names = {name: found for name in state.params if (found := source(name)) is not None}
         like = sharding.described(state.params)
-        found = self._read(step, {f"params.{there}": like[name] for name, there in names.items()}, whole=False)
-        return replace(state, params=state.params | {name: found[f"params.{there}"] for name, there in names.items()})
+        found = self._read(
+            step, {f"params.{there}": like[name] for name, there in names.items()}, whole=False
+        )
+        return replace(
+            state, params=state.params | {name: found[f"params.{there}"] for name, there in names.items()}
+        )
 
     def best(self, name: str = "score") -> int | None:
         """The step with the best score of this name; None if no step has one."""
         return manifest.best(manifest.manifests(self.folder), name, self.config.best)
 
     def tidy(self, last: int) -> None:
-        """Take away what is not kept now that ``last`` is the newest step, and what a kill left of doing so."""
+        """Take away what is not kept now that ``last`` is the newest step, and what a kill left of doing
+        so.
+        """
         if jax.process_index():
             return
         try:
-            found = manifest.manifests(self.folder)  # later ones are of a course given up: this run began before them
+            # later ones are of a course given up: this run began before them
+            found = manifest.manifests(self.folder)
             stay = manifest.kept({n: each for n, each in found.items() if n <= last}, self.config)
             for each in found.keys() - stay:
                 self._remove(self._place(each))
@@ -179,7 +198,9 @@ class Checkpoints:
                     found = candidate
                     break
                 faults[candidate] = fault
-                print(f"warning: checkpoint {self.folder / str(candidate)} is passed over: {fault}", flush=True)
+                print(
+                    f"warning: checkpoint {self.folder / str(candidate)} is passed over: {fault}", flush=True
+                )
             found = -2 if found < 0 and faults else found
         found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
         if found == -2:
@@ -192,7 +213,8 @@ class Checkpoints:
     def _read(self, step: int, like: Mapping[str, Any], whole: bool) -> dict[str, jax.Array]:
         """The arrays named in ``like``, bit for bit: orbax would cast another dtype without a word.
 
-        Of a ``whole`` state nothing else may be there. What is remembered to leave updates out may be missing, or left
+        Of a ``whole`` state nothing else may be there. What is remembered to leave updates out may be
+        missing, or left
         over: it begins with zeros.
         """
         folder = self._place(step)
@@ -202,18 +224,25 @@ class Checkpoints:
         due = {name: _about(leaf) for name, leaf in like.items()}
         others = {name for name in saved if whole and not name.startswith(GUARD)}
         names = sorted(due.keys() | others)
-        wrong = [f"\n  {n}: saved {saved.get(n)}, due {due.get(n)}" for n in names if saved.get(n) != due.get(n)]
+        wrong = [
+            f"\n  {n}: saved {saved.get(n)}, due {due.get(n)}" for n in names if saved.get(n) != due.get(n)
+        ]
         if wrong:
             raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
         arguments = ocp.checkpoint_utils.construct_restore_args(like)
         found = self._orbax.restore(
             folder, args=ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
         )
-        zeros = {n: jax.jit(partial(jnp.zeros, x.shape, x.dtype), out_shardings=x.sharding)() for n, x in new.items()}
+        zeros = {
+            n: jax.jit(partial(jnp.zeros, x.shape, x.dtype), out_shardings=x.sharding)()
+            for n, x in new.items()
+        }
         return found | zeros
 
     def _settle(self, stops: bool) -> None:
-        """Wait for the last save; if it failed, raise or, unless it ``stops``, warn. All processes do the same."""
+        """Wait for the last save; if it failed, raise or, unless it ``stops``, warn. All processes do the
+        same.
+        """
         saving, self._saving = self._saving, None
         if saving is None or (error := self._agreed(saving[1].result())) is None:
             return
@@ -234,7 +263,9 @@ class Checkpoints:
         if jax.process_count() == 1 or self.config.failed_save == "stop":
             return error
         failed = multihost_utils.process_allgather(np.asarray(error is not None)).any()
-        return error or (ChildProcessError(ECHILD, "another process could not write its part") if failed else None)
+        return error or (
+            ChildProcessError(ECHILD, "another process could not write its part") if failed else None
+        )
 
     def _said(self, step: int, error: Exception) -> str:
         code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it, among much else
@@ -242,7 +273,9 @@ class Checkpoints:
         good = "no checkpoint is good"
         with suppress(OSError):
             places = reversed(manifest.steps(self.folder).items())
-            newest = (f"the newest good checkpoint is {n}" for n, path in places if manifest.fault(path, n) is None)
+            newest = (
+                f"the newest good checkpoint is {n}" for n, path in places if manifest.fault(path, n) is None
+            )
             good = next(newest, good)
         return (
             f"step {step} could not be saved in {self.folder}: {why}; {good}. "
@@ -250,7 +283,9 @@ class Checkpoints:
         )
 
     def _begin(self, size: int) -> None:
-        """Make the folder, and OSError if nothing can be made in it or there is no room for ``size`` bytes."""
+        """Make the folder, and OSError if nothing can be made in it or there is no room for ``size``
+        bytes.
+        """
         if jax.process_index() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
@@ -297,7 +332,9 @@ class Checkpoints:
 
 
 def _finite(values: Scores) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+    return {
+        name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)
+    }
 
 
 def _error(work: Callable[[], Any]) -> Exception | None:

@@ -12,10 +12,12 @@ class OptimizerConfig:
 
     name: Literal["adafactor", "adamw"] = "adafactor"  # which optimiser
     learning_rate: float = 1.0  # multiplies the schedule; of Adafactor, relative to each parameter's own size
-    schedule: Literal["constant", "inverse-sqrt", "linear", "cosine", "decay-every"] = "inverse-sqrt"  # after the ramp
+    # after the ramp
+    schedule: Literal["constant", "inverse-sqrt", "linear", "cosine", "decay-every"] = "inverse-sqrt"
     warmup_steps: int = 0  # ramp from 0 that multiplies the schedule; T5 has none [steps]
     timescale: int = 10_000  # "inverse-sqrt" is 1 / sqrt(max(step, timescale)) [steps]
-    decay_end: int = 0  # where "linear" (T5X: linear_decay) and "cosine", begun at the ramp's end, reach 0 [steps]
+    # where "linear" (T5X: linear_decay) and "cosine", begun at the ramp's end, reach 0 [steps]
+    decay_end: int = 0
     decay_factor: float = 0.5  # what "decay-every" (T5X: decay_every) multiplies the rate by, again and again
     steps_per_decay: int = 20_000  # from the first step on, in what time "decay-every" does so once [steps]
     weight_decay: float = 0.0  # share of each matrix taken off in a step, times the learning rate
@@ -25,7 +27,8 @@ class OptimizerConfig:
     factor_from: int = 128  # Adafactor: matrices at least so wide keep row and column means only [features]
     epsilon_square: float = 1e-30  # Adafactor: added to squared gradients
     epsilon_scale: float = 1e-3  # Adafactor: smallest size a parameter counts with
-    momentum: float = 0.0  # Adafactor: how much of the mean update a step keeps (T5X: beta1); 0: nothing is remembered
+    # Adafactor: how much of the mean update a step keeps (T5X: beta1); 0: nothing is remembered
+    momentum: float = 0.0
     relative: Literal["parameter", "none"] = "parameter"  # Adafactor: what the learning rate is relative to
     beta1: float = 0.9  # AdamW: how much of the mean gradient a step keeps
     beta2: float = 0.95  # AdamW: how much of the mean squared gradient a step keeps
@@ -42,7 +45,9 @@ class OptimizerConfig:
                 raise SettingError(f"optimizer.{name}={getattr(self, name)} should be above 0")
         at_least(self, "optimizer.", warmup_steps=0, weight_decay=0, steps_per_decay=1)
         if not 0 <= self.momentum < 1:
-            raise SettingError(f"optimizer.momentum={self.momentum} should be at least 0 and below 1, such as 0.9")
+            raise SettingError(
+                f"optimizer.momentum={self.momentum} should be at least 0 and below 1, such as 0.9"
+            )
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class CheckpointConfig:
     keep: int = 3  # how many of the newest are kept [checkpoints]
     best: Literal["lowest", "highest"] = "lowest"  # of each score, the one whose checkpoint is kept besides
     hours: float = 1.0  # one checkpoint is kept besides in so long a time; 0: none [hours]
-    failed_save: Literal["stop", "retry"] = "stop"  # retry: with the next one, after a warning; not of the last
+    # retry: with the next one, after a warning; not of the last
+    failed_save: Literal["stop", "retry"] = "stop"
 
     def __post_init__(self):
         at_least(self, "checkpoints.", every=1, keep=1, hours=0)
@@ -71,14 +77,18 @@ class CheckpointConfig:
 class GuardConfig:
     """What is done about bad numbers and bad disks.
 
-    Of an update that is left out parameters and the optimiser's memory stay as they are, bit for bit. Numbers are read
-    with each line of the log and before each checkpoint: until then a run that is to end goes on, and nothing is saved.
+    Of an update that is left out parameters and the optimiser's memory stay as they are, bit for bit. Numbers
+    are read with each line of the log and before each checkpoint: until then a run that is to end goes on,
+    and nothing is saved.
     """
 
-    non_finite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is not finite ends the run, or is left out
-    spikes: float | None = None  # leave out a loss so far above the mean of the last 128 [standard deviations]
+    # a loss or gradient that is not finite ends the run, or is left out
+    non_finite: Literal["stop", "skip"] = "stop"
+    # leave out a loss so far above the mean of the last 128 [standard deviations]
+    spikes: float | None = None
     in_a_row: int = 10  # as many updates are left out one after another, then the run ends [steps]
-    failed_save: Literal["stop", "retry"] = "stop"  # to save a checkpoint; retry: with the next one, after a warning
+    # to save a checkpoint; retry: with the next one, after a warning
+    failed_save: Literal["stop", "retry"] = "stop"
 
     def __post_init__(self):
         if self.spikes is not None and not self.spikes > 0:

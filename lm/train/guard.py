@@ -22,11 +22,12 @@ def create(config: GuardConfig) -> Guard | None:
 
 
 def judge(config: GuardConfig, guard: Guard, loss: jax.Array, norm: jax.Array) -> tuple[jax.Array, Guard]:
-    """bool []: whether to make the update with this loss and norm of the gradient, float32 [] each; and what next.
+    """bool []: whether to make the update with this loss and norm of the gradient, float32 [] each; and what
+    next.
 
-    A spike is a loss further above the mean of the last WINDOW updates than ``config.spikes`` times their standard
-    deviation; until there were so many, nothing is. The norm of the gradient need only be finite: in ordinary runs with
-    Adafactor it jumps to a hundred deviations while the loss stays within four.
+    A spike is a loss further above the mean of the last WINDOW updates than ``config.spikes`` times their
+    standard deviation; until there were so many, nothing is. The norm of the gradient need only be finite: in
+    ordinary runs with Adafactor it jumps to a hundred deviations while the loss stays within four.
     """
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     good = finite | (config.non_finite == "stop")  # which the loop does when it reads them

@@ -1,4 +1,6 @@
-"""What a run says of itself: run.json, metrics.jsonl (the truth) and, beside it, TensorBoard. First process only."""
+"""What a run says of itself: run.json, metrics.jsonl (the truth) and, beside it, TensorBoard. First process
+only.
+"""
 
 import json
 import math
@@ -23,11 +25,23 @@ from lm.settings import DataError
 from lm.train.trackers import Tracker, tensorboard
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "sentencepiece", "tokenizers")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "numpy",
+    "sentencepiece",
+    "tokenizers",
+)
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Loss or gradient is infinite or not a number, or too often left out; no state from this step on was saved."""
+    """Loss or gradient is infinite or not a number, or too often left out; no state from this step on was
+    saved.
+    """
 
     def __init__(self, step: int, why: str):
         super().__init__(f"step {step} {why}")
@@ -39,11 +53,12 @@ class NonFiniteLoss(ArithmeticError):
 
 
 class Log:
-    """One run's records; ``settings`` is what ``run.json`` shows. Use as a context: its end becomes the status.
+    """One run's records; ``settings`` is what ``run.json`` shows. Use as a context: its end becomes the
+    status.
 
-    ``run.json`` tells of this start of the run, and in "starts" of all: one that did not end in order "vanished".
-    TensorBoard calls a run by its folder, and by ``title`` where the folder's name is none that a reader knows.
-    OSError, with the name of the file, where a record cannot be written.
+    ``run.json`` tells of this start of the run, and in "starts" of all: one that did not end in order
+    "vanished". TensorBoard calls a run by its folder, and by ``title`` where the folder's name is none that a
+    reader knows. OSError, with the name of the file, where a record cannot be written.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any], title: str = ""):
@@ -110,9 +125,12 @@ class Log:
         if not self._path.exists():  # what is written into a file that has no name any more is lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
         with naming(self._path):
-            self._file.write(self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values}))
+            self._file.write(
+                self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
+            )
             self._file.flush()
-        if kind != "train":  # a mounted bucket takes a file when it is closed, and best_of its scores from there
+        # a mounted bucket takes a file when it is closed, and best_of its scores from there
+        if kind != "train":
             self._close()
             self._file = self._path.open("a")
         shown = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
@@ -137,7 +155,9 @@ class Log:
 
     def ended_evaluating(self, step: int) -> int:
         """How many starts before this one, in a row, ended in the evaluation of ``step``."""
-        earlier = [life.get("evaluating") for life in reversed(self._run["starts"][:-1])] if self._writes else []
+        earlier = (
+            [life.get("evaluating") for life in reversed(self._run["starts"][:-1])] if self._writes else []
+        )
         ended = next((n for n, evaluated in enumerate(earlier) if evaluated != step), len(earlier))
         return int(multihost_utils.broadcast_one_to_all(np.int32(ended)))
 
@@ -169,7 +189,9 @@ class Log:
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:
-    """All records of a run in order, without a last one that a kill cut short; DataError if any was changed or lost."""
+    """All records of a run in order, without a last one that a kill cut short; DataError if any was changed
+    or lost.
+    """
     path = Path(folder) / "metrics.jsonl"
     mend = f"put back a copy that is whole, or delete {folder} to train it anew"
     found = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
@@ -179,7 +201,9 @@ def records(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def status(folder: Path) -> str:
-    """What ``run.json`` says of the last start: "running", "finished" or an error; DataError if it is damaged."""
+    """What ``run.json`` says of the last start: "running", "finished" or an error; DataError if it is
+    damaged.
+    """
     path = folder / "run.json"
     return str(unseal(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
 
@@ -209,13 +233,18 @@ def now() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the code that runs, marked where files differ from it; None where git does not know this file."""
+    """The commit of the code that runs, marked where files differ from it; None where git does not know this
+    file.
+    """
     try:
         here = Path(__file__)
         subprocess.run(
             ["git", "ls-files", "--error-unmatch", here.name],
-            cwd=here.parent, capture_output=True, check=True, timeout=10,
-        )  # fmt: skip
+            cwd=here.parent,
+            capture_output=True,
+            check=True,
+            timeout=10,
+        )
         call = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         done = subprocess.run(call, cwd=here.parent, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

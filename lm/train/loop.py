@@ -24,7 +24,8 @@ from lm.train.step import Batch, Metrics, Steps
 from lm.train.throughput import peak
 from lm.train.watchdog import Watchdog
 
-TRIES = 3  # of an evaluation that ends the process: two kills from outside may well meet one evaluation, three hardly
+# of an evaluation that ends the process: two kills from outside may well meet one evaluation, three hardly
+TRIES = 3
 HostBatch = dict[str, np.ndarray]
 Evaluate = Callable[[State], dict[str, float]]
 
@@ -52,7 +53,9 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
     restored = checkpoints.restore(steps.abstract)
     start = 0 if restored is None else int(restored.step)
     if start > config.steps:
-        raise SettingError(f"{log.folder} is trained to step {start} already, which is more than steps={config.steps}")
+        raise SettingError(
+            f"{log.folder} is trained to step {start} already, which is more than steps={config.steps}"
+        )
     log.start(start)
     train_step, meter = steps.train_step(seed), Meter(log, config, run.flops)
     stacks = log.folder / f"stuck-{jax.process_index()}.txt"
@@ -117,12 +120,18 @@ def _batch_kept(run: Run) -> Iterator[None]:
         with suppress(CheckpointError):
             run.checkpoints.wait()
         newest = max((step for step in run.checkpoints.steps() if step < error.step), default=None)
-        error.add("nothing was saved yet" if newest is None else f"the checkpoint of step {newest} is from before it")
+        error.add(
+            "nothing was saved yet"
+            if newest is None
+            else f"the checkpoint of step {newest} is from before it"
+        )
         raise
 
 
 def _prepare(steps: Steps, seed: int, batches: Iterator[Batch]) -> tuple[Batch, float]:
-    """The first batch, and the seconds it took to compile the step for it; jax finds that when the step is called."""
+    """The first batch, and the seconds it took to compile the step for it; jax finds that when the step is
+    called.
+    """
     batch, begin = next(batches), time.perf_counter()
     number = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
     steps.train.lower(steps.abstract, sharding.described(batch), number).compile()
@@ -134,7 +143,9 @@ def _evaluates(step: int, config: LoopConfig) -> bool:
 
 
 def _finish(signals: Signals, meter: "Meter", run: Run, config: LoopConfig, state: State, step: int) -> None:
-    """Save what is due after ``step``, having read that step's numbers, then evaluate it; raise if asked to stop."""
+    """Save what is due after ``step``, having read that step's numbers, then evaluate it; raise if asked to
+    stop.
+    """
     stop, evaluates = signals.received(), _evaluates(step, config)
     if not (stop or evaluates or step % run.checkpoints.config.every == 0):
         return
@@ -150,12 +161,16 @@ def _finish(signals: Signals, meter: "Meter", run: Run, config: LoopConfig, stat
 
 
 def _evaluate(signals: Signals, run: Run, config: LoopConfig, state: State) -> None:
-    """Evaluate a state that is saved: its checkpoint gets the scores, then the log its line; raise if asked to stop."""
+    """Evaluate a state that is saved: its checkpoint gets the scores, then the log its line; raise if asked
+    to stop.
+    """
     step, log = int(state.step), run.log
     if (ended := log.ended_evaluating(step)) >= TRIES:
         raise SettingError(
-            f"the evaluation of step {step} has ended this run {ended} times in a row, how is in {log.folder}/run.json "
-            f"under starts; the step is saved. Mend this, such as too little memory, and start again: it is tried anew"
+            f"the evaluation of step {step} has ended this run {ended} times in a row, how is in "
+            f"{log.folder}/run.json "
+            "under starts; the step is saved. Mend this, such as too little memory, and start again: it "
+            "is tried anew"
         )
     with log.evaluating(step):
         values = signals.until_received(lambda: run.evaluate(state))
@@ -168,10 +183,14 @@ def _evaluate(signals: Signals, run: Run, config: LoopConfig, state: State) -> N
 
 
 def _ranks(values: Mapping[str, float], config: LoopConfig) -> tuple[dict[str, float], dict[str, float]]:
-    """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss of what each is of."""
+    """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss of what each
+    is of.
+    """
     scores = {name: value for name, value in values.items() if name.split("/")[-1] == config.score}
     losses = {name: value for name, value in values.items() if name.split("/")[-1] == "loss"}
-    of = {name: [losses[n] for n in losses if n.startswith(name.removesuffix(config.score))] for name in scores}
+    of = {
+        name: [losses[n] for n in losses if n.startswith(name.removesuffix(config.score))] for name in scores
+    }
     return scores, {name: sum(found) / len(found) for name, found in of.items() if found}
 
 
@@ -190,7 +209,9 @@ def prefetch(
 
 
 class Meter:
-    """Reads each step's numbers while the next step runs; writes every ``log_every``-th and stops at a bad one."""
+    """Reads each step's numbers while the next step runs; writes every ``log_every``-th and stops at a bad
+    one.
+    """
 
     def __init__(self, log: Log, config: LoopConfig, flops: float | None):
         self.log, self.config, self.flops = log, config, flops
@@ -237,7 +258,9 @@ class Meter:
         if not (np.isfinite([*shown.values()]).all() or left_out > 0):
             raise NonFiniteLoss(step, f"is not finite: {shown}")
         if values.get("left_out_in_a_row", 0) >= self.config.guard.in_a_row:
-            raise NonFiniteLoss(step, f"is the last of {self.config.guard.in_a_row} in a row to be left out: {shown}")
+            raise NonFiniteLoss(
+                step, f"is the last of {self.config.guard.in_a_row} in a row to be left out: {shown}"
+            )
 
     def _rates(self, last: int) -> dict[str, float | None]:
         if self.since is None or last <= self.first:

@@ -1,8 +1,9 @@
 """What training makes small: (model, batch, key, settings) -> a sum to minimise, and what is reported.
 
-Every term is a sum over the weights of one of the batch's features ``*_loss_weights``; the step divides each feature by
-its total over the whole batch first, so that micro-batches, hosts and terms of different weight simply add up. Reported
-are (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and divides. No key: no dropout.
+Every term is a sum over the weights of one of the batch's features ``*_loss_weights``; the step divides each
+feature by its total over the whole batch first, so that micro-batches, hosts and terms of different weight
+simply add up. Reported are (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and
+divides. No key: no dropout.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 Loss = Callable[[nnx.Module, Batch, jax.Array | None, LossConfig], tuple[jax.Array, Sums]]
 
-DISCRIMINATION = 50.0  # weight of the discriminator's loss beside the generator's [Clark et al. 2020, section 3.1]
+# weight of the discriminator's loss beside the generator's [Clark et al. 2020, section 3.1]
+DISCRIMINATION = 50.0
 
 
 def language_model(
@@ -29,10 +31,14 @@ def language_model(
     return _tokens(model(batch, key), batch["decoder_target_tokens"], batch["decoder_loss_weights"], config)
 
 
-def masked_lm(model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig) -> tuple[jax.Array, Sums]:
+def masked_lm(
+    model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
+) -> tuple[jax.Array, Sums]:
     """Cross-entropy of ``encoder_target_tokens`` [B,S] and, of pairs, of their ``sentence_labels`` [B]."""
     x = model.features(batch, key)
-    loss, sums = _tokens(model.logits(x), batch["encoder_target_tokens"], batch["encoder_loss_weights"], config)
+    loss, sums = _tokens(
+        model.logits(x), batch["encoder_target_tokens"], batch["encoder_loss_weights"], config
+    )
     if "sentence_labels" not in batch:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
@@ -44,7 +50,8 @@ def replaced_tokens(
     model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
 ) -> tuple[jax.Array, Sums]:
     """ELECTRA: the generator's masked LM, and the discriminator's cross-entropy over all of the text."""
-    sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)  # evaluation always draws alike
+    # evaluation always draws alike
+    sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)
     logits, tokens, replaced = model(batch, sample, key)
     loss, sums = _tokens(logits, batch["encoder_target_tokens"], batch["encoder_loss_weights"], config)
     weights, is_replaced = batch["text_loss_weights"], tokens != batch["encoder_target_tokens"]
@@ -54,8 +61,12 @@ def replaced_tokens(
     return loss + DISCRIMINATION * discrimination, sums
 
 
-def labelled(model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig) -> tuple[jax.Array, Sums]:
-    """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2], the mean of both ends."""
+def labelled(
+    model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
+) -> tuple[jax.Array, Sums]:
+    """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2], the mean of both
+    ends.
+    """
     outputs, labels, weights = model(batch, key), batch["labels"], batch["label_loss_weights"]
     kind = model.settings.kind
     if kind == "regression":

@@ -1,4 +1,5 @@
-"""What proves a checkpoint: a manifest with the checksum of every file, sealed by its own; and which ones stay.
+"""What proves a checkpoint: a manifest with the checksum of every file, sealed by its own; and which ones
+stay.
 
 Only the standard library, so that checkpoints are listed and verified without jax.
 """
@@ -40,7 +41,8 @@ class Fault(ValueError):
 def steps(folder: Path) -> dict[int, Path]:
     """Where each step lies that was saved completely, in order; they may have been damaged since."""
     found = {}
-    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():  # what is being replaced comes first
+    # what is being replaced comes first
+    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
         named = re.fullmatch(rf"(?:{REPLACED})?(0|[1-9][0-9]{{0,8}})", path.name)
         if named and path.is_dir():
             found[int(named[1])] = path
@@ -75,7 +77,9 @@ def read(path: Path, step: int) -> Manifest:
         raise Fault(f"{MANIFEST} cannot be read ({type(error).__name__})") from error
     for name, (kind, of) in _FIELDS.items():
         values = manifest.get(name)
-        if type(values) is not kind or not all(type(value) is of for value in (values.values() if of else ())):
+        if type(values) is not kind or not all(
+            type(value) is of for value in (values.values() if of else ())
+        ):
             raise Fault(f"{MANIFEST} is none of a checkpoint: its {name} is missing or of another type")
     if manifest["sha256"] != sealed:
         raise Fault(f"{MANIFEST} was changed")
@@ -90,7 +94,9 @@ def sealed(about: Manifest) -> str:
 
 
 def rank(folder: Path, step: int, ranks: Mapping[str, dict[str, float]]) -> None:
-    """Put the ``ranks`` of ``step`` into its manifest, if there are any and it is there; Fault if that is damaged."""
+    """Put the ``ranks`` of ``step`` into its manifest, if there are any and it is there; Fault if that is
+    damaged.
+    """
     place = steps(folder).get(step)
     if ranks and place is not None:
         draft = folder / f"{UNFINISHED}{step}-scores"  # in the step's own folder it would be an unknown file
@@ -109,7 +115,9 @@ def manifests(folder: Path) -> dict[int, Manifest | None]:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """``{path below folder: sha256}`` of every file but the manifest; Fault if there is a link or a device."""
+    """``{path below folder: sha256}`` of every file but the manifest; Fault if there is a link or a
+    device.
+    """
 
     def files(below: Path) -> Iterator[Path]:
         for path in below.iterdir():
@@ -151,8 +159,8 @@ def hour(manifests: Mapping[int, Manifest | None], saved: float, config: Checkpo
 def kept(manifests: Mapping[int, Manifest | None], config: CheckpointConfig) -> set[int]:
     """Which of these steps stay: the newest, the best by each score, and each that ended an hour.
 
-    An hour begins with the first checkpoint, and with each that ends one: the first saved at least ``config.hours``
-    after its begin. A clock that is put back or forward by more ends it once.
+    An hour begins with the first checkpoint, and with each that ends one: the first saved at least
+    ``config.hours`` after its begin. A clock that is put back or forward by more ends it once.
     """
     names = {name for each in manifests.values() if each for name in each["scores"]}
     bests = {best(manifests, name, config.best) for name in names}

@@ -39,7 +39,9 @@ def optimizer(config: OptimizerConfig, axes: Mapping[str, tuple[str, ...]]) -> o
     return optax.chain(*clip, per_layer(direction, stacked), *decay)
 
 
-def per_layer(transform: optax.GradientTransformation, stacked: Collection[str]) -> optax.GradientTransformation:
+def per_layer(
+    transform: optax.GradientTransformation, stacked: Collection[str]
+) -> optax.GradientTransformation:
     """``transform`` as if each layer of the ``stacked`` parameters were a parameter by itself.
 
     Adafactor's factors, clipping and scale are of one matrix: a stack seen as one array would mix its layers.
@@ -89,7 +91,8 @@ def _adamw(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
 
 
-# By the name in the settings; where its memory lives and how much it takes follows from the memory's own shapes.
+# By the name in the settings; where its memory lives and how much it takes follows from the memory's own
+# shapes.
 OPTIMIZERS: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = {
     "adafactor": _adafactor,
     "adamw": _adamw,

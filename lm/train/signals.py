@@ -11,25 +11,31 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-TWICE = 2.0  # from a signal to one that counts as a second: a launcher may send the first to several [seconds]
+# from a signal to one that counts as a second: a launcher may send the first to several [seconds]
+TWICE = 2.0
 
-_asked = count(1)  # how often all processes have looked for a signal: their common clock, over all phases of a run
+# how often all processes have looked for a signal: their common clock, over all phases of a run
+_asked = count(1)
 _listening: "Signals | None" = None  # the one in whose context this is
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked to stop; the state after ``step`` is saved and training goes on from it when started again."""
+    """A signal asked to stop; the state after ``step`` is saved and training goes on from it when started
+    again.
+    """
 
     def __init__(self, name: str, step: int):
-        super().__init__(f"{name}: stopped after step {step}, which is saved" if step else f"{name}: nothing was begun")
+        super().__init__(
+            f"{name}: stopped after step {step}, which is saved" if step else f"{name}: nothing was begun"
+        )
         self.signal, self.step = name, step
 
 
 class Signals:
     """The signals are taken down, not obeyed, while in this context.
 
-    A second one is obeyed where there is one process. With several jax passes a SIGTERM on to all of them, and they
-    agree on the moment to stop.
+    A second one is obeyed where there is one process. With several jax passes a SIGTERM on to all of them,
+    and they agree on the moment to stop.
     """
 
     def __init__(self):
@@ -41,7 +47,8 @@ class Signals:
         here = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
         taken = (signal.SIGINT, signal.SIGTERM) if here else ()
         self._outer, _listening = _listening, self
-        taken = [number for number in taken if signal.getsignal(number) is not signal.SIG_IGN]  # as a script has it
+        # as a script has it
+        taken = [number for number in taken if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._take) for number in taken}
         return self
 
@@ -81,8 +88,15 @@ class Signals:
 
 
 def check() -> None:
-    """Leave the work of ``until_received`` here, in all of several processes at once, if a signal has come."""
-    if _listening is not None and _listening.interruptible and jax.process_count() > 1 and _listening.received():
+    """Leave the work of ``until_received`` here, in all of several processes at once, if a signal has
+    come.
+    """
+    if (
+        _listening is not None
+        and _listening.interruptible
+        and jax.process_count() > 1
+        and _listening.received()
+    ):
         raise _Stop
 
 

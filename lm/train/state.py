@@ -20,16 +20,21 @@ Make = Callable[[jax.Array], nnx.Module]  # key -> model
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=("step", "params", "opt_state", "guard"), meta_fields=("structure",)
+    jax.tree_util.register_dataclass,
+    data_fields=("step", "params", "opt_state", "guard"),
+    meta_fields=("structure",),
 )
 @dataclass(frozen=True)
 class State:
-    """A pytree. Parameters are held by name, since jax takes apart a dictionary ten times as fast as a module."""
+    """A pytree. Parameters are held by name, since jax takes apart a dictionary ten times as fast as a
+    module.
+    """
 
     step: jax.Array  # int32 []: updates done
     params: dict[str, jax.Array]  # by dotted name
     opt_state: Any
-    structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and the names of its leaves in order
+    # the model's tree definition, and the names of its leaves in order
+    structure: tuple[Any, tuple[str, ...]]
     guard: Guard | None = None  # what is remembered to leave updates out
 
     @property

@@ -22,8 +22,8 @@ from lm.train.optimizers import learning_rate, optimizer
 from lm.train.state import State
 
 COMPILER_OPTIONS = {  # by platform
-    # Else the partitioner turns products with fsdp-sharded matrices into chains of small permutes, here up to 240 of
-    # them and a third of the speed, by the compiler's own estimate.
+    # Else the partitioner turns products with fsdp-sharded matrices into chains of small permutes, here up to
+    # 240 of them and a third of the speed, by the compiler's own estimate.
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 
@@ -39,14 +39,17 @@ class Steps:
     mesh: Mesh
     abstract: State  # shapes, dtypes and places
     create: Callable[[jax.Array], State]  # seed uint32 [] -> the state before the first step, sharded as made
-    train: Callable[[State, Batch, jax.Array], tuple[State, Metrics]]  # also takes the seed; the state is consumed
+    # also takes the seed; the state is consumed
+    train: Callable[[State, Batch, jax.Array], tuple[State, Metrics]]
     eval: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]  # (sum, sum of weights) by metric
 
     def init(self, seed: int) -> State:
         return self.create(_on(self.mesh, seed))
 
     def train_step(self, seed: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
-        """(state, batch) -> (state, metrics float32 []); dropout depends on ``seed`` and the state's step alone."""
+        """(state, batch) -> (state, metrics float32 []); dropout depends on ``seed`` and the state's step
+        alone.
+        """
         seed = _on(self.mesh, seed)
         return lambda state, batch: self.train(state, batch, seed)
 
@@ -57,7 +60,9 @@ class Steps:
         return sharding.put_batch(batch, self.mesh)
 
     def evaluate(self, state: State, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Means over ``batches``, this process's parts of global ones, and ``tokens``: how many had a loss."""
+        """Means over ``batches``, this process's parts of global ones, and ``tokens``: how many had a
+        loss.
+        """
         sums = None
         for batch in batches:
             new = self.eval(state, self.put(batch))
@@ -86,8 +91,8 @@ def build(
 ) -> Steps:
     """The steps of a model on a mesh; the same arguments give the same compiled functions.
 
-    A batch is cut into ``microbatches``, whose gradients are added up. ``tune(updates, step)`` may zero or scale
-    the updates of parameters, by their names. Of an update that is left out only the step counts.
+    A batch is cut into ``microbatches``, whose gradients are added up. ``tune(updates, step)`` may zero or
+    scale the updates of parameters, by their names. Of an update that is left out only the step counts.
     """
 
     def new(key):
@@ -120,22 +125,33 @@ def build(
         mesh,
         abstract,
         compiled(create, in_shardings=everywhere, out_shardings=places),
-        compiled(train, in_shardings=(places, rows, everywhere), out_shardings=(places, everywhere), donate_argnums=0),
+        compiled(
+            train,
+            in_shardings=(places, rows, everywhere),
+            out_shardings=(places, everywhere),
+            donate_argnums=0,
+        ),
         compiled(partial(_evaluate, mesh, objective), in_shardings=(places, rows), out_shardings=everywhere),
     )
 
 
 def _guarded(config: GuardConfig, before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
-    """``after``, or ``before`` but for its step if that update is to be left out; and how many were, one by one."""
+    """``after``, or ``before`` but for its step if that update is to be left out; and how many were, one by
+    one.
+    """
     good, memory = guard.judge(config, before.guard, metrics["loss"], metrics["grad_norm"])
     params, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(good, new, old), (after.params, after.opt_state), (before.params, before.opt_state)
+        lambda new, old: jnp.where(good, new, old),
+        (after.params, after.opt_state),
+        (before.params, before.opt_state),
     )
     kept = replace(after, params=params, opt_state=opt_state, guard=memory)
     return kept, {"left_out": 1.0 - good, "left_out_in_a_row": memory["in_a_row"].astype(jnp.float32)}
 
 
-def _evaluate(mesh: Mesh, objective: Loss, state: State, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+def _evaluate(
+    mesh: Mesh, objective: Loss, state: State, batch: Batch
+) -> dict[str, tuple[jax.Array, jax.Array]]:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         sums = objective(state.model, batch, None, LossConfig(z_loss=0.0))[1]
     return {name: value for name, value in sums.items() if name != "z_loss"}
@@ -144,7 +160,9 @@ def _evaluate(mesh: Mesh, objective: Loss, state: State, batch: Batch) -> dict[s
 def _gradients(
     state: State, batch: Batch, key: jax.Array, objective: Callable, microbatches: int
 ) -> tuple[dict[str, jax.Array], Metrics]:
-    """Gradients by name and metrics: sums over the micro-batches, each over the weights of the whole batch."""
+    """Gradients by name and metrics: sums over the micro-batches, each over the weights of the whole
+    batch.
+    """
     totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
     batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
     tokens = jnp.stack(list(totals.values())).max()  # of pairs there are fewer than of tokens

@@ -4,7 +4,8 @@ import jax
 
 from lm.nn.config import ModelConfig
 
-# bfloat16 products without sparsity [FLOP/s per device], from the makers' data sheets; by the start of device_kind
+# bfloat16 products without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
+# device_kind
 PEAK = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
@@ -25,10 +26,11 @@ def peak(device: jax.Device) -> float | None:
 
 
 def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> float:
-    """FLOPs of a training step on rows of ``inputs`` and ``targets`` positions: all products, padding included.
+    """FLOPs of a training step on rows of ``inputs`` and ``targets`` positions: all products, padding
+    included.
 
-    A product of [m,k] and [k,n] is 2mkn; the backward pass is two of each, so 6. What rematerialisation repeats is
-    not counted, nor is the half of causal scores that a kernel may skip, nor ELECTRA's generator.
+    A product of [m,k] and [k,n] is 2mkn; the backward pass is two of each, so 6. What rematerialisation
+    repeats is not counted, nor is the half of causal scores that a kernel may skip, nor ELECTRA's generator.
     """
 
     def attention(side, queries, keys):  # query and output are as many, and key and value
@@ -36,7 +38,9 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         return 2 * side.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
 
     def mlp(side):
-        return side.d_model * (side.d_ff * (3 if side.mlp.startswith("gated") else 2) + 2 * side.adapter_width)
+        return side.d_model * (
+            side.d_ff * (3 if side.mlp.startswith("gated") else 2) + 2 * side.adapter_width
+        )
 
     encoder = config.encoder_side
 

@@ -1,4 +1,6 @@
-"""Numbers shown elsewhere as they come, such as in TensorBoard. metrics.jsonl has them all, and nothing waits here."""
+"""Numbers shown elsewhere as they come, such as in TensorBoard. metrics.jsonl has them all, and nothing waits
+here.
+"""
 
 import queue
 import threading
@@ -14,7 +16,9 @@ Write = Callable[[int, Mapping[str, float]], None]  # the values of a step, by n
 
 
 class Tracker:
-    """Gives records to ``opened``'s function in a thread of its own: it may be slow or fail, and training goes on."""
+    """Gives records to ``opened``'s function in a thread of its own: it may be slow or fail, and training
+    goes on.
+    """
 
     def __init__(self, name: str, opened: Callable[[], AbstractContextManager[Write]]):
         self.name, self._opened = name, opened
@@ -53,7 +57,9 @@ class Tracker:
         except Exception as error:
             if self._works:
                 self._works = False
-                _warn(f"{self.name} is left out from now on ({type(error).__name__}: {error}); training goes on")
+                _warn(
+                    f"{self.name} is left out from now on ({type(error).__name__}: {error}); training goes on"
+                )
 
 
 def _warn(text: str) -> None:
@@ -64,16 +70,20 @@ def _warn(text: str) -> None:
 def tensorboard(folder: Path, first: int) -> Iterator[Write]:
     """Into ``folder`` for TensorBoard, which forgets what it had from step ``first`` on.
 
-    Event by event: the library's own writer has a thread whose end it waits for, without end if its disk is full.
+    Event by event: the library's own writer has a thread whose end it waits for, without end if its disk is
+    full.
     """
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.summary import scalar
 
     folder.mkdir(parents=True, exist_ok=True)
-    writer = EventsWriter(str(folder / "events"), f".{first}")  # one a start, of which two may be in one second
+    # one a start, of which two may be in one second
+    writer = EventsWriter(str(folder / "events"), f".{first}")
     try:
-        writer.write_event(Event(step=first, session_log=SessionLog(status=SessionLog.START), wall_time=time.time()))
+        writer.write_event(
+            Event(step=first, session_log=SessionLog(status=SessionLog.START), wall_time=time.time())
+        )
 
         def write(step: int, values: Mapping[str, float]) -> None:
             now = time.time()

@@ -1,4 +1,5 @@
-"""Which parameters fine-tuning moves: functions ``tune(updates, step) -> updates`` for ``lm.train.step.build``.
+"""Which parameters fine-tuning moves: functions ``tune(updates, step) -> updates`` for
+``lm.train.step.build``.
 
 What is new, a head outside of the body, is trained by all of them. Source: Raffel et al. 2020, section 3.5.1.
 """
@@ -16,11 +17,15 @@ from lm.train.step import Tune, Updates
 
 def body_frozen(updates: Updates, step: jax.Array) -> Updates:
     """Only what is new is trained, and the body does not decay either."""
-    return {name: jnp.zeros_like(value) if name.startswith(BODY) else value for name, value in updates.items()}
+    return {
+        name: jnp.zeros_like(value) if name.startswith(BODY) else value for name, value in updates.items()
+    }
 
 
 def adapters_only(updates: Updates, step: jax.Array) -> Updates:
-    """Adapters and all norms are trained, as the paper says; the released code trains the adapters' norms alone."""
+    """Adapters and all norms are trained, as the paper says; the released code trains the adapters' norms
+    alone.
+    """
     has_body = any(name.startswith(BODY) for name in updates)
 
     def trained(name):
@@ -33,11 +38,12 @@ def adapters_only(updates: Updates, step: jax.Array) -> Updates:
 
 @cache  # the same function for the same arguments, since the compiled steps are kept by it
 def gradual(config: ModelConfig, steps: int) -> Tune:
-    """Unfreezes a layer at a time, from the top of all stacks at once, and the last after ``steps`` less one episode.
+    """Unfreezes a layer at a time, from the top of all stacks at once, and the last after ``steps`` less one
+    episode.
 
-    There are as many episodes as the deepest stack has layers, equally long. A stack's last norm and the softmax,
-    with the embedding if that is the same matrix, are trained from the start on. The relative bias, and whatever else
-    comes before the first layer, are trained with that layer.
+    There are as many episodes as the deepest stack has layers, equally long. A stack's last norm and the
+    softmax, with the embedding if that is the same matrix, are trained from the start on. The relative bias,
+    and whatever else comes before the first layer, are trained with that layer.
     """
     sides = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     depths = {side: 1 if config.shared_layers else depth for side, depth in sides.items()}

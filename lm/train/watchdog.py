@@ -1,4 +1,6 @@
-"""Ends a process that is stuck: after a time without a step all its stacks are in a file, and it says which."""
+"""Ends a process that is stuck: after a time without a step all its stacks are in a file, and it says
+which.
+"""
 
 import faulthandler
 import os
@@ -14,7 +16,9 @@ _alive: "Watchdog | None" = None  # the one that is told, while training
 
 
 class Watchdog:
-    """While in this context the process has to show a sign of life every ``patience`` seconds; see ``beat``."""
+    """While in this context the process has to show a sign of life every ``patience`` seconds; see
+    ``beat``.
+    """
 
     def __init__(self, patience: float, stacks: Path):
         self.patience, self.stacks = patience, stacks
@@ -49,7 +53,9 @@ class Watchdog:
             said += f"; where all threads stand is in {self.stacks}"
         except OSError as error:
             said += f"; {self.stacks} cannot be written: {error.strerror}"
-        print(f"lm: {said}; ended, to be started again from the newest checkpoint", file=sys.stderr, flush=True)
+        print(
+            f"lm: {said}; ended, to be started again from the newest checkpoint", file=sys.stderr, flush=True
+        )
         os._exit(STUCK)
 
 

@@ -1,4 +1,6 @@
-"""Runs of small models, lived through: started by the command line, struck from outside, compared to the bit."""
+"""Runs of small models, lived through: started by the command line, struck from outside, compared to the
+bit.
+"""
 
 import atexit
 import hashlib
@@ -41,7 +43,12 @@ FAMILIES = {
     "decoder": ["gpt/base", "--tuning.mixtures", "follows", "--tuning.heads"],
     "encoder": ["bert/base", "--tuning.heads", "acceptability"],
 }
-SMALL = TINY | {"pretraining.steps": 12, "finetuning.steps": 6, "finetuning.save_every": 2, "finetuning.log_every": 1}
+SMALL = TINY | {
+    "pretraining.steps": 12,
+    "finetuning.steps": 6,
+    "finetuning.save_every": 2,
+    "finetuning.log_every": 1,
+}
 
 # What is going on when one of these is called.
 MOMENTS = {
@@ -56,7 +63,8 @@ MOMENTS = {
 def live(command: list[str], environment: dict[str, str], said: Path, strike: tuple | None) -> None:
     """What a forked child does: the command ``lm``, as if it had been started in this environment.
 
-    ``strike``: (moment, which of its calls, what happens then: a signal to the process that was started, or "full").
+    ``strike``: (moment, which of its calls, what happens then: a signal to the process that was started, or
+    "full").
     """
     from experiments import __main__ as cli
 
@@ -98,7 +106,13 @@ def _prepare(told: Path, moment: str, left: int, what: int | str) -> None:
 
 
 def command(runs: Path, family: str) -> list[str]:
-    return ["run", *FAMILIES[family], "--runs", str(runs), *(str(w) for k, v in SMALL.items() for w in (f"--{k}", v))]
+    return [
+        "run",
+        *FAMILIES[family],
+        "--runs",
+        str(runs),
+        *(str(w) for k, v in SMALL.items() for w in (f"--{k}", v)),
+    ]
 
 
 def start(runs: Path, family: str, count: int = 1, strike: tuple | None = None, **environment: str) -> list:
@@ -153,11 +167,15 @@ def arrays(checkpoint: Path) -> dict[str, str]:
         names = json.loads((checkpoint / "manifest.json").read_text())["arrays"]
         plain = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
         found = reader.restore(checkpoint, args=ocp.args.PyTreeRestore(restore_args=plain))
-    return {name: f"{x.dtype} {x.shape} {hashlib.sha256(x.tobytes()).hexdigest()}" for name, x in found.items()}
+    return {
+        name: f"{x.dtype} {x.shape} {hashlib.sha256(x.tobytes()).hexdigest()}" for name, x in found.items()
+    }
 
 
 def came_to(runs: Path) -> dict[str, object]:
-    """All that is left of a run in the end: arrays, predictions, metrics and scores, but for what the clock told."""
+    """All that is left of a run in the end: arrays, predictions, metrics and scores, but for what the clock
+    told.
+    """
     found, clock = {}, CLOCK | {SEAL}  # of what it told, too
 
     for path in sorted((runs / "nano").rglob("*")):

@@ -1,4 +1,6 @@
-"""Runs every fault test, the slow ones too, and writes what each promise came to into README.md beside this file."""
+"""Runs every fault test, the slow ones too, and writes what each promise came to into README.md beside this
+file.
+"""
 
 import os
 import platform
@@ -13,7 +15,9 @@ import pytest
 
 HERE = Path(__file__).parent
 FAULTS = tomllib.loads((HERE / "proofs.toml").read_text())
-NAMED = [test for about in FAULTS.values() for tests in about.values() if isinstance(tests, list) for test in tests]
+NAMED = [
+    test for about in FAULTS.values() for tests in about.values() if isinstance(tests, list) for test in tests
+]
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 RANKS = ("failed", "known to fail", "skipped", "passed")  # which of several outcomes of its cases is a test's
 TOP = """# What runs survive
@@ -61,16 +65,21 @@ def table(recorder):
                 for test in tests:
                     for outcome, dealt in (recorder.results[test] or {"not run": []}).items():
                         results.setdefault(outcome, []).extend(dealt)
-                said = "; ".join(f"{name} ({'; '.join(dealt)})" if dealt else name for name, dealt in results.items())
+                said = "; ".join(
+                    f"{name} ({'; '.join(dealt)})" if dealt else name for name, dealt in results.items()
+                )
                 shown = "<br>".join(f"`{test}`" for test in tests)
                 yield f"| {fault} | {about['event']} | {promise} | {shown} | {said} | {seconds:.0f} |\n"
 
 
 def tally(recorder):
-    """How many tests came to what; of several cases the worst counts, but passed and skipped are named together."""
+    """How many tests came to what; of several cases the worst counts, but passed and skipped are named
+    together.
+    """
     counts = Counter()
     for outcomes in recorder.results.values():
-        found = {outcome.partition(":")[0] for outcome in outcomes}  # without the reason why one is known to fail
+        # without the reason why one is known to fail
+        found = {outcome.partition(":")[0] for outcome in outcomes}
         skipped = "passed but for cases that were skipped" if found == {"passed", "skipped"} else ""
         counts[skipped or min(found, key=RANKS.index)] += 1
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())

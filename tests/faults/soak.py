@@ -1,7 +1,8 @@
-"""``soak.py [MINUTES [ROWS [FOLDER]]]``: sweeps with a fault every minute come to what an undisturbed one does.
+"""``soak.py [MINUTES [ROWS [FOLDER]]]``: sweeps with a fault every minute come to what an undisturbed one
+does.
 
-Each is started again until it is done. What the command refuses because of a fault is done as it says: the folder
-that it names is removed.
+Each is started again until it is done. What the command refuses because of a fault is done as it says: the
+folder that it names is removed.
 """
 
 import json
@@ -32,7 +33,10 @@ def flip(whole, rng):
 DAMAGES = {  # name -> (files, what becomes of one; None: it is deleted)
     "bit of a checkpoint": (CHECKPOINTS, flip),
     "file of a checkpoint": (CHECKPOINTS, lambda whole, rng: None),
-    "last line of metrics": (METRICS, lambda whole, rng: whole[: whole[:-1].rfind(b"\n") + 1 + rng.randrange(9)]),
+    "last line of metrics": (
+        METRICS,
+        lambda whole, rng: whole[: whole[:-1].rfind(b"\n") + 1 + rng.randrange(9)],
+    ),
 }
 
 
@@ -83,7 +87,9 @@ def deal(what, process, runs, rng):
     if pattern == METRICS:  # what a phase that is done has written is not cut short by a kill
         files = [path for path in files if '"finished"' not in (path.parent / "run.json").read_text()]
     if files:
-        path = rng.choice(files) if pattern == CHECKPOINTS else max(files, key=lambda file: file.stat().st_mtime)
+        path = (
+            rng.choice(files) if pattern == CHECKPOINTS else max(files, key=lambda file: file.stat().st_mtime)
+        )
         becomes = damaged(path.read_bytes(), rng)
         path.unlink() if becomes is None else path.write_bytes(becomes)
     return bool(files)
@@ -98,7 +104,9 @@ def sweep(rows, runs):
 
 def scores(runs):
     """What each run came to, but for the seconds it took and their checksum."""
-    found = {str(path.relative_to(runs)): json.loads(path.read_text()) for path in runs.glob("nano/**/scores.json")}
+    found = {
+        str(path.relative_to(runs)): json.loads(path.read_text()) for path in runs.glob("nano/**/scores.json")
+    }
     return {
         name: {key: value for key, value in each.items() if key not in ("seconds", SEAL)}
         for name, each in found.items()

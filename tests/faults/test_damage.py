@@ -1,4 +1,6 @@
-"""Files that changed on their way: never a wrong number, and never a start from scratch that nobody asked for."""
+"""Files that changed on their way: never a wrong number, and never a start from scratch that nobody asked
+for.
+"""
 
 import os
 import random
@@ -37,7 +39,9 @@ def numbers(folder, steps, step=None):
 
 
 @pytest.mark.slow
-@pytest.mark.fault("F9", "any damage to any file of a real checkpoint is found, and the step before is restored")
+@pytest.mark.fault(
+    "F9", "any damage to any file of a real checkpoint is found, and the step before is restored"
+)
 def test_no_damage_to_any_file_of_a_checkpoint_ever_gives_a_wrong_number(trained, tmp_path, record_property):
     folder, steps, due = trained
     (old, new), rng, tried = sorted(due), random.Random(0), 0
@@ -64,7 +68,9 @@ def test_when_all_checkpoints_are_bad_the_command_lists_them_and_starts_nothing(
     next(runs.glob("nano/t5/**/scores.json")).unlink()
     (folder,) = runs.glob("nano/pretraining/*")
     (folder / "run.json").unlink()  # as if it had not finished
-    bad = [max(step.rglob("*"), key=lambda path: path.stat().st_size) for step in folder.glob("checkpoints/*")]
+    bad = [
+        max(step.rglob("*"), key=lambda path: path.stat().st_size) for step in folder.glob("checkpoints/*")
+    ]
     for path in bad:
         path.write_bytes(path.read_bytes()[:-1])
     before = (folder / "metrics.jsonl").read_bytes()
@@ -75,7 +81,9 @@ def test_when_all_checkpoints_are_bad_the_command_lists_them_and_starts_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.fault("F15", "the run ends with a clear error and, once there is room, goes on to the same numbers")
+@pytest.mark.fault(
+    "F15", "the run ends with a clear error and, once there is room, goes on to the same numbers"
+)
 def test_on_a_full_disk_a_run_ends_and_goes_on_where_it_was_when_there_is_room(prepare, undisturbed):
     runs = prepare("full")
     (code,) = lives.ends(lives.start(runs, "encoder-decoder", strike=("saving", 3, "full")))
@@ -86,7 +94,9 @@ def test_on_a_full_disk_a_run_ends_and_goes_on_where_it_was_when_there_is_room(p
 
 
 @pytest.mark.slow
-@pytest.mark.fault("F21", "lm run --restart goes on by itself through five kills to the numbers of an undisturbed run")
+@pytest.mark.fault(
+    "F21", "lm run --restart goes on by itself through five kills to the numbers of an undisturbed run"
+)
 def test_a_run_that_is_started_again_by_itself_survives_five_kills(prepare, undisturbed):
     runs, rng, dealt, last = prepare("recovered"), random.Random(0), 0, 0.0
     whole, _ = undisturbed("encoder-decoder")
@@ -95,7 +105,8 @@ def test_a_run_that_is_started_again_by_itself_survives_five_kills(prepare, undi
         parent = subprocess.Popen(command, env=os.environ | lives.ENVIRONMENT, stdout=said, stderr=said)
     while parent.poll() is None:
         time.sleep(0.01)
-        trains = any(path.stat().st_mtime > last for path in runs.glob("nano/**/metrics.jsonl"))  # this life, too
+        # this life, too
+        trains = any(path.stat().st_mtime > last for path in runs.glob("nano/**/metrics.jsonl"))
         for child in lives.children(parent.pid) if trains and dealt < 5 else ():
             time.sleep(rng.uniform(0, 0.2))
             lives.kill(child)

@@ -13,7 +13,9 @@ ENDS = {0, 1, lives.AGAIN, -9, 137}  # 1: the other did not come; 137: of the wa
 
 
 def strike(runs, started, rng, length):
-    """Kill one or all at a random moment, or while the state is being saved; True if that came before the end."""
+    """Kill one or all at a random moment, or while the state is being saved; True if that came before the
+    end.
+    """
     begin, saves, before = time.monotonic(), set(), rng.random() < 0.5
     moment, wanted = rng.uniform(0, length), rng.randint(1, 8)
     while all(each.exitcode is None for each in started):
@@ -36,7 +38,9 @@ def unfinished(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.fault("F8", "killed again and again, in a save too, a run comes to the same arrays, answers and metrics")
+@pytest.mark.fault(
+    "F8", "killed again and again, in a save too, a run comes to the same arrays, answers and metrics"
+)
 @pytest.mark.parametrize("family", lives.FAMILIES)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_run_killed_at_random_moments_comes_to_what_it_does_undisturbed(

@@ -17,7 +17,9 @@ def test_a_test_that_is_named_is_there(test):
 
 def test_every_event_has_a_test():
     marks = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    assert [fault for fault, about in FAULTS.items() if len(about) == 1 and f'fault("{fault}"' not in marks] == []
+    assert [
+        fault for fault, about in FAULTS.items() if len(about) == 1 and f'fault("{fault}"' not in marks
+    ] == []
     assert [*FAULTS] == [f"F{number}" for number in range(1, 25)]
 
 

@@ -1,4 +1,6 @@
-"""A signal at any moment: all end within a bound, asking to be started again, and nothing that was learnt is lost."""
+"""A signal at any moment: all end within a bound, asking to be started again, and nothing that was learnt is
+lost.
+"""
 
 import signal
 import time
@@ -9,13 +11,16 @@ import pytest
 from lm.train.log import records
 
 QUICKLY = 45.0  # from the signal to the end of all, on a busy machine [seconds]
-# In the order in which a run comes to them, with the number of the call: each is stopped where the last went on.
+# In the order in which a run comes to them, with the number of the call: each is stopped where the last went
+# on.
 MOMENTS = {"preparing": 1, "compiling": 1, "training": 3, "saving": 2, "evaluating": 2}
 
 
 @pytest.fixture(scope="module", params=["1-SIGTERM", "1-SIGINT", "2-SIGTERM"])
 def stopped(request, prepare):
-    """A run whose last process gets the signal at every moment, one a life; {moment: what came of it}, its folder."""
+    """A run whose last process gets the signal at every moment, one a life; {moment: what came of it}, its
+    folder.
+    """
     count, _, name = request.param.partition("-")
     count, number, runs, found = int(count), getattr(signal, name), prepare("stopped"), {}
     for moment, call in MOMENTS.items():
@@ -34,7 +39,9 @@ def lost(runs):
     found = [0]
     for folder in (path.parent for path in runs.glob("nano/**/metrics.jsonl")):
         saved = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
-        found += [record["step"] - max(saved, default=0) for record in records(folder) if record["kind"] == "train"]
+        found += [
+            record["step"] - max(saved, default=0) for record in records(folder) if record["kind"] == "train"
+        ]
     return max(found)
 
 
@@ -52,13 +59,17 @@ def test_a_signal_at_any_moment_ends_all_in_time_with_a_common_step(stopped, mom
 
 
 @pytest.mark.slow
-@pytest.mark.fault("F1", "stopped five times, a run comes to the same arrays, answers and metrics as in one life")
+@pytest.mark.fault(
+    "F1", "stopped five times, a run comes to the same arrays, answers and metrics as in one life"
+)
 @pytest.mark.fault("F2", "so does a run of two processes")
 def test_a_run_stopped_at_every_moment_comes_to_what_it_does_undisturbed(stopped, undisturbed):
     _, count, _, runs = stopped
     assert lives.ends(lives.start(runs, "encoder-decoder", count)) == [0] * count, lives.said(runs)
     found, due = lives.came_to(runs), lives.came_to(undisturbed("encoder-decoder", count)[0])
     differ = {name for name in found.keys() | due.keys() if name not in found or name not in due}
-    assert all("/checkpoints/" in name for name in differ)  # a stop's own is one of the newest, which are kept
-    assert all(name.rpartition("/")[2] not in ("6", "12") for name in differ)  # but the last of each phase is there
+    # a stop's own is one of the newest, which are kept
+    assert all("/checkpoints/" in name for name in differ)
+    # but the last of each phase is there
+    assert all(name.rpartition("/")[2] not in ("6", "12") for name in differ)
     assert all(found[name] == due[name] for name in found.keys() & due.keys())

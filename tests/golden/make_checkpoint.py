@@ -1,6 +1,6 @@
-"""Make checkpoint/ anew, as this release saves it: ``python make_checkpoint.py``. Beside it, in checkpoint.json: the
-sha256 of every array, and the loss of the step after. Later releases have to read what is here, so that it is made anew
-only when a format is given up on purpose.
+"""Make checkpoint/ anew, as this release saves it: ``python make_checkpoint.py``. Beside it, in
+checkpoint.json: the sha256 of every array, and the loss of the step after. Later releases have to read what
+is here, so that it is made anew only when a format is given up on purpose.
 """
 
 import hashlib
@@ -24,9 +24,17 @@ from lm.train.step import Steps, build
 HERE = Path(__file__).parent / "checkpoint"
 STEP = 3
 MODEL = ModelConfig(
-    architecture="decoder", vocab_size=40, num_decoder_layers=1, d_model=8, d_ff=16, d_kv=4, num_heads=2, dropout=0.1,
-    relative_buckets=8, relative_max_distance=6,
-)  # fmt: skip
+    architecture="decoder",
+    vocab_size=40,
+    num_decoder_layers=1,
+    d_model=8,
+    d_ff=16,
+    d_kv=4,
+    num_heads=2,
+    dropout=0.1,
+    relative_buckets=8,
+    relative_max_distance=6,
+)
 
 
 def steps() -> Steps:
@@ -55,7 +63,8 @@ def next_step(made: Steps, state: State) -> tuple[State, float]:
 def hashes(state: State) -> dict[str, str]:
     """sha256 of every array, by name."""
     return {
-        name: hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for name, leaf in sharding.named(state).items()
+        name: hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()
+        for name, leaf in sharding.named(state).items()
     }
 
 

@@ -1,8 +1,10 @@
-"""Make the checkpoints here anew, and what the reference computes with them: ``python make_golden.py [NAME ...]``.
+"""Make the checkpoints here anew, and what the reference computes with them: ``python make_golden.py [NAME
+...]``.
 
-Needs torch and transformers 5. Read: each folder's config.json, and what its meta.json says of generation. Written:
-model.safetensors with random weights (numpy, by seed and name), scaled so that every parameter shows in the logits;
-golden.npz with inputs and outputs (CPU, float32, eager attention, no dropout); gradients and losses in meta.json.
+Needs torch and transformers 5. Read: each folder's config.json, and what its meta.json says of generation.
+Written: model.safetensors with random weights (numpy, by seed and name), scaled so that every parameter shows
+in the logits; golden.npz with inputs and outputs (CPU, float32, eager attention, no dropout); gradients and
+losses in meta.json.
 """
 
 import copy
@@ -63,7 +65,12 @@ HOOKS = {  # family: module whose output is recorded -> as what; "#" is the numb
     },
     "distilbert": {"distilbert.embeddings": "embed", "distilbert.transformer.layer.#": "block_#"},
 }
-HOOKS |= {"umt5": HOOKS["t5"], "marian": HOOKS["bart"], "gpt_bigcode": HOOKS["gpt2"], "openai-gpt": HOOKS["gpt2"]}
+HOOKS |= {
+    "umt5": HOOKS["t5"],
+    "marian": HOOKS["bart"],
+    "gpt_bigcode": HOOKS["gpt2"],
+    "openai-gpt": HOOKS["gpt2"],
+}
 HOOKS |= {
     f: {f"{f}.embeddings": "embed", f"{f}.encoder.layer.#": "block_#"}
     for f in ("bert", "roberta", "electra", "longformer")
@@ -79,7 +86,8 @@ def deviation(name, shape, family, config):
     if any(table in name for table in TABLES) and "norm" not in name and "hidden_mapping" not in name:
         if t5:
             return 0.3 if "shared" in name else 1.0 / np.sqrt(shape[-1])
-        strong = 4.0 if family == "bart" and "positions" in name else 1.1  # or decoding would loop on one token
+        # or decoding would loop on one token
+        strong = 4.0 if family == "bart" and "positions" in name else 1.1
         return (1.0 if "lm_head" in name or "embed_out" in name else strong) / np.sqrt(shape[-1])
     if t5 and name.endswith(".q.weight"):
         return 1.4 * (config.d_model * config.d_kv) ** -0.5
@@ -139,7 +147,9 @@ def forward(model, family, batch, store):
         for layer in range(8):
             modules = dict(model.named_modules())
             if (layer == 0 or "#" in path) and path.replace("#", str(layer)) in modules:
-                modules[path.replace("#", str(layer))].register_forward_hook(record(name.replace("#", str(layer))))
+                modules[path.replace("#", str(layer))].register_forward_hook(
+                    record(name.replace("#", str(layer)))
+                )
     store |= {f"in/{name}": array for name, array in batch.items()}
     found = run(model, **batch, output_attentions=True)
     for module in model.modules():
@@ -154,8 +164,14 @@ def forward(model, family, batch, store):
 def generate(model, inputs, store, meta):
     settings = meta["gen"]
     pad, start = settings["pad_token_id"], settings["decoder_start_token_id"]
-    common = {"max_new_tokens": settings["max_new_tokens"], "do_sample": False, "pad_token_id": pad,
-              "return_dict_in_generate": True, "bos_token_id": None, "forced_eos_token_id": None}  # fmt: skip
+    common = {
+        "max_new_tokens": settings["max_new_tokens"],
+        "do_sample": False,
+        "pad_token_id": pad,
+        "return_dict_in_generate": True,
+        "bos_token_id": None,
+        "forced_eos_token_id": None,
+    }
     common |= {} if start is None else {"decoder_start_token_id": start}
     first = inputs["input_ids"].shape[1] if start is None else 1
 
@@ -176,7 +192,10 @@ def generate(model, inputs, store, meta):
         for row in sequences:
             ends = np.flatnonzero(row[first:] == eos)
             row[first + ends[0] + 1 if len(ends) else len(row) :] = pad
-        store[f"gen/{name}/sequences"], store[f"gen/{name}/scores"] = sequences, found.sequences_scores.numpy()
+        store[f"gen/{name}/sequences"], store[f"gen/{name}/scores"] = (
+            sequences,
+            found.sequences_scores.numpy(),
+        )
 
 
 def train(model, batch, meta):
@@ -194,7 +213,10 @@ def train(model, batch, meta):
     meta["grad_norms"], meta["global_grad_norm"] = norms, sum(norm**2 for norm in norms.values()) ** 0.5
     for name, make in (
         ("sgd_lr0.02", lambda p: torch.optim.SGD(p, lr=0.02)),
-        ("adamw_lr1e-3_b0.9_0.999_eps1e-8_wd0.01", lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01)),
+        (
+            "adamw_lr1e-3_b0.9_0.999_eps1e-8_wd0.01",
+            lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01),
+        ),
     ):
         new, losses = fresh(), []
         optimizer = make([parameter for parameter in new.parameters() if parameter.requires_grad])
@@ -224,7 +246,9 @@ def sequences_to_sequences(model, rng, options, store, meta):
         store["left_pad/logits"] = logits(run(model, **left, **decoder))
     if "long" in options:
         store["long/input_ids"], _ = tokens(rng, vocabulary, [options["long"]], options["long"], pad)
-        store["long/enc_final"] = run(model.get_encoder(), input_ids=store["long/input_ids"]).last_hidden_state.numpy()
+        store["long/enc_final"] = run(
+            model.get_encoder(), input_ids=store["long/input_ids"]
+        ).last_hidden_state.numpy()
     for k, (m, n) in enumerate([(7, 5), (4, 6), (6, 3)]):
         one, two = tokens(rng, vocabulary, [m], m, pad)[0], tokens(rng, vocabulary, [n], n, pad)[0]
         two[:, 0] = start
@@ -251,7 +275,9 @@ def causal(model, rng, options, store, meta):
         store[f"pack/input_ids_{k}"], _ = tokens(rng, vocabulary, [length], length, 0)
         store[f"pack/logits_{k}"] = logits(run(model, input_ids=store[f"pack/input_ids_{k}"]))
     if "gen" in meta:
-        store["gen/input_ids"], store["gen/attention_mask"] = tokens(rng, vocabulary, [8, 5, 6], 8, 0, left=True)
+        store["gen/input_ids"], store["gen/attention_mask"] = tokens(
+            rng, vocabulary, [8, 5, 6], 8, 0, left=True
+        )
         generate(model, {name: store[f"gen/{name}"] for name in ("input_ids", "attention_mask")}, store, meta)
     return batch
 
@@ -263,7 +289,9 @@ def encoder(model, rng, options, store, meta):
     if model.config.model_type in ("bert", "albert", "electra"):
         batch["token_type_ids"] = (np.arange(t) >= t // 3) * mask
     if "global" in options:
-        batch["global_attention_mask"] = np.isin(np.arange(t), options["global"])[None].repeat(3, 0).astype(np.int64)
+        batch["global_attention_mask"] = (
+            np.isin(np.arange(t), options["global"])[None].repeat(3, 0).astype(np.int64)
+        )
     if model.config.model_type == "electra":
         batch["labels"] = (rng.random(ids.shape) < 0.3).astype(np.int64)
     else:
@@ -300,7 +328,9 @@ def make(name, out):
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         (out / name / "model.safetensors").write_bytes((Path(folder) / "model.safetensors").read_bytes())
-    store = {key: array.astype(np.int32) if array.dtype == np.int64 else array for key, array in store.items()}
+    store = {
+        key: array.astype(np.int32) if array.dtype == np.int64 else array for key, array in store.items()
+    }
     np.savez_compressed(out / name / "golden.npz", **store)
     (out / name / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
 

@@ -1,7 +1,8 @@
 """Writes study.json: what the study is called and where it lies, which a change of its inside may not change.
 
-Of every row at every scale the settings, and of two seeds the name and folder of each stage of training, by which runs
-find the pre-training that they share; of every command its options. Run it when one of these is meant to change:
+Of every row at every scale the settings, and of two seeds the name and folder of each stage of training, by
+which runs find the pre-training that they share; of every command its options. Run it when one of these is
+meant to change:
 
     python tests/golden/make_study.py
 """
@@ -42,7 +43,10 @@ def options(command: str) -> list[str]:
     """The names that ``lm COMMAND --help`` has, sorted."""
     rows = {"run": [ROW], "plan": [ROW], "convert": []}.get(command, [])
     text = subprocess.run(
-        [sys.executable, "-m", "experiments", command, *rows, "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "experiments", command, *rows, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return sorted(set(re.findall(r"--[a-z][\w.-]*", text)))
 
@@ -50,7 +54,10 @@ def options(command: str) -> list[str]:
 def rows() -> dict[str, dict[str, list[str]]]:
     """Row -> scale -> its settings, and its stages with each of two seeds."""
     return {
-        row: {scale: [settings(row, scale), *(stages(row, scale, seed) for seed in (0, 1))] for scale in sorted(SCALES)}
+        row: {
+            scale: [settings(row, scale), *(stages(row, scale, seed) for seed in (0, 1))]
+            for scale in sorted(SCALES)
+        }
         for row in REGISTRY
     }
 
@@ -65,4 +72,6 @@ def written(found: dict) -> str:
 
 
 if __name__ == "__main__":
-    PLACE.write_text(written({"rows": rows(), "options": {command: options(command) for command in COMMANDS}}))
+    PLACE.write_text(
+        written({"rows": rows(), "options": {command: options(command) for command in COMMANDS}})
+    )

@@ -1,10 +1,10 @@
 """Walk the fields of every config.json, and record what the reference computes where one is changed.
 
-``python make_variants.py`` needs torch and transformers 5. Of each type a tiny model is saved and each of its fields is
-changed in turn, the weights being the same: ``fields.json`` holds the fields that are written, and whether a change
-shows in the outputs ("computes"), does not ("idle"), or cannot be made with these weights or at all ("untried").
-``variants.json`` and ``variants.npz`` hold configs, weights (by name, float16 where that is exact) and logits of the
-models in which a change shows, and of the shapes in ``SHAPES``.
+``python make_variants.py`` needs torch and transformers 5. Of each type a tiny model is saved and each of its
+fields is changed in turn, the weights being the same: ``fields.json`` holds the fields that are written, and
+whether a change shows in the outputs ("computes"), does not ("idle"), or cannot be made with these weights or
+at all ("untried"). ``variants.json`` and ``variants.npz`` hold configs, weights (by name, float16 where that
+is exact) and logits of the models in which a change shows, and of the shapes in ``SHAPES``.
 """
 
 import copy
@@ -21,20 +21,57 @@ from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent
 SIDES = {
-    "vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "max_position_embeddings": 16,
-    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 20,
+    "d_model": 8,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 12,
+    "decoder_ffn_dim": 12,
+    "max_position_embeddings": 16,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
 T5 = {
-    "vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6, "decoder_start_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 20,
+    "d_model": 8,
+    "d_kv": 4,
+    "d_ff": 12,
+    "num_layers": 1,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 6,
+    "decoder_start_token_id": 0,
+}
 GPT = {
-    "vocab_size": 20, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "bos_token_id": 1, "eos_token_id": 1,
-}  # fmt: skip
-WIDE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    "vocab_size": 20,
+    "n_embd": 8,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+WIDE = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+}
 BERT = WIDE | {"max_position_embeddings": 20}
-DISTIL = {"vocab_size": 20, "dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12, "max_position_embeddings": 20}
+DISTIL = {
+    "vocab_size": 20,
+    "dim": 8,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 12,
+    "max_position_embeddings": 20,
+}
 TYPES = {  # class, the sizes of its tiny model
     "t5": ("T5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", T5),
@@ -53,8 +90,14 @@ TYPES = {  # class, the sizes of its tiny model
     "albert": ("AlbertForMaskedLM", BERT | {"embedding_size": 6}),
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 6}),
 }
-APART = {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 10, "decoder_ffn_dim": 14}
-SHAPES = {  # type: name: (what is changed, the tensors that are drawn anew though the reference repeats another there)
+APART = {
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 10,
+    "decoder_ffn_dim": 14,
+}
+# type: name: (what is changed, the tensors that are drawn anew though the reference repeats another there)
+SHAPES = {
     "t5": {
         f"{'tied' if tied else 'own'}_{'scaled' if scaled else 'unscaled'}": (
             {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": scaled},
@@ -74,12 +117,23 @@ SHAPES = {  # type: name: (what is changed, the tensors that are drawn anew thou
     "bert": {"null_pad": ({"pad_token_id": None}, ())},
 }
 OTHERS = {  # what is tried where a field is no number; of numbers another is taken
-    "activation_function": "relu", "hidden_act": "relu", "activation": "relu", "afn": "relu",
-    "feed_forward_proj": "gated-gelu", "dense_act_fn": "silu", "n_inner": 20,
-    "summary_type": "last", "summary_activation": "tanh",
-    "classifier_dropout": 0.5, "pad_token_id": 3, "bos_token_id": 4, "eos_token_id": 5, "sep_token_id": 6,
-    "problem_type": "regression", "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
-}  # fmt: skip
+    "activation_function": "relu",
+    "hidden_act": "relu",
+    "activation": "relu",
+    "afn": "relu",
+    "feed_forward_proj": "gated-gelu",
+    "dense_act_fn": "silu",
+    "n_inner": 20,
+    "summary_type": "last",
+    "summary_activation": "tanh",
+    "classifier_dropout": 0.5,
+    "pad_token_id": 3,
+    "bos_token_id": 4,
+    "eos_token_id": 5,
+    "sep_token_id": 6,
+    "problem_type": "regression",
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
+}
 UNTRIED = ("transformers_version", "architectures", "dtype", "model_type")  # of the file and not of the model
 INPUTS = np.array([[7, 9, 12, 6, 8, 15, 10, 11], [13, 8, 6, 14, 17, 9, 18, 16]])
 TARGETS = INPUTS[::-1, :5].copy()
@@ -116,7 +170,9 @@ def saved(model):
     """(config.json, tensors)"""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        return json.loads((Path(folder) / "config.json").read_text()), load_file(Path(folder) / "model.safetensors")
+        return json.loads((Path(folder) / "config.json").read_text()), load_file(
+            Path(folder) / "model.safetensors"
+        )
 
 
 def other(name, value):
@@ -169,7 +225,9 @@ def main():
     fields, configs, arrays = {}, {}, {}
     for family, (kind, sizes) in TYPES.items():
         fields[family], models = walk(kind, sizes)
-        models |= {name: build(kind, sizes | new, apart) for name, (new, apart) in SHAPES.get(family, {}).items()}
+        models |= {
+            name: build(kind, sizes | new, apart) for name, (new, apart) in SHAPES.get(family, {}).items()
+        }
         for name, model in models.items():
             kept(f"{family}/{name}", model, configs, arrays)
     (HERE / "fields.json").write_text(json.dumps(fields, indent=1) + "\n")

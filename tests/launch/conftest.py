@@ -19,7 +19,11 @@ HERE = Path(__file__).parent
 class Stage:
     """The fake programs, first on PATH."""
 
-    absent = (1, "", "ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: Resource was not found.")
+    absent = (
+        1,
+        "",
+        "ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: Resource was not found.",
+    )
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -34,8 +38,14 @@ class Stage:
 
     def record(self, **answers: list) -> None:
         """What gcloud answers to each verb, one call after another: (exit code, output, error)."""
-        kinds = [{"name": f"projects/p/locations/z/acceleratorTypes/{name}"} for name in ("v5litepod-16", "v6e-8")]
-        usual = {"auth": [(0, "me@x.org", "")], "config": [(0, "mine", "")], "types": [(0, json.dumps(kinds), "")]}
+        kinds = [
+            {"name": f"projects/p/locations/z/acceleratorTypes/{name}"} for name in ("v5litepod-16", "v6e-8")
+        ]
+        usual = {
+            "auth": [(0, "me@x.org", "")],
+            "config": [(0, "mine", "")],
+            "types": [(0, json.dumps(kinds), "")],
+        }
         usual["describe"] = [self.absent, self.queue("ACTIVE")]
         (self.folder / "answers").write_text(json.dumps(usual | answers))
 

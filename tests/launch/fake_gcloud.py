@@ -1,5 +1,7 @@
 #!python
-"""Stands for gcloud: writes each call's verb down; gives the answers recorded for it, the last again and again."""
+"""Stands for gcloud: writes each call's verb down; gives the answers recorded for it, the last again and
+again.
+"""
 
 import json
 import os

@@ -18,30 +18,48 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 LOCAL = ["local", "t5/a", "--processes=2"]
 
 
-@pytest.mark.parametrize("codes, tells", [
-    ([0, 0], 0), ([0, 42], 42), ([42, 1], 1), ([42, -9, 42], 137), ([3, 1], 3), ([42, 2], 2), ([130, 42], 130),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "codes, tells",
+    [
+        ([0, 0], 0),
+        ([0, 42], 42),
+        ([42, 1], 1),
+        ([42, -9, 42], 137),
+        ([3, 1], 3),
+        ([42, 2], 2),
+        ([130, 42], 130),
+    ],
+)
 def test_of_several_exit_codes_the_cause_is_told(codes, tells):
     assert worst(codes) == worst(codes[::-1]) == tells
 
 
-@pytest.mark.parametrize("does, code, turns", [
-    ("exit 0", 0, 1),
-    ("exit 2", 2, 1),
-    ('[ "$LM_PROCESS" = 0 ] && exit 42 || exit 1', 1, 2),
-    ('mkdir "$0.$LM_PROCESS" 2> /dev/null && exit 42 || exit 0', 0, 2),
-    ("kill -9 $$", 137, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "does, code, turns",
+    [
+        ("exit 0", 0, 1),
+        ("exit 2", 2, 1),
+        ('[ "$LM_PROCESS" = 0 ] && exit 42 || exit 1', 1, 2),
+        ('mkdir "$0.$LM_PROCESS" 2> /dev/null && exit 42 || exit 0', 0, 2),
+        ("kill -9 $$", 137, 2),
+    ],
+)
 def test_processes_on_this_machine_are_started_again_when_that_helps(stage, monkeypatch, does, code, turns):
     monkeypatch.setenv("LM_DOES", does)
     assert dispatch([*LOCAL, "--devices-per-process=4", "--restarts=1", "--", "--seed", "1"]) == code
     made = sorted((stage.folder / "lm.calls").read_text().splitlines())
-    assert made == sorted(f"{i}/2 cpu run t5/a --scale base --runs runs --seed 1" for i in (0, 1) for _ in range(turns))
+    assert made == sorted(
+        f"{i}/2 cpu run t5/a --scale base --runs runs --seed 1" for i in (0, 1) for _ in range(turns)
+    )
 
 
 def test_a_signal_is_passed_on_and_nothing_is_started_again(stage, monkeypatch):
-    monkeypatch.setenv("LM_DOES", "trap 'exit 42' TERM; touch $0.$LM_PROCESS; for _ in {1..200}; do sleep 0.1; done")
-    stage.send(signal.SIGTERM, when=lambda: (stage.folder / "lm.0").exists() and (stage.folder / "lm.1").exists())
+    monkeypatch.setenv(
+        "LM_DOES", "trap 'exit 42' TERM; touch $0.$LM_PROCESS; for _ in {1..200}; do sleep 0.1; done"
+    )
+    stage.send(
+        signal.SIGTERM, when=lambda: (stage.folder / "lm.0").exists() and (stage.folder / "lm.1").exists()
+    )
     assert dispatch(["local", "t5/*", "--processes=2"]) == 42
     assert (stage.folder / "lm.calls").read_text().count("run t5") == 2
 
@@ -64,28 +82,49 @@ def ends(file: Path) -> bool:
 
 def test_the_others_are_ended_when_one_process_has_failed(stage, monkeypatch):
     monkeypatch.setattr(local, "GRACE", 0.2)
-    monkeypatch.setenv("LM_DOES", f'{ORPHAN} "$0.$LM_PROCESS"; [ "$LM_PROCESS" = 0 ] && exit 1; sleep 60; sleep 60')
+    monkeypatch.setenv(
+        "LM_DOES", f'{ORPHAN} "$0.$LM_PROCESS"; [ "$LM_PROCESS" = 0 ] && exit 1; sleep 60; sleep 60'
+    )
     assert dispatch([*LOCAL, "--restarts=0"]) == 1
     assert ends(stage.folder / "lm.0") and ends(stage.folder / "lm.1")
 
 
-@pytest.mark.parametrize("code, failed, requeued", [
-    (0, 0, 0), (2, 0, 0), (3, 0, 0), (42, 9, 1), (1, 0, 1), (43, 2, 1), (1, 3, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "code, failed, requeued",
+    [
+        (0, 0, 0),
+        (2, 0, 0),
+        (3, 0, 0),
+        (42, 9, 1),
+        (1, 0, 1),
+        (43, 2, 1),
+        (1, 3, 0),
+    ],
+)
 def test_a_slurm_job_queues_itself_again_when_that_helps(stage, monkeypatch, capfd, code, failed, requeued):
     asks = {"srun": f'eval "echo ran ${{@: -1}}"; exit {code}', "scontrol": "echo $0 $@", "sbatch": "bash $1"}
     stage.play(**{name: f"#!/bin/bash\n{text}\n" for name, text in asks.items()})
     monkeypatch.chdir(stage.folder)
-    failures = stage.folder / f"{label(*(Job(name, 'base', 'runs', ()) for name in ('t5/a', 't5/b')))}-1.failures"
+    failures = (
+        stage.folder / f"{label(*(Job(name, 'base', 'runs', ()) for name in ('t5/a', 't5/b')))}-1.failures"
+    )
     failures.write_text("1\n" * failed)  # of the turns before, in a row
     for name, value in {"JOB_ID": 17, "ARRAY_TASK_ID": 1}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    assert dispatch(["slurm", "t5/*", "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--at-once=2"]) == code
+    assert (
+        dispatch(["slurm", "t5/*", "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--at-once=2"]) == code
+    )
     out = capfd.readouterr().out
     assert "run t5/b --scale base --runs runs" in out and out.count("scontrol requeue 17") == requeued
     assert failures.exists() == (code in (1, 43))
     text = next(stage.folder.glob("*.sbatch")).read_text()
-    for line in ("--array=0-1%2", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--signal=TERM@120"):
+    for line in (
+        "--array=0-1%2",
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--gpus-per-node=4",
+        "--signal=TERM@120",
+    ):
         assert f"#SBATCH {line}\n" in text
     assert "--partition" not in text and "{" not in text.replace("${", "")
 
@@ -102,7 +141,9 @@ def test_a_worker_goes_on_when_the_connection_is_lost_and_a_new_attempt_ends_the
             arguments, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
         )
 
-    saves = f"trap 'echo > {tmp_path}/saved; exit 42' TERM; echo once; for _ in {{1..200}}; do sleep 0.1; done"
+    saves = (
+        f"trap 'echo > {tmp_path}/saved; exit 42' TERM; echo once; for _ in {{1..200}}; do sleep 0.1; done"
+    )
     first = worker("1", f"{ORPHAN} {tmp_path}/orphan; {saves}")
     assert first.stdout.readline().endswith("once\n")
     first.kill()  # what watches, as when ssh is lost; not the run

@@ -1,4 +1,6 @@
-"""The launcher on Cloud TPU, against a gcloud that plays recorded answers; the real one reads the commands."""
+"""The launcher on Cloud TPU, against a gcloud that plays recorded answers; the real one reads the
+commands.
+"""
 
 import json
 import os
@@ -31,24 +33,42 @@ def test_a_slice_that_is_taken_away_is_deleted_and_asked_for_again_until_the_run
     states = (ABSENT, "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED", "PROVISIONING", "ACTIVE")
     stage.record(describe=queues(stage, *states), START=[(42, "", ""), (0, "", "")])
     assert dispatch(TPU) == 0
-    first, again = f"describe create describe describe {ATTEMPT} describe delete", f"create describe describe {ATTEMPT}"
+    first, again = (
+        f"describe create describe describe {ATTEMPT} describe delete",
+        f"create describe describe {ATTEMPT}",
+    )
     assert stage.calls() == f"{OFFERED}{first} {again} delete "
     assert "nothing is left of it; exit code 0" in capsys.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("answers, code, then", [
-    ({"START": [2]}, 2, f"{ATTEMPT} delete"),
-    ({"START": [3]}, 3, f"{ATTEMPT} delete"),
-    ({"START": [1]}, 1, f"{ATTEMPT} {'describe START ' * 3}describe delete"),
-    ({"START": [255, 0]}, 0, f"{ATTEMPT} describe START delete"),
-    ({"ssh": [1, 0]}, 0, f"scp ssh describe {ATTEMPT} delete"),
-    ({"create": ["Quota limit 'TPUV5s' has been exceeded. Limit: 0 in zone us-west4-a."]}, 2, "describe create delete"),
-    ({"create": ["UNAVAILABLE", 0], "describe": [ABSENT, ABSENT, "ACTIVE"]}, 0, f"create describe {ATTEMPT} delete"),
-    ({"describe": [ABSENT, "FAILED"]}, 1, f"describe {'create describe delete ' * 4}".strip()),
-    ({"describe": [ABSENT, "ACTIVE", ABSENT], "START": [255]}, 1, f"create describe {ATTEMPT} describe"),
-    ({"describe": ["ACTIVE"]}, 2, "types describe"),
-    ({"describe": ["DELETING", ABSENT, "ACTIVE"]}, 0, f"describe describe create describe {ATTEMPT} delete"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "answers, code, then",
+    [
+        ({"START": [2]}, 2, f"{ATTEMPT} delete"),
+        ({"START": [3]}, 3, f"{ATTEMPT} delete"),
+        ({"START": [1]}, 1, f"{ATTEMPT} {'describe START ' * 3}describe delete"),
+        ({"START": [255, 0]}, 0, f"{ATTEMPT} describe START delete"),
+        ({"ssh": [1, 0]}, 0, f"scp ssh describe {ATTEMPT} delete"),
+        (
+            {"create": ["Quota limit 'TPUV5s' has been exceeded. Limit: 0 in zone us-west4-a."]},
+            2,
+            "describe create delete",
+        ),
+        (
+            {"create": ["UNAVAILABLE", 0], "describe": [ABSENT, ABSENT, "ACTIVE"]},
+            0,
+            f"create describe {ATTEMPT} delete",
+        ),
+        ({"describe": [ABSENT, "FAILED"]}, 1, f"describe {'create describe delete ' * 4}".strip()),
+        ({"describe": [ABSENT, "ACTIVE", ABSENT], "START": [255]}, 1, f"create describe {ATTEMPT} describe"),
+        ({"describe": ["ACTIVE"]}, 2, "types describe"),
+        (
+            {"describe": ["DELETING", ABSENT, "ACTIVE"]},
+            0,
+            f"describe describe create describe {ATTEMPT} delete",
+        ),
+    ],
+)
 def test_each_ending_has_its_policy(stage, answers, code, then):
     def shown(verb: str, one) -> tuple:
         if verb == "describe":
@@ -125,19 +145,24 @@ def test_a_deletion_is_tried_as_often_after_any_failures_and_is_no_failure_of_th
     assert again.ours and "NOT DELETED" in again.why
 
 
-@pytest.mark.parametrize("change, message", [
-    (["--accelerator=v5litpod-16"], "there is no TPU 'v5litpod'; did you mean v5litepod?"),
-    (["--accelerator=v5litepod-17"], "does not offer v5litepod-17; did you mean v5litepod-16?"),
-    (["--accelerator=v6e:AxB"], "should be like v6e-16, or a topology like v6e:2x4"),
-    (["--runs=/tmp/r"], "should be gs://"),
-    (["--source=/"], "no constraints.txt"),
-    ("t5/typo", "did you mean t5/a?"),
-    ({"auth": [(0, "", "")]}, "gcloud auth login"),
-    ({"config": [(0, "(unset)", "")]}, "which project pays?"),
-    ({"types": [(1, "", "PERMISSION_DENIED: zone")]}, "cannot be used in project mine. gcloud says"),
-    (None, "install the Google Cloud SDK"),
-])  # fmt: skip
-def test_what_the_user_can_mend_is_said_before_anything_is_asked_for(stage, change, message, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (["--accelerator=v5litpod-16"], "there is no TPU 'v5litpod'; did you mean v5litepod?"),
+        (["--accelerator=v5litepod-17"], "does not offer v5litepod-17; did you mean v5litepod-16?"),
+        (["--accelerator=v6e:AxB"], "should be like v6e-16, or a topology like v6e:2x4"),
+        (["--runs=/tmp/r"], "should be gs://"),
+        (["--source=/"], "no constraints.txt"),
+        ("t5/typo", "did you mean t5/a?"),
+        ({"auth": [(0, "", "")]}, "gcloud auth login"),
+        ({"config": [(0, "(unset)", "")]}, "which project pays?"),
+        ({"types": [(1, "", "PERMISSION_DENIED: zone")]}, "cannot be used in project mine. gcloud says"),
+        (None, "install the Google Cloud SDK"),
+    ],
+)
+def test_what_the_user_can_mend_is_said_before_anything_is_asked_for(
+    stage, change, message, capsys, monkeypatch
+):
     options = change if isinstance(change, list) else []
     if isinstance(change, dict):
         stage.record(**change)
@@ -163,10 +188,17 @@ def test_a_sweep_runs_so_many_rows_at_once_and_no_more(stage, monkeypatch):
     assert max(most) == 2
 
 
-@pytest.mark.parametrize("asked, given", [
-    ("v5litepod-8", ("v5litepod-8", 1)), ("v5e:4x4", ("v5litepod-16", 4)), ("v4:2x2x2", ("v4-16", 2)),
-    ("v6e-256", ("v6e-256", 64)), ("v5p:8x8x8", ("v5p-1024", 128)), ("tpu7x:2x2x1", ("tpu7x-8", 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "asked, given",
+    [
+        ("v5litepod-8", ("v5litepod-8", 1)),
+        ("v5e:4x4", ("v5litepod-16", 4)),
+        ("v4:2x2x2", ("v4-16", 2)),
+        ("v6e-256", ("v6e-256", 64)),
+        ("v5p:8x8x8", ("v5p-1024", 128)),
+        ("tpu7x:2x2x1", ("tpu7x-8", 1)),
+    ],
+)
 def test_types_and_topologies_name_the_same_slices(asked, given):
     assert resolve(asked)[::2] == given
 
@@ -175,7 +207,9 @@ def test_a_dry_run_prints_every_command_and_the_real_gcloud_accepts_each(stage, 
     real = shutil.which("gcloud", path=os.environ["PATH"].split(":", 1)[1])
     assert dispatch([*TPU, "--slices=2", "--spot", "--project=p", "--dry-run", "--", "--seed", "3"]) == 0
     for command in (TPU, ["list"], [*TPU, "--slices=2"]):
-        dispatch([*command, "--project=p", "--dry-run", *["--", "--mesh.slice=2"] * ("--slices=2" in command)])
+        dispatch(
+            [*command, "--project=p", "--dry-run", *["--", "--mesh.slice=2"] * ("--slices=2" in command)]
+        )
     show(deletion("tpu-vm", "x", "us-west4-a", "p"))
     lines = capsys.readouterr().out.splitlines()
     assert sum("--mesh.slice 2" in line for line in lines) == 1
@@ -187,14 +221,22 @@ def test_a_dry_run_prints_every_command_and_the_real_gcloud_accepts_each(stage, 
     lint = [real, "meta", "lint-gcloud-commands", f"--commands-file={file}", "--format=json"]
     done = subprocess.run(lint, capture_output=True, env=os.environ | {"CLOUDSDK_CONFIG": str(stage.folder)})
     judged = json.loads(done.stdout.splitlines()[0])
-    assert len(judged) == len(set(lines)) and not [one["error_message"] for one in judged if not one["success"]]
+    assert len(judged) == len(set(lines)) and not [
+        one["error_message"] for one in judged if not one["success"]
+    ]
 
 
 def test_what_is_there_is_deleted_by_name_and_a_name_that_is_not_is_refused(stage, capsys):
     stage.record(list=[(0, "projects/p/locations/us-west4-a/queuedResources/lm-t5-a", ""), (0, "", "")] * 2)
     assert dispatch(["delete", "lm-t5-b"]) == 2
-    assert "there is no lm-t5-b; did you mean lm-t5-a?" in capsys.readouterr().err and "delete" not in stage.calls()
+    assert (
+        "there is no lm-t5-b; did you mean lm-t5-a?" in capsys.readouterr().err
+        and "delete" not in stage.calls()
+    )
     assert dispatch(["delete", "--all"]) == 0
-    assert "queued-resources delete lm-t5-a --quiet --zone=us-west4-a --project=mine --force" in capsys.readouterr().out
+    assert (
+        "queued-resources delete lm-t5-a --quiet --zone=us-west4-a --project=mine --force"
+        in capsys.readouterr().out
+    )
     assert stage.calls().count("delete") == 1
     assert dispatch(["list"]) == 0 and "none of ours" in capsys.readouterr().out

@@ -21,7 +21,8 @@ COLUMNS = {
     "EnRo": "BLEU",
 }
 
-BASELINE_STD = SCORES["baseline-std"]["scores"]  # of ten runs of the baseline (Table 1): the paper's yardstick
+# of ten runs of the baseline (Table 1): the paper's yardstick
+BASELINE_STD = SCORES["baseline-std"]["scores"]
 
 SIX_LAYERS = {"model.num_encoder_layers": times(1 / 2), "model.num_decoder_layers": times(1 / 2)}
 SHARED = {"model.architecture": "shared-encoder-decoder"}
@@ -37,7 +38,8 @@ def spans(mean_length: float) -> Changes:
     return {"objective.noise": "spans", "objective.mean_span_length": mean_length}
 
 
-LONG = {"pretraining.steps": times(1_000_000 / 2**19), "pretraining.batch_size": times(16)}  # 1 trillion tokens
+# 1 trillion tokens
+LONG = {"pretraining.steps": times(1_000_000 / 2**19), "pretraining.batch_size": times(16)}
 FINAL_MIXTURE = {
     "mixing.pretraining": "corpus+tasks",
     "mixing.limit": times(1_000_000 / 2**19),  # of English to German and French, the only tasks above it
@@ -49,7 +51,10 @@ CORPORA = {  # the paper's, and what stands for them in the documentation
     "realnews-like": ("tfds:c4/realnewslike", "documentation/libraries"),
     "webtext-like": ("tfds:c4/webtextlike", "documentation/science"),
     "wikipedia": ("tfds:wikipedia/20190301.en", "documentation/topics"),
-    "wikipedia+books": ("tfds:wikipedia/20190301.en + text:books", "documentation/topics + documentation/libraries"),
+    "wikipedia+books": (
+        "tfds:wikipedia/20190301.en + text:books",
+        "documentation/topics + documentation/libraries",
+    ),
 }
 
 

@@ -25,7 +25,9 @@ CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 SAMPLE = 2000  # of a page that tells its language, which takes most of the time [characters]
 # An end mark, closing quotes or brackets, a blank, and something that can start a sentence.
 BOUNDARY = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9])")
-ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eq|Eqs|Sec|No|Vol|pp|Mr|Mrs|Ms|Dr|St|Jr)|\b[A-Z])\.$")
+ABBREVIATION = re.compile(
+    r"(?:\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eq|Eqs|Sec|No|Vol|pp|Mr|Mrs|Ms|Dr|St|Jr)|\b[A-Z])\.$"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Rules:
     words_per_line: int = 5  # a line with fewer is dropped [words]
     word_length: int = 1000  # a line with a longer word is dropped [characters]
     page_length: int = 190_000  # a longer page is dropped, as TFDS does [characters]
-    paragraphs: int = 0  # a page with fewer lines, or without three long ones, is dropped (mC4: 3); 0: none is [lines]
+    # a page with fewer lines, or without three long ones, is dropped (mC4: 3); 0: none is [lines]
+    paragraphs: int = 0
     paragraph_length: int = 200  # what makes a line a long one [characters]
     language: str = "en"  # ISO 639-1 code; pages in another language are dropped
     probability: float = 0.99  # of the language, below which a page is dropped
@@ -63,7 +66,9 @@ def has_paragraphs(lines: Lines, count: int, length: int) -> bool:
 
 
 def without_bad_words(words: Iterable[str], language: str) -> Callable[[str], bool]:
-    """A test that a text passes if it has none of the words; they stand alone, but in languages without blanks."""
+    """A test that a text passes if it has none of the words; they stand alone, but in languages without
+    blanks.
+    """
     found = "|".join(re.escape(word.strip()) for word in words if word.strip())
     if not found:
         return lambda text: True
@@ -74,8 +79,8 @@ def without_bad_words(words: Iterable[str], language: str) -> Callable[[str], bo
 
 @functools.cache
 def identifier() -> Any:
-    # py3langid is released several times a year, needs numpy alone and gives the same answer each time; langdetect,
-    # which C4 used, had its last release in 2021 and draws random numbers.
+    # py3langid is released several times a year, needs numpy alone and gives the same answer each time;
+    # langdetect, which C4 used, had its last release in 2021 and draws random numbers.
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
@@ -114,8 +119,12 @@ def _bad_words(rules: Rules) -> Step:
 # In the order of TFDS; the paper does not say any. The lines' own come between those of pages.
 LINE_FILTERS: Mapping[str, Callable[[Rules], Step]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
-    "long-words": lambda rules: each(lambda line: max(map(len, line.split()), default=0) <= rules.word_length),
-    "citations": lambda rules: lambda lines: [CITATION.sub("", line) if "[" in line else line for line in lines],
+    "long-words": lambda rules: each(
+        lambda line: max(map(len, line.split()), default=0) <= rules.word_length
+    ),
+    "citations": lambda rules: (
+        lambda lines: [CITATION.sub("", line) if "[" in line else line for line in lines]
+    ),
     "terminal-punctuation": lambda rules: each(ends_a_sentence),
     "words-per-line": lambda rules: each(lambda line: len(line.split()) >= rules.words_per_line),
     "lorem-ipsum": lambda rules: no_line(lambda line: "lorem ipsum" in line.lower()),
@@ -148,8 +157,12 @@ def steps(rules: Rules, names: Iterable[str]) -> Mapping[str, Step]:
     return {name: FILTERS[name](rules) for name in names}
 
 
-def apply(filters: Mapping[str, Step], lines: Lines, counts: Mapping[str, np.ndarray] | None = None) -> Lines | None:
-    """What the filters leave, None if nothing; ``counts[name]`` grows by the pages, lines and characters removed."""
+def apply(
+    filters: Mapping[str, Step], lines: Lines, counts: Mapping[str, np.ndarray] | None = None
+) -> Lines | None:
+    """What the filters leave, None if nothing; ``counts[name]`` grows by the pages, lines and characters
+    removed.
+    """
     for name, step in filters.items():
         after = step(lines)
         if counts is not None and after is not lines:
@@ -163,7 +176,9 @@ def apply(filters: Mapping[str, Step], lines: Lines, counts: Mapping[str, np.nda
 def removed(before: Lines, after: Lines | None) -> np.ndarray:
     """[pages, lines, characters]"""
     after = after or []
-    return np.array([not after, len(before) - len(after), sum(map(len, before)) - sum(map(len, after))], np.int64)
+    return np.array(
+        [not after, len(before) - len(after), sum(map(len, before)) - sum(map(len, after))], np.int64
+    )
 
 
 def long_enough(lines: Iterable[str], rules: Rules) -> bool:
@@ -206,8 +221,8 @@ def repeated(hashes: np.ndarray) -> np.ndarray:
 
 
 def without_spans(lines: Lines, marked: np.ndarray, unit: Unit) -> Lines:
-    """The lines without the units that a span of bool ``marked`` [spans] covers. Of each text one copy stays somewhere:
-    the first, unless a span before it in the corpus holds a part of it.
+    """The lines without the units that a span of bool ``marked`` [spans] covers. Of each text one copy stays
+    somewhere: the first, unless a span before it in the corpus holds a part of it.
     """
     split, width = UNITS[unit]
     covered = np.convolve(marked, np.ones(width, int)) > 0

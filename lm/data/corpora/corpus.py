@@ -1,8 +1,8 @@
 """A corpus or a data set by its name. The documentation is written when it is first asked for.
 
-A corpus is ``documentation`` (what is installed here) or ``documentation/PART``, ``text:PATH`` (a file, a folder of
-.txt files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as ``tfds:c4/en``), or
-several with " + " between them, one after the other.
+A corpus is ``documentation`` (what is installed here) or ``documentation/PART``, ``text:PATH`` (a file, a
+folder of .txt files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as
+``tfds:c4/en``), or several with " + " between them, one after the other.
 """
 
 import os
@@ -42,7 +42,9 @@ def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> 
 
 
 def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Rows:
-    """The rows of a data set, as ``lm.data.text.tfds.examples``; those of the documentation are written if need be."""
+    """The rows of a data set, as ``lm.data.text.tfds.examples``; those of the documentation are written if
+    need be.
+    """
     write_documentation(name, cache)
     return tfds.examples(name, split, cache, corrupt)
 

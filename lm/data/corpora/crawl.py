@@ -1,4 +1,6 @@
-"""Pages of text files, JSON lines and WET files (C4's own input), a part at a time; what is damaged is named."""
+"""Pages of text files, JSON lines and WET files (C4's own input), a part at a time; what is damaged is
+named.
+"""
 
 import functools
 import gzip
@@ -14,7 +16,8 @@ from typing import BinaryIO, NamedTuple
 from lm.data.text.sources import BLANK_LINE, document, pieces
 from lm.settings import SettingError
 
-PART = 1 << 26  # one process reads so much at a time, of small sources less; a compressed file is never split [bytes]
+# one process reads so much at a time, of small sources less; a compressed file is never split [bytes]
+PART = 1 << 26
 PARTS = 64  # a source has as many, if they are of a mebibyte at least
 LINE = 1 << 27  # no page of JSON lines is as long [bytes]
 FIELDS = 1_000  # no record of a WET file has as many headers
@@ -38,7 +41,9 @@ class Damage(NamedTuple):
 
 
 def find_parts(source: Path) -> list[list[Piece]]:
-    """The files below ``source`` in order of name, split and grouped into parts of equal size, PART at most."""
+    """The files below ``source`` in order of name, split and grouped into parts of equal size, PART at
+    most.
+    """
     found = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     usable = [path for path in found if kind(path) and path.stat().st_size]
     if not usable:
@@ -62,7 +67,9 @@ def kind(path: Path) -> str | None:
 
 
 def split(path: Path, part: int) -> Iterator[Piece]:
-    """Cuts at the first mark behind each multiple of ``part``; what is compressed, or a WET file, stays whole."""
+    """Cuts at the first mark behind each multiple of ``part``; what is compressed, or a WET file, stays
+    whole.
+    """
     size, mark, cuts = path.stat().st_size, MARKS.get(path.suffix.lower()), [0]
     if mark and size > part:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -79,7 +86,8 @@ def read(piece: Piece) -> Iterator[Page | Damage]:
             if isinstance(found, Damage):
                 yield found
             elif found.text.strip():
-                yield Page(*(text.encode(errors="replace").decode() for text in found))  # JSON may hold half characters
+                # JSON may hold half characters
+                yield Page(*(text.encode(errors="replace").decode() for text in found))
     except (OSError, EOFError, zlib.error, SettingError) as error:
         yield Damage(piece.path, f"{error}; the rest of it is left out")
 

@@ -1,8 +1,9 @@
-"""The default corpus and its four tasks: installed documentation as TFDS sets, written once, on the user's machine.
+"""The default corpus and its four tasks: installed documentation as TFDS sets, written once, on the user's
+machine.
 
-``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks (``summarise``,
-``acceptability``, ``follows``, ``cloze``) are made of the corpus's validation and test documents only, and are split
-by document themselves: nothing is seen twice.
+``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks
+(``summarise``, ``acceptability``, ``follows``, ``cloze``) are made of the corpus's validation and test
+documents only, and are split by document themselves: nothing is seen twice.
 """
 
 import contextlib
@@ -25,27 +26,37 @@ from lm.data.text import sources
 from lm.data.text.tfds import Corrupt, Row
 from lm.settings import SettingError, nearest
 
-TRAIN, VALIDATION = 0.8, 0.9  # a document's share below the first: train; below the second: validation; else test
-EVALUATED = 500  # at most so many validation rows per task: the standard error of an accuracy is then 2 % [rows]
+# a document's share below the first: train; below the second: validation; else test
+TRAIN, VALIDATION = 0.8, 0.9
+# at most so many validation rows per task: the standard error of an accuracy is then 2 % [rows]
+EVALUATED = 500
 WORDS = 60  # a task's context has at most so many words, to fit the inputs of the small scales [words]
 
 TEXT = tfds.features.Text()
 FEATURES = {
     "corpus": {"text": TEXT},
     "summarise": {"document": TEXT, "summary": TEXT},
-    "acceptability": {"sentence": TEXT, "label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"])},
-    "follows": {"sentence1": TEXT, "sentence2": TEXT, "label": tfds.features.ClassLabel(names=["False", "True"])},
+    "acceptability": {
+        "sentence": TEXT,
+        "label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"]),
+    },
+    "follows": {
+        "sentence1": TEXT,
+        "sentence2": TEXT,
+        "label": tfds.features.ClassLabel(names=["False", "True"]),
+    },
     "cloze": {"question": TEXT, "context": TEXT, "answers": tfds.features.Sequence(TEXT)},
     "unfiltered": {"text": TEXT},
 }
-# Parts of the corpus as lists of domains are of C4, by a module's package: of what they speak, and in what style.
+# Parts of the corpus as lists of domains are of C4, by a module's package: of what they speak, and in what
+# style.
 SCIENCE = """
-contourpy einops flax grain jax jaxlib joblib matplotlib ml_dtypes mpl_toolkits numpy opt_einsum optax orbax scipy
-sklearn tensorboardX tensorflow_datasets tensorstore treescope
+contourpy einops flax grain jax jaxlib joblib matplotlib ml_dtypes mpl_toolkits numpy opt_einsum optax orbax
+scipy sklearn tensorboardX tensorflow_datasets tensorstore treescope
 """
 TOPICS = """
-docstring_parser fontTools help lxml markdown_it narwhals nltk pygments pyparsing regex rich rouge_score sacrebleu
-sentencepiece yaml
+docstring_parser fontTools help lxml markdown_it narwhals nltk pygments pyparsing regex rich rouge_score
+sacrebleu sentencepiece yaml
 """  # the language's own help topics, and what reads and writes texts
 PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
 
@@ -56,7 +67,12 @@ class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     VERSION = tfds.core.Version("1.0.0")
 
     def __init__(
-        self, features: Mapping[str, Any], rows: Mapping[str, Iterable[Row]], *, config: str | None, **rest: Any
+        self,
+        features: Mapping[str, Any],
+        rows: Mapping[str, Iterable[Row]],
+        *,
+        config: str | None,
+        **rest: Any,
     ):
         self.features, self.rows = tfds.features.FeaturesDict(features), rows
         config = config and tfds.core.BuilderConfig(name=config)
@@ -103,7 +119,9 @@ def prepare(
                 write_set(name, rows, Path(folder), home / part)
     except (OSError, RuntimeError) as error:  # the second is ArrayRecord's, with several lines
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise SettingError(f"{home / name} cannot be written ({why}): make room, or choose other --runs") from error
+        raise SettingError(
+            f"{home / name} cannot be written ({why}): make room, or choose other --runs"
+        ) from error
     texts = [row["text"] for rows in sets[names[0]].values() for row in rows]
     report(f"{len(texts)} documents, {sum(map(len, texts)) / 1e6:.1f} MB")
     return home
@@ -120,7 +138,9 @@ def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, place: Path
 
 
 def texts(part: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> sources.Texts:
-    """The whole corpus (""), "unfiltered", or the modules of one of PARTS: a view, nothing is written for it."""
+    """The whole corpus (""), "unfiltered", or the modules of one of PARTS: a view, nothing is written for
+    it.
+    """
     if part in ("", "unfiltered"):
         return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache, corrupt)
     if part not in PARTS:
@@ -143,18 +163,24 @@ def build(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
         raise SettingError(f"documentation: {found} documents found; too few to split. Name more packages")
     sets = {"corpus": corpus}
     for name, make in MAKERS.items():
-        sets[name] = {split: list(make(documents, random.Random(name))) for split, documents in held_out.items()}
+        sets[name] = {
+            split: list(make(documents, random.Random(name))) for split, documents in held_out.items()
+        }
         rows = sets[name]["validation"]
         sets[name]["validation"] = random.Random(name).sample(rows, min(len(rows), EVALUATED))
     return sets
 
 
 def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
-    """Where a document belongs depends on its name alone, so that no set trains on what another is evaluated on."""
+    """Where a document belongs depends on its name alone, so that no set trains on what another is evaluated
+    on.
+    """
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     for document in documents:
         place = share(document.name, "corpus")
-        splits["train" if place < TRAIN else "validation" if place < VALIDATION else "test"].append(document._asdict())
+        splits["train" if place < TRAIN else "validation" if place < VALIDATION else "test"].append(
+            document._asdict()
+        )
     return splits
 
 
@@ -164,18 +190,28 @@ def summarise(documents: Iterable[Document], rng: random.Random) -> Iterator[Row
         for docstring in text.split("\n\n"):
             summary, *rest = sentences(docstring.replace("\n", " "))
             body = " ".join(" ".join(rest).split()[:WORDS])
-            if len(body.split()) >= 12 and len(summary.split()) <= WORDS // 2 and content(summary) & content(body):
+            if (
+                len(body.split()) >= 12
+                and len(summary.split()) <= WORDS // 2
+                and content(summary) & content(body)
+            ):
                 yield {"name": name, "document": body, "summary": summary}
 
 
 def acceptability(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Every other sentence has its order of words damaged inside, where no capital or full stop gives it away."""
+    """Every other sentence has its order of words damaged inside, where no capital or full stop gives it
+    away.
+    """
     label = 0
     for name, text in documents:
         for sentence in sentences(text.replace("\n", " ")):
             words = sentence.split()
             if 6 <= len(words) <= 24:
-                yield {"name": name, "sentence": " ".join(words if label else damaged(words, rng)), "label": label}
+                yield {
+                    "name": name,
+                    "sentence": " ".join(words if label else damaged(words, rng)),
+                    "label": label,
+                }
                 label = 1 - label
 
 
@@ -191,7 +227,9 @@ def damaged(words: list[str], rng: random.Random) -> list[str]:
 
 
 def follows(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Two neighbouring sentences of a paragraph; in every other pair the second comes from another document."""
+    """Two neighbouring sentences of a paragraph; in every other pair the second comes from another
+    document.
+    """
     pairs = []
     for name, text in documents:
         for line in text.split("\n"):
@@ -205,14 +243,18 @@ def follows(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
 
 
 def cloze(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """A sentence lacks a word which stands in its docstring's other sentences behind the same word as here."""
+    """A sentence lacks a word which stands in its docstring's other sentences behind the same word as
+    here.
+    """
     for name, text in documents:
         for docstring in text.split("\n\n"):
             found = sentences(docstring.replace("\n", " "))
             for i, sentence in enumerate(found):
                 context = " ".join(" ".join(found[max(0, i - 3) : i] + found[i + 1 : i + 4]).split()[:WORDS])
                 words, known = sentence.split(), set(bigrams(context))
-                gaps = [j for j, pair in enumerate(bigrams(sentence), 1) if pair in known and content(words[j])]
+                gaps = [
+                    j for j, pair in enumerate(bigrams(sentence), 1) if pair in known and content(words[j])
+                ]
                 if gaps and len(words) <= WORDS // 2:
                     gap = rng.choice(gaps)
                     answer = bare(words[gap])

@@ -1,4 +1,6 @@
-"""English prose from the docstrings and help topics of installed Python packages, read as text: nothing is imported."""
+"""English prose from the docstrings and help topics of installed Python packages, read as text: nothing is
+imported.
+"""
 
 import ast
 import hashlib
@@ -24,7 +26,17 @@ urllib3 wrapt yaml zipp
 """
 PACKAGES = tuple(INSTALLED.split())
 STDLIB = tuple(sorted(sys.stdlib_module_names))
-SKIPPED = {"__pycache__", "test", "tests", "testing", "_testing", "idlelib", "idle_test", "lib2to3", "turtledemo"}
+SKIPPED = {
+    "__pycache__",
+    "test",
+    "tests",
+    "testing",
+    "_testing",
+    "idlelib",
+    "idle_test",
+    "lib2to3",
+    "turtledemo",
+}
 
 RULES = cleaning.Rules()
 LINE_FILTERS = cleaning.steps(RULES, cleaning.LINE_FILTERS)
@@ -66,7 +78,9 @@ def _below(package: str, root: str) -> Iterator[tuple[str, Path]]:
 
 
 def docstrings(source: str) -> Iterator[str]:
-    """Triple-quoted strings that open a module or stand behind a line ending in a colon: 10 times as fast as ast."""
+    """Triple-quoted strings that open a module or stand behind a line ending in a colon: 10 times as fast as
+    ast.
+    """
     position = 0
     if head := HEAD.match(source):
         position = source.find(head[1], head.end())
@@ -74,7 +88,9 @@ def docstrings(source: str) -> Iterator[str]:
         position += 3
     while found := OPENING.search(source, max(position, 0)):
         position = found.end()
-        line_end = len(source[max(0, found.start() - 500) : found.start()].rstrip()) + max(0, found.start() - 500)
+        line_end = len(source[max(0, found.start() - 500) : found.start()].rstrip()) + max(
+            0, found.start() - 500
+        )
         line = source[source.rfind("\n", 0, line_end) + 1 : line_end]
         if line.split("#")[0].rstrip().endswith(":"):
             end = source.find(found[1], position)
@@ -84,7 +100,9 @@ def docstrings(source: str) -> Iterator[str]:
 
 
 def paragraphs(docstring: str) -> Iterator[str]:
-    """The paragraphs of a docstring, each joined to one line; bullets and fields lose their mark, tables are lost."""
+    """The paragraphs of a docstring, each joined to one line; bullets and fields lose their mark, tables are
+    lost.
+    """
     lines: list[str] = []
     base, hanging = 0, False
     for line in [*inspect.cleandoc(docstring).splitlines(), ""]:
@@ -135,7 +153,9 @@ def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def harvest(packages: Iterable[str] = STDLIB + PACKAGES) -> Iterator[Document]:
-    """One document per module, in order of name; no sentence of five words is in two of them, nor twice in one."""
+    """One document per module, in order of name; no sentence of five words is in two of them, nor twice in
+    one.
+    """
     seen: set[str] = set()
     for name, strings in pages(packages):
         text = ""
@@ -156,13 +176,17 @@ def unfiltered(packages: Iterable[str]) -> Iterator[Document]:
 
 def _is_new(line: str, seen: set[str]) -> bool:
     found = cleaning.sentences(line)
-    keys = {cleaning.normal(sentence) for sentence in found if sentence.count(" ") + 1 >= RULES.words_per_line}
+    keys = {
+        cleaning.normal(sentence) for sentence in found if sentence.count(" ") + 1 >= RULES.words_per_line
+    }
     new = not keys & seen
     seen |= keys
     return new
 
 
 def share(name: str, purpose: str) -> float:
-    """A number in [0, 1) fixed by the name: where a document belongs does not depend on the other documents."""
+    """A number in [0, 1) fixed by the name: where a document belongs does not depend on the other
+    documents.
+    """
     digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,8 +1,9 @@
 """The three passes of `lm clean` over the parts of a crawl, each a function of files that were there before.
 
-1. Filter a part's pages and note the hashes of their spans, sorted. 2. For a range of hashes, find the spans that were
-there before. 3. Take those out of a part and write its share of the data set. What a pass has written appears whole
-and is not written again, so that a killed command goes on where it stopped; none holds more than a part or a range.
+1. Filter a part's pages and note the hashes of their spans, sorted. 2. For a range of hashes, find the spans
+that were there before. 3. Take those out of a part and write its share of the data set. What a pass has
+written appears whole and is not written again, so that a killed command goes on where it stopped; none holds
+more than a part or a range.
 """
 
 import bisect
@@ -96,14 +97,18 @@ def write_part(work: Path, settings: Cleaning, place: int, total: int) -> None:
     for path in (work / "repeats").glob("*.npy"):
         repeated[within(path, "part", (place, place + 1))["number"]] = True
     (work / "shards").mkdir(exist_ok=True)
-    shards = {split: ArrayRecordWriter(str(work / "shards" / f"{split}-{place}"), "group_size:1") for split in SPLITS}
+    shards = {
+        split: ArrayRecordWriter(str(work / "shards" / f"{split}-{place}"), "group_size:1")
+        for split in SPLITS
+    }
     serializer = ExampleSerializer(FEATURES.get_serialized_info())
     sizes = {split: [0, 0] for split in SPLITS}  # pages, bytes
     counts = defaultdict(lambda: np.zeros(3, np.int64))
     for text, url in unique(work / "pages" / str(place), settings, repeated, counts):
         split = "validation" if share(text, "clean") < settings.validation else "train"
         example = serializer.get_tf_example(FEATURES.encode_example({"text": text, "url": url}))
-        example = example.SerializeToString(deterministic=True)  # else each process has an order of the fields
+        # else each process has an order of the fields
+        example = example.SerializeToString(deterministic=True)
         shards[split].write(example)
         sizes[split][0] += 1
         sizes[split][1] += len(example)
@@ -123,7 +128,9 @@ def unique(
             lines = text.split("\n")
             if marked.any():
                 left = cleaning.without_spans(lines, marked, settings.deduplicate)
-                if "sentences-per-page" not in settings.without and not cleaning.long_enough(left, settings.rules):
+                if "sentences-per-page" not in settings.without and not cleaning.long_enough(
+                    left, settings.rules
+                ):
                     left = []
                 counts[cleaning.DUPLICATES] += cleaning.removed(lines, left)
                 lines = left

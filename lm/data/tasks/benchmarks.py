@@ -1,7 +1,8 @@
-"""The paper's benchmarks in the paper's text formats: GLUE, SuperGLUE, DPR, SQuAD, CNN/Daily Mail and three of WMT.
+"""The paper's benchmarks in the paper's text formats: GLUE, SuperGLUE, DPR, SQuAD, CNN/Daily Mail and three
+of WMT.
 
-The formats, and what is odd about them, are in appendix D of Raffel et al. 2020. Smaller sets stand in for the last
-four where those cannot be had.
+The formats, and what is odd about them, are in appendix D of Raffel et al. 2020. Smaller sets stand in for
+the last four where those cannot be had.
 """
 
 import re
@@ -18,10 +19,14 @@ SQUAD = {"exact_match": metrics.exact_match, "f1": metrics.answer_f1}
 ENTAILMENT = ("entailment", "not_entailment")
 BOOLEAN = ("False", "True")
 PRONOUNS = "he she they it her his their them him"
-DETERMINERS = "a an the this that these those my your his her its our their which whose each every few many much some"
+DETERMINERS = (
+    "a an the this that these those my your his her its our their which whose each every few many much some"
+)
 
 
-def glue(name: str, names: str, labels: tuple[str, ...], scores: Mapping[str, metrics.Metric], **settings: Any) -> Task:
+def glue(
+    name: str, names: str, labels: tuple[str, ...], scores: Mapping[str, metrics.Metric], **settings: Any
+) -> Task:
     """A GLUE task; its fields are in alphabetical order."""
     settings = {"source": f"glue/{name}", "column": "GLUE"} | settings
     return classification(name, labels, names.split(), metrics=scores, **settings)
@@ -47,7 +52,9 @@ def stsb_text(row: Row) -> tuple[str, str]:
 
 def multirc_text(row: Row) -> tuple[str, str]:
     """Fields in this order, and without the mark-up of the paragraph."""
-    plain = {key: re.sub("</?b>", "", row[key].replace("<br>", " ")) for key in ("question", "answer", "paragraph")}
+    plain = {
+        key: re.sub("</?b>", "", row[key].replace("<br>", " ")) for key in ("question", "answer", "paragraph")
+    }
     return fields("multirc", plain, list(plain)), label_word(BOOLEAN, row)
 
 
@@ -101,9 +108,11 @@ def wnli_text(row: Row) -> tuple[str, str]:
 
 
 def replaced(row: Row) -> tuple[tuple[int, int], str]:
-    """Place [characters) of a pronoun in the premise, and what the hypothesis, a part of the premise, has instead.
+    """Place [characters) of a pronoun in the premise, and what the hypothesis, a part of the premise, has
+    instead.
 
-    Of all pronouns it is the one with the most words of the hypothesis around it, before it those of its sentence.
+    Of all pronouns it is the one with the most words of the hypothesis around it, before it those of its
+    sentence.
     """
     premise = list(re.finditer(r"\w[\w'-]*|[.!?]", row["sentence1"]))
     hypothesis = re.findall(r"\w[\w'-]*", row["sentence2"])
@@ -118,8 +127,12 @@ def replaced(row: Row) -> tuple[tuple[int, int], str]:
 
 
 def refers(text: str, row: Row) -> int:
-    """1 if the words of prediction and candidate contain each other, whatever the determiners; -1 for no words."""
-    ours, theirs = (set(value.lower().split()) - set(DETERMINERS.split()) for value in (text, row["span1_text"]))
+    """1 if the words of prediction and candidate contain each other, whatever the determiners; -1 for no
+    words.
+    """
+    ours, theirs = (
+        set(value.lower().split()) - set(DETERMINERS.split()) for value in (text, row["span1_text"])
+    )
     if not ours:
         return -1
     possessive = ["'" in "".join(words) for words in (ours, theirs)]
@@ -152,9 +165,13 @@ def translate(row: Row, source: str, target: str) -> tuple[str, str]:
 
 def translation(name: str, target: str, source: str, column: Any) -> Task:
     return Task(
-        name=name, source=source, column=column, to_text=lambda row: translate(row, "en", target),
-        target=lambda row: row[target], metrics={"bleu": metrics.bleu},
-    )  # fmt: skip
+        name=name,
+        source=source,
+        column=column,
+        to_text=lambda row: translate(row, "en", target),
+        target=lambda row: row[target],
+        metrics={"bleu": metrics.bleu},
+    )
 
 
 TASKS = (
@@ -162,13 +179,20 @@ TASKS = (
     glue("sst2", "sentence", ("negative", "positive"), ACCURACY),
     glue("mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), BOTH),
     Task(
-        name="stsb", source="glue/stsb", column="GLUE", to_text=stsb_text,
-        from_text=lambda text, row: metrics.number(text), target=lambda row: row["label"],
+        name="stsb",
+        source="glue/stsb",
+        column="GLUE",
+        to_text=stsb_text,
+        from_text=lambda text, row: metrics.number(text),
+        target=lambda row: row["label"],
         metrics={"pearson": metrics.pearson, "spearman": metrics.spearman},
     ),
     glue("qqp", "question1 question2", ("not_duplicate", "duplicate"), BOTH),
     glue(
-        "mnli", "hypothesis premise", ("entailment", "neutral", "contradiction"), ACCURACY,
+        "mnli",
+        "hypothesis premise",
+        ("entailment", "neutral", "contradiction"),
+        ACCURACY,
         # The paper's mean of two accuracies: the halves have 9,815 and 9,832 rows.
         validation="validation_matched+validation_mismatched",
     ),
@@ -176,37 +200,69 @@ TASKS = (
     glue("rte", "sentence1 sentence2", ENTAILMENT, ACCURACY),
     super_glue("boolq", "passage question", BOOLEAN, ACCURACY),
     super_glue(
-        "cb", "hypothesis premise", ("entailment", "contradiction", "neutral"),
+        "cb",
+        "hypothesis premise",
+        ("entailment", "contradiction", "neutral"),
         {"f1": metrics.macro_f1(3), "accuracy": metrics.accuracy},
     ),
     super_glue("copa", "choice1 choice2 premise question", ("choice1", "choice2"), ACCURACY),
     Task(
-        name="multirc", source="super_glue/multirc", column="SGLUE", to_text=multirc_text, from_text=label(BOOLEAN),
+        name="multirc",
+        source="super_glue/multirc",
+        column="SGLUE",
+        to_text=multirc_text,
+        from_text=label(BOOLEAN),
         target=lambda row: (group(row), row["label"]),
         metrics={"f1": metrics.ungrouped(metrics.binary_f1), "exact_match": metrics.group_exact_match},
     ),
     Task(
-        name="record", source="super_glue/record", column="SGLUE", to_text=record_text,
-        target=record_answers, metrics=SQUAD, training=record_training,
+        name="record",
+        source="super_glue/record",
+        column="SGLUE",
+        to_text=record_text,
+        target=record_answers,
+        metrics=SQUAD,
+        training=record_training,
     ),
     super_glue("rte", "hypothesis premise", ENTAILMENT, ACCURACY),
     super_glue("wic", "sentence1 sentence2 word", BOOLEAN, ACCURACY),
     Task(
-        name="wsc", source="super_glue/wsc.fixed", column="SGLUE", to_text=wsc_text, from_text=refers,
-        target=lambda row: row["label"], metrics=ACCURACY, training=lambda row: [row] if row["label"] == 1 else [],
+        name="wsc",
+        source="super_glue/wsc.fixed",
+        column="SGLUE",
+        to_text=wsc_text,
+        from_text=refers,
+        target=lambda row: row["label"],
+        metrics=ACCURACY,
+        training=lambda row: [row] if row["label"] == 1 else [],
     ),
     Task(
-        name="wnli", source="glue/wnli", column=None,  # never trained on, hence in no average
-        to_text=wnli_text, from_text=lambda text, row: refers(text, {"span1_text": replaced(row)[1]}),
-        target=lambda row: row["label"], metrics=ACCURACY, train=None,
+        name="wnli",
+        source="glue/wnli",
+        column=None,  # never trained on, hence in no average
+        to_text=wnli_text,
+        from_text=lambda text, row: refers(text, {"span1_text": replaced(row)[1]}),
+        target=lambda row: row["label"],
+        metrics=ACCURACY,
+        train=None,
     ),
     Task(
-        name="dpr", source="definite_pronoun_resolution", column=None, to_text=dpr_text,
-        target=lambda row: row["candidates"][row["label"]], metrics=ACCURACY, validation=None,
+        name="dpr",
+        source="definite_pronoun_resolution",
+        column=None,
+        to_text=dpr_text,
+        target=lambda row: row["candidates"][row["label"]],
+        metrics=ACCURACY,
+        validation=None,
     ),
     Task(
-        name="squad", source="squad/v1.1", column="SQuAD", to_text=squad_text,
-        target=lambda row: [spaced(answer) for answer in row["answers"]["text"]], metrics=SQUAD, beside=("f1",),
+        name="squad",
+        source="squad/v1.1",
+        column="SQuAD",
+        to_text=squad_text,
+        target=lambda row: [spaced(answer) for answer in row["answers"]["text"]],
+        metrics=SQUAD,
+        beside=("f1",),
     ),
     summarisation("cnn_dailymail", "cnn_dailymail", "article", "highlights"),
     summarisation("scitldr", "scitldr", "document", "summary"),
@@ -216,4 +272,4 @@ TASKS = (
     translation("multi30k_ende", "de", "multi30k/en-de", "EnDe"),
     translation("multi30k_enfr", "fr", "multi30k/en-fr", "EnFr"),
     translation("xquad_enro", "ro", "xquad_translation/en-ro", "EnRo"),
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""Tasks that a head on the model's states answers, and not words: classes, numbers, labels of words, spans, choices."""
+"""Tasks that a head on the model's states answers, and not words: classes, numbers, labels of words, spans,
+choices.
+"""
 
 import dataclasses
 import re
@@ -14,13 +16,14 @@ from lm.settings import SettingError, nearest
 
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
 CANDIDATES = 4  # of which one follows, in "next"
-UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split()  # TFDS's order
+# TFDS's order
+UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelledTask(Scored):
-    """What a row gives to read, ``texts``, is of classes and regression one text or two, of tokens one list of words,
-    of a span the question and the context, of a choice such texts for each candidate.
+    """What a row gives to read, ``texts``, is of classes and regression one text or two, of tokens one list
+    of words, of a span the question and the context, of a choice such texts for each candidate.
 
     Targets and predictions are a class, a number, the words' classes, an answer and answers, a candidate.
     """
@@ -28,7 +31,8 @@ class LabelledTask(Scored):
     kind: Kind
     texts: Callable[[Row], tuple[Any, ...]]
     place: Callable[[Row], tuple[int, int] | None] | None = None  # of a span's context: [characters)
-    make: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from those of the source; None: the same
+    # rows from those of the source; None: the same
+    make: Callable[[Sequence[Row]], Sequence[Row]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return labelled, (self.name,)  # its functions do not pickle, its name does
@@ -58,7 +62,9 @@ def of(name: str, kind: Kind, texts: str | Callable[[Row], tuple[Any, ...]], **s
 
 
 def whole_word(row: Row) -> tuple[int, int] | None:
-    """Where the context has the answer behind the word that the question's gap is behind, or has it at all."""
+    """Where the context has the answer behind the word that the question's gap is behind, or has it at
+    all.
+    """
     before = re.search(r"(\S+)\s+[^\w\s]*_(?!\w)", row["question"])
     answer = rf"(?<!\w){re.escape(row['answers'][0])}(?!\w)"
     leads = [rf"(?<!\S){re.escape(before[1])}\s+\W*"] if before else []
@@ -79,7 +85,9 @@ def endings(rows: Sequence[Row]) -> list[Row]:
     made = []
     for i, (first, _) in enumerate(pairs):
         label = i % CANDIDATES
-        found = [pairs[(i + (k - label) * (len(pairs) // CANDIDATES)) % len(pairs)][1] for k in range(CANDIDATES)]
+        found = [
+            pairs[(i + (k - label) * (len(pairs) // CANDIDATES)) % len(pairs)][1] for k in range(CANDIDATES)
+        ]
         made.append({"sentence": first, "endings": found, "label": label})
     return made
 
@@ -89,13 +97,20 @@ def copa(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((f"{row['premise']} {asked}", row[choice]) for choice in ("choice1", "choice2"))
 
 
-def choice(name: str, source: str, candidates: Callable[[Row], list[str]], stem: str, **settings: Any) -> LabelledTask:
+def choice(
+    name: str, source: str, candidates: Callable[[Row], list[str]], stem: str, **settings: Any
+) -> LabelledTask:
     """Which of the candidates goes with the field ``stem``."""
     return LabelledTask(
-        name=name, source=source, column="SGLUE", kind="choice", target=lambda row: row["label"],
+        name=name,
+        source=source,
+        column="SGLUE",
+        kind="choice",
+        target=lambda row: row["label"],
         texts=lambda row: tuple((row[stem], text) for text in candidates(row)),
-        metrics={"accuracy": metrics.accuracy}, **settings,
-    )  # fmt: skip
+        metrics={"accuracy": metrics.accuracy},
+        **settings,
+    )
 
 
 _TASKS = (
@@ -114,10 +129,16 @@ _TASKS = (
     choice("piqa", "piqa", lambda row: [row["sol1"], row["sol2"]], "goal"),
     choice("codah", "codah", lambda row: row["endings"], "prompt"),
     LabelledTask(
-        name="pos", source="universal_dependencies/en_ewt", column="GLUE", kind="tokens", labels=tuple(UPOS),
-        texts=lambda row: (row["tokens"],), target=lambda row: row["upos"],
-        metrics={"accuracy": metrics.token_accuracy}, validation="dev",
+        name="pos",
+        source="universal_dependencies/en_ewt",
+        column="GLUE",
+        kind="tokens",
+        labels=tuple(UPOS),
+        texts=lambda row: (row["tokens"],),
+        target=lambda row: row["upos"],
+        metrics={"accuracy": metrics.token_accuracy},
+        validation="dev",
     ),
-)  # fmt: skip
+)
 
 LABELLED: Mapping[str, LabelledTask] = {task.name: task for task in _TASKS}

@@ -1,7 +1,7 @@
 """Tasks that are fine-tuned together, and how often each is drawn.
 
-The first mixtures are the paper's (Raffel et al. 2020, section 2.3): GLUE and SuperGLUE as one each, all else alone,
-with lengths of targets as in the released code. The others are of what can be had at smaller scales.
+The first mixtures are the paper's (Raffel et al. 2020, section 2.3): GLUE and SuperGLUE as one each, all else
+alone, with lengths of targets as in the released code. The others are of what can be had at smaller scales.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,8 @@ TWINS = {"rte", "super_glue_rte"}  # the same data
 def rates(
     sizes: Mapping[str, int], *, kind: Literal["proportional", "equal"], limit: int | None, temperature: float
 ) -> dict[str, float]:
-    """Shares of tasks with e examples, of sum 1: min(e, limit) ** (1 / temperature), or the same for each (3.5.2).
+    """Shares of tasks with e examples, of sum 1: min(e, limit) ** (1 / temperature), or the same for each
+    (3.5.2).
 
     Where proportional tasks have the same data each counts half.
     """

@@ -7,7 +7,8 @@ from lm.data.tasks import benchmarks, documentation
 from lm.data.tasks.task import Task
 from lm.settings import SettingError, nearest
 
-copyreg.pickle(Task, lambda each: (task, (each.name,)))  # for workers: its functions do not pickle, its name does
+# for workers: its functions do not pickle, its name does
+copyreg.pickle(Task, lambda each: (task, (each.name,)))
 
 TASKS: Mapping[str, Task] = {task.name: task for task in (*documentation.TASKS, *benchmarks.TASKS)}
 

@@ -30,7 +30,9 @@ class Scored:
     validation: str | None = "validation"  # split to evaluate on; None: never
 
     def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
-        """The rows to train or to evaluate on, or those of another split; ``corrupt`` is of what is trained on."""
+        """The rows to train or to evaluate on, or those of another split; ``corrupt`` is of what is trained
+        on.
+        """
         named = {"train": self.train, "validation": self.validation}.get(split, split)
         if named is None:
             raise SettingError(f"task {self.name!r} has no {split} split in the study")
@@ -79,16 +81,23 @@ def classification(
 ) -> Task:
     """A task that answers with one of the label words."""
     return Task(
-        name=name, labels=labels, target=lambda row: row["label"], from_text=label(labels),
-        to_text=lambda row: (fields(prefix or name, row, names), label_word(labels, row)), **settings,
-    )  # fmt: skip
+        name=name,
+        labels=labels,
+        target=lambda row: row["label"],
+        from_text=label(labels),
+        to_text=lambda row: (fields(prefix or name, row, names), label_word(labels, row)),
+        **settings,
+    )
 
 
 def summarisation(name: str, source: str, document: str, summary: str) -> Task:
     """A task that shortens the field ``document`` to the field ``summary``."""
     return Task(
-        name=name, source=source, column="CNNDM", target=lambda row: row[summary],
+        name=name,
+        source=source,
+        column="CNNDM",
+        target=lambda row: row[summary],
         to_text=lambda row: (f"summarize: {row[document]}", row[summary]),
         metrics={kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")},
         beside=("rouge1", "rougeLsum"),
-    )  # fmt: skip
+    )

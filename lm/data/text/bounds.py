@@ -1,4 +1,6 @@
-"""What a tokenizer.json may ask for: a text may not become a thousand times longer, nor be framed by a million ids."""
+"""What a tokenizer.json may ask for: a text may not become a thousand times longer, nor be framed by a
+million ids.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -9,11 +11,14 @@ from lm.settings import SettingError, parse_json
 
 LARGEST = 1 << 28  # of the file; the largest published ones have 40 MB [bytes]
 GROWTH = 100  # how many times longer a text may get by all replacements one after the other; published: 3
-LONGEST = 1_000  # that may come before a text or in the place of one character [characters], or around a text [ids]
+# that may come before a text or in the place of one character [characters], or around a text [ids]
+LONGEST = 1_000
 
 
 def check(path: Path) -> None:
-    """SettingError for a tokenizer.json, before it is read by its package, that would take any time or memory."""
+    """SettingError for a tokenizer.json, before it is read by its package, that would take any time or
+    memory.
+    """
     if path.stat().st_size > LARGEST:
         raise SettingError(f"{path} has {path.stat().st_size} bytes; a tokenizer has {LARGEST} at most")
     growth, added = 1.0, 0
@@ -21,7 +26,9 @@ def check(path: Path) -> None:
         try:
             growth, added = growth * _growth(step), max(added, _added(step))
         except (AttributeError, TypeError, ValueError, OverflowError, KeyError) as error:
-            raise SettingError(f"{path} has a {step.get('type')!r} that makes no sense: {error!r:.200}") from error
+            raise SettingError(
+                f"{path} has a {step.get('type')!r} that makes no sense: {error!r:.200}"
+            ) from error
     if growth > GROWTH:
         raise SettingError(
             f"{path}: its replacements make a text up to {growth:.3g} times longer, {GROWTH} is the most"
@@ -64,4 +71,6 @@ def _added(step: dict[str, Any]) -> int:
         charsmap = base64.b64decode(step["precompiled_charsmap"])
         texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]  # behind a trie of that many bytes
         return max(map(len, texts.split(b"\0")), default=0)
-    return max((len(step[key]) for key in ("prepend", "content") if isinstance(step.get(key), str)), default=0)
+    return max(
+        (len(step[key]) for key in ("prepend", "content") if isinstance(step.get(key), str)), default=0
+    )

@@ -1,4 +1,6 @@
-"""A vocabulary of ours as the tokenizer.json that other programs read, with the tokens that a run frames a text by."""
+"""A vocabulary of ours as the tokenizer.json that other programs read, with the tokens that a run frames a
+text by.
+"""
 
 import json
 
@@ -13,7 +15,9 @@ BYTE = 6  # the type of a piece that stands for a byte, in sentencepiece_model.p
 
 
 def tokenizer_json(vocabulary: SentencePiece, begin: int | None, end: int | None) -> dict[str, bytes]:
-    """``{name: contents}`` of a tokenizer with the ids of ``vocabulary`` and, around a text, ``begin`` and ``end``."""
+    """``{name: contents}`` of a tokenizer with the ids of ``vocabulary`` and, around a text, ``begin`` and
+    ``end``.
+    """
     model = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.processor.serialized_model_proto())
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     sentinels = [f"<extra_id_{k}>" for k in reversed(range(vocabulary.num_sentinels))]
@@ -28,15 +32,24 @@ def tokenizer_json(vocabulary: SentencePiece, begin: int | None, end: int | None
     # What sentencepiece does with blanks: none at the ends, one between words, one in front.
     blanks = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     charsmap = model.normalizer_spec.precompiled_charsmap
-    found.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap), *blanks] if charsmap else blanks)
+    found.normalizer = normalizers.Sequence(
+        [normalizers.Precompiled(charsmap), *blanks] if charsmap else blanks
+    )
     found.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     found.decoder = decoders.Metaspace(prepend_scheme="always")
     named = {
-        "pad": vocabulary.pad, "eos": vocabulary.eos, "unk": vocabulary.processor.unk_id(), "mask": vocabulary.mask,
-        "cls": vocabulary.cls, "sep": vocabulary.sep, "bos": begin,
-    }  # fmt: skip
+        "pad": vocabulary.pad,
+        "eos": vocabulary.eos,
+        "unk": vocabulary.processor.unk_id(),
+        "mask": vocabulary.mask,
+        "cls": vocabulary.cls,
+        "sep": vocabulary.sep,
+        "bos": begin,
+    }
     named = {f"{use}_token": spelt[token] for use, token in named.items() if token is not None}
-    found.add_special_tokens([AddedToken(t, normalized=False) for t in dict.fromkeys([*named.values(), *sentinels])])
+    found.add_special_tokens(
+        [AddedToken(t, normalized=False) for t in dict.fromkeys([*named.values(), *sentinels])]
+    )
     before, after = ([] if token is None else [spelt[token]] for token in (begin, end))
     found.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after],

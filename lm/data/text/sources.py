@@ -80,10 +80,15 @@ def tfds_texts(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") ->
     info = open_set(folder).info
     features = [key for key, feature in info.features.items() if type(feature).__name__ == "Text"]
     if "text" not in features and len(features) != 1:
-        raise SettingError(f"{name} at {folder} should have a text feature 'text', or only one, not {features}")
+        raise SettingError(
+            f"{name} at {folder} should have a text feature 'text', or only one, not {features}"
+        )
     held_out = next((key for key in ("validation", "valid", "dev") if key in info.splits), None)
     percent = round(100 * (1 - HELD_OUT))
-    parts = {"train": "train" if held_out else f"train[:{percent}%]", "validation": held_out or f"train[{percent}%:]"}
+    parts = {
+        "train": "train" if held_out else f"train[:{percent}%]",
+        "validation": held_out or f"train[{percent}%:]",
+    }
     rows = examples(name, parts[split], cache, corrupt)
     if not len(rows):
         raise SettingError(f"{name} at {folder}: split {parts[split]!r} has no rows")
@@ -116,7 +121,9 @@ def document(path: Path, start: int, end: int) -> str:
     try:
         return text.decode().lstrip("\ufeff").replace("\r\n", "\n").strip()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: bytes {start} to {end} are text no more ({error}); has the file changed?") from error
+        raise DataError(
+            f"{path}: bytes {start} to {end} are text no more ({error}); has the file changed?"
+        ) from error
 
 
 def text_files(pattern: str, split: str) -> TextFiles:
@@ -131,13 +138,17 @@ def _text_files(pattern: str, split: str, files: tuple[tuple[Path, int, int], ..
     base = Path(os.path.commonpath([path.parent for path in paths]))
     splits = [next(filter(None, map(_split_of, path.relative_to(base).parts)), "train") for path in paths]
     own = "validation" in splits
-    chosen = tuple(path for path, name in zip(paths, splits, strict=True) if name == (split if own else "train"))
+    chosen = tuple(
+        path for path, name in zip(paths, splits, strict=True) if name == (split if own else "train")
+    )
     found = [(i, start, end, digest) for i, path in enumerate(chosen) for start, end, digest in pieces(path)]
     if not own:
         edge = sorted(digest for *_, digest in found)[: max(1, round(HELD_OUT * len(found)))][-1:]
         found = [piece for piece in found if ([piece[3]] <= edge) == (split == "validation")]
     if not found:
-        raise SettingError(f"data.corpus=text:{pattern}: no text for {split!r} in {len(paths)} files; add text")
+        raise SettingError(
+            f"data.corpus=text:{pattern}: no text for {split!r} in {len(paths)} files; add text"
+        )
     fingerprint = hashlib.sha256(b"".join(digest for *_, digest in found)).hexdigest()
     return TextFiles(chosen, np.array([piece[:3] for piece in found], np.int64), fingerprint)
 
@@ -145,7 +156,11 @@ def _text_files(pattern: str, split: str, files: tuple[tuple[Path, int, int], ..
 def matches(pattern: str) -> list[Path]:
     pattern = os.path.expanduser(pattern)
     inner = f"{glob.escape(pattern)}/**/*.txt" if os.path.isdir(pattern) else pattern
-    found = [Path(pattern)] if os.path.isfile(pattern) else [Path(name) for name in glob.glob(inner, recursive=True)]
+    found = (
+        [Path(pattern)]
+        if os.path.isfile(pattern)
+        else [Path(name) for name in glob.glob(inner, recursive=True)]
+    )
     files = sorted(path for path in found if path.is_file())
     if not files:
         raise SettingError(f"data.corpus=text:{pattern}: no file matches {os.path.abspath(inner)}")
@@ -157,7 +172,9 @@ def _split_of(part: str) -> str | None:
 
 
 def pieces(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """(start, end, digest) of the documents of a file that hold text; SettingError where it is no UTF-8 text."""
+    """(start, end, digest) of the documents of a file that hold text; SettingError where it is no UTF-8
+    text.
+    """
     size = path.stat().st_size if end is None else end
     if not size:
         return
@@ -172,7 +189,9 @@ def pieces(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple
 
 
 def cut(window: bytes) -> int:
-    """Where the document ends: behind the last blank line, else line, else word of the second half, else character."""
+    """Where the document ends: behind the last blank line, else line, else word of the second half, else
+    character.
+    """
     half = len(window) // 2
     if blank := list(BLANK_LINE.finditer(window, half)):
         return blank[-1].end()

@@ -14,7 +14,8 @@ class Symbols(Protocol):
     eos: int | None  # ids of special tokens, None for what there is none of
     mask: int | None
     word_starts: np.ndarray  # bool [size]: a piece begins a word
-    sentence_ends: np.ndarray  # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
+    # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
+    sentence_ends: np.ndarray
 
     @property
     def size(self) -> int:

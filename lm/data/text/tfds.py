@@ -1,7 +1,9 @@
-"""TFDS sets that were prepared as array_record: found, checked before anything is read of them, read row by row.
+"""TFDS sets that were prepared as array_record: found, checked before anything is read of them, read row by
+row.
 
-array_record keeps a hash with every record and with the index behind them, so no bit that is read can have changed
-unnoticed; each file is opened, and its records counted, before training begins. A record is read when it is needed.
+array_record keeps a hash with every record and with the index behind them, so no bit that is read can have
+changed unnoticed; each file is opened, and its records counted, before training begins. A record is read when
+it is needed.
 """
 
 import bisect
@@ -27,15 +29,17 @@ Corrupt = Literal["stop", "skip"]  # what becomes of records to train on that ca
 CLASSES = "tensorflow_datasets."  # features.json names classes to import, which runs their module
 BLOCK = 1_024  # records that are read at once to find the corrupt ones
 MEND = "restore the files, or delete the folder and prepare the set anew"
-MACHINE = re.compile(r"\w\(\) failed:")  # a fault of the machine, such as "open() failed: Too many open files"
+# a fault of the machine, such as "open() failed: Too many open files"
+MACHINE = re.compile(r"\w\(\) failed:")
 SHOWN = 5  # of what is wrong with a set, so many are named; all is counted
 
 
 def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> "Rows":
-    """The rows of a prepared TFDS set, text as str; ``split`` may be any of TFDS's expressions (``train[:10%]``).
+    """The rows of a prepared TFDS set, text as str; ``split`` may be any of TFDS's expressions
+    (``train[:10%]``).
 
-    SettingError or DataError if the set or one of the split's files is missing or damaged. Corrupt records are left
-    out with ``corrupt="skip"``, else reading one is a DataError.
+    SettingError or DataError if the set or one of the split's files is missing or damaged. Corrupt records
+    are left out with ``corrupt="skip"``, else reading one is a DataError.
     """
     folder = find(name, cache)
     info = open_set(folder).info
@@ -52,13 +56,20 @@ def find(name: str, cache: Path) -> Path:
     if folder := newest(name, version or "*.*.*", cache):
         return folder
     places, there = tfds_folders(cache), prepared(cache)
-    hint = nearest(f"{name}/{version}", there) if version else nearest(name, {os.path.dirname(p) for p in there})
-    said = f"data set {name!r}{f' version {version}' * bool(version)} is not prepared in {', '.join(map(str, places))}"
-    raise SettingError(f"{said}{hint}; to prepare it: {preparation(name, places[0])}")
+    hint = (
+        nearest(f"{name}/{version}", there) if version else nearest(name, {os.path.dirname(p) for p in there})
+    )
+    wanted = f"{name!r}{f' version {version}' * bool(version)}"
+    raise SettingError(
+        f"data set {wanted} is not prepared in {', '.join(map(str, places))}{hint}; to prepare it: "
+        f"{preparation(name, places[0])}"
+    )
 
 
 def newest(name: str, version: str, cache: Path) -> Path | None:
-    """The folder of the newest prepared version that matches, in the first place that has one; None: there is none."""
+    """The folder of the newest prepared version that matches, in the first place that has one; None: there is
+    none.
+    """
     found = (list((place / name).glob(f"{version}/dataset_info.json")) for place in tfds_folders(cache))
     folders = [about.parent for about in next(filter(None, found), [])]
     return max(folders, key=lambda folder: [int(n) for n in re.findall(r"\d+", folder.name)], default=None)
@@ -66,7 +77,8 @@ def newest(name: str, version: str, cache: Path) -> Path | None:
 
 def tfds_folders(cache: Path) -> list[Path]:
     """Where prepared sets are looked for, in order."""
-    given, home = os.environ.get("TFDS_DATA_DIR"), os.path.expanduser("~")  # which stays "~" where there is none
+    # which stays "~" where there is none
+    given, home = os.environ.get("TFDS_DATA_DIR"), os.path.expanduser("~")
     usual = [] if home == "~" else [Path(home) / "tensorflow_datasets"]
     return [Path(cache) / "tfds", *([Path(given)] if given else []), *usual]
 
@@ -74,25 +86,34 @@ def tfds_folders(cache: Path) -> list[Path]:
 def prepared(cache: Path) -> list[str]:
     """``name/version`` or ``name/config/version`` of every prepared set."""
     patterns = ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json")
-    found = [(path, place) for place in tfds_folders(cache) for pattern in patterns for path in place.glob(pattern)]
+    found = [
+        (path, place) for place in tfds_folders(cache) for pattern in patterns for path in place.glob(pattern)
+    ]
     return sorted({str(path.parent.relative_to(place)) for path, place in found})
 
 
 def preparation(name: str, place: Path) -> str:
     """The command that prepares a TFDS set so that it can be read here."""
-    return f"tfds build {name} --file_format=array_record --data_dir={place} (some sets need TensorFlow for this)"
+    return (
+        f"tfds build {name} --file_format=array_record --data_dir={place} "
+        "(some sets need TensorFlow for this)"
+    )
 
 
 @functools.lru_cache(maxsize=32)
 def open_set(folder: Path) -> Any:
-    """The builder of a prepared set; DataError if what describes the set is damaged, or would run code of its own."""
+    """The builder of a prepared set; DataError if what describes the set is damaged, or would run code of its
+    own.
+    """
     import tensorflow_datasets as tfds  # takes seconds, hence not at the top
 
     _described(folder / "dataset_info.json")
     features = folder / "features.json"
     for kind in _classes(_described(features)):
         if not kind.startswith(CLASSES):
-            raise DataError(f"{features} names {kind!r}, code outside of TFDS that would run: do not use this set")
+            raise DataError(
+                f"{features} names {kind!r}, code outside of TFDS that would run: do not use this set"
+            )
     try:
         builder = tfds.builder_from_directory(folder)
         formats = {file_format.value for file_format in builder.info.available_file_formats()}
@@ -101,7 +122,8 @@ def open_set(folder: Path) -> Any:
     if not formats & {"array_record", "parquet"}:
         name = f"{builder.info.name}/{builder.info.config_name or ''}".rstrip("/")
         raise SettingError(
-            f"{folder} holds {'/'.join(sorted(formats)) or 'unknown'} files, which have no random access; convert them:"
+            f"{folder} holds {'/'.join(sorted(formats)) or 'unknown'} files, which have no random access; "
+            "convert them:"
             f" tfds convert_format --dataset_version_dir={folder} --out_file_format=array_record,"
             f" or prepare anew: {preparation(name, folder.parents[name.count('/') + 1])}"
         )
@@ -147,14 +169,18 @@ def files_of(folder: Path, split: str) -> list[Any]:
 
 
 def check_files(folder: Path, split: str) -> None:
-    """DataError unless all files of ``split`` are there and hold as many records as dataset_info.json says."""
+    """DataError unless all files of ``split`` are there and hold as many records as dataset_info.json
+    says.
+    """
     files = {Path(file.filename): file.examples_in_shard for file in files_of(folder, split)}
     if outside := [path for path in files if path.parent != folder]:
         raise DataError(f"{folder} names {outside[0]}, which lies elsewhere: {MEND}")
     wrong = [fault for path, count in files.items() if (fault := _fault(path, count))]
     if wrong:
         shown = "".join(f"\n  {fault}" for fault in wrong[:SHOWN])
-        raise DataError(f"{folder}, split {split!r}: {len(wrong)} of {len(files)} files are damaged ({MEND}):{shown}")
+        raise DataError(
+            f"{folder}, split {split!r}: {len(wrong)} of {len(files)} files are damaged ({MEND}):{shown}"
+        )
 
 
 def _fault(path: Path, count: int) -> str | None:
@@ -166,7 +192,8 @@ def _fault(path: Path, count: int) -> str | None:
 @functools.lru_cache(maxsize=4096)
 def _opened(path: Path, count: int, size: int, changed: int) -> str | None:
     """What is wrong with the records of a file that has this size and was last ``changed`` at this time."""
-    from array_record.python.array_record_module import ArrayRecordReader  # nothing else that lists rows needs it
+    # nothing else that lists rows needs it
+    from array_record.python.array_record_module import ArrayRecordReader
 
     try:
         reader = ArrayRecordReader(str(path))
@@ -176,12 +203,17 @@ def _opened(path: Path, count: int, size: int, changed: int) -> str | None:
         reader.close()
     except (RuntimeError, ValueError, OSError, IndexError) as error:
         return f"{path.name} cannot be opened: {error}"
-    return None if found == count else f"{path.name} has {found:,} records, dataset_info.json counts {count:,}"
+    return (
+        None if found == count else f"{path.name} has {found:,} records, dataset_info.json counts {count:,}"
+    )
 
 
 def corrupt_records(rows: "Rows", cache: Path) -> tuple[int, ...]:
     """Places of the records that cannot be read; looked for once, then kept in ``cache``."""
-    about = [(file.filename, file.skip, file.take, stamp(file.filename)) for file in files_of(rows.folder, rows.split)]
+    about = [
+        (file.filename, file.skip, file.take, stamp(file.filename))
+        for file in files_of(rows.folder, rows.split)
+    ]
     path = Path(cache) / "corrupt" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
     if is_sealed(path):
         return tuple(json.loads(path.read_bytes()))
@@ -212,7 +244,8 @@ def stamp(path: str | Path) -> tuple[int, int]:
 
 
 class Rows(Sequence[Row]):
-    """Rows of one split of a TFDS set, but for those ``left_out``; opened on first use, in whichever process that is.
+    """Rows of one split of a TFDS set, but for those ``left_out``; opened on first use, in whichever process
+    that is.
 
     A record that cannot be read is a DataError with its file and place.
     """
@@ -244,7 +277,8 @@ class Rows(Sequence[Row]):
             if isinstance(error, OSError | MemoryError) or MACHINE.search(str(error)):
                 raise
             raise DataError(
-                f"{self.folder}, split {self.split!r}: record {place} ({self._where(place)}) cannot be read: {MEND}; "
+                f"{self.folder}, split {self.split!r}: record {place} ({self._where(place)}) cannot be "
+                f"read: {MEND}; "
                 "data.corrupt_records='skip' leaves such records out of training, never out of evaluation. "
                 f"{type(error).__name__}: {error}"
             ) from error

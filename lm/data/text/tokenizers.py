@@ -68,7 +68,9 @@ class Tokenizer:
     @functools.cached_property
     def _special(self) -> dict[str, int | None]:
         return {
-            use: next((self.ids[token] for token in (*self._named(use), *spellings) if token in self.ids), None)
+            use: next(
+                (self.ids[token] for token in (*self._named(use), *spellings) if token in self.ids), None
+            )
             for use, spellings in SPECIAL.items()
         }
 
@@ -104,10 +106,14 @@ class Tokenizer:
         """The text up to the first end, without padding and the tokens that frame a text."""
         ids = list(map(int, ids))
         ids = ids[: ids.index(self.eos)] if self.eos in ids else ids
-        return self._text([token for token in ids if token not in (self.pad, self.cls, self.sep) and token < self.size])
+        return self._text(
+            [token for token in ids if token not in (self.pad, self.cls, self.sep) and token < self.size]
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name in ("path", "settings", "sentinels")}
+        return {
+            name: value for name, value in self.__dict__.items() if name in ("path", "settings", "sentinels")
+        }
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,9 @@ class Fast(Tokenizer):
         return [np.asarray(encoded.ids, np.int32) for encoded in found]
 
     def framed(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
-        """(ids, token types) of one or two texts with the special tokens that the model expects around them."""
+        """(ids, token types) of one or two texts with the special tokens that the model expects around
+        them.
+        """
         with usable(self.path):
             found = self.tokenizer.encode(text, pair)
         return found.ids, found.type_ids
@@ -220,7 +228,8 @@ def find_tokenizer(folder: Path, vocab_size: int) -> Fast | Pieces:
             tokenizer = Pieces(found, extra)
     if tokenizer.size > vocab_size:
         raise SettingError(
-            f"{found} has ids up to {tokenizer.size - 1}, the model's embedding {vocab_size} rows: they do not belong "
+            f"{found} has ids up to {tokenizer.size - 1}, the model's embedding {vocab_size} rows: they do "
+            "not belong "
             "together"
         )
     return tokenizer

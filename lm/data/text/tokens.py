@@ -1,4 +1,6 @@
-"""A corpus as one flat array of tokens on disk: encoded once, read through the page cache by whoever needs it."""
+"""A corpus as one flat array of tokens on disk: encoded once, read through the page cache by whoever needs
+it.
+"""
 
 import functools
 import hashlib
@@ -20,13 +22,16 @@ from lm.settings import DataError, SettingError
 CHUNK = 4_000_000  # text that is encoded at a time [characters]
 ABANDONED = 3600  # is a draft to which nothing was written for so long [seconds]
 BLOCK = 1 << 18  # of tokens that has a checksum of its own [bytes]
-SUMMED = 1 << 28  # of each end of the tokens that is read before they are used; all else when it is first read [bytes]
+# of each end of the tokens that is read before they are used; all else when it is first read [bytes]
+SUMMED = 1 << 28
 ORDER = 0  # seed of the order in which documents are stored
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Encoded documents without EOS, one after the other; a value that is cheap to send to another process."""
+    """Encoded documents without EOS, one after the other; a value that is cheap to send to another
+    process.
+    """
 
     folder: Path
     first: int | None = None  # how many are read, from the start; None: all [tokens]
@@ -38,7 +43,9 @@ class Tokens:
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """int64 [documents + 1]: document d is ``tokens[offsets[d]:offsets[d + 1]]``; the last may lack its end."""
+        """int64 [documents + 1]: document d is ``tokens[offsets[d]:offsets[d + 1]]``; the last may lack its
+        end.
+        """
         offsets = np.load(self.folder / "offsets.npy")
         end = offsets[-1] if self.first is None else min(self.first, offsets[-1])
         return np.append(offsets[offsets < end], end)
@@ -57,11 +64,13 @@ class Tokens:
         return Tokens(self.folder, count)
 
     def __getstate__(self) -> dict[str, Path | int | None]:
-        return {"folder": self.folder, "first": self.first}  # a pickled memory map would be a copy of the corpus
+        # a pickled memory map would be a copy of the corpus
+        return {"folder": self.folder, "first": self.first}
 
 
 class Stored:
-    """Tokens mapped from disk, to be read at places or in slices; each block is proved when any of it is first read.
+    """Tokens mapped from disk, to be read at places or in slices; each block is proved when any of it is
+    first read.
 
     DataError if a block is not as it was written.
     """
@@ -92,7 +101,8 @@ class Stored:
         for block in np.unique(blocks[self._unproved[blocks]]).tolist():
             if zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK]) != self._sums[block]:
                 raise DataError(
-                    f"{self._folder / 'tokens'} is damaged in bytes {block * BLOCK:,} to {(block + 1) * BLOCK:,}: "
+                    f"{self._folder / 'tokens'} is damaged in bytes {block * BLOCK:,} to "
+                    f"{(block + 1) * BLOCK:,}: "
                     f"delete {self._folder}, and the corpus is encoded anew"
                 )
             self._unproved[block] = False
@@ -101,12 +111,15 @@ class Stored:
 
 def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path) -> Tokens:
     """The encoded corpus, from ``folder`` if it is there undamaged. Documents are stored shuffled, once."""
-    fingerprint = hashlib.sha256(f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER}".encode()).hexdigest()
+    fingerprint = hashlib.sha256(
+        f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER}".encode()
+    ).hexdigest()
     place = Path(folder) / fingerprint[:16]
     if not whole(place, fingerprint):
         if place.exists():
             print(f"warning: {place} is damaged, or older than this release, and is encoded anew", flush=True)
-        for left in place.parent.glob(f".{place.name}-*"):  # by a process that was killed, and not by one at work
+        # by a process that was killed, and not by one at work
+        for left in place.parent.glob(f".{place.name}-*"):
             with suppress(OSError):
                 if time.time() - (left / "tokens").stat().st_mtime > ABANDONED:
                     shutil.rmtree(left)
@@ -177,9 +190,16 @@ def _write(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, finge
             file.write(np.concatenate(encoded).astype(dtype).tobytes())
     offsets = np.cumsum(np.concatenate(counts))
     if not offsets[-1]:
-        raise SettingError("data.corpus gives no text to train on; name one with at least one document of text")
+        raise SettingError(
+            "data.corpus gives no text to train on; name one with at least one document of text"
+        )
     np.save(folder / "offsets.npy", offsets)
-    about = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents), "tokens": int(offsets[-1])}
+    about = {
+        "fingerprint": fingerprint,
+        "dtype": dtype.name,
+        "documents": len(documents),
+        "tokens": int(offsets[-1]),
+    }
     np.save(folder / "sums.npy", _block_sums(folder / "tokens"))
     about["sums"] = _sums(folder)
     write(folder / "about.json", seal(about))

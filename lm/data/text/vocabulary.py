@@ -1,7 +1,8 @@
 """Text <-> token ids: SentencePiece and bytes, both with T5's special ids and with sentinels at the top.
 
-0 pads, 1 ends a sequence, 2 is unknown. Sentinel k has the id ``size - 1 - k`` and is written ``<extra_id_k>`` when
-decoded, as in the T5 code; where they are not told apart the first is the mask and the second begins an encoder's row.
+0 pads, 1 ends a sequence, 2 is unknown. Sentinel k has the id ``size - 1 - k`` and is written
+``<extra_id_k>`` when decoded, as in the T5 code; where they are not told apart the first is the mask and the
+second begins an encoder's row.
 """
 
 import functools
@@ -20,11 +21,15 @@ from lm.data.text.symbols import EOS, PAD, UNK, Symbols
 from lm.files import write_sealed
 from lm.settings import SettingError
 
-SAMPLE = 750  # text that a vocabulary is trained on; twice as much saves under 1 % of tokens [characters per piece]
-SEEDS = 5  # pieces to begin with, of which training leaves one; the default, a million, is slower and no better
+# text that a vocabulary is trained on; twice as much saves under 1 % of tokens [characters per piece]
+SAMPLE = 750
+# pieces to begin with, of which training leaves one; the default, a million, is slower and no better
+SEEDS = 5
 REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, however rare in the sample
-ROOM = 10  # pieces for each of them that a vocabulary should have, else it is too small for characters it does not meet
-LINE = 1_000  # longest piece of text given to the trainer, which drops lines of more than 4,192 bytes [characters]
+# pieces for each of them that a vocabulary should have, else it is too small for characters it does not meet
+ROOM = 10
+# longest piece of text given to the trainer, which drops lines of more than 4,192 bytes [characters]
+LINE = 1_000
 THREADS = 2  # of encoding; the trainer is faster with one
 BYTES = 256
 STOPS = (".", "?", "!")  # end a sentence
@@ -102,7 +107,9 @@ def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
             found.id_to_piece(token)  # of a damaged file it may be no text
         found.encode("")  # or have no model at all
     except (OSError, RuntimeError, ValueError) as error:
-        raise SettingError(f"the vocabulary {path} cannot be read as a SentencePiece model: {error}") from error
+        raise SettingError(
+            f"the vocabulary {path} cannot be read as a SentencePiece model: {error}"
+        ) from error
     return found
 
 
@@ -117,7 +124,9 @@ class SentencePiece(Special):
         _check_sentinels(self.num_sentinels)
         ids = [self.processor.pad_id(), self.processor.eos_id(), self.processor.unk_id()]
         if ids != [PAD, EOS, UNK]:
-            raise SettingError(f"data.vocabulary={self.path} has pad, eos, unk = {ids} where 0, 1, 2 are expected")
+            raise SettingError(
+                f"data.vocabulary={self.path} has pad, eos, unk = {ids} where 0, 1, 2 are expected"
+            )
 
     @functools.cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor:
@@ -144,7 +153,9 @@ class SentencePiece(Special):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.processor.serialized_model_proto() + b"%d" % self.num_sentinels).hexdigest()
+        return hashlib.sha256(
+            self.processor.serialized_model_proto() + b"%d" % self.num_sentinels
+        ).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         return self.processor.encode(text)
@@ -204,17 +215,26 @@ class Bytes(Special):
 def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
     """Train a unigram model of ``size`` pieces on a sample of ``texts`` and ``write_sealed`` it.
 
-    The same texts give the same model. As T5's: normalisation nmt_nfkc, unknown characters are id 2 (no byte fallback).
-    Those of ASCII are none of these: bytes would take 256 pieces of a small vocabulary, they take what is rare of 94.
+    The same texts give the same model. As T5's: normalisation nmt_nfkc, unknown characters are id 2 (no byte
+    fallback). Those of ASCII are none of these: bytes would take 256 pieces of a small vocabulary, they take
+    what is rare of 94.
     """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_sample(texts, size * SAMPLE), model_writer=model, model_type="unigram", vocab_size=size,
-            pad_id=PAD, eos_id=EOS, unk_id=UNK, bos_id=-1, num_threads=1, minloglevel=2,
+            sentence_iterator=_sample(texts, size * SAMPLE),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size,
+            pad_id=PAD,
+            eos_id=EOS,
+            unk_id=UNK,
+            bos_id=-1,
+            num_threads=1,
+            minloglevel=2,
             seed_sentencepiece_size=max(size * SEEDS, 10_000),
             required_chars=REQUIRED if size >= ROOM * len(REQUIRED) else "",
-        )  # fmt: skip
+        )
     except RuntimeError as error:
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {_reason(error)}") from error
     write_sealed(Path(path), model.getvalue())
@@ -222,7 +242,9 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
 
 
 def _sample(texts: Iterable[str], left: int) -> Iterator[str]:
-    """Lines of ``left`` characters: documents of a sequence drawn at random, the beginning of another iterable."""
+    """Lines of ``left`` characters: documents of a sequence drawn at random, the beginning of another
+    iterable.
+    """
     chosen = texts
     if isinstance(texts, Sequence):
         order = np.random.Generator(np.random.Philox(key=[0, 0])).permutation(len(texts))
