@@ -1,8 +1,8 @@
 """Settings as values: change, compare, print and store nested frozen dataclasses.
 
 A setting is addressed by its dotted path (``"model.d_ff"``). What a setting means, and its unit in square
-brackets, stands in the comment behind its field, or above it, once: ``comments`` reads it for ``lm show`` and tyro for
-``--help``.
+brackets, stands in the comment behind its field, or above it, once: ``comments`` reads it for ``lm show`` and
+tyro for ``--help``.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def comments(cls: type, prefix: str = "") -> dict[str, str]:
-    """``{path: comment}``: what is said behind or else above each field of a nested dataclass, by its source."""
+    """``{path: comment}``: the comment behind or above each field of a nested dataclass, from its source."""
     hints, found = typing.get_type_hints(cls), {}
     source = inspect.getsource(cls)
     for field in dataclasses.fields(cls):
