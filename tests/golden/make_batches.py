@@ -1,0 +1,254 @@
+"""Writes batches.json: hashes of batches, which a change of how they are made may not change.
+
+There are 100 batches of every objective of the registry under every architecture it suits, plain and with
+other settings; 100 of mixtures, evaluation and labelled tasks; and two of every other legal choice of noise,
+inputs, targets, sentences, pairs and EOS. The corpus and its vocabulary are synthetic, drawn from a fixed
+seed. Run it when batches are meant to change:
+
+    python tests/golden/make_batches.py
+"""
+
+import hashlib
+import itertools
+import json
+import re
+import typing
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from lm.data.labelled import Labelled, Reader, labelled_eval_batches
+from lm.data.objectives import OBJECTIVES, Lengths, Objective
+from lm.data.packing import ARCHITECTURES
+from lm.data.pipeline import Mixed, Unsupervised, eval_batches, pretraining_batches, stream
+from lm.data.tasks.labelled import LABELLED
+from lm.settings import SettingError
+
+PLACE = Path(__file__).with_name("batches.json")
+STEPS = (
+    0,
+    99,
+    13,
+    50,
+    37,
+    *(step for step in range(99) if step not in (0, 13, 37, 50)),
+)  # the fast ones first
+FAST = 5
+PAIRS = ("none", "next-sentence", "sentence-order")
+CHOICES = {field.name: sorted(typing.get_args(field.type)) for field in fields(Objective)}
+CHOICES = {name: values for name, values in CHOICES.items() if values}
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids are hashes of up to three characters: a third of them begin words, a tenth end sentences."""
+
+    num_sentinels: int = 20
+    size: int = 300
+    pad, eos, sep = 0, 1, 1
+
+    @property
+    def mask(self) -> int:
+        return self.size - 1
+
+    @property
+    def cls(self) -> int:
+        return self.size - 2
+
+    @property
+    def word_starts(self) -> np.ndarray:
+        return np.arange(self.size) % 3 == 0
+
+    @property
+    def sentence_ends(self) -> np.ndarray:
+        return np.arange(self.size) % 10 == 1
+
+    def encode(self, text: str) -> list[int]:
+        return [3 + zlib.crc32(piece.encode()) % 270 for piece in re.findall(r" ?\w{1,3}| ?[^\w\s]", text)]
+
+
+def corpus() -> SimpleNamespace:
+    """Documents of 0 to 299 tokens, some 6,000 in all."""
+    random = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum([*random.integers(1, 300, 40), 0, 1, 2])])
+    return SimpleNamespace(tokens=random.integers(3, 273, offsets[-1]).astype(np.uint16), offsets=offsets)
+
+
+CORPUS, VOCABULARY = corpus(), Vocabulary()
+ROWS = {
+    "acceptability": [
+        {"sentence": f"a sentence, {'very ' * i}long", "label": i % 2 - (i == 3)} for i in range(30)
+    ],
+    "follows": [{"sentence1": f"it {i}" * i, "sentence2": f"follows {i}", "label": i % 2} for i in range(30)],
+    "stsb": [{"sentence1": "one" * i, "sentence2": f"other {i}", "label": i / 7} for i in range(30)],
+    "pos": [
+        {"tokens": ["do", "n't", "\u4e2d", "", "going" * i], "upos": [3, 9, 0, 1, i % 17]} for i in range(30)
+    ],
+    "cloze": [
+        {"question": "call the _ twice", "context": f"{'or ' * i}the (handler): it's", "answers": ["handler"]}
+        for i in range(30)
+    ],
+    "next": [
+        {"sentence": f"s{i}", "endings": [f"{i} {k}" * k for k in range(4)], "label": i % 4}
+        for i in range(30)
+    ],
+}
+
+
+def examples(count: int) -> list[tuple[list[int], list[int]]]:
+    """Ids of inputs, one to 39, and of targets, one to 24."""
+    random = np.random.default_rng(count)
+    sizes = zip(random.integers(1, 40, count), random.integers(1, 25, count), strict=True)
+    return [tuple(random.integers(3, 273, size).tolist() for size in sides) for sides in sizes]
+
+
+def pretraining(
+    objective: Objective, architecture: str, length: int = 48, vocabulary: Vocabulary = VOCABULARY
+):
+    settings = {"architecture": architecture, "inputs_length": length, "batch_size": 6, "seed": 7}
+    return pretraining_batches(CORPUS, objective, vocabulary, **settings)
+
+
+def mixed(architecture: str, names: tuple[str, ...], corpus: str | None) -> Mixed:
+    tasks = {name: examples(10 * i + 5) for i, name in enumerate(names)}
+    if corpus:
+        tasks["corpus"] = Unsupervised(pretraining(OBJECTIVES[corpus], architecture))
+    rates = {name: i + 1.0 for i, name in enumerate(tasks)}
+    lengths = Lengths(0, 48, 30)
+    return Mixed(tasks, rates, architecture=architecture, lengths=lengths, batch_size=6, seed=7)
+
+
+def evaluation(architecture: str) -> Callable[[int, slice], Batch]:
+    def batches(step: int, rows: slice) -> Batch:
+        made = eval_batches(
+            examples(step % 9 + 1), architecture=architecture, lengths=Lengths(0, 20, 15), batch_size=4
+        )
+        return {name: np.concatenate([batch[name] for batch in made]) for name in made[0]}
+
+    return batches
+
+
+def labelled(name: str, architecture: str, trains: bool) -> Callable[[int, slice], Batch]:
+    reader = Reader(LABELLED[name], VOCABULARY, architecture, 24)
+    if trains:
+        return Labelled(reader, ROWS[name], 6, 7)
+    return lambda step, rows: labelled_eval_batches(reader, ROWS[name][: step % 8 + 1], 4)[-1]
+
+
+def streamed(batches: Callable[[int, slice], Batch]) -> Callable[[int, slice], Batch]:
+    """Made ahead, of rows that are not one block."""
+    made = dict(enumerate(stream(batches, 0, len(STEPS), rows=(slice(0, 2), slice(5, 6)))))
+    return lambda step, _: made[step]
+
+
+def variants(objective: Objective) -> dict[str, tuple[Objective, dict]]:
+    """An objective, and with other settings of the amount of noise, of EOS, of lengths and of sentinels."""
+    return {
+        "": (objective, {}),
+        "half": (replace(objective, rate=0.5, mean_span_length=2.0), {}),
+        "tenth": (replace(objective, rate=0.1, mean_span_length=10.0), {"length": 150}),
+        "ends": (replace(objective, eos="each-example"), {}),
+        "between": (replace(objective, eos="between-documents"), {"length": 33}),
+        "permuted": (replace(objective, sentences="permuted"), {}),
+        "few-sentinels": (replace(objective, rate=0.3), {"vocabulary": Vocabulary(num_sentinels=3)}),
+        **{pairs: (replace(objective, pairs=pairs), {}) for pairs in PAIRS[1:]},
+    }
+
+
+def registry() -> Iterator[tuple[str, Callable[[], Callable]]]:
+    """Of every objective x architecture x variant its name and what makes its batch function."""
+    for (name, objective), architecture in itertools.product(OBJECTIVES.items(), ARCHITECTURES):
+        for variant, (changed, settings) in variants(objective).items():
+            if not variant or changed != objective or settings:
+                yield (
+                    " ".join([name, architecture, variant]).strip(),
+                    lambda c=changed, a=architecture, s=settings: pretraining(c, a, **s),
+                )
+
+
+def supervised() -> Iterator[tuple[str, Callable[[], Callable]]]:
+    for architecture in ARCHITECTURES:
+        for name, trains in itertools.product(ROWS, (True, False)):
+            yield (
+                f"labelled {name} {architecture} {'train' if trains else 'evaluation'}",
+                lambda n=name, a=architecture, t=trains: labelled(n, a, t),
+            )
+        if architecture != "encoder":
+            yield f"evaluation {architecture}", lambda a=architecture: evaluation(a)
+            for corpus in (None, "baseline", "mass-style", "prefix-lm"):
+                yield (
+                    f"mixture {architecture} {corpus}",
+                    lambda a=architecture, c=corpus: mixed(a, ("one", "two", "three"), c),
+                )
+    yield "stream", lambda: streamed(pretraining(OBJECTIVES["prefix-lm"], "encoder-decoder"))
+
+
+def legal() -> Iterator[tuple[str, Callable]]:
+    """Every choice of an objective and an architecture that is not refused: its name and its batches."""
+    for values in itertools.product(*CHOICES.values()):
+        for architecture in ARCHITECTURES:
+            objective = Objective(**dict(zip(CHOICES, values, strict=True)))
+            try:
+                yield " ".join([*values, architecture]), pretraining(objective, architecture)
+            except SettingError:
+                continue
+
+
+def add(total: "hashlib._Hash", batch: Batch) -> None:
+    for name, values in sorted(batch.items()):
+        total.update(
+            f"{name} {values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes()
+        )
+
+
+def hashes(make: Callable[[], Callable], steps: int) -> list[str] | None:
+    """Of the first FAST batches and of all; None if the settings are refused."""
+    try:
+        batches = make()
+        total, found = hashlib.sha256(), []
+        for number, step in enumerate(STEPS[:steps], 1):
+            add(total, batches(step, slice(None)))
+            if number in (FAST, len(STEPS)):
+                found.append(total.hexdigest()[:16])
+    except SettingError:
+        return None
+    return found
+
+
+def cases(steps: int = len(STEPS)) -> dict[str, list[str]]:
+    found = {name: hashes(make, steps) for name, make in (*registry(), *supervised())}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def combinations() -> dict[str, list[str | int]]:
+    """By noise: how many choices are legal, and the hash of their names and of two batches of each."""
+    found: dict[str, list] = {}
+    for name, batches in legal():
+        count, total = found.setdefault(name.split()[0], [0, hashlib.sha256()])
+        found[name.split()[0]][0] = count + 1
+        total.update(name.encode())
+        for step in STEPS[:2]:
+            try:
+                add(total, batches(step, slice(1, 4)))
+            except SettingError:
+                total.update(b"refused")
+    return {noise: [count, total.hexdigest()[:16]] for noise, (count, total) in found.items()}
+
+
+def written(found: dict) -> str:
+    """JSON with a line for each case, so that a difference shows whose it is."""
+    parts = [
+        f'"{name}": {{\n' + ",\n".join(f'"{k}": {json.dumps(v)}' for k, v in part.items()) + "\n}"
+        for name, part in found.items()
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    PLACE.write_text(written({"cases": cases(), "combinations": combinations()}))
