@@ -10,16 +10,24 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 MINUTES ?= 30
 
-.PHONY: demo test test-slow test-faults soak lint wheel clean
+.PHONY: demo test test-fast test-slow test-faults soak lint wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE)
 	@echo "Next: $(BIN)/lm list shows all tables; '. $(BIN)/activate' puts lm on the path."
 
-test: $(VENV)/tpu
+test: $(VENV)/tpu lint
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests
+
+# What most changes break, in under 90 seconds: layout, settings, objectives, packing, metrics, tasks, vocabularies.
+FAST := layout registry objectives packing metrics tasks fields vocabulary
+test-fast: $(VENV)/ready lint
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(FAST:%=tests/test_%.py)
+
+lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests
+	$(BIN)/python tests/test_layout.py
 
 test-slow: $(VENV)/tpu
 	$(BIN)/python -m pytest -q -m slow tests
