@@ -22,7 +22,7 @@ from lm.data import pipeline
 from lm.data.corpora import corpus, crawl
 from lm.data.text import sources, tokens
 from lm.data.text import tfds as rows
-from lm.data.text.vocabulary import Bytes
+from lm.data.text.own import Bytes
 from lm.files import complete, is_sealed, seal, unseal, write_sealed
 from lm.settings import DataError, SettingError, change
 
@@ -268,7 +268,7 @@ def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
 
 ENCODE = """
 import sys; from pathlib import Path; from lm.data.text import tokens
-from lm.data.text.vocabulary import Bytes
+from lm.data.text.own import Bytes
 tokens.CHUNK = 10
 print("go", flush=True); sys.stdin.read(1)
 made = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), Path(sys.argv[1]))

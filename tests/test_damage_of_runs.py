@@ -21,7 +21,7 @@ from experiments.runs.phase import finished
 from experiments.runs.result import run_folder, write_result
 from experiments.runs.vocabularies import keep, kept
 from experiments.study.registry import REGISTRY, build
-from lm.data.text.vocabulary import SentencePiece, train_sentencepiece
+from lm.data.text.own import SentencePiece, train_sentencepiece
 from lm.evaluate.score import write as write_predictions
 from lm.files import seal, seal_line, unseal, unseal_lines
 from lm.settings import SettingError

@@ -8,8 +8,8 @@ import pytest
 
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches, shortened
 from lm.data.tasks.labelled import LABELLED, endings, labelled, whole_word
-from lm.data.text.symbols import EOS
-from lm.data.text.vocabulary import Bytes
+from lm.data.text.own import Bytes
+from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
 
 TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"

@@ -19,7 +19,7 @@ from lm.data.objectives import (
     sizes,
     uniforms,
 )
-from lm.data.text.symbols import EOS
+from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
 
 

@@ -30,8 +30,8 @@ from experiments.runs.trained import answering, open_run
 from experiments.study.experiment import BASELINE
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
-from lm.data.text.tokenizers import find_tokenizer
-from lm.data.text.vocabulary import train_sentencepiece
+from lm.data.text.own import train_sentencepiece
+from lm.data.text.published import find_tokenizer
 from lm.files import seal
 from lm.settings import SettingError, change
 from lm.train.log import records

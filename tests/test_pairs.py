@@ -13,8 +13,8 @@ from lm.data.noise import geometric
 from lm.data.objectives import OBJECTIVES, Ragged, denoise, lengths, uniforms
 from lm.data.pipeline import pretraining_batches
 from lm.data.sentences import permute, sentence_starts
-from lm.data.text.symbols import EOS
-from lm.data.text.vocabulary import Bytes
+from lm.data.text.own import Bytes
+from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
 
 MASK, CLS = 19_999, 19_998

@@ -19,7 +19,7 @@ from lm.data.tasks import benchmarks
 from lm.data.tasks.mixtures import rates
 from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import label
-from lm.data.text.vocabulary import Bytes
+from lm.data.text.own import Bytes
 from lm.nn.layers import ACTIVATIONS
 from lm.ops import masks
 from lm.ops.positions import alibi_slopes, relative_position_bucket

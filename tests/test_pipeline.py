@@ -11,9 +11,9 @@ from lm.data.objectives import IN_PLACE, OBJECTIVES, Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.pipeline import Mixed, Unsupervised, eval_batches, pretraining_batches, stream
 from lm.data.segments import running
-from lm.data.text.symbols import EOS
+from lm.data.text.own import Bytes
 from lm.data.text.tokens import encode_corpus
-from lm.data.text.vocabulary import Bytes
+from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
 
 VOCABULARY = Bytes(100)

@@ -19,7 +19,7 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.registry import TASKS
-from lm.data.text.vocabulary import Bytes
+from lm.data.text.own import Bytes
 from lm.evaluate.score import predict
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints

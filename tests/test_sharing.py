@@ -13,8 +13,8 @@ from experiments.study.registry import REGISTRY, build
 from lm import sharding
 from lm.data.objectives import Lengths
 from lm.data.tasks.mixtures import mixture
+from lm.data.text.own import Bytes
 from lm.data.text.tokens import Tokens
-from lm.data.text.vocabulary import Bytes
 from lm.evaluate.score import Questions
 from lm.mesh import MeshConfig
 

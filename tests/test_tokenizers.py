@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 
 from lm.data.text.exported import tokenizer_json
-from lm.data.text.tokenizers import Pieces, find_tokenizer
-from lm.data.text.vocabulary import SentencePiece, train_sentencepiece
+from lm.data.text.own import SentencePiece, train_sentencepiece
+from lm.data.text.published import Pieces, find_tokenizer
 from lm.settings import SettingError
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -27,8 +27,8 @@ from lm.convert import load
 from lm.convert.settings import SETTINGS
 from lm.data.corpora import crawl
 from lm.data.text import tfds as rows
-from lm.data.text.tokenizers import find_tokenizer
-from lm.data.text.vocabulary import SentencePiece, train_sentencepiece
+from lm.data.text.own import SentencePiece, train_sentencepiece
+from lm.data.text.published import find_tokenizer
 from lm.files import seal
 from lm.settings import SettingError, from_json, leaves, to_json
 

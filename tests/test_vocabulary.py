@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data.text import vocabulary as vocabularies
-from lm.data.text.symbols import EOS, PAD, UNK
+from lm.data.text import own as vocabularies
+from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
 from lm.data.text.tokens import encode_corpus
-from lm.data.text.vocabulary import Bytes, SentencePiece, train_sentencepiece
+from lm.data.text.vocabulary import EOS, PAD, UNK
 from lm.settings import SettingError
 
 WORDS = re.findall(

@@ -14,7 +14,7 @@ from experiments.runs.folders import load_settings, save_settings
 from experiments.runs.origin import code, record, settings_of
 from experiments.runs.vocabularies import FOLDER, UNKNOWN, keep, tokenizer_files
 from experiments.study.experiment import Experiment
-from lm.data.text.tokenizers import FILES, find_tokenizer
+from lm.data.text.published import FILES, find_tokenizer
 from lm.files import complete_folder
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, changes

@@ -17,8 +17,7 @@ from lm.data.pipeline import Batch
 from lm.data.tasks.labelled import LabelledTask, labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
-from lm.data.text.symbols import EOS
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.settings import SettingError
 
 CONSOLE = Console(soft_wrap=True)

@@ -34,8 +34,8 @@ from experiments.study.experiment import BASELINE, Experiment
 from lm import sharding
 from lm.data import pipeline
 from lm.data.objectives import Lengths
+from lm.data.text.own import Bytes
 from lm.data.text.tokens import encode_corpus
-from lm.data.text.vocabulary import Bytes
 from lm.files import write
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, from_json, to_json

@@ -20,12 +20,12 @@ from lm.data.tasks.labelled import labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import Scored, Task
+from lm.data.text.own import REQUIRED, Bytes, SentencePiece, train_sentencepiece
+from lm.data.text.published import find_tokenizer
 from lm.data.text.sources import Joined, left_out
-from lm.data.text.symbols import EOS, PAD
 from lm.data.text.tfds import Rows
-from lm.data.text.tokenizers import find_tokenizer
 from lm.data.text.tokens import Tokens, encode_corpus
-from lm.data.text.vocabulary import REQUIRED, Bytes, SentencePiece, Vocabulary, train_sentencepiece
+from lm.data.text.vocabulary import EOS, PAD, Vocabulary
 from lm.files import is_sealed
 from lm.settings import SettingError
 

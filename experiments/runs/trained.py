@@ -12,7 +12,7 @@ from experiments.runs.folders import cache_of, home_of, load_settings, phases
 from experiments.runs.vocabularies import kept
 from experiments.study.experiment import Experiment
 from lm import sharding
-from lm.data.text.tokenizers import Fast
+from lm.data.text.published import Fast
 from lm.data.text.vocabulary import Vocabulary
 from lm.nn.transformer import Batch, Transformer
 from lm.nn.tuned import BODY, DISCRIMINATOR

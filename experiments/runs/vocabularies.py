@@ -8,8 +8,9 @@ from pathlib import Path
 from experiments.runs import origin
 from experiments.study.experiment import Experiment
 from lm.data.text.exported import tokenizer_json
-from lm.data.text.tokenizers import FILES, Tokenizer, find_tokenizer
-from lm.data.text.vocabulary import Bytes, SentencePiece, Vocabulary
+from lm.data.text.own import Bytes, SentencePiece
+from lm.data.text.published import FILES, Tokenizer, find_tokenizer
+from lm.data.text.vocabulary import Vocabulary
 from lm.files import complete, naming
 from lm.settings import SettingError
 

@@ -21,8 +21,7 @@ from lm.data.packing import DECODERS
 from lm.data.segments import shuffled
 from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.task import Row
-from lm.data.text.symbols import PAD
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import PAD, Vocabulary
 from lm.settings import SettingError
 
 Batch = dict[str, np.ndarray]

@@ -17,9 +17,8 @@ import numpy as np
 from lm.data.objectives import INPUTS, Lengths, Objective, noise_mask, uniforms
 from lm.data.segments import Running, Segments, even, full, running, shuffled
 from lm.data.sentences import cuts
-from lm.data.text.symbols import PAD
 from lm.data.text.tokens import Tokens
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import PAD, Vocabulary
 from lm.settings import SettingError
 
 Batch = dict[str, np.ndarray]

@@ -23,7 +23,7 @@ import numpy as np
 
 from lm.data.noise import NOISE, fit, infill, prefix_lengths, ranks, runs_of, span_counts, tell_apart, within
 from lm.data.sentences import permute
-from lm.data.text.symbols import PAD, UNK, Symbols
+from lm.data.text.vocabulary import PAD, UNK, Symbols
 from lm.settings import SettingError
 
 # share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]

@@ -9,7 +9,7 @@ padding (T5's start token).
 import numpy as np
 
 from lm.data.objectives import Lengths, Ragged, within
-from lm.data.text.symbols import EOS, PAD
+from lm.data.text.vocabulary import EOS, PAD
 from lm.settings import SettingError
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lm.data.noise import latest, within
-from lm.data.text.symbols import Symbols
+from lm.data.text.vocabulary import Symbols
 
 
 def sentence_starts(tokens: np.ndarray, vocabulary: Symbols) -> np.ndarray:

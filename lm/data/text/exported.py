@@ -8,8 +8,8 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from lm.data.text.tokenizers import SETTINGS
-from lm.data.text.vocabulary import SentencePiece
+from lm.data.text.own import SentencePiece
+from lm.data.text.published import SETTINGS
 
 BYTE = 6  # the type of a piece that stands for a byte, in sentencepiece_model.proto
 

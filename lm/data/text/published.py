@@ -17,7 +17,7 @@ import sentencepiece
 import tokenizers
 
 from lm.data.text import bounds
-from lm.data.text.vocabulary import BLANK, STOPS, read_sentencepiece
+from lm.data.text.own import BLANK, STOPS, read_sentencepiece
 from lm.settings import SettingError, read_object
 
 SPECIAL = {  # what a special token is for, and its usual spellings
