@@ -18,9 +18,9 @@ from experiments.runs import origin
 from experiments.runs.finetuning import best_of
 from experiments.runs.folders import load_settings, save_settings
 from experiments.runs.phase import finished
-from experiments.runs.result import run_folder, write_result
+from experiments.runs.result import write_result
 from experiments.runs.vocabularies import keep, kept
-from experiments.study.registry import REGISTRY, build
+from experiments.study.registry import REGISTRY, build, run_folder
 from lm.data.text.own import SentencePiece, train_sentencepiece
 from lm.evaluate.score import write as write_predictions
 from lm.files import seal, seal_line, unseal, unseal_lines

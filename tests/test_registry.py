@@ -169,7 +169,7 @@ def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
 def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_those_runs(monkeypatch):
     wanted, reported = [], []
     monkeypatch.setattr("experiments.cli.sweep.train", lambda runs, *_: wanted.extend(runs) or 0)
-    monkeypatch.setattr("experiments.cli.sweep.print_report", lambda *all: reported.append(all[3]))
+    monkeypatch.setattr("experiments.report.report.print_report", lambda *all: reported.append(all[3]))
     given = {"objective.rate": 0.15, "model.d_ff": 200}
     assert (
         cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--objective.rate", "0.15", "--model.d-ff=2e2"])

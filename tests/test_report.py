@@ -15,16 +15,17 @@ import pytest
 import scipy.stats
 from rich.console import Console
 
+from experiments import console
 from experiments.cli import show as commands
-from experiments.report import console, plots, report
+from experiments.console import Cell
+from experiments.report import plots, report
 from experiments.report.comparison import agreement, compare, kendall
 from experiments.report.page import samples
 from experiments.report.results import curves, results
-from experiments.report.sheets import Cell
 from experiments.runs import origin
 from experiments.runs.folders import save_settings
-from experiments.runs.result import run_folder, write_result
-from experiments.study.registry import REGISTRY, build, find, tables
+from experiments.runs.result import write_result
+from experiments.study.registry import REGISTRY, build, find, run_folder, tables
 from lm.files import seal, seal_lines, unseal
 from lm.settings import SettingError, change, leaves
 

@@ -18,10 +18,10 @@ from experiments.runs.finetuning import best_of, head_steps
 from experiments.runs.folders import home_of, phases, save_settings
 from experiments.runs.phase import Session
 from experiments.runs.progress import reporting
-from experiments.runs.result import read_result, run_folder, write_result
+from experiments.runs.result import read_result, write_result
 from experiments.runs.run import check, columns, pretrain, run, steps_of
 from experiments.study import registry
-from experiments.study.registry import REGISTRY, build
+from experiments.study.registry import REGISTRY, build, run_folder
 from experiments.study.scales import SCALES
 from lm import sharding
 from lm.data.corpora import documentation

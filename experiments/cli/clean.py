@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
-from experiments.report.console import RUNS
+from experiments.console import RUNS
 from experiments.runs.progress import Reporter, reporting
 from lm.data.corpora import cleaning, crawl
 from lm.data.corpora.sieve import (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments.console import CONSOLE, RUNS, listing
 from experiments.processes.exit_codes import EXIT_CODES
-from experiments.report.console import CONSOLE, RUNS, listing
 from experiments.runs.folders import cache_of, home_of, load_settings, phases
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.data.tasks.registry import TASKS

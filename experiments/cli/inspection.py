@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.report.console import RUNS
+from experiments.console import RUNS
 from experiments.runs.prepare import Encoded, prepare, pretraining_batches, tuning_lengths
 from experiments.study.registry import build
 from lm.data import pipeline

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report.console import RUNS
+from experiments.console import RUNS
 from lm.settings import SettingError, leaves
 
 

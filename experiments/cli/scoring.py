@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 
-from experiments.report.console import CONSOLE, listing
+from experiments.console import CONSOLE, listing
 from experiments.runs import origin
 from experiments.runs.finetuning import first, head_steps, questions
 from experiments.runs.folders import cache_of, load_settings

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from experiments.report.console import CONSOLE, RUNS, listing, show_sheet
+from experiments.console import CONSOLE, RUNS, listing
 from experiments.report.results import results
-from experiments.study.experiment import Changes, Experiment, Table
+from experiments.study.experiment import Experiment
 from experiments.study.registry import baseline_of, build, find, find_one, tables
 from lm.settings import comments, diff, leaves
 
@@ -85,29 +85,6 @@ def show_report(
     wanted = tables(find(pattern))
 
     if watch:
-        report.watch(wanted, scale, runs, _say)
+        report.watch(wanted, scale, runs)
     else:
-        print_report(wanted, scale, runs)
-
-
-def print_report(
-    wanted: list[Table], scale: str, runs: tuple[str, ...], given: Changes | None = None
-) -> None:
-    """Write the report on tables, and print what a terminal shows of it; ``given`` as of ``results``."""
-    from experiments.report import report
-
-    written = report.write_report(wanted, scale, runs, given=given)
-    titles = {table.name: table.title for table in wanted}
-    for name, (scores, *places) in written.sheets.items():
-        show_sheet(f"{name}: {titles[name]} (scale {scale})", scores)
-        for sheet in places:
-            show_sheet("Places: ours (the paper's)", sheet)
-        for line in written.notes[name]:
-            _say(line)
-    for line in written.left_out:
-        _say(f"not counted: {line}")
-    _say(f"Report: {written.path.parent}/report.md, .html, .csv")
-
-
-def _say(text: str) -> None:
-    CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
+        report.print_report(wanted, scale, runs)

@@ -6,16 +6,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from experiments.cli.show import print_report
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.group import agreed, keep_compiled
 from experiments.runs.folders import check_runs, home_of, phases
 from experiments.runs.origin import allowed
 from experiments.runs.origin import check as check_origin
 from experiments.runs.progress import Reporter, duration, reporting
-from experiments.runs.result import by_hand, check_settings, read_result, run_folder
+from experiments.runs.result import check_settings, read_result
 from experiments.study.experiment import Changes, Experiment
-from experiments.study.registry import baseline_of, build, find, tables, twin
+from experiments.study.registry import baseline_of, build, by_hand, find, run_folder, tables, twin
 from lm.files import write
 from lm.settings import SettingError
 
@@ -50,6 +49,8 @@ def sweep(
                 (name, experiment, run_folder(runs, scale, name, seed, by_hand(name, scale, experiment)))
             )
     failed = train(wanted, runs, allowed(allow))
+    from experiments.report.report import print_report  # whose pictures take their time to import
+
     try:
         print_report(tables(rows), scale, (str(runs),), given)
     except SettingError:

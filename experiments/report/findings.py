@@ -8,18 +8,9 @@ from statistics import mean
 
 from scipy.stats import rankdata
 
+from experiments.console import Cell, Sheet
 from experiments.report.comparison import Samples, agreement, compare
-from experiments.report.sheets import (
-    Cell,
-    Finished,
-    Sheet,
-    base_of,
-    columns_of,
-    noise,
-    published,
-    samples_of,
-    sign,
-)
+from experiments.report.sheets import Finished, base_of, columns_of, noise, published, samples_of, sign
 from experiments.runs.result import Result
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import twin

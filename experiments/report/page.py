@@ -10,8 +10,8 @@ from string import Template
 
 from markdown_it import MarkdownIt
 
+from experiments.console import Cell, markdown, plain
 from experiments.report.results import Curves
-from experiments.report.sheets import Cell, markdown, plain
 from experiments.runs.result import Result
 from experiments.study.experiment import Row
 from experiments.study.registry import baseline_of, build

@@ -11,16 +11,17 @@ from io import StringIO
 from itertools import groupby
 from pathlib import Path
 
+from experiments.console import CONSOLE, Sheet, markdown, show_sheet
 from experiments.report.comparison import DRAWS, LEVEL
 from experiments.report.findings import differences, orders
 from experiments.report.page import REFRESH, Section, details, page
 from experiments.report.plots import draw
 from experiments.report.results import Runs, curves, results, roots
-from experiments.report.sheets import Finished, Sheet, base_of, markdown, scoreboard
+from experiments.report.sheets import Finished, base_of, scoreboard
 from experiments.report.unlike import marked, note, unlike
-from experiments.runs.result import Result, with_overrides
+from experiments.runs.result import Result
 from experiments.study.experiment import Changes, Table
-from experiments.study.registry import REGISTRY, TABLES, baseline_of, build
+from experiments.study.registry import REGISTRY, TABLES, baseline_of, build, with_overrides
 from experiments.study.t5.tables import COLUMNS
 from lm.files import write
 from lm.settings import SettingError
@@ -205,10 +206,31 @@ def table_csv(tables: list[Table], found: Finished) -> str:
     return written.getvalue()
 
 
+def print_report(
+    wanted: list[Table], scale: str, runs: tuple[str, ...], given: Changes | None = None
+) -> None:
+    """Write the report on tables, and print what a terminal shows of it; ``given`` as of ``results``."""
+    written = write_report(wanted, scale, runs, given=given)
+    titles = {table.name: table.title for table in wanted}
+    for name, (scores, *places) in written.sheets.items():
+        show_sheet(f"{name}: {titles[name]} (scale {scale})", scores)
+        for sheet in places:
+            show_sheet("Places: ours (the paper's)", sheet)
+        for line in written.notes[name]:
+            _say(line)
+    for line in written.left_out:
+        _say(f"not counted: {line}")
+    _say(f"Report: {written.path.parent}/report.md, .html, .csv")
+
+
+def _say(text: str) -> None:
+    CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 POLL = 5.0  # between looks at the folders of runs [s]
 
 
-def watch(tables: list[Table], scale: str, runs: Runs, say: Callable[[str], object]) -> None:
+def watch(tables: list[Table], scale: str, runs: Runs, say: Callable[[str], object] = _say) -> None:
     """Write the report whenever other runs count than before, until interrupted.
 
     It takes a tenth of a core at most, so that trainings beside it keep theirs.

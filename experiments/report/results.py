@@ -11,9 +11,9 @@ from typing import Any
 
 from etils import epath
 
-from experiments.runs.result import Result, by_hand, check_settings, read_result, run_folder
+from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.experiment import Changes, Row
-from experiments.study.registry import build
+from experiments.study.registry import build, by_hand, run_folder
 from lm.files import unseal_lines
 from lm.settings import DataError, SettingError
 

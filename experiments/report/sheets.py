@@ -1,12 +1,12 @@
 """What a report's tables say, as cells made once: a terminal, Markdown and a browser show the same."""
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import sqrt
 from statistics import mean, variance
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from experiments.console import Cell, Sheet
 from experiments.report.comparison import Samples, compare
 from experiments.report.results import Score, lengths
 from experiments.runs.result import Result
@@ -17,33 +17,6 @@ from experiments.study.t5.tables import BASELINE_STD, COLUMNS
 Finished = Mapping[str, list[Result]]  # row -> its seeds
 HARD = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{HARD}▲", 0: "", -1: f"{HARD}▼"}
-TEXTS = ("row", "inputs", "target", "prediction")  # headings of what is no number
-
-
-class Cell(NamedTuple):
-    """One cell of a sheet."""
-
-    text: str = "–"
-    best: bool = False
-
-
-Sheet = dict[str, list[Cell]]  # heading -> a cell a line
-
-
-def markdown(sheet: Sheet) -> str:
-    """The sheet as a table of Markdown."""
-    rule = "".join("|:---" if head in TEXTS else "|---:" for head in sheet)
-    lines = [" | ".join(map(_markdown, cells)) for cells in zip(*sheet.values(), strict=True)]
-    return "\n".join([f"| {' | '.join(sheet)} |", f"{rule}|", *(f"| {line} |" for line in lines)])
-
-
-def _markdown(cell: Cell) -> str:
-    return f"**{plain(cell.text)}**" if cell.best else plain(cell.text)
-
-
-def plain(text: str) -> str:
-    """``text`` as Markdown that shows it as it is."""
-    return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
 
 
 def base_of(table: Table) -> Row:

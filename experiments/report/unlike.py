@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.report.sheets import Finished, Sheet, base_of
+from experiments.console import Sheet
+from experiments.report.sheets import Finished, base_of
 from experiments.runs import origin
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment, Table

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.experiment import BASELINE, FREE, Experiment
 from lm import settings as config
 from lm.files import seal, unseal, write
 from lm.settings import SettingError, nearest
@@ -21,15 +21,6 @@ FILE = "origin.json"
 
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished phase
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that is gone on with
-FREE = (  # settings that change no number of what is done: a run may go on elsewhere, or past what stopped it
-    "mesh",
-    "data.workers",
-    "guard.non_finite",
-    "guard.in_a_row",
-    "guard.failed_save",
-    "pretraining.keep_hours",
-    "finetuning.keep_hours",
-)
 # of experiments.runs: what changes numbers, settings apart
 CODE = ("folders", "prepare", "run", "finetuning", "phase")
 SHOWN = 12  # differences of a kind, at most [lines]

@@ -1,11 +1,8 @@
-"""Where one run lies, whose it is, and what it scored when it finished. Folders of runs may lie in a bucket
-(gs://).
-"""
+"""Whose a run is, and what it scored when it finished. Folders of runs may lie in a bucket (gs://)."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,10 +10,9 @@ from typing import Any
 from etils import epath
 
 from experiments.runs import origin
-from experiments.study.experiment import Changes, Experiment
-from experiments.study.registry import build, twin
+from experiments.study.experiment import Experiment
 from lm.files import checksum, seal, unseal, write
-from lm.settings import DataError, SettingError, diff
+from lm.settings import DataError, SettingError
 
 SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
 LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
@@ -111,23 +107,6 @@ def _check_task(name: str, best: Any) -> None:
         _within(f"{metric} of {name}", value, *((0, LARGEST) if metric == "loss" else (low, 100)))
 
 
-def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
-    """The folder of one run; rows that make the same changes share it, settings given by hand are part of
-    it.
-    """
-    parent, _, last = twin(name).rpartition("/")
-    return runs / scale / parent / with_overrides(last, overrides) / f"seed-{seed}"
-
-
-def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
-    """A file name, with the settings given by hand in it."""
-    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
-    last = (name + suffix.replace("/", "_")).encode()
-    if len(last) > 255:  # bytes: the longest file name on Linux and macOS
-        last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
-    return last.decode()
-
-
 def check_settings(
     experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None
 ) -> None:
@@ -185,9 +164,3 @@ def read_result(folder: Path) -> Result | None:
         raise DataError(
             f"{path} does not count: {error}; the run diverged, or the file is damaged: {mend}"
         ) from error
-
-
-def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:
-    """In what ``experiment`` differs from row ``name`` and is therefore called otherwise."""
-    changed = diff(build(name, scale), experiment).items()
-    return {path: new for path, (_, new) in changed if not path.startswith(origin.FREE)}

@@ -160,6 +160,15 @@ class Experiment:
 
 
 BASELINE = Experiment()
+FREE = (  # settings that change no number of what is done: a run may go on elsewhere, or past what stopped it
+    "mesh",
+    "data.workers",
+    "guard.non_finite",
+    "guard.in_a_row",
+    "guard.failed_save",
+    "pretraining.keep_hours",
+    "finetuning.keep_hours",
+)
 
 Changes = Mapping[str, Any]
 

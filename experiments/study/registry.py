@@ -1,13 +1,16 @@
-"""Every row that can be run, found by name or pattern, and its settings at a scale."""
+"""Every row that can be run, found by name or pattern, its settings at a scale and where its runs lie."""
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from experiments.study import classic
-from experiments.study.experiment import BASELINE, Changes, Experiment, Row, Table, apply
+from experiments.study.experiment import BASELINE, FREE, Changes, Experiment, Row, Table, apply
 from experiments.study.scales import SCALES
 from experiments.study.t5 import tables as t5
-from lm.settings import SettingError, nearest
+from lm.settings import SettingError, diff, nearest
 
 BASELINE_ROW = "t5/1-baseline/baseline"
 
@@ -75,3 +78,26 @@ def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment
 def twin(name: str) -> str:
     """The first row of the registry that makes the same changes: equal experiments share one run."""
     return next(row.name for row in REGISTRY.values() if row.changes == REGISTRY[name].changes)
+
+
+def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:
+    """In what ``experiment`` differs from row ``name`` and is therefore called otherwise."""
+    changed = diff(build(name, scale), experiment).items()
+    return {path: new for path, (_, new) in changed if not path.startswith(FREE)}
+
+
+def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
+    """The folder of one run; rows that make the same changes share it, settings given by hand are part of
+    it.
+    """
+    parent, _, last = twin(name).rpartition("/")
+    return runs / scale / parent / with_overrides(last, overrides) / f"seed-{seed}"
+
+
+def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
+    """A file name, with the settings given by hand in it."""
+    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
+    last = (name + suffix.replace("/", "_")).encode()
+    if len(last) > 255:  # bytes: the longest file name on Linux and macOS
+        last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
+    return last.decode()

@@ -1,7 +1,9 @@
-"""Where the commands print, and the tables they print."""
+"""Tables of cells, alike in a terminal, Markdown and a browser, and the console that commands print to."""
 
+import re
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -9,11 +11,36 @@ from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as Grid
 
-from experiments.report.sheets import Sheet
-
 RUNS = Path("runs")
 # A pipe has no width of its own: give lines room there, so that nothing is cut in a file.
 CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
+TEXTS = ("row", "inputs", "target", "prediction")  # headings of columns that hold no numbers
+
+
+class Cell(NamedTuple):
+    """One cell of a sheet."""
+
+    text: str = "–"
+    best: bool = False
+
+
+Sheet = dict[str, list[Cell]]  # heading -> a cell a line
+
+
+def markdown(sheet: Sheet) -> str:
+    """The sheet as a table of Markdown."""
+    rule = "".join("|:---" if head in TEXTS else "|---:" for head in sheet)
+    lines = [" | ".join(map(_markdown, cells)) for cells in zip(*sheet.values(), strict=True)]
+    return "\n".join([f"| {' | '.join(sheet)} |", f"{rule}|", *(f"| {line} |" for line in lines)])
+
+
+def _markdown(cell: Cell) -> str:
+    return f"**{plain(cell.text)}**" if cell.best else plain(cell.text)
+
+
+def plain(text: str) -> str:
+    """``text`` as Markdown that shows it as it is."""
+    return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
 
 
 def listing(*heads: str, title: str | None = None) -> Grid:
