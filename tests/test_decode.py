@@ -19,8 +19,8 @@ from lm.evaluate.decode import beam_search, decode, greedy
 from lm.nn.cache import Cache, KeyValue
 from lm.nn.config import ModelConfig, SpecialTokens
 from lm.nn.transformer import Transformer
-from lm.ops import beams, sampling
-from lm.ops.sampling import Sampling
+from lm.ops.decoding import beams, sampling
+from lm.ops.decoding.sampling import Sampling
 from lm.settings import SettingError
 
 EOS, ENDLESS = 1, SpecialTokens(eos=None)

@@ -15,13 +15,13 @@ import pytest
 from flax import nnx
 
 from lm.mesh import MeshConfig
-from lm.nn.attention import implementation
 from lm.nn.config import ModelConfig
+from lm.nn.mixers import implementation
 from lm.nn.transformer import Transformer
 from lm.ops.attention import cudnn_attention, dot_product_attention
 from lm.ops.biases import Alibi, Relative
-from lm.ops.flash import flash_attention
-from lm.ops.flash_sweep import BACKENDS
+from lm.ops.flash.grid import BACKENDS
+from lm.ops.flash.kernel import flash_attention
 from lm.ops.masks import Mask, Rule
 from lm.ops.masks import segments as key_numbers
 from lm.settings import SettingError, change

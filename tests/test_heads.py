@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 from test_nn import CONFIGS, example, padded, tiny
 
+from lm.nn.composed import Electra, Tuned
 from lm.nn.config import HeadConfig
 from lm.nn.heads import LayerMixture
-from lm.nn.tuned import Electra, Tuned
 from lm.sharding import named
 
 

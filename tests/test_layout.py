@@ -46,7 +46,7 @@ FLOORS = 11  # modules in the longest chain of imports within experiments
 LONGEST_FILE, LONGEST_FUNCTION = 510, 69  # lines
 WIDEST = 10  # parameters
 # Kernels for the device may have more: what they read are arrays, which no settings hold.
-KERNELS = {"lm.ops.flash.flash_attention", "lm.ops.flash._swept"}
+KERNELS = {"lm.ops.flash.kernel.flash_attention", "lm.ops.flash.kernel._swept"}
 REPEATED = 109  # public names
 LINES = 21_601
 FORBIDDEN = {

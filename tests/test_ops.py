@@ -13,9 +13,9 @@ import pytest
 
 from lm.ops import masks
 from lm.ops.attention import SCALES, attention_weights, bilinear, dot_product_attention
+from lm.ops.decoding.sampling import greedy
 from lm.ops.losses import accuracy, cross_entropy
 from lm.ops.positions import alibi, rotary_frequencies, rotate, sinusoids
-from lm.ops.sampling import greedy
 
 ROTARY = {
     "base": 10_000.0,

@@ -22,7 +22,7 @@ from lm.convert.names import NAMES, tensors
 from lm.evaluate.decode import beam_search, decode
 from lm.nn.config import SpecialTokens
 from lm.nn.transformer import Transformer
-from lm.ops.sampling import greedy
+from lm.ops.decoding.sampling import greedy
 from lm.sharding import named
 
 GOLDEN = Path(__file__).parent / "golden"

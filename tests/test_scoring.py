@@ -20,7 +20,7 @@ from lm import sharding
 from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.registry import TASKS
 from lm.data.text.own import Bytes
-from lm.evaluate.score import predict
+from lm.evaluate.questions import predict
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig

@@ -15,7 +15,7 @@ from lm.data.objectives import Lengths
 from lm.data.tasks.mixtures import mixture
 from lm.data.text.own import Bytes
 from lm.data.text.tokens import Tokens
-from lm.evaluate.score import Questions
+from lm.evaluate.questions import Questions
 from lm.mesh import MeshConfig
 
 BASELINE = "t5/1-baseline/baseline"

@@ -12,9 +12,9 @@ from test_sharding import transformer_batch
 
 from lm import sharding
 from lm.mesh import MeshConfig
+from lm.nn.composed import Tuned
 from lm.nn.config import HeadConfig
 from lm.nn.transformer import Transformer
-from lm.nn.tuned import Tuned
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.train.step import build

@@ -212,7 +212,7 @@ def _writer(writing: Writing, max_length: int) -> Callable:
     import jax
 
     from lm.evaluate.decode import beam_search, decode
-    from lm.ops.sampling import Sampling
+    from lm.ops.decoding.sampling import Sampling
 
     choose = Sampling(writing.temperature, writing.top_k, writing.top_p)
     if writing.beams == 1:

@@ -23,7 +23,7 @@ from lm.data.tasks.mixtures import MIXTURES
 from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import Row, Scored, Task
 from lm.evaluate.decode import greedy
-from lm.evaluate.score import Questions, predict, write
+from lm.evaluate.questions import Questions, predict, write
 from lm.nn.ensemble import Ensemble
 from lm.settings import SettingError, nearest, parse_json
 

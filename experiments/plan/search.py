@@ -17,9 +17,9 @@ from lm import sharding
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.mesh import MeshConfig
-from lm.nn.attention import SHORT
 from lm.nn.config import ModelConfig
 from lm.nn.layers import count
+from lm.nn.mixers import SHORT
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train.config import OptimizerConfig

@@ -27,10 +27,10 @@ from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Task
 from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
-from lm.evaluate.score import Questions, score
+from lm.evaluate.questions import Questions, score
+from lm.nn.composed import Tuned
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.ensemble import Ensemble
-from lm.nn.tuned import Tuned
 from lm.train import tuning
 from lm.train.config import LossConfig
 from lm.train.log import records

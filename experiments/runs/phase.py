@@ -22,7 +22,7 @@ from lm import sharding
 from lm.data import pipeline
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
-from lm.nn.tuned import BODY
+from lm.nn.composed import BODY
 from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.checkpoints import Checkpoints

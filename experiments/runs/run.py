@@ -36,9 +36,9 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data import pipeline
 from lm.data.tasks.mixtures import mixture
+from lm.nn.composed import BODY, DISCRIMINATOR, Electra
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
-from lm.nn.tuned import BODY, DISCRIMINATOR, Electra
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import LossConfig
 from lm.train.log import records

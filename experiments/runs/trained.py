@@ -14,8 +14,8 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.text.published import Fast
 from lm.data.text.vocabulary import Vocabulary
+from lm.nn.composed import BODY, DISCRIMINATOR
 from lm.nn.transformer import Batch, Transformer
-from lm.nn.tuned import BODY, DISCRIMINATOR
 from lm.settings import SettingError, nearest
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig

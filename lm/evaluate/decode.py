@@ -16,8 +16,8 @@ from lm.nn.cache import Cache
 from lm.nn.config import SpecialTokens
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Batch, Transformer
-from lm.ops import beams as searching
-from lm.ops import sampling
+from lm.ops.decoding import beams as searching
+from lm.ops.decoding import sampling
 from lm.settings import SettingError
 
 # positions follow
@@ -137,7 +137,7 @@ def beam_search(
 ) -> tuple[jax.Array, jax.Array]:
     """tokens int32 [B,beams,max_length], padded after EOS, and scores float32 [B,beams], best first.
 
-    ``early_stopping`` (True, False or "never") and ``rules`` ("t5" or "transformers") as in ``lm.ops.beams``.
+    ``early_stopping`` (True, False or "never") and ``rules`` ("t5" or "transformers") as in ``beams.Search``.
     By the latter one beam is greedy decoding; by T5's a sequence may also end in its second-best token.
     """
     search = searching.Search(beams, max_length, length_penalty, early_stopping, rules)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lm.nn.attention import Attention, View
 from lm.nn.cache import KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Adapter, Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
+from lm.nn.mixers import Attention, View
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lm.nn.attention import View
 from lm.nn.cache import Cache, empty
 from lm.nn.config import ModelConfig
 from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
 from lm.nn.layers import Embed, Linear, along, param, split
+from lm.nn.mixers import View
 from lm.nn.stack import Stack
 from lm.nn.view import cross_mask, full_view, step_view
 from lm.settings import SettingError

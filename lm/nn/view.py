@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lm.nn.attention import View, implementation
 from lm.nn.config import ModelConfig
 from lm.nn.layers import RelativeBias
+from lm.nn.mixers import View, implementation
 from lm.ops import masks
 from lm.ops.biases import Alibi, Bias
 from lm.ops.masks import Mask, Rule

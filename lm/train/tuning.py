@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm.nn.composed import BODY
 from lm.nn.config import ModelConfig
-from lm.nn.tuned import BODY
 from lm.train.step import Tune, Updates
 
 

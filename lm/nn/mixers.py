@@ -22,8 +22,8 @@ from lm.ops.attention import (
     dot_product_attention,
 )
 from lm.ops.biases import Bias
-from lm.ops.flash import flash_attention
-from lm.ops.flash_sweep import BACKENDS
+from lm.ops.flash.grid import BACKENDS
+from lm.ops.flash.kernel import flash_attention
 from lm.ops.masks import Mask
 from lm.ops.positions import rotary_frequencies, rotate
 from lm.settings import SettingError

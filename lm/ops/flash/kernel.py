@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from lm.ops.attention import dropped
 from lm.ops.biases import Bias, Slope, Steps
-from lm.ops.flash_sweep import Backend, Input, Sweep, Tiles, power_of_two, sweep
+from lm.ops.flash.grid import Backend, Input, Sweep, Tiles, power_of_two, sweep
 from lm.ops.masks import Mask, Numbers, Rule
 
 
