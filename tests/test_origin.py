@@ -27,7 +27,7 @@ from experiments.runs.progress import reporting
 from experiments.runs.result import check_settings
 from experiments.runs.run import run
 from experiments.runs.trained import answering, open_run
-from experiments.study.experiment import BASELINE
+from experiments.study.experiment import BASELINE, result_settings
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
 from lm.data.text.own import train_sentencepiece
@@ -39,7 +39,7 @@ from lm.train.log import records
 runs = test_run.runs
 
 NOW = {
-    "settings": origin.settings_of(BASELINE),
+    "settings": result_settings(BASELINE),
     "vocabulary": {"fingerprint": "v"},
     "data": {"corpus": "c"},
     "code": {"lm/settings.py": "1", "lm/old.py": "1"},

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.runs.folders import load_settings, save_settings
-from experiments.runs.origin import code, record, settings_of
+from experiments.runs.origin import code, record
 from experiments.runs.vocabularies import FOLDER, UNKNOWN, keep, tokenizer_files
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, result_settings
 from lm.data.text.published import FILES, find_tokenizer
 from lm.files import complete_folder
 from lm.nn.config import ModelConfig
@@ -59,7 +59,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     prefix = prefix_of(experiment, "pretraining")
     state = replace(state, params={prefix + name: array for name, array in sharding.named(model).items()})
     origin = {
-        "settings": settings_of(experiment),
+        "settings": result_settings(experiment),
         "code": code(),
         "packages": packages(),
         "data": digests(folder),

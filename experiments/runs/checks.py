@@ -23,7 +23,7 @@ from experiments.runs.prepare import (
     tuning_lengths,
 )
 from experiments.runs.result import check_settings
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
 from lm.data import pipeline
 from lm.data.checks import check_batches
@@ -114,7 +114,7 @@ def check_alike(record: origin.Origin) -> None:
         f"\n  process {number}: {name}: {line}"
         for number, other in enumerate(others, 1)
         for name in origin.ORIGINS
-        for line in origin.changes(first[name], other[name])
+        for line in setting_changes(first[name], other[name])
     ]
     if lines:
         raise SettingError(

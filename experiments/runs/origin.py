@@ -6,13 +6,11 @@ settings, vocabulary and data that must fit.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.study.experiment import BASELINE, FREE, Experiment
+from experiments.study.experiment import setting_changes
 from lm import settings as config
 from lm.files import seal, unseal, write
 from lm.settings import SettingError, nearest
@@ -23,7 +21,6 @@ FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished 
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that is gone on with
 # of experiments.runs: what changes numbers, settings apart
 CODE = ("folders", "prepare", "run", "finetuning", "phase")
-SHOWN = 12  # differences of a kind, at most [lines]
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value
 
@@ -36,30 +33,6 @@ def allowed(names: str) -> frozenset[str]:
     for name in sorted(found - set(ORIGINS)):
         raise SettingError(f"--allow {name!r} is nothing that can be allowed{nearest(name, ORIGINS)}")
     return found
-
-
-def settings_of(experiment: Experiment) -> dict[str, Any]:
-    """``{path: value}`` of the settings that change numbers, with the values that JSON has."""
-    return flat(json.loads(json.dumps(asdict(experiment))))
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{path: value}`` of nested settings out of JSON, without those of FREE."""
-    found = {}
-    for name, value in settings.items():
-        if prefix + name not in FREE:
-            found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line for each difference. A setting that the old ones lack is newer, and was what the baseline
-    has.
-    """
-    old = {name: value for name, value in settings_of(BASELINE).items() if name in new} | old
-    names = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
-    lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
-    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -114,7 +87,7 @@ def check(
             there, unknown = {}, str(error)
         for name in FINISHED if state == "finished" else ORIGINS:
             if name in now and (
-                lines := changes(there[name], now[name]) if there else [f"not known: {unknown}"]
+                lines := setting_changes(there[name], now[name]) if there else [f"not known: {unknown}"]
             ):
                 found[name] = [f"{name}: {line}" for line in lines]
     text = "".join(f"\n  {line}" for lines in found.values() for line in lines)

@@ -17,7 +17,7 @@ from experiments.processes.place import wait
 from experiments.runs import origin, vocabularies
 from experiments.runs.prepare import Prepared
 from experiments.runs.progress import Reporter
-from experiments.study.experiment import Experiment, PhaseConfig
+from experiments.study.experiment import Experiment, PhaseConfig, result_settings
 from lm import sharding
 from lm.data import pipeline
 from lm.data.objectives import Lengths
@@ -91,7 +91,7 @@ class Phase:
     def begun_with(self) -> origin.Origin:
         """What it is trained with."""
         return {
-            "settings": origin.settings_of(self.settings or self.session.experiment),
+            "settings": result_settings(self.settings or self.session.experiment),
             "vocabulary": {"fingerprint": self.session.prepared.vocabulary.fingerprint},
             "data": self.read,
             "code": origin.code(),

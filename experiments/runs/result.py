@@ -9,8 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from experiments.runs import origin
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, flatten, result_settings, setting_changes
 from lm.files import checksum, seal, unseal, write
 from lm.settings import DataError, SettingError
 
@@ -117,12 +116,12 @@ def check_settings(
     if not path.exists():
         return
     try:
-        there = origin.flat(unseal(path.read_bytes(), path))
+        there = flatten(unseal(path.read_bytes(), path))
     except SettingError as error:
         raise SettingError(
             f"{path} cannot be read ({error}): choose other --runs or delete {folder}"
         ) from error
-    if lines := origin.changes(there, origin.settings_of(experiment)):
+    if lines := setting_changes(there, result_settings(experiment)):
         text = "".join(f"\n  {line}" for line in lines)
         if allowed is None:
             raise SettingError(
@@ -138,7 +137,7 @@ def fingerprint(folder: Path) -> str:
     """
     path = epath.Path(folder) / "settings.json"
     try:
-        return checksum(origin.flat(unseal(path.read_bytes(), path)))
+        return checksum(flatten(unseal(path.read_bytes(), path)))
     except OSError as error:
         raise SettingError(f"{path}, which tells whose scores these are, cannot be read: {error}") from error
 

@@ -4,8 +4,9 @@ baseline.
 Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any, Literal
 
@@ -160,15 +161,6 @@ class Experiment:
 
 
 BASELINE = Experiment()
-FREE = (  # settings that change no number of what is done: a run may go on elsewhere, or past what stopped it
-    "mesh",
-    "data.workers",
-    "guard.non_finite",
-    "guard.in_a_row",
-    "guard.failed_save",
-    "pretraining.keep_hours",
-    "finetuning.keep_hours",
-)
 
 Changes = Mapping[str, Any]
 
@@ -233,3 +225,37 @@ def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping
             for key, new in rows.items()
         ),
     )
+
+
+FREE = (  # settings that change no result: a run may resume on other devices, or past what stopped it
+    "mesh",
+    "data.workers",
+    "guard.non_finite",
+    "guard.in_a_row",
+    "guard.failed_save",
+    "pretraining.keep_hours",
+    "finetuning.keep_hours",
+)
+LISTED = 12  # changes of settings, at most [lines]
+
+
+def result_settings(experiment: Experiment) -> dict[str, Any]:
+    """``{path: value}`` of the settings that change results, with the values that JSON has."""
+    return flatten(json.loads(json.dumps(asdict(experiment))))
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{path: value}`` of settings as JSON nests them, without those of FREE."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if prefix + name not in FREE:
+            flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """A line for each difference; a setting that ``old`` lacks was added since, and had the value of BASELINE."""
+    old = {name: value for name, value in result_settings(BASELINE).items() if name in new} | old
+    names = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
+    lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
+    return lines if len(lines) <= LISTED else [*lines[:LISTED], f"and {len(lines) - LISTED} more"]
