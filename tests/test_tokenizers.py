@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from lm.data.text.exported import tokenizer_json
 from lm.data.text.own import SentencePiece, train_sentencepiece
-from lm.data.text.published import Pieces, find_tokenizer
+from lm.data.text.published import PublishedPieces, find_tokenizer
 from lm.settings import SettingError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,7 +60,7 @@ def test_marians_pieces_have_the_ids_of_its_vocab_json(spiece, tmp_path):
     order = list(ours.ids)[::-1]
     (tmp_path / "vocab.json").write_text(json.dumps({piece: k for k, piece in enumerate(order)}))
     found = find_tokenizer(tmp_path, 28)
-    assert isinstance(found, Pieces) and found.eos == 26
+    assert isinstance(found, PublishedPieces) and found.eos == 26
     assert found.encode(TEXTS[2]) == [27 - token for token in ours.encode(TEXTS[2])]
     assert found.decode(found.encode(TEXTS[2])) == TEXTS[2]
 
@@ -103,7 +102,7 @@ ODD = ["", "   ", " two  blanks ", "Ａ ﬁ ½ e\u0301", "75% 你好", "a\tb\nc\
 def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, spiece, tmp_path):
     own = SentencePiece(spiece, 4)
     begin, end = (None if name is None else getattr(own, name) for name in FRAMES[kind])
-    for name, contents in tokenizer_json(own, begin, end).items():
+    for name, contents in own.exported(begin, end).items():
         (tmp_path / name).write_bytes(contents)
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in TEXTS + ODD:

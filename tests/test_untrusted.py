@@ -404,12 +404,12 @@ def framed(ids, pieces):
     [
         (
             replaced({"String": "a"}, "a" * 1_000, 5),
-            r"make a text up to 1e\+15 times longer, 100 is the most",
+            r"make a text up to 1e\+15 times longer; at most 100",
         ),
         (replaced({"Regex": ""}, "ab", 9), "times longer"),
         (framed(30_000, 30_000), "adds 900000000 characters or ids to a text"),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 10**6}}, "adds 1000000 characters"),
-        ({"normalizer": {"type": "Replace", "pattern": 7}}, "has a 'Replace' that makes no sense"),
+        ({"normalizer": {"type": "Replace", "pattern": 7}}, "has a malformed 'Replace'"),
     ],
 )
 def test_a_tokenizer_that_would_fill_the_memory_is_refused_before_it_is_made(part, message, tmp_path):

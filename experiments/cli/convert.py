@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.runs.folders import load_settings, save_settings
 from experiments.runs.origin import code, record
-from experiments.runs.vocabularies import FOLDER, UNKNOWN, keep, tokenizer_files
+from experiments.runs.vocabularies import FOLDER, UNKNOWN, keep
 from experiments.study.experiment import Experiment, result_settings
 from lm.data.text.published import FILES, find_tokenizer
 from lm.files import complete_folder
@@ -139,6 +139,6 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
     files = {}
     if not bare:
         vocabulary = vocabulary_of(run, experiment, name)
-        files = tokenizer_files(vocabulary, *frame(experiment, name, vocabulary))
+        files = vocabulary.exported(*frame(experiment, name, vocabulary))
     convert.save(model, folder, beside=files)
     CONSOLE.print(f"{folder} has the model of {run}", highlight=False)

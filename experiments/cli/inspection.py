@@ -17,7 +17,7 @@ from lm.data.pipeline import Batch
 from lm.data.tasks.labelled import LabelledTask, labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
-from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.data.text.vocabulary import EOS, MASK, Vocabulary
 from lm.settings import SettingError
 
 CONSOLE = Console(soft_wrap=True)
@@ -35,7 +35,6 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
     """
-    from experiments.runs.trained import MASK
 
     experiment = build(name, scale)
     prepared = prepare(experiment, runs / "cache", CONSOLE.print)
@@ -238,7 +237,7 @@ def fill_in(
         iterations: fill the whole text in this many passes, each of which thinks the least sure places over.
         runs: folder that holds the runs.
     """
-    from experiments.runs.trained import MASK, masked, newest_masked, open_run
+    from experiments.runs.trained import masked, newest_masked, open_run
     from lm.evaluate.fill import fill, mask_predict
 
     if MASK not in text:

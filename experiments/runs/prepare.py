@@ -20,8 +20,8 @@ from lm.data.tasks.labelled import labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import Scored, Task
-from lm.data.text.own import REQUIRED, Bytes, SentencePiece, train_sentencepiece
-from lm.data.text.published import find_tokenizer
+from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
+from lm.data.text.published import open_vocabulary
 from lm.data.text.sources import Joined, left_out
 from lm.data.text.tfds import Rows
 from lm.data.text.tokens import Tokens, encode_corpus
@@ -165,12 +165,8 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
     data = experiment.data
     kind, named = data.vocabulary.partition(":")[0], vocabulary_corpus(experiment)
-    if data.vocabulary == "bytes":
-        return Bytes(data.sentinels)
-    if Path(data.vocabulary).is_dir():  # a published model's tokenizer
-        return find_tokenizer(Path(data.vocabulary), experiment.model.vocab_size)
     if kind != "unigram":
-        return SentencePiece(Path(data.vocabulary), data.sentinels)
+        return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
     corpus = documents(named or data.corpus, "train", cache, data.corrupt_records)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
     made_of = [f"{name} {rows.fingerprint}" for name, rows in tasks.items()]

@@ -12,7 +12,6 @@ from experiments.runs.folders import cache_of, home_of, load_settings, phases
 from experiments.runs.vocabularies import kept
 from experiments.study.experiment import Experiment
 from lm import sharding
-from lm.data.text.published import Fast
 from lm.data.text.vocabulary import Vocabulary
 from lm.nn.composed import BODY, DISCRIMINATOR
 from lm.nn.transformer import Batch, Transformer
@@ -22,8 +21,6 @@ from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.train.manifest import manifests
 from lm.train.state import State
 from lm.train.step import Steps, build
-
-MASK = "[MASK]"  # in a text, whatever the vocabulary calls it
 
 
 def frame(experiment: Experiment, phase: str, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
@@ -51,20 +48,7 @@ class Trained:
 
     def encode(self, text: str) -> list[int]:
         """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks."""
-        vocabulary = self.vocabulary
-        if isinstance(vocabulary, Fast):  # knows what its model expects around a text
-            spelt = next(
-                (token for token, number in vocabulary.ids.items() if number == vocabulary.mask), MASK
-            )
-            return vocabulary.framed(text.replace(MASK, spelt))[0]
-        pieces, ids = text.split(MASK), []
-        for place, piece in enumerate(pieces, 1):  # the space before a word belongs to the word
-            ids += (
-                vocabulary.encode(piece if place == len(pieces) else piece.rstrip()) if piece.strip() else []
-            )
-            ids += [vocabulary.mask] * (place < len(pieces))
-        begin, end = frame(self.experiment, self.phase, vocabulary)
-        return [token for token in (begin, *ids, end) if token is not None]
+        return self.vocabulary.encode_framed(text, *frame(self.experiment, self.phase, self.vocabulary))
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
         """Rows of ids, padded to one length, and rows of padding; SettingError without room for ``answer``

@@ -254,7 +254,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line for each difference; a setting that ``old`` lacks was added since, and had the value of BASELINE."""
+    """A line per difference; a setting that ``old`` lacks was added since, and had the value of BASELINE."""
     old = {name: value for name, value in result_settings(BASELINE).items() if name in new} | old
     names = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
     lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]

@@ -23,7 +23,7 @@ import numpy as np
 
 from lm.data.noise import NOISE, fit, infill, prefix_lengths, ranks, runs_of, span_counts, tell_apart, within
 from lm.data.sentences import permute
-from lm.data.text.vocabulary import PAD, UNK, Symbols
+from lm.data.text.vocabulary import PAD, UNK, Vocabulary
 from lm.settings import SettingError
 
 # share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
@@ -190,7 +190,7 @@ def noise_mask(
 # ---------------------------
 
 
-def replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Symbols) -> tuple[np.ndarray, np.ndarray]:
+def replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Vocabulary) -> tuple[np.ndarray, ...]:
     """Each run of the mask becomes one sentinel; they count down from the top of the vocabulary."""
     starts = runs_of(mask)
     counts = np.count_nonzero(starts, axis=1)
@@ -237,7 +237,7 @@ TARGETS = {
 
 
 def denoise(
-    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Symbols, limits: Lengths
+    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Vocabulary, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
     """text [B,L], uniforms [B,draws,L] -> inputs and targets that fit in ``limits``, EOS where the example
     ends.

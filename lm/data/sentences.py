@@ -3,10 +3,10 @@
 import numpy as np
 
 from lm.data.noise import latest, within
-from lm.data.text.vocabulary import Symbols
+from lm.data.text.vocabulary import Vocabulary
 
 
-def sentence_starts(tokens: np.ndarray, vocabulary: Symbols) -> np.ndarray:
+def sentence_starts(tokens: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     """bool [B,L]: a word begins after the end of a sentence, or anything after EOS; the first token is
     none.
     """
@@ -18,14 +18,14 @@ def sentence_starts(tokens: np.ndarray, vocabulary: Symbols) -> np.ndarray:
     return starts
 
 
-def permute(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Symbols) -> np.ndarray:
+def permute(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     """[B,L]: the sentences in random order, each whole; uniforms [B,L]."""
     order = np.take_along_axis(u, latest(sentence_starts(tokens, vocabulary)), axis=1)
     np.putmask(order, ~within(lengths, u.shape[1]), np.inf)
     return np.take_along_axis(tokens, np.argsort(order, axis=1, kind="stable"), axis=1)
 
 
-def cuts(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Symbols) -> np.ndarray:
+def cuts(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     """[B]: where a second part begins, one or more tokens from either end; uniforms [B].
 
     Any sentence is as likely, any word where there is one sentence only, any token where there is one word.

@@ -1,240 +1,233 @@
-"""Text <-> token ids: SentencePiece and bytes, both with T5's special ids and with sentinels at the top.
+"""Our own vocabularies: SentencePiece and bytes, both with T5's special ids and with sentinels at the top.
 
-0 pads, 1 ends a sequence, 2 is unknown. Sentinel k has the id ``size - 1 - k`` and is written
-``<extra_id_k>`` when decoded, as in the T5 code; where they are not told apart the first is the mask and the
-second begins an encoder's row.
+Id 0 pads, 1 ends a sequence, 2 is unknown. Sentinel k is decoded as ``<extra_id_k>``, as in T5; when noise
+uses no sentinels, the first is the mask and the second begins an encoder's row.
 """
 
 import functools
 import hashlib
 import io
+import itertools
+import json
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import sentencepiece
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from lm.data.text.vocabulary import EOS, PAD, UNK
+from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, Vocabulary
 from lm.files import write_sealed
 from lm.settings import SettingError
 
-# text that a vocabulary is trained on; twice as much saves under 1 % of tokens [characters per piece]
-SAMPLE = 750
-# pieces to begin with, of which training leaves one; the default, a million, is slower and no better
-SEEDS = 5
-REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, however rare in the sample
-# pieces for each of them that a vocabulary should have, else it is too small for characters it does not meet
+# text to train a vocabulary on; twice as much saves under 1 % of the tokens [characters per piece]
+TRAINED_ON = 750
+# candidates per piece when training starts; the trainer's default, a million in all, is slower, no better
+CANDIDATES_PER_PIECE = 5
+REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, however rare in the text
+# a vocabulary with fewer pieces per required character has no room for characters that the text lacks
 ROOM = 10
-# longest piece of text given to the trainer, which drops lines of more than 4,192 bytes [characters]
-LINE = 1_000
+LONGEST_LINE = 1_000  # the trainer drops lines of more than 4,192 bytes [characters]
 THREADS = 2  # of encoding; the trainer is faster with one
-BYTES = 256
-STOPS = (".", "?", "!")  # end a sentence
-BLANK = "\u2581"  # how SentencePiece writes it
+BYTE_PIECE = 6  # the type of a piece that stands for a byte, in sentencepiece_model.proto
+MODEL = "vocabulary.model"  # its name where a vocabulary is saved
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-def _parts(ids: Iterable[int], size: int, num_sentinels: int) -> Iterator[list[int] | str]:
-    """The ids before EOS, without padding, as runs of plain ids with the sentinels' names between them."""
-    run: list[int] = []
-    for token in map(int, ids):
-        if token == EOS:
-            break
-        if size - num_sentinels <= token < size:
-            yield run
-            yield f"<extra_id_{size - 1 - token}>"
-            run = []
-        elif PAD < token < size:
-            run.append(token)
-    yield run
+class Own(Vocabulary):
+    """What our vocabularies share."""
 
+    joint: str  # stands between texts and sentinels when decoded
 
-def _check_sentinels(num_sentinels: int) -> None:
-    if num_sentinels < 0:
-        raise SettingError(f"data.sentinels={num_sentinels} should be 0 or more, such as 100")
+    def __post_init__(self) -> None:
+        if self.num_sentinels < 0:
+            raise SettingError(f"data.sentinels={self.num_sentinels} should be 0 or more, such as 100")
 
+    @functools.cached_property
+    def special(self) -> Mapping[str, int | None]:
+        mask, cls = (self.size - k if self.num_sentinels >= k else None for k in (1, 2))
+        return {"pad": PAD, "eos": EOS, "sep": EOS, "mask": mask, "cls": cls}
 
-class Special:
-    """The special tokens of our own vocabularies."""
+    def _text(self, ids: list[int]) -> str:
+        parts: list[str] = []
+        for is_sentinel, run in itertools.groupby(ids, lambda token: token >= self.size - self.num_sentinels):
+            tokens = [*run]
+            named = [f"<extra_id_{self.size - 1 - token}>" for token in tokens]
+            parts += named if is_sentinel else [self._plain(tokens)]
+        return self.joint.join(filter(None, parts))
 
-    pad, eos, sep = PAD, EOS, EOS
-    num_sentinels: int
-    size: int
-
-    @property
-    def mask(self) -> int | None:
-        return self.size - 1 if self.num_sentinels > 0 else None
-
-    @property
-    def cls(self) -> int | None:
-        return self.size - 2 if self.num_sentinels > 1 else None
-
-    def _marks(self, tokens: Iterable[int]) -> np.ndarray:
-        """bool [size], True at ``tokens``."""
-        marks = np.zeros(self.size, bool)
-        marks[list(tokens)] = True
-        return marks
-
-
-def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """The model in a file; SettingError if it is none."""
-    try:
-        found = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-        for token in range(found.get_piece_size()):
-            found.id_to_piece(token)  # of a damaged file it may be no text
-        found.encode("")  # or have no model at all
-    except (OSError, RuntimeError, ValueError) as error:
-        raise SettingError(
-            f"the vocabulary {path} cannot be read as a SentencePiece model: {error}"
-        ) from error
-    return found
+    def _plain(self, ids: list[int]) -> str:
+        """The text of ids that are no sentinels."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class SentencePiece(Special):
+class SentencePiece(Own):
     """A trained model file, and sentinels above its pieces."""
 
     path: Path
     num_sentinels: int
+    joint = " "
 
-    def __post_init__(self):
-        _check_sentinels(self.num_sentinels)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         ids = [self.processor.pad_id(), self.processor.eos_id(), self.processor.unk_id()]
         if ids != [PAD, EOS, UNK]:
-            raise SettingError(
-                f"data.vocabulary={self.path} has pad, eos, unk = {ids} where 0, 1, 2 are expected"
-            )
+            raise SettingError(f"data.vocabulary={self.path} should have pad, eos, unk = 0, 1, 2, not {ids}")
 
     @functools.cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor:
         return read_sentencepiece(Path(self.path))
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"path": self.path, "num_sentinels": self.num_sentinels}
-
     @property
     def size(self) -> int:
         return self.processor.get_piece_size() + self.num_sentinels
 
-    @property
-    def _pieces(self) -> list[str]:
-        return [self.processor.id_to_piece(token) for token in range(self.processor.get_piece_size())]
+    @functools.cached_property
+    def ids(self) -> Mapping[str, int]:
+        return {self.processor.id_to_piece(token): token for token in range(self.processor.get_piece_size())}
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        return self._marks(token for token, piece in enumerate(self._pieces) if piece.startswith(BLANK))
-
-    @functools.cached_property
-    def sentence_ends(self) -> np.ndarray:
-        return self._marks(token for token, piece in enumerate(self._pieces) if piece.endswith(STOPS))
+        return self.marks(lambda piece: piece.startswith(BLANK))
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256(
-            self.processor.serialized_model_proto() + b"%d" % self.num_sentinels
-        ).hexdigest()
+        model = self.processor.serialized_model_proto()
+        return hashlib.sha256(model + b"%d" % self.num_sentinels).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:  # for one text, faster than with threads
         return self.processor.encode(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.asarray(ids, np.int32) for ids in self.processor.encode(list(texts), num_threads=THREADS)]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        parts = _parts(ids, self.size, self.num_sentinels)
-        return " ".join(
-            text for part in parts if (text := part if isinstance(part, str) else self.processor.decode(part))
+    def _plain(self, ids: list[int]) -> str:
+        return self.processor.decode(ids)
+
+    def files(self) -> Mapping[str, bytes]:
+        return {MODEL: Path(self.path).read_bytes()}
+
+    def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
+        """A tokenizer.json with the same ids, and its settings."""
+        model = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
+        sentinels = [f"<extra_id_{k}>" for k in reversed(range(self.num_sentinels))]
+        pieces = [(piece.piece, piece.score) for piece in model.pieces] + [(name, 0.0) for name in sentinels]
+        has_bytes = any(piece.type == BYTE_PIECE for piece in model.pieces)
+        tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=UNK, byte_fallback=has_bytes))
+        # What sentencepiece does with blanks: none at the ends, one between words, one in front.
+        steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        if charsmap := model.normalizer_spec.precompiled_charsmap:
+            steps.insert(0, normalizers.Precompiled(charsmap))
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+        spelling = [piece for piece, _ in pieces]
+        order = ("pad", "eos", "unk", "mask", "cls", "sep", "bos")
+        special = self.special | {"unk": UNK, "bos": begin}
+        named = {f"{use}_token": spelling[special[use]] for use in order if special[use] is not None}
+        added = dict.fromkeys([*named.values(), *sentinels])
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in added])
+        before, after = ([] if token is None else [spelling[token]] for token in (begin, end))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *after, "$B:1", *(f"{token}:1" for token in after)],
+            special_tokens=[(spelling[token], token) for token in {begin, end} - {None}],
         )
+        has_types = begin is not None and begin == self.cls  # else the model has no token types
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **named,
+            "extra_special_tokens": sentinels[::-1],
+            "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
+        }
+        return {
+            "tokenizer.json": tokenizer.to_str().encode(),
+            TOKENIZER_CONFIG: json.dumps(config, indent=1).encode(),
+        }
 
 
 @dataclass(frozen=True)
-class Bytes(Special):
+class Bytes(Own):
     """UTF-8: byte b has the id b + 3."""
 
     num_sentinels: int
-
-    def __post_init__(self):
-        _check_sentinels(self.num_sentinels)
+    joint = ""
+    ids = {chr(byte): byte + UNK + 1 for byte in range(256)}
 
     @property
     def size(self) -> int:
-        return UNK + 1 + BYTES + self.num_sentinels
+        return UNK + 1 + len(self.ids) + self.num_sentinels
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """A blank begins the word after it."""
-        return self._marks(self.encode(" \n\t"))
-
-    @functools.cached_property
-    def sentence_ends(self) -> np.ndarray:
-        return self._marks(self.encode("".join(STOPS)))
+        return self.marks(lambda byte: byte in " \n\t")  # a blank begins the word after it
 
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256(b"bytes %d" % self.num_sentinels).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        return [byte + UNK + 1 for byte in text.encode()]
-
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + UNK + 1 for text in texts]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Bytes that are not UTF-8 are dropped, as are other ids."""
-        parts = _parts(ids, self.size, self.num_sentinels)
-        return "".join(part if isinstance(part, str) else self._text(part) for part in parts)
-
-    @staticmethod
-    def _text(ids: list[int]) -> str:
+    def _plain(self, ids: list[int]) -> str:
+        """Bytes that are not UTF-8 are dropped, as are EOS and the unknown token."""
         return bytes(token - UNK - 1 for token in ids if token > UNK).decode(errors="ignore")
+
+
+def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """The model in a file; SettingError if it is damaged or something else."""
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        for token in range(processor.get_piece_size()):
+            processor.id_to_piece(token)  # fails where damage left a piece that is not text
+        processor.encode("")  # fails where there is no model at all
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SettingError(
+            f"the vocabulary {path} cannot be read as a SentencePiece model: {error}"
+        ) from error
+    return processor
 
 
 def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
     """Train a unigram model of ``size`` pieces on a sample of ``texts`` and ``write_sealed`` it.
 
-    The same texts give the same model. As T5's: normalisation nmt_nfkc, unknown characters are id 2 (no byte
-    fallback). Those of ASCII are none of these: bytes would take 256 pieces of a small vocabulary, they take
-    what is rare of 94.
+    The same texts give the same model. As in T5, normalisation is nmt_nfkc and unknown characters have id 2.
+    Byte fallback would take 256 pieces of a small vocabulary; 94 required characters cover all of ASCII.
     """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_sample(texts, size * SAMPLE),
+            sentence_iterator=_sample(texts, size * TRAINED_ON),
             model_writer=model,
             model_type="unigram",
             vocab_size=size,
-            pad_id=PAD,
-            eos_id=EOS,
-            unk_id=UNK,
-            bos_id=-1,
-            num_threads=1,
-            minloglevel=2,
-            seed_sentencepiece_size=max(size * SEEDS, 10_000),
+            **{"pad_id": PAD, "eos_id": EOS, "unk_id": UNK, "bos_id": -1},
+            **{"num_threads": 1, "minloglevel": 2},
+            seed_sentencepiece_size=max(size * CANDIDATES_PER_PIECE, 10_000),
             required_chars=REQUIRED if size >= ROOM * len(REQUIRED) else "",
         )
     except RuntimeError as error:
-        raise SettingError(f"data.vocabulary_size={size} does not suit the text: {_reason(error)}") from error
+        # the trainer's message without the line of its source; it has none for a text that is empty
+        reason = str(error).rpartition("] ")[2].strip() or "there is none"
+        raise SettingError(f"data.vocabulary_size={size} does not suit the text: {reason}") from error
     write_sealed(Path(path), model.getvalue())
     return Path(path)
 
 
-def _sample(texts: Iterable[str], left: int) -> Iterator[str]:
-    """Lines of ``left`` characters: documents of a sequence drawn at random, the beginning of another
-    iterable.
-    """
-    chosen = texts
+def _sample(texts: Iterable[str], count: int) -> Iterator[str]:
+    """Lines of ``count`` characters in all: of a sequence in random order, else from its start."""
     if isinstance(texts, Sequence):
         order = np.random.Generator(np.random.Philox(key=[0, 0])).permutation(len(texts))
-        chosen = (texts[int(index)] for index in order)
-    for text in chosen:
-        for line in text[:left].splitlines():
-            yield from (line[start : start + LINE] for start in range(0, len(line), LINE))
-        left -= len(text)
-        if left <= 0:
+        texts = map(texts.__getitem__, order.tolist())
+    for text in texts:
+        for line in text[:count].splitlines():
+            yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
+        count -= len(text)
+        if count <= 0:
             return
-
-
-def _reason(error: RuntimeError) -> str:
-    """The trainer's own words, without the place in its source; it has none for a text that is empty."""
-    return str(error).rpartition("] ")[2].strip() or "there is none"

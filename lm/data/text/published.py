@@ -1,13 +1,11 @@
-"""The tokenizers of published models, used as they are: through ``tokenizers`` or sentencepiece.
+"""The tokenizers of published models, used as they are: through ``tokenizers`` or sentencepiece."""
 
-They are vocabularies (``lm.data.text.vocabulary.Vocabulary``) with the ids of the special tokens besides.
-"""
-
+import base64
 import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,150 +14,121 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from lm.data.text import bounds
-from lm.data.text.own import BLANK, STOPS, read_sentencepiece
-from lm.settings import SettingError, read_object
+from lm.data.text.own import MODEL, TOKENIZER_CONFIG, Bytes, SentencePiece, read_sentencepiece
+from lm.data.text.vocabulary import BLANK, MASK, Vocabulary
+from lm.settings import SettingError, parse_json, read_object
 
-SPECIAL = {  # what a special token is for, and its usual spellings
+SPELLINGS = {  # what a special token is for, and its usual spellings
     "pad": ("[PAD]", "<pad>"),
     "eos": ("</s>", "<|endoftext|>", "<|end_of_text|>"),
     "mask": ("[MASK]", "<mask>"),
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
 }
-BYTE_BLANK = "\u0120"  # how GPT-2's pieces of bytes write it
+BYTE_BLANK = "\u0120"  # how GPT-2's pieces of bytes write the blank before a word
 SENTINELS = 100  # of T5, above the pieces of its SentencePiece model [tokens]
-PIECES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm")
-SETTINGS = "tokenizer_config.json"
-FILES = ("tokenizer.json", "vocab.txt", *PIECES, "target.spm", "vocab.json", "merges.txt", SETTINGS)
+SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm")
+MAIN_FILES = ("tokenizer.json", "vocab.txt", *SENTENCEPIECE_FILES)  # the first that exists is used
+FILES = (*MAIN_FILES, "target.spm", "vocab.json", "merges.txt", TOKENIZER_CONFIG)
+
+# What a tokenizer.json may ask for
+LARGEST_FILE = 1 << 28  # the largest published ones have 40 MB [bytes]
+LARGEST_GROWTH = 100  # how many times longer all replacements may make a text; in published ones 3
+# in front of a text or in the place of one character [characters], or around a text [ids]
+LONGEST_ADDED = 1_000
 
 
-@contextlib.contextmanager
-def usable(path: Path) -> Iterator[None]:
-    """Turns whatever a tokenizer's package has against its file into a SettingError."""
-    try:
-        yield
-    except BaseException as error:  # the packages raise nothing narrower, and a panic in Rust is no Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise SettingError(f"{path} is not a tokenizer that works: {error}") from error
-
-
-class Tokenizer:
-    """What all published tokenizers have in common, given ``ids``, ``encode_batch`` and ``_text``."""
+class Published(Vocabulary):
+    """What all published tokenizers share."""
 
     path: Path
-    ids: dict[str, int]  # of every token
-
-    pad = property(lambda self: self._special["pad"])
-    eos = property(lambda self: self._special["eos"])
-    mask = property(lambda self: self._special["mask"])
-    cls = property(lambda self: self._special["cls"])
-    sep = property(lambda self: self._special["sep"])
 
     @property
     def size(self) -> int:
         return max(self.ids.values(), default=-1) + 1
 
-    @property
+    @functools.cached_property
     def num_sentinels(self) -> int:
         return sum(f"<extra_id_{k}>" in self.ids for k in range(SENTINELS))
 
     @functools.cached_property
-    def _special(self) -> dict[str, int | None]:
-        return {
-            use: next(
-                (self.ids[token] for token in (*self._named(use), *spellings) if token in self.ids), None
-            )
-            for use, spellings in SPECIAL.items()
-        }
+    def special(self) -> Mapping[str, int | None]:
+        def first(spellings: tuple[str, ...]) -> int | None:
+            return next((self.ids[token] for token in spellings if token in self.ids), None)
 
-    def _named(self, use: str) -> tuple[str, ...]:
+        return {use: first((*self._configured(use), *names)) for use, names in SPELLINGS.items()}
+
+    def _configured(self, use: str) -> tuple[str, ...]:
         """The token that the tokenizer's settings name for a use, if they do."""
         return ()
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """bool [size]; BERT marks the pieces that go on with a word, the others those that begin one."""
+        """bool [size]; BERT marks the pieces that continue a word, the others those that begin one."""
         if any(token.startswith("##") for token in self.ids):
-            return self._marks(lambda token: not token.startswith("##"))
-        return self._marks(lambda token: token.startswith((BLANK, BYTE_BLANK)))
-
-    @functools.cached_property
-    def sentence_ends(self) -> np.ndarray:
-        return self._marks(lambda token: token.endswith(STOPS))
-
-    def _marks(self, holds: Callable[[str], bool]) -> np.ndarray:
-        marks = np.zeros(self.size, bool)
-        marks[[number for token, number in self.ids.items() if holds(token)]] = True
-        return marks
+            return self.marks(lambda token: not token.startswith("##"))
+        return self.marks(lambda token: token.startswith((BLANK, BYTE_BLANK)))
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        files = [self.path.with_name(name) for name in FILES if self.path.with_name(name).exists()]
-        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        return hashlib.sha256(b"".join(self.files().values())).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0].tolist()
+    def _silent(self) -> tuple[int | None, ...]:
+        return self.pad, self.cls, self.sep
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text up to the first end, without padding and the tokens that frame a text."""
-        ids = list(map(int, ids))
-        ids = ids[: ids.index(self.eos)] if self.eos in ids else ids
-        return self._text(
-            [token for token in ids if token not in (self.pad, self.cls, self.sep) and token < self.size]
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in self.__dict__.items() if name in ("path", "settings", "sentinels")
-        }
+    def files(self) -> Mapping[str, bytes]:
+        paths = map(self.path.with_name, FILES)
+        return {path.name: path.read_bytes() for path in paths if path.exists()}
 
 
 @dataclass(frozen=True)
-class Fast(Tokenizer):
+class Fast(Published):
     """A tokenizer.json with all it takes, or the vocab.txt of BERT's word pieces."""
 
     path: Path
-    settings: str  # JSON of tokenizer_config.json
+    config: str  # JSON of tokenizer_config.json
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        if self.path.suffix == ".json":
-            bounds.check(self.path)
+        is_json = self.path.suffix == ".json"
+        if is_json:
+            check_tokenizer_json(self.path)
         with usable(self.path):
-            if self.path.suffix == ".json":
-                found = tokenizers.Tokenizer.from_file(str(self.path))
+            if is_json:
+                tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
             else:
-                lower = json.loads(self.settings).get("do_lower_case", True)
-                found = tokenizers.BertWordPieceTokenizer(str(self.path), lowercase=lower)
-            found.no_padding()  # some files ask for a fixed length
-            found.no_truncation()
-            return found
+                lower = json.loads(self.config).get("do_lower_case", True)
+                tokenizer = tokenizers.BertWordPieceTokenizer(str(self.path), lowercase=lower)
+            tokenizer.no_padding()  # some files ask for a fixed length
+            tokenizer.no_truncation()
+            return tokenizer
 
     @functools.cached_property
-    def ids(self) -> dict[str, int]:
+    def ids(self) -> Mapping[str, int]:
         return self.tokenizer.get_vocab(with_added_tokens=True)
 
-    def _named(self, use: str) -> tuple[str, ...]:
-        if use in ("pad", "eos"):  # what ends a text for a model that goes on with it may be called otherwise
+    def _configured(self, use: str) -> tuple[str, ...]:
+        if use in ("pad", "eos"):  # a model that continues texts may be told another token for their end
             return ()
-        token = json.loads(self.settings).get(f"{use}_token")
+        token = json.loads(self.config).get(f"{use}_token")
         token = token.get("content") if isinstance(token, dict) else token
         return (token,) if isinstance(token, str) else ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         with usable(self.path):
-            found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.asarray(encoded.ids, np.int32) for encoded in found]
+            encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
-    def framed(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
-        """(ids, token types) of one or two texts with the special tokens that the model expects around
-        them.
-        """
+    def encode_framed(self, text: str, begin: int | None, end: int | None) -> list[int]:
+        """``text`` with the special tokens that the file puts around one."""
+        spelling = next((token for token, number in self.ids.items() if number == self.mask), MASK)
+        return self.framed(text.replace(MASK, spelling))[0]
+
+    def framed(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
+        """(ids, token types) of one or two texts with the special tokens that the file puts around them."""
         with usable(self.path):
-            found = self.tokenizer.encode(text, pair)
-        return found.ids, found.type_ids
+            encoding = self.tokenizer.encode(first, second)
+        return encoding.ids, encoding.type_ids
 
     def _text(self, ids: list[int]) -> str:
         with usable(self.path):
@@ -167,7 +136,7 @@ class Fast(Tokenizer):
 
 
 @dataclass(frozen=True)
-class Pieces(Tokenizer):
+class PublishedPieces(Published):
     """A SentencePiece model; in a vocab.json beside it, Marian's, pieces have other ids than in the model."""
 
     path: Path
@@ -180,56 +149,134 @@ class Pieces(Tokenizer):
         return tuple(map(read_sentencepiece, (self.path, target)))
 
     @functools.cached_property
-    def ids(self) -> dict[str, int]:
+    def ids(self) -> Mapping[str, int]:
         table = self.path.with_name("vocab.json")
         if self.path.suffix == ".spm" and table.exists():
-            found = read_object(table)
-            if all(type(number) is int and number >= 0 for number in found.values()):
-                return found
+            ids = read_object(table)
+            if all(type(number) is int and number >= 0 for number in ids.values()):
+                return ids
             raise SettingError(f"{table} should hold the id of each piece")
-        pieces, count = self.processors[0], self.processors[0].get_piece_size()
+        model, count = self.processors[0], self.processors[0].get_piece_size()
         top = count + self.sentinels - 1
-        return {pieces.id_to_piece(k): k for k in range(count)} | {
-            f"<extra_id_{k}>": top - k for k in range(self.sentinels)
-        }
+        sentinels = {f"<extra_id_{k}>": top - k for k in range(self.sentinels)}
+        return {model.id_to_piece(token): token for token in range(count)} | sentinels
 
     @functools.cached_property
-    def pieces(self) -> dict[int, str]:
+    def pieces(self) -> Mapping[int, str]:
         return {token: piece for piece, token in self.ids.items()}
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         unknown = self.ids.get("<unk>", 0)
-        found = self.processors[0].encode(list(texts), out_type=str)
-        return [np.asarray([self.ids.get(piece, unknown) for piece in pieces], np.int32) for pieces in found]
+        encodings = self.processors[0].encode(list(texts), out_type=str)
+        return [np.asarray([self.ids.get(piece, unknown) for piece in e], np.int32) for e in encodings]
 
     def _text(self, ids: list[int]) -> str:
         return self.processors[1].decode([self.pieces[token] for token in ids if token in self.pieces])
 
 
-def find_tokenizer(folder: Path, vocab_size: int) -> Fast | Pieces:
+def open_vocabulary(source: str | Path, sentinels: int, vocab_size: int) -> Vocabulary:
+    """The vocabulary ``bytes``, of a SentencePiece model's file, or in a folder: ours or a published model's.
+
+    ``sentinels`` are added to those of ours; the embedding has ``vocab_size`` rows.
+    """
+    path = Path(source)
+    if source == "bytes":
+        return Bytes(sentinels)
+    if path.is_dir() and not (path / MODEL).exists():
+        return find_tokenizer(path, vocab_size)
+    return SentencePiece(path / MODEL if path.is_dir() else path, sentinels)
+
+
+def find_tokenizer(folder: Path, vocab_size: int) -> Published:
     """The tokenizer in ``folder`` of a model whose embedding has ``vocab_size`` rows."""
-    settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
-    if type(settings.get("extra_ids", 0)) is not int:
-        raise SettingError(f"{folder / SETTINGS}: extra_ids={settings['extra_ids']!r} should be a number")
-    found = next((folder / name for name in FILES[: 2 + len(PIECES)] if (folder / name).exists()), None)
-    if found is None:
-        raise SettingError(f"{folder} has no tokenizer: none of {', '.join(FILES[: 2 + len(PIECES)])}")
-    if found.name not in PIECES:
-        tokenizer = Fast(found, json.dumps(settings))
+    config = read_object(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
+    if type(config.get("extra_ids", 0)) is not int:
+        raise SettingError(
+            f"{folder / TOKENIZER_CONFIG}: extra_ids={config['extra_ids']!r} should be a number"
+        )
+    path = next((folder / name for name in MAIN_FILES if (folder / name).exists()), None)
+    if path is None:
+        raise SettingError(f"{folder} has no tokenizer: none of {', '.join(MAIN_FILES)}")
+    if path.name not in SENTENCEPIECE_FILES:
+        tokenizer: Published = Fast(path, json.dumps(config))
     else:
-        tokenizer = Pieces(found, 0)
-        # T5's have sentinels that the model file does not know of.
-        extra = settings.get("extra_ids", SENTINELS if found.name == PIECES[0] else 0)
-        if (
-            "<extra_id_0>" not in tokenizer.ids
-            and "[CLS]" not in tokenizer.ids
-            and tokenizer.size + extra <= vocab_size
-        ):
-            tokenizer = Pieces(found, extra)
+        tokenizer = PublishedPieces(path, 0)
+        # T5's have sentinels that the model file does not know of
+        extra = config.get("extra_ids", SENTINELS if path.name == SENTENCEPIECE_FILES[0] else 0)
+        has_room = tokenizer.size + extra <= vocab_size
+        if has_room and "<extra_id_0>" not in tokenizer.ids and "[CLS]" not in tokenizer.ids:
+            tokenizer = PublishedPieces(path, extra)
     if tokenizer.size > vocab_size:
         raise SettingError(
-            f"{found} has ids up to {tokenizer.size - 1}, the model's embedding {vocab_size} rows: they do "
-            "not belong "
-            "together"
+            f"{path} has ids up to {tokenizer.size - 1}, the model's embedding {vocab_size} rows: "
+            "they do not belong together"
         )
     return tokenizer
+
+
+@contextlib.contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Turns any error of a tokenizer's package about its file into a SettingError."""
+    try:
+        yield
+    except BaseException as error:  # the packages raise nothing narrower, and a panic in Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise SettingError(f"{path} is not a tokenizer that works: {error}") from error
+
+
+def check_tokenizer_json(path: Path) -> None:
+    """SettingError for a file that would take any time or memory, before its package reads it.
+
+    A text may not become a thousand times longer, nor be framed by a million ids.
+    """
+    if (size := path.stat().st_size) > LARGEST_FILE:
+        raise SettingError(f"{path} has {size} bytes; a tokenizer has {LARGEST_FILE} at most")
+    growth, added = 1.0, 0
+    for step in _typed_steps(parse_json(path.read_bytes(), path)):
+        try:
+            growth, added = growth * _growth(step), max(added, _added(step))
+        except (AttributeError, TypeError, ValueError, OverflowError, KeyError) as error:
+            raise SettingError(f"{path} has a malformed {step.get('type')!r}: {error!r:.200}") from error
+    if growth > LARGEST_GROWTH:
+        raise SettingError(
+            f"{path}: its replacements make a text up to {growth:.3g} times longer; at most {LARGEST_GROWTH}"
+        )
+    if added > LONGEST_ADDED:
+        raise SettingError(f"{path}: it adds {added} characters or ids to a text; at most {LONGEST_ADDED}")
+
+
+def _typed_steps(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object with a type, at any depth, outside of the vocabulary itself."""
+    sections = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+    todo = [value[key] for key in sections if key in value] if isinstance(value, dict) else []
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            if isinstance(item.get("type"), str):
+                yield item
+            todo += item.values()
+        elif isinstance(item, list):
+            todo += item
+
+
+def _growth(step: dict[str, Any]) -> float:
+    if step["type"] != "Replace":
+        return 1.0
+    pattern, content = step["pattern"], step["content"]
+    # a regular expression may match between all characters
+    return max(1.0, len(content) / len(pattern["String"]) if pattern.get("String") else len(content) + 1.0)
+
+
+def _added(step: dict[str, Any]) -> int:
+    if step["type"] == "TemplateProcessing":
+        ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
+        both = [*step["single"], *step["pair"]]
+        return sum(ids.get(piece["SpecialToken"]["id"], 0) for piece in both if "SpecialToken" in piece)
+    if step["type"] == "Precompiled" and step["precompiled_charsmap"]:
+        charsmap = base64.b64decode(step["precompiled_charsmap"])
+        contents = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]  # behind a trie of that many bytes
+        return max(map(len, contents.split(b"\0")), default=0)
+    return max(
+        (len(step[key]) for key in ("prepend", "content") if isinstance(step.get(key), str)), default=0
+    )

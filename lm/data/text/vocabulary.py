@@ -1,44 +1,98 @@
-"""What all vocabularies agree on: T5's special ids, and what noise and objectives need of any vocabulary."""
+"""Text <-> token ids: what every vocabulary can do, of our own (``own``) or published with a model."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+import abc
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-PAD, EOS, UNK = 0, 1, 2  # ids in every vocabulary, as in T5
+PAD, EOS, UNK = 0, 1, 2  # ids in our own vocabularies, as in T5
+MASK = "[MASK]"  # how a user writes the mask, however the vocabulary spells it
+BLANK = "\u2581"  # how SentencePiece writes the blank before a word
+STOPS = (".", "?", "!")  # end a sentence
 
 
-class Symbols(Protocol):
-    """What noise and objectives need of a vocabulary: sentinel k has the id ``size - 1 - k``."""
+class Vocabulary(abc.ABC):
+    """Pieces of text and their ids; sentinel k has the id ``size - 1 - k``."""
 
+    ids: Mapping[str, int]  # of every piece, and of published vocabularies also the special tokens
+    special: Mapping[str, int | None]  # pad, eos, mask, cls, sep; None: the vocabulary has no such token
     num_sentinels: int
-    eos: int | None  # ids of special tokens, None for what there is none of
-    mask: int | None
-    word_starts: np.ndarray  # bool [size]: a piece begins a word
-    # bool [size]: a piece ends with a full stop, a question mark or an exclamation mark
-    sentence_ends: np.ndarray
+
+    pad = property(lambda self: self.special["pad"])
+    eos = property(lambda self: self.special["eos"])
+    mask = property(lambda self: self.special["mask"])
+    cls = property(lambda self: self.special["cls"])  # begins an encoder's row
+    sep = property(lambda self: self.special["sep"])  # ends each text of an encoder's row
 
     @property
+    @abc.abstractmethod
     def size(self) -> int:
         """Pieces and sentinels; the embedding has at least as many rows."""
 
-
-class Vocabulary(Symbols, Protocol):
-    """What the rest of the project needs of a vocabulary."""
-
-    pad: int | None
-    cls: int | None  # begins an encoder's row
-    sep: int | None  # ends each text of an encoder's row
+    @property
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """SHA-256 of what the vocabulary is made of: equal only for vocabularies that encode alike."""
 
     @property
-    def fingerprint(self) -> str:
-        """Equal for vocabularies that encode alike."""
+    @abc.abstractmethod
+    def word_starts(self) -> np.ndarray:
+        """bool [size]: a piece begins a word."""
 
-    def encode(self, text: str) -> list[int]:
-        """Ids without EOS."""
+    @functools.cached_property
+    def sentence_ends(self) -> np.ndarray:
+        """bool [size]: a piece ends with a full stop, a question mark or an exclamation mark."""
+        return self.marks(lambda piece: piece.endswith(STOPS))
 
+    @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 ids of each text, without EOS."""
 
+    def encode(self, text: str) -> list[int]:
+        """Ids without EOS."""
+        return self.encode_batch([text])[0].tolist()
+
+    def encode_framed(self, text: str, begin: int | None, end: int | None) -> list[int]:
+        """``text``, in which MASK stands for the mask, between the ids ``begin`` and ``end``.
+
+        A published tokenizer that knows how its model frames a text ignores the two.
+        """
+        *parts, last = text.split(MASK)
+        ids = [token for part in parts for token in (*self.encode(part.rstrip()), self.mask)]
+        ids += self.encode(last) if last.strip() else []  # the blank before a word belongs to the word
+        return [token for token in (begin, *ids, end) if token is not None]
+
     def decode(self, ids: Iterable[int]) -> str:
-        """The text up to the first EOS; padding is dropped."""
+        """The text up to the first EOS, without padding and the tokens that frame a text."""
+        ids = list(map(int, ids))
+        ids = ids[: ids.index(self.eos)] if self.eos in ids else ids
+        return self._text([token for token in ids if 0 <= token < self.size and token not in self._silent()])
+
+    def _silent(self) -> tuple[int | None, ...]:
+        """The ids that decoding skips."""
+        return (self.pad,)
+
+    @abc.abstractmethod
+    def _text(self, ids: list[int]) -> str:
+        """The text of ids below ``size``."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """``{name: contents}`` of the files that ``published.open_vocabulary`` needs; none for bytes."""
+        return {}
+
+    def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
+        """``{name: contents}`` for other programs; one of ours puts ``begin`` and ``end`` around a text."""
+        return self.files()
+
+    def marks(self, holds: Callable[[str], bool]) -> np.ndarray:
+        """bool [size], True at the pieces for which ``holds``."""
+        marks = np.zeros(self.size, bool)
+        marks[[token for piece, token in self.ids.items() if holds(piece)]] = True
+        return marks
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields, without what was computed from them: another process reads the files again."""
+        cached = functools.cached_property
+        return {k: v for k, v in vars(self).items() if not isinstance(getattr(type(self), k, None), cached)}
