@@ -149,7 +149,7 @@ def test_a_checkpoint_moves_between_meshes_bit_for_bit(tmp_path, old, new):
 def test_another_shape_name_or_dtype_is_refused(saved):
     folder, _ = saved
     cases = {"wider": toy.steps(model=replace(toy.MODEL, d_ff=64)).abstract}
-    cases["other optimiser"] = toy.steps(optimization=OptimizerConfig(name="adamw")).abstract
+    cases["other optimiser"] = toy.steps(optimizer=OptimizerConfig(name="adamw")).abstract
     half = toy.steps().abstract
     place = half.params["table"].sharding
     table = jax.ShapeDtypeStruct(half.params["table"].shape, jnp.bfloat16, sharding=place)
@@ -161,7 +161,7 @@ def test_another_shape_name_or_dtype_is_refused(saved):
 
 
 def test_fine_tuning_takes_the_parameters_alone_under_another_optimiser(saved):
-    fresh = toy.steps(2, 2, 2, optimization=OptimizerConfig(name="adamw")).init(9)
+    fresh = toy.steps(2, 2, 2, optimizer=OptimizerConfig(name="adamw")).init(9)
     with opened(saved[0]) as checkpoints:
         state = checkpoints.restore_model(fresh, step=1)
     found = {name: value for name, value in toy.numbers(state).items() if name.startswith("params.")}

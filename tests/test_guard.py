@@ -28,7 +28,7 @@ SKIP = GuardConfig(non_finite="skip", in_a_row=3)
 
 
 def test_of_an_update_that_is_left_out_only_the_step_counts():
-    steps = toy.steps(guarding=SKIP)
+    steps = toy.steps(guard=SKIP)
     state, train = steps.init(0), steps.train_step(0)
     state, _ = train(state, steps.put(toy.batch(0)))
     before = toy.numbers(state)

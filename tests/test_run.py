@@ -31,8 +31,9 @@ from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, change
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, LossConfig
+from lm.train.config import CheckpointConfig
 from lm.train.log import records
+from lm.train.step import StepSpec
 from lm.train.step import build as build_steps
 
 SMALL = (
@@ -175,7 +176,7 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
         prepared, mesh = check(experiment, folder, swept / "cache", reporter.say)
         place = pretraining_of(swept, folder, BASELINE)
         first = pretrain(Session(experiment, prepared, mesh, swept / "cache", reporter), place)
-    steps = build_steps(experiment.model, experiment.finetuning.optimizer, LossConfig(), mesh)
+    steps = build_steps(StepSpec(experiment.model, experiment.finetuning.optimizer), mesh)
     with Checkpoints(place / "checkpoints", CheckpointConfig()) as checkpoints:
         saved, start = checkpoints.restore(steps.abstract, 4), first(steps)
     assert (int(saved.step), int(start.step)) == (4, 0)

@@ -23,8 +23,8 @@ from lm.data.text.own import Bytes
 from lm.evaluate.questions import predict
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
-from lm.train.step import build
+from lm.train.config import CheckpointConfig
+from lm.train.step import StepSpec, build
 
 SMALL = TINY | {
     "data.vocabulary": "bytes",
@@ -66,7 +66,7 @@ def run_of(runs, name, given):
         if phase in experiment.tuning.heads:
             steps = head_steps(experiment, mesh, phase)
         else:
-            steps = build(adapted(experiment), OptimizerConfig(), LossConfig(), mesh)
+            steps = build(StepSpec(adapted(experiment)), mesh)
         made[phase] = steps.init(seed), steps
         with Checkpoints(str(place / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(made[phase][0])

@@ -22,9 +22,9 @@ from lm.nn.config import ModelConfig
 from lm.nn.layers import param
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
-from lm.train.config import LossConfig, OptimizerConfig
+from lm.train.config import OptimizerConfig
 from lm.train.optimizers import optimizer
-from lm.train.step import build
+from lm.train.step import StepSpec, build
 
 
 def mesh_of(data, fsdp, tensor):
@@ -105,7 +105,7 @@ def test_the_optimiser_lives_where_its_parameter_lives():
     }
     assert found["0.v_row.blocks"] == P(None, "fsdp") and found["0.v_col.blocks"] == P(None, "tensor")
     assert found["0.v.scale"] == places["params.scale"] == P(None, None)
-    moments = toy.steps(2, 2, 2, optimization=OptimizerConfig(name="adamw")).abstract
+    moments = toy.steps(2, 2, 2, optimizer=OptimizerConfig(name="adamw")).abstract
     places = {name: leaf.sharding.spec for name, leaf in sharding.named(moments).items()}
     assert places["opt_state.0.0.mu.table"] == places["params.table"] == P("tensor", "fsdp")
 
@@ -186,7 +186,7 @@ EVERY = [
 
 def steps_on(config, devices):
     model = replace(MODEL, architecture="encoder-decoder", num_heads=8, d_kv=2, layers="unroll")
-    return build(model, OptimizerConfig(factor_from=16), LossConfig(), sharding.make_mesh(config, devices), 1)
+    return build(StepSpec(model, OptimizerConfig(factor_from=16)), sharding.make_mesh(config, devices))
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def test_microbatches_with_ragged_targets_make_the_step_of_one_batch(sizes, part
 
 
 def test_a_step_counts_every_target_alike():
-    steps = toy.steps(model=NO_DROPOUT, loss=LossConfig(z_loss=0.0))
+    steps = toy.steps(model=NO_DROPOUT, loss_config=LossConfig(z_loss=0.0))
     state, batch = steps.init(0), toy.batch(0)
     logits = np.asarray(state.model(batch), np.float64)
     logs, targets = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), batch["decoder_target_tokens"]
@@ -61,7 +61,7 @@ def test_a_step_counts_every_target_alike():
 
 
 def test_z_loss_pulls_in_training_and_is_not_in_the_reported_loss():
-    (_, without), (_, strong) = (trained(toy.steps(loss=LossConfig(z_loss=z)), 1) for z in (0.0, 1.0))
+    (_, without), (_, strong) = (trained(toy.steps(loss_config=LossConfig(z_loss=z)), 1) for z in (0.0, 1.0))
     assert (
         strong["loss"] == pytest.approx(without["loss"], rel=1e-5)
         and without["z_loss"] == 0 < strong["z_loss"]
@@ -70,7 +70,7 @@ def test_z_loss_pulls_in_training_and_is_not_in_the_reported_loss():
 
 
 def test_dropout_differs_between_steps_and_seeds_and_is_the_same_again():
-    steps = toy.steps(optimization=OptimizerConfig(schedule="constant", learning_rate=1e-9))
+    steps = toy.steps(optimizer=OptimizerConfig(schedule="constant", learning_rate=1e-9))
 
     def loss(seed, step):
         state = replace(steps.init(0), step=jax.numpy.asarray(step, jax.numpy.int32))

@@ -16,9 +16,9 @@ from lm.nn.composed import Tuned
 from lm.nn.config import HeadConfig
 from lm.nn.transformer import Transformer
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
-from lm.train.step import build
-from lm.train.tuning import adapters_only, body_frozen, gradual
+from lm.train.config import CheckpointConfig, OptimizerConfig
+from lm.train.step import StepSpec, build
+from lm.train.tuning import GradualUnfreezing, adapters_only, body_frozen
 
 MODEL = replace(TINY, num_encoder_layers=3, adapter_width=4, dropout=0.0)
 DECAYING = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.1, weight_decay=0.5)
@@ -27,7 +27,7 @@ HEAD = HeadConfig("classes", classes=2)
 
 def built(model, **settings):
     mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    return build(model, DECAYING, LossConfig(), mesh, **settings)
+    return build(StepSpec(model, DECAYING, **settings), mesh)
 
 
 def trained(tune, step, make=lambda rngs: Transformer(MODEL, rngs)):
@@ -47,7 +47,7 @@ def layers(name, value):
 DECODER = replace(MODEL, architecture="decoder", logits_bias=True)
 
 
-@pytest.mark.parametrize("tune", [adapters_only, gradual(DECODER, 6)])
+@pytest.mark.parametrize("tune", [adapters_only, GradualUnfreezing(DECODER, 6)])
 def test_what_is_frozen_stays_bit_for_bit_whatever_decays_and_all_else_moves(tune):
     steps = built(DECODER, tune=tune)
     state, step = steps.init(0), steps.train_step(0)
@@ -68,7 +68,7 @@ def test_adapters_are_trained_with_every_norm():
 
 
 def test_layers_thaw_from_the_top_of_both_stacks_and_the_softmax_is_never_frozen():
-    tune = gradual(MODEL, 30)
+    tune = GradualUnfreezing(MODEL, 30)
     for step, encoder, decoder in (
         (0, [0, 0, 1], [0, 1]),
         (9, [0, 0, 1], [0, 1]),
@@ -81,25 +81,27 @@ def test_layers_thaw_from_the_top_of_both_stacks_and_the_softmax_is_never_frozen
             side = name.split(".")[0]
             whole = all(due.get(side, [1])) if "relative" in name else True
             assert which == (due[side] if ".blocks." in name else [whole]), (step, name)
-    assert gradual(MODEL, 30) is tune  # the compiled steps are kept by it
+    assert len({GradualUnfreezing(MODEL, 30), tune}) == 1  # equal, so that compiled steps are shared
 
 
 def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():
     bert = replace(MODEL, architecture="encoder", positions="learned", logits="separate")
-    found = trained(gradual(bert, 30), 19, lambda rngs: Transformer(bert, rngs))
+    found = trained(GradualUnfreezing(bert, 30), 19, lambda rngs: Transformer(bert, rngs))
     assert {name for name, which in found.items() if not any(which)} == {
         "embed.table",
         "encoder.positions.table",
     }
     assert found["head.kernel"] == [True]
     shared = replace(bert, shared_layers=True)  # has one layer, which is the top and the bottom
-    assert all(map(all, trained(gradual(shared, 30), 0, lambda rngs: Transformer(shared, rngs)).values()))
+    assert all(
+        map(all, trained(GradualUnfreezing(shared, 30), 0, lambda rngs: Transformer(shared, rngs)).values())
+    )
 
 
-@pytest.mark.parametrize("tune", [body_frozen, adapters_only, gradual(MODEL, 30)])
+@pytest.mark.parametrize("tune", [body_frozen, adapters_only, GradualUnfreezing(MODEL, 30)])
 def test_a_new_head_is_always_trained(tune):
     found = trained(tune, 0, lambda rngs: Tuned(MODEL, HEAD, rngs))
-    thawed = [False, False, tune is gradual(MODEL, 30)]
+    thawed = [False, False, tune == GradualUnfreezing(MODEL, 30)]
     assert all(all(which) for name, which in found.items() if name.startswith("head."))
     assert found["body.encoder.blocks.mlp.hidden.kernel"] == thawed
 

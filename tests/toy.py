@@ -13,10 +13,10 @@ from lm.nn.config import ModelConfig
 from lm.nn.layers import param
 from lm.sharding import constrain, make_mesh, named, rows_of_process
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import EVERY_UPDATE, CheckpointConfig, LoopConfig, LossConfig, OptimizerConfig
+from lm.train.config import EVERY_UPDATE, CheckpointConfig, LoopConfig, OptimizerConfig
 from lm.train.log import Log
 from lm.train.loop import Run, train
-from lm.train.step import build
+from lm.train.step import StepSpec, build
 
 MODEL = ModelConfig(
     architecture="decoder", vocab_size=32, d_model=16, d_ff=32, d_kv=4, num_heads=4, dropout=0.5
@@ -61,8 +61,8 @@ def batch(step, poison=()):
 def steps(data=1, fsdp=1, tensor=1, model=MODEL, **settings):
     """The compiled steps on a mesh of these sizes; on one device if none are given."""
     mesh, devices = MeshConfig(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor]
-    settings = {"optimization": OPTIMIZER, "loss": LossConfig(), "make": Toy, **settings}
-    return build(model, mesh=make_mesh(mesh, devices), **settings)
+    spec = StepSpec(model, **{"optimizer": OPTIMIZER, "module": Toy, **settings})
+    return build(spec, make_mesh(mesh, devices))
 
 
 def run(
@@ -83,7 +83,7 @@ def run(
     """Train ``total`` steps in ``folder``, going on from what is there; on a mesh of these sizes, of all
     processes.
     """
-    made = steps(*sizes, guarding=guarding)
+    made = steps(*sizes, guard=guarding)
     rows = rows_of_process(made.mesh, ROWS)
 
     def part(step):

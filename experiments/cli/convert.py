@@ -42,9 +42,9 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     from lm.convert.settings import SETTINGS as PUBLISHED
     from lm.convert.unread import unknown_fields
     from lm.train.checkpoints import Checkpoints
-    from lm.train.config import CheckpointConfig, LossConfig
+    from lm.train.config import CheckpointConfig
     from lm.train.log import packages
-    from lm.train.step import build
+    from lm.train.step import StepSpec, build
 
     if run.exists():
         raise SettingError(f"{run} is there already; name a new run")
@@ -55,7 +55,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     vocabulary = find_tokenizer(folder, config.vocab_size) if has_tokenizer else None
     experiment = imported(config)
     mesh = sharding.make_mesh(experiment.mesh)
-    state = build(config, experiment.pretraining.optimizer, LossConfig(), mesh).init(experiment.seed)
+    state = build(StepSpec(config, experiment.pretraining.optimizer), mesh).init(experiment.seed)
     prefix = prefix_of(experiment, "pretraining")
     state = replace(state, params={prefix + name: array for name, array in sharding.named(model).items()})
     origin = {

@@ -4,13 +4,12 @@ head.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from experiments.processes.group import agreed
 from experiments.runs.phase import Phase, Session, Start, checkpoints_of, fit
@@ -32,11 +31,11 @@ from lm.nn.composed import Tuned
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.ensemble import Ensemble
 from lm.train import tuning
-from lm.train.config import LossConfig
 from lm.train.log import records
 from lm.train.losses import labelled
 from lm.train.state import State
-from lm.train.step import Steps, Tune, build, same
+from lm.train.step import Steps, StepSpec, build
+from lm.train.tuning import Tune, every_parameter
 
 
 @dataclass(frozen=True)
@@ -119,16 +118,14 @@ def on_mixture(session: Session, name: str) -> FineTuning:
         batch_size=phase.batch_size,
         seed=experiment.seed,
     )
-    steps = build(
+    spec = StepSpec(
         model,
         phase.optimizer,
-        LossConfig(),
-        session.mesh,
-        phase.microbatches,
         tune=tune_of(experiment),
-        guarding=experiment.guard,
+        microbatches=phase.microbatches,
+        guard=experiment.guard,
     )
-    return FineTuning(steps, batches, lengths, asked(session, (name,)))
+    return FineTuning(build(spec, session.mesh), batches, lengths, asked(session, (name,)))
 
 
 def on_labels(session: Session, name: str) -> FineTuning:
@@ -207,8 +204,8 @@ def tune_of(experiment: Experiment) -> Tune:
     if experiment.tuning.adapters:
         return tuning.adapters_only
     if experiment.tuning.unfreezing == "gradual":
-        return tuning.gradual(experiment.model, experiment.finetuning.steps)
-    return same
+        return tuning.GradualUnfreezing(experiment.model, experiment.finetuning.steps)
+    return every_parameter
 
 
 def head_steps(experiment: Experiment, mesh: jax.sharding.Mesh, name: str) -> Steps:
@@ -221,23 +218,17 @@ def head_steps(experiment: Experiment, mesh: jax.sharding.Mesh, name: str) -> St
         layers=experiment.tuning.layers,
     )
     tune = tuning.body_frozen if experiment.tuning.layers == "mixed-frozen" else tune_of(experiment)
-    return build(
+    spec = StepSpec(
         model,
         phase.optimizer,
-        LossConfig(),
-        mesh,
-        phase.microbatches,
-        with_head(head),
         labelled,
-        tune,
-        experiment.guard,
+        module=Tuned,
+        parts=(head,),
+        tune=tune,
+        microbatches=phase.microbatches,
+        guard=experiment.guard,
     )
-
-
-@cache
-def with_head(head: HeadConfig) -> Callable[[ModelConfig, nnx.Rngs], Tuned]:
-    """What makes a model with this head; the same for the same, so that its steps are compiled once."""
-    return lambda config, rngs: Tuned(config, head, rngs)
+    return build(spec, mesh)
 
 
 def best_of(task: Any, folder: Path) -> dict:

@@ -7,13 +7,12 @@ pre-train alike share; ``scores.json`` appears when all is done and names the fo
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 import jax
-from flax import nnx
 
 from experiments.processes.group import agreed
 from experiments.runs.checks import check
@@ -38,13 +37,11 @@ from lm.data import pipeline
 from lm.data.tasks.mixtures import mixture
 from lm.nn.composed import BODY, DISCRIMINATOR, Electra
 from lm.nn.config import ModelConfig
-from lm.nn.transformer import Transformer
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import LossConfig
 from lm.train.log import records
-from lm.train.losses import language_model, masked_lm, replaced_tokens
+from lm.train.losses import masked_lm, replaced_tokens
 from lm.train.state import State
-from lm.train.step import Steps, build
+from lm.train.step import Steps, StepSpec, build
 
 WATCHED = 512  # of held-out text, on which the loss of pre-training is watched [sequences]
 COMPARED = 1_000  # of held-out text, at most, on which rows of different lengths are compared [batches]
@@ -179,22 +176,15 @@ def length_losses(session: Session, pretrained: Start | None) -> dict[str, float
 
 def steps_of(experiment: Experiment, mesh: jax.sharding.Mesh) -> Steps:
     """The steps of pre-training."""
-    make, objective = Transformer, language_model
-    if "replaced-token" in experiment.model.heads:
-        make, objective = electra(generator_of(experiment)), replaced_tokens
-    elif experiment.model.architecture == "encoder":
-        objective = masked_lm
     phase = experiment.pretraining
-    return build(
-        experiment.model,
-        phase.optimizer,
-        LossConfig(),
-        mesh,
-        phase.microbatches,
-        make,
-        objective,
-        guarding=experiment.guard,
+    spec = StepSpec(
+        experiment.model, phase.optimizer, microbatches=phase.microbatches, guard=experiment.guard
     )
+    if "replaced-token" in experiment.model.heads:
+        spec = replace(spec, module=Electra, parts=(generator_of(experiment),), loss=replaced_tokens)
+    elif experiment.model.architecture == "encoder":
+        spec = replace(spec, loss=masked_lm)
+    return build(spec, mesh)
 
 
 def generator_of(experiment: Experiment) -> ModelConfig:
@@ -215,14 +205,6 @@ def generator_of(experiment: Experiment) -> ModelConfig:
         logits_bias=True,
         heads=(),
     )
-
-
-@cache
-def electra(generator: ModelConfig) -> Callable[[ModelConfig, nnx.Rngs], Electra]:
-    """What makes an ELECTRA with this generator; the same for the same, so that its steps are compiled
-    once.
-    """
-    return lambda config, rngs: Electra(config, generator, rngs)
 
 
 def columns(best: dict[str, dict]) -> dict[str, float]:

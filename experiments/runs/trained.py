@@ -17,10 +17,10 @@ from lm.nn.composed import BODY, DISCRIMINATOR
 from lm.nn.transformer import Batch, Transformer
 from lm.settings import SettingError, nearest
 from lm.train.checkpoints import CheckpointError, Checkpoints
-from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
+from lm.train.config import CheckpointConfig
 from lm.train.manifest import manifests
 from lm.train.state import State
-from lm.train.step import Steps, build
+from lm.train.step import Steps, StepSpec, build
 
 
 def frame(experiment: Experiment, phase: str, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
@@ -132,7 +132,7 @@ def restored(folder: Path, experiment: Experiment, name: str, steps: Steps | Non
 
 def _steps(experiment: Experiment, name: str) -> Steps:
     model = experiment.model if name.startswith("pretraining") else adapted(experiment)
-    return build(model, OptimizerConfig(), LossConfig(), sharding.make_mesh(experiment.mesh))
+    return build(StepSpec(model), sharding.make_mesh(experiment.mesh))
 
 
 def answering(experiment: Experiment) -> list[str]:

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from lm import sharding
-from lm.nn.config import ModelConfig
+from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.transformer import Transformer
 from lm.train import guard, signals, watchdog
 from lm.train import state as states
@@ -20,6 +20,7 @@ from lm.train.config import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConf
 from lm.train.losses import Batch, Loss, language_model
 from lm.train.optimizers import learning_rate, optimizer
 from lm.train.state import State
+from lm.train.tuning import Tune, every_parameter
 
 COMPILER_OPTIONS = {  # by platform
     # Else the partitioner turns products with fsdp-sharded matrices into chains of small permutes, here up to
@@ -28,8 +29,28 @@ COMPILER_OPTIONS = {  # by platform
 }
 
 Metrics = dict[str, jax.Array]
-Updates = dict[str, jax.Array]  # what the optimiser asks for, by parameter
-Tune = Callable[[Updates, jax.Array], Updates]  # also takes the state's step
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What a step computes. The model is ``module(model, *parts, rngs)``.
+
+    Equal specs share their compiled functions, so all parts are hashable: settings, classes, plain functions.
+    """
+
+    model: ModelConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: Loss = language_model
+    loss_config: LossConfig = LossConfig()
+    module: Callable[..., nnx.Module] = Transformer
+    parts: tuple[HeadConfig | ModelConfig, ...] = ()  # settings of what surrounds the model
+    tune: Tune = every_parameter
+    microbatches: int = 1  # parts of a batch, whose gradients are added up
+    guard: GuardConfig = EVERY_UPDATE
+
+    def make(self, key: jax.Array) -> nnx.Module:
+        """The model, initialised at random."""
+        return self.module(self.model, *self.parts, nnx.Rngs(params=key))
 
 
 @dataclass(frozen=True)
@@ -72,54 +93,36 @@ class Steps:
         return means | {"tokens": found["loss"][1] if found else 0.0}
 
 
-def same(updates: Updates, step: jax.Array) -> Updates:
-    """Every parameter is trained, always."""
-    return updates
-
-
 @lru_cache(maxsize=16)
-def build(
-    model: ModelConfig,
-    optimization: OptimizerConfig,
-    loss: LossConfig,
-    mesh: Mesh,
-    microbatches: int = 1,
-    make: Callable[[ModelConfig, nnx.Rngs], nnx.Module] = Transformer,
-    objective: Loss = language_model,
-    tune: Tune = same,
-    guarding: GuardConfig = EVERY_UPDATE,
-) -> Steps:
-    """The steps of a model on a mesh; the same arguments give the same compiled functions.
-
-    A batch is cut into ``microbatches``, whose gradients are added up. ``tune(updates, step)`` may zero or
-    scale the updates of parameters, by their names. Of an update that is left out only the step counts.
-    """
-
-    def new(key):
-        return make(model, nnx.Rngs(params=key))
-
-    transform = optimizer(optimization, sharding.axes(jax.eval_shape(new, jax.random.key(0))))
-    abstract = states.abstract(new, transform, mesh, guarding)
+def build(spec: StepSpec, mesh: Mesh) -> Steps:
+    """The compiled steps of a spec on a mesh; the same objects for equal arguments."""
+    transform = optimizer(spec.optimizer, sharding.axes(jax.eval_shape(spec.make, jax.random.key(0))))
+    abstract = states.abstract(spec.make, transform, mesh, spec.guard)
     places, rows, everywhere = states.shardings(abstract), sharding.batches(mesh), sharding.replicated(mesh)
     compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
     def create(seed):
-        return states.create(new, transform, jax.random.split(jax.random.key(seed))[0], guarding)
+        return states.create(spec.make, transform, jax.random.split(jax.random.key(seed))[0], spec.guard)
 
     def train(state, batch, seed):
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            gradients, metrics = _gradients(state, batch, key, partial(objective, config=loss), microbatches)
+            gradients, metrics = _gradients(spec, state, batch, key)
         gradients = jax.lax.with_sharding_constraint(gradients, places.params)
         updates, opt_state = transform.update(gradients, state.opt_state, state.params)
-        updates, rate = tune(updates, state.step), learning_rate(optimization, state.step)
+        updates, rate = spec.tune(updates, state.step), learning_rate(spec.optimizer, state.step)
         params = {name: value - rate * updates[name] for name, value in state.params.items()}
         metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
         after = State(state.step + 1, params, opt_state, state.structure, state.guard)
-        if guarding.leaves_out:
-            after, left_out = _guarded(guarding, state, after, metrics)
-            metrics |= left_out
+        if spec.guard.leaves_out:
+            after, skipped = _guarded(spec.guard, state, after, metrics)
+            metrics |= skipped
         return after, metrics
+
+    def evaluate(state, batch):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            sums = spec.loss(state.model, batch, None, LossConfig(z_loss=0.0))[1]
+        return {name: value for name, value in sums.items() if name != "z_loss"}
 
     return Steps(
         mesh,
@@ -131,7 +134,7 @@ def build(
             out_shardings=(places, everywhere),
             donate_argnums=0,
         ),
-        compiled(partial(_evaluate, mesh, objective), in_shardings=(places, rows), out_shardings=everywhere),
+        compiled(evaluate, in_shardings=(places, rows), out_shardings=everywhere),
     )
 
 
@@ -149,16 +152,8 @@ def _guarded(config: GuardConfig, before: State, after: State, metrics: Metrics)
     return kept, {"left_out": 1.0 - good, "left_out_in_a_row": memory["in_a_row"].astype(jnp.float32)}
 
 
-def _evaluate(
-    mesh: Mesh, objective: Loss, state: State, batch: Batch
-) -> dict[str, tuple[jax.Array, jax.Array]]:
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        sums = objective(state.model, batch, None, LossConfig(z_loss=0.0))[1]
-    return {name: value for name, value in sums.items() if name != "z_loss"}
-
-
 def _gradients(
-    state: State, batch: Batch, key: jax.Array, objective: Callable, microbatches: int
+    spec: StepSpec, state: State, batch: Batch, key: jax.Array
 ) -> tuple[dict[str, jax.Array], Metrics]:
     """Gradients by name and metrics: sums over the micro-batches, each over the weights of the whole
     batch.
@@ -168,24 +163,26 @@ def _gradients(
     tokens = jnp.stack(list(totals.values())).max()  # of pairs there are fewer than of tokens
 
     def mean(params, batch, key):
-        loss, sums = objective(State(state.step, params, None, state.structure).model, batch, key)
+        model = State(state.step, params, None, state.structure).model
+        loss, sums = spec.loss(model, batch, key, spec.loss_config)
         return loss, {name: value for name, (value, _) in sums.items()}
+
+    gradient = jax.value_and_grad(mean, has_aux=True)
+    if spec.microbatches == 1:
+        (_, metrics), gradients = gradient(state.params, batch, key)
+        return gradients, metrics | {"tokens": tokens}
 
     def add(sums, micro):
         index, rows = micro
-        (_, metrics), gradients = jax.value_and_grad(mean, has_aux=True)(
-            state.params, rows, jax.random.fold_in(key, index)
-        )
+        (_, metrics), gradients = gradient(state.params, rows, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
 
-    if microbatches == 1:
-        (_, metrics), gradients = jax.value_and_grad(mean, has_aux=True)(state.params, batch, key)
-        return gradients, metrics | {"tokens": tokens}
     # Every microbatches-th row, so that each device cuts up the rows that it holds and none travels.
-    cut = {name: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
+    parts = spec.microbatches
+    cut = {name: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
     first = {name: x[0] for name, x in cut.items()}
     zeros = jax.tree.map(jnp.zeros_like, (state.params, jax.eval_shape(mean, state.params, first, key)[1]))
-    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(microbatches), cut))
+    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(parts), cut))
     return gradients, metrics | {"tokens": tokens}
 
 

@@ -1,10 +1,10 @@
-"""Which parameters fine-tuning moves: functions ``tune(updates, step) -> updates`` for
-``lm.train.step.build``.
+"""Which parameters fine-tuning moves: functions ``tune(updates, step) -> updates``, by name of parameter.
 
 What is new, a head outside of the body, is trained by all of them. Source: Raffel et al. 2020, section 3.5.1.
 """
 
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,14 @@ import numpy as np
 
 from lm.nn.composed import BODY
 from lm.nn.config import ModelConfig
-from lm.train.step import Tune, Updates
+
+Updates = dict[str, jax.Array]  # what the optimiser asks for, by parameter
+Tune = Callable[[Updates, jax.Array], Updates]  # also takes the state's step
+
+
+def every_parameter(updates: Updates, step: jax.Array) -> Updates:
+    """Every parameter is trained, always."""
+    return updates
 
 
 def body_frozen(updates: Updates, step: jax.Array) -> Updates:
@@ -36,8 +43,8 @@ def adapters_only(updates: Updates, step: jax.Array) -> Updates:
     return {name: value if trained(name) else jnp.zeros_like(value) for name, value in updates.items()}
 
 
-@cache  # the same function for the same arguments, since the compiled steps are kept by it
-def gradual(config: ModelConfig, steps: int) -> Tune:
+@dataclass(frozen=True)
+class GradualUnfreezing:
     """Unfreezes a layer at a time, from the top of all stacks at once, and the last after ``steps`` less one
     episode.
 
@@ -45,23 +52,31 @@ def gradual(config: ModelConfig, steps: int) -> Tune:
     softmax, with the embedding if that is the same matrix, are trained from the start on. The relative bias,
     and whatever else comes before the first layer, are trained with that layer.
     """
-    sides = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-    depths = {side: 1 if config.shared_layers else depth for side, depth in sides.items()}
-    depths = {side: depth for side, depth in depths.items() if getattr(config, f"has_{side}")}
-    episodes = max(depths.values())
 
-    def due(name, value):  # how many layers, from the top, are trained when this is
-        module, _, rest = name.removeprefix(BODY).partition(".")
-        if module == "embed" and not config.logits.startswith("tied"):
-            return episodes
-        if module not in depths or rest.startswith("norm."):
-            return 1
-        if not rest.startswith("blocks."):
-            return depths[module]
-        return np.arange(depths[module], 0, -1).reshape(-1, *[1] * (value.ndim - 1))
+    model: ModelConfig
+    steps: int  # of the whole fine-tuning
 
-    def tune(updates, step):
-        unfrozen = 1 + step * episodes // steps
-        return {name: jnp.where(unfrozen >= due(name, value), value, 0) for name, value in updates.items()}
+    def __call__(self, updates: Updates, step: jax.Array) -> Updates:
+        model = self.model
+        layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+        depths = {
+            side: 1 if model.shared_layers else depth
+            for side, depth in layers.items()
+            if getattr(model, f"has_{side}")
+        }
+        episodes = max(depths.values())
+        unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
-    return tune
+        def needed(name: str, ndim: int) -> int | np.ndarray:  # unfrozen layers before this is trained
+            module, _, rest = name.removeprefix(BODY).partition(".")
+            if module == "embed" and not model.logits.startswith("tied"):
+                return episodes
+            if module not in depths or rest.startswith("norm."):
+                return 1
+            if not rest.startswith("blocks."):
+                return depths[module]
+            return np.arange(depths[module], 0, -1).reshape(-1, *[1] * (ndim - 1))
+
+        return {
+            name: jnp.where(unfrozen >= needed(name, value.ndim), value, 0) for name, value in updates.items()
+        }

@@ -17,9 +17,9 @@ from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.train import manifest
 from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
+from lm.train.config import CheckpointConfig, OptimizerConfig
 from lm.train.state import State
-from lm.train.step import Steps, build
+from lm.train.step import Steps, StepSpec, build
 
 HERE = Path(__file__).parent / "checkpoint"
 STEP = 3
@@ -40,7 +40,7 @@ MODEL = ModelConfig(
 def steps() -> Steps:
     """Of T5's decoder on one device, whose Adafactor factors some of its parameters."""
     mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    return build(MODEL, OptimizerConfig(factor_from=8), LossConfig(), mesh)
+    return build(StepSpec(MODEL, OptimizerConfig(factor_from=8)), mesh)
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
