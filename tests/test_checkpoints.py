@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.cli.doctor import verify
-from experiments.runs.folders import phases, save_settings
+from experiments.runs.stages import save_settings, stages
 from experiments.study.registry import build
 from lm.files import seal
 from lm.settings import SettingError
@@ -429,7 +429,7 @@ def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, 
         folder.mkdir(parents=True)
     experiment = build("t5/1-baseline/baseline", "nano", {})
     save_settings(run, experiment)
-    shared = phases(experiment, run, run.parent)["pretraining"]
+    shared = stages(experiment, run, run.parent)[0].folder
     shutil.copytree(copied[0], shared / "checkpoints")
     copied[0].rename(run / "finetuning" / "cloze" / "checkpoints")
     assert verify([run, tmp_path / "runs"]) == 0

@@ -15,7 +15,8 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from experiments.cli.convert import export_checkpoint, import_checkpoint
-from experiments.runs.trained import open_run, pretrained
+from experiments.runs.stages import stages_of
+from experiments.runs.trained import open_run
 from lm.convert import load, save
 from lm.convert.config_json import config_json, model_config, parts_in
 from lm.convert.settings import SETTINGS
@@ -267,7 +268,7 @@ def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
     import_checkpoint(source, tmp_path / "first")
     (tmp_path / "first").rename(tmp_path / "run")
     assert str(tmp_path) not in (tmp_path / "run" / "settings.json").read_text()
-    assert open_run(tmp_path / "run", pretrained, "").encode("the [MASK]") == [2, 5, 4, 3]
+    assert open_run(tmp_path / "run", stages_of(tmp_path / "run")).encode("the [MASK]") == [2, 5, 4, 3]
     export_checkpoint(tmp_path / "run", tmp_path / "out", "pretraining")
     theirs = json.loads((source / "config.json").read_text())
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == theirs

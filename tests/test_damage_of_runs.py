@@ -16,9 +16,9 @@ from experiments.report.page import samples
 from experiments.report.results import curves, results
 from experiments.runs import origin
 from experiments.runs.finetuning import best_of
-from experiments.runs.folders import load_settings, save_settings
 from experiments.runs.phase import finished
 from experiments.runs.result import write_result
+from experiments.runs.stages import load_settings, save_settings
 from experiments.runs.vocabularies import keep, kept
 from experiments.study.registry import REGISTRY, build, run_folder
 from lm.data.text.own import SentencePiece, train_sentencepiece

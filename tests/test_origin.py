@@ -21,11 +21,11 @@ from experiments.cli.convert import export_checkpoint
 from experiments.cli.sweep import run_row
 from experiments.report.results import results
 from experiments.runs import origin, phase
-from experiments.runs.folders import home_of, phases
 from experiments.runs.prepare import find_vocabulary, fingerprints
 from experiments.runs.progress import reporting
 from experiments.runs.result import check_settings
 from experiments.runs.run import run
+from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, open_run
 from experiments.study.experiment import BASELINE, result_settings
 from experiments.study.registry import REGISTRY, build
@@ -164,7 +164,7 @@ def written(tmp_path_factory):
         home,
         experiment,
         folder,
-        phases(experiment, folder, home_of(folder, home / "runs" / "cache"))["pretraining"],
+        stages_of(folder)[0].folder,
     )
     del SCALES["written"]
 
@@ -201,7 +201,7 @@ def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(wri
     home, experiment, _, place = written
     before = origin.read(place)
     with changed(home / "text" / "valid.txt", "other words " * 50):
-        now = before | {"data": fingerprints(experiment, "pretraining", home / "runs" / "cache")}
+        now = before | {"data": fingerprints(stages(experiment)[0], home / "runs" / "cache")}
     with pytest.raises(
         SettingError, match=r"begun with other data:\n  data: corpus validation: \S+ -> \S+\n[^\n]*$"
     ):
@@ -217,7 +217,7 @@ def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_i
     (home / "text").rename(tmp_path / "text")
     (home / "runs" / "cache").mkdir()
     try:
-        assert open_run(folder, answering, "").vocabulary.encode("words and more") == due
+        assert open_run(folder, answering(folder)).vocabulary.encode("words and more") == due
         export_checkpoint(folder, tmp_path / "out")
         model = place / "tokenizer" / "vocabulary.model"
         assert find_tokenizer(tmp_path / "out", 10**6).encode("words and more") == due
@@ -231,7 +231,7 @@ def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_i
             if other:
                 model.write_bytes(other)
             with pytest.raises(SettingError, match=said):
-                open_run(folder, answering, "")
+                open_run(folder, answering(folder))
             if other is None:
                 model.write_bytes(whole)
     finally:
@@ -247,7 +247,7 @@ def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp
         path, path.read_text().replace('"relative_max_distance": 128', '"relative_max_distance": 129')
     ):
         for use in (
-            lambda: open_run(folder, answering, ""),
+            lambda: open_run(folder, answering(folder)),
             lambda: export_checkpoint(folder, tmp_path / "out"),
             lambda: run_row(ROW, "written", experiment, home / "runs", check=False),
             lambda: results(REGISTRY[ROW], "written", home / "runs"),
@@ -258,7 +258,7 @@ def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp
     path = place / "origin.json"
     with changed(path, path.read_text().replace('"fingerprint": "', '"fingerprint": "0')):
         for use in (
-            lambda: open_run(folder, answering, ""),
+            lambda: open_run(folder, answering(folder)),
             lambda: run_row(ROW, "written", experiment, home / "runs", check=False),
         ):
             with pytest.raises(SettingError, match="origin.json was edited or damaged"):
@@ -332,7 +332,7 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     waiting = [text for text in said if "; waiting for it" in text]
     assert len(waiting) == 1 and f"process {both[said.index(waiting[0]) - 1].pid} on " in waiting[0]
     experiment = build("t5/1-baseline/baseline", "tiny", {"finetuning.steps": 0, "tuning.mixtures": ()})
-    folder = phases(experiment, tmp_path, home_of(tmp_path, runs / "cache"))["pretraining"]
+    folder = stages_of(tmp_path)[0].folder
     lines = [(line["step"], line["kind"]) for line in records(folder)]
     assert len(lines) == len(set(lines)) and {step for step, _ in lines} == {1, 2, 3, 4}
     assert len(json.loads((folder / "run.json").read_text())["starts"]) == 1

@@ -23,8 +23,8 @@ from experiments.report.comparison import agreement, compare, kendall
 from experiments.report.page import samples
 from experiments.report.results import curves, results
 from experiments.runs import origin
-from experiments.runs.folders import save_settings
 from experiments.runs.result import write_result
+from experiments.runs.stages import save_settings
 from experiments.study.registry import REGISTRY, build, find, run_folder, tables
 from lm.files import seal, seal_lines, unseal
 from lm.settings import SettingError, change, leaves

@@ -15,11 +15,11 @@ from experiments.cli.inspection import generate, show_examples, written
 from experiments.cli.sweep import came_to, one, sweep
 from experiments.report.report import stand_ins
 from experiments.runs.finetuning import best_of, head_steps
-from experiments.runs.folders import home_of, phases, save_settings
 from experiments.runs.phase import Session
 from experiments.runs.progress import reporting
 from experiments.runs.result import read_result, write_result
 from experiments.runs.run import check, columns, pretrain, run, steps_of
+from experiments.runs.stages import Stage, save_settings, stages_of
 from experiments.study import registry
 from experiments.study.registry import REGISTRY, build, run_folder
 from experiments.study.scales import SCALES
@@ -76,9 +76,9 @@ def folder_of(runs: Path, name: str) -> Path:
     return run_folder(runs, "tiny", name, 0, {})
 
 
-def pretraining_of(runs: Path, folder: Path, name: str) -> Path:
-    """The folder of the run's pre-training."""
-    return phases(build(name, "tiny"), folder, home_of(folder, runs / "cache"))["pretraining"]
+def pretraining_of(folder: Path) -> Stage:
+    """The run's pre-training."""
+    return stages_of(folder)[0]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -107,7 +107,7 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
     assert "83.28" in text
     assert "objective.rate" in (folder / "report.html").read_text()
     assert (folder / "t5-6-corruption-rate.png").read_bytes().startswith(b"\x89PNG")
-    shared = pretraining_of(swept, folder_of(swept, BASELINE), BASELINE)
+    shared = pretraining_of(folder_of(swept, BASELINE)).folder
     # called by its row in TensorBoard, not by a hash
     assert list(shared.glob("tensorboard/t5.*.seed-0/events*"))
 
@@ -120,7 +120,7 @@ def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
 
 def test_an_evaluation_whose_record_was_lost_is_made_anew(swept):
     folder = folder_of(swept, RATE)
-    path = pretraining_of(swept, folder, RATE) / "metrics.jsonl"
+    path = pretraining_of(folder).folder / "metrics.jsonl"
     whole, loss = path.read_text(), read_result(folder).held_out_loss
     path.write_text(whole[:-9])
     (folder / "scores.json").unlink()
@@ -129,7 +129,7 @@ def test_an_evaluation_whose_record_was_lost_is_made_anew(swept):
 
 
 def test_run_json_and_metrics_tell_what_ran(swept):
-    folder = pretraining_of(swept, folder_of(swept, RATE), RATE)
+    folder = pretraining_of(folder_of(swept, RATE)).folder
     run = json.loads((folder / "run.json").read_text())
     assert run["status"] == "finished"
     assert run["settings"]["objective"]["rate"] == 0.5
@@ -174,10 +174,10 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     experiment, folder = build(BASELINE, "tiny"), folder_of(swept, BASELINE)
     with reporting(0) as reporter:
         prepared, mesh = check(experiment, folder, swept / "cache", reporter.say)
-        place = pretraining_of(swept, folder, BASELINE)
-        first = pretrain(Session(experiment, prepared, mesh, swept / "cache", reporter), place)
+        stage = pretraining_of(folder)
+        first = pretrain(Session(experiment, prepared, mesh, swept / "cache", reporter), stage)
     steps = build_steps(StepSpec(experiment.model, experiment.finetuning.optimizer), mesh)
-    with Checkpoints(place / "checkpoints", CheckpointConfig()) as checkpoints:
+    with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         saved, start = checkpoints.restore(steps.abstract, 4), first(steps)
     assert (int(saved.step), int(start.step)) == (4, 0)
     for name, value in saved.params.items():
@@ -209,10 +209,10 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
             return
         prepared, mesh = check(experiment, tmp_path / "run", runs / "cache", reporter.say)
         session = Session(experiment, prepared, mesh, runs / "cache", reporter)
-        place = tmp_path / read_result(tmp_path / "run").phases["pretraining"]
-        learnt = pretrain(session, place)
+        stage = pretraining_of(tmp_path / "run")
+        learnt = pretrain(session, stage)
         state = learnt(head_steps(experiment, mesh, experiment.tuning.heads[0]))
-    with Checkpoints(place / "checkpoints", CheckpointConfig()) as checkpoints:
+    with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         saved = checkpoints.restore(steps_of(experiment, mesh).abstract).params
     came = [path for path in state.params if path.startswith("body.")]
     for path in came:

@@ -13,8 +13,8 @@ from experiments.cli.doctor import show_tasks
 from experiments.cli.scoring import score_file, score_run
 from experiments.runs import origin
 from experiments.runs.finetuning import adapted, head_steps, questions
-from experiments.runs.folders import home_of, phases, save_settings
-from experiments.runs.trained import answering, chosen, newest_masked, place_of, pretrained
+from experiments.runs.stages import save_settings, stages_of
+from experiments.runs.trained import answering, newest_masked, open_run
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.tasks.labelled import LABELLED
@@ -60,18 +60,16 @@ def run_of(runs, name, given):
     folder, experiment, made = runs / "nano" / name, changes(Experiment(), SMALL | given), {}
     save_settings(folder, experiment)
     mesh = sharding.make_mesh(experiment.mesh)
-    for seed, (phase, place) in enumerate(
-        phases(experiment, folder, home_of(folder, runs / "cache")).items()
-    ):
-        if phase in experiment.tuning.heads:
-            steps = head_steps(experiment, mesh, phase)
+    for seed, stage in enumerate(stages_of(folder)):
+        if stage.kind == "head":
+            steps = head_steps(experiment, mesh, stage.group)
         else:
             steps = build(StepSpec(adapted(experiment)), mesh)
-        made[phase] = steps.init(seed), steps
-        with Checkpoints(str(place / "checkpoints"), CheckpointConfig()) as checkpoints:
-            checkpoints.save(made[phase][0])
+        made[stage.name] = steps.init(seed), steps
+        with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig()) as checkpoints:
+            checkpoints.save(made[stage.name][0])
         record = dict.fromkeys(origin.ORIGINS, {}) | {"vocabulary": {"fingerprint": Bytes(100).fingerprint}}
-        origin.record(place, record)
+        origin.record(stage.folder, record)
     return folder, experiment, made
 
 
@@ -100,8 +98,8 @@ def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, 
 
 
 def test_rows_that_are_others_than_in_training_are_scored_and_said(runs, capsys):
-    folder, experiment, _ = run_of(runs, "others", TEXTS)
-    place = place_of(folder, experiment, "xquad_enro")
+    folder, *_ = run_of(runs, "others", TEXTS)
+    place = next(stage.folder for stage in stages_of(folder) if stage.name == "xquad_enro")
     now = TASKS["xquad_enro"].rows("validation", runs / "cache").fingerprint
     for known, count in ((now, 0), ("other", 1)):
         origin.record(place, origin.read(place) | {"data": {"xquad_enro validation": known}})
@@ -201,10 +199,11 @@ def test_of_masked_models_the_one_trained_last_is_asked_and_a_damaged_one_is_sai
         newest_masked(runs / "cache")
 
 
-@pytest.mark.parametrize("allowed", [pretrained, answering])
-def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, runs):
-    with pytest.raises(SettingError, match="nowhere has no model for this"):
-        chosen(runs / "nowhere", allowed(changes(Experiment(), SMALL | TEXTS | NOTHING)), "")
+@pytest.mark.parametrize("allowed", [stages_of, answering])
+def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, tmp_path):
+    save_settings(tmp_path, changes(Experiment(), SMALL | TEXTS | NOTHING))
+    with pytest.raises(SettingError, match="has no model for this"):
+        open_run(tmp_path, allowed(tmp_path))
 
 
 def test_a_kind_of_picture_that_cannot_be_drawn_is_refused_before_the_run_is_looked_at(tmp_path):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.runs.finetuning import right_answers
-from experiments.runs.folders import phases, pretrainings
 from experiments.runs.phase import Session
 from experiments.runs.prepare import Prepared
+from experiments.runs.stages import stages
 from experiments.study.registry import REGISTRY, build
 from lm import sharding
 from lm.data.objectives import Lengths
@@ -26,8 +26,8 @@ def places(name: str, seed: int = 0, **changes) -> set[Path]:
     experiment = build(
         name, "nano", {"seed": seed} | {path.replace("__", "."): new for path, new in changes.items()}
     )
-    found = phases(experiment, Path("runs/nano") / name / f"seed-{seed}", Path("runs/nano"))
-    return {place for phase, place in found.items() if phase.startswith("pretraining")}
+    trained = stages(experiment, Path("runs/nano") / name / f"seed-{seed}", Path("runs/nano"))
+    return {stage.folder for stage in trained if stage.kind == "pretrain"}
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name.startswith("t5/10-")])
@@ -68,11 +68,13 @@ def test_pretraining_depends_on_all_that_shapes_it_and_on_nothing_that_comes_aft
 
 
 def test_leaving_one_out_pretrains_once_for_each_benchmark_and_never_on_it():
-    found = pretrainings(build("t5/12-multi-task/leave-one-out", "nano"))
-    assert len(places("t5/12-multi-task/leave-one-out")) == len(found) == 4
-    for phase, settings in found.items():
-        assert len(settings.tuning.mixtures) == 3
-        assert phase.removeprefix("pretraining/without-") not in settings.tuning.mixtures
+    tuned = [
+        stage for stage in stages(build("t5/12-multi-task/leave-one-out", "nano")) if stage.kind == "text"
+    ]
+    assert len(places("t5/12-multi-task/leave-one-out")) == len({stage.parent for stage in tuned}) == 4
+    for stage in tuned:
+        assert stage.parent.name == f"pretraining/without-{stage.name}"
+        assert len(stage.parent.on) == 3 and not set(stage.on) & set(stage.parent.on)
 
 
 def test_ensembles_start_from_the_seeds_of_the_baseline_and_share_no_member():

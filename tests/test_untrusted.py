@@ -21,7 +21,7 @@ from test_layout import FILES
 from test_tokenizers import TEXTS, byte_pairs
 
 from experiments.cli.scoring import score_file
-from experiments.runs.folders import load_settings
+from experiments.runs.stages import load_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.convert import load
 from lm.convert.settings import SETTINGS

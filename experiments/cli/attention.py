@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.runs.trained import Trained, open_run, pretrained
+from experiments.runs.stages import stages_of
+from experiments.runs.trained import Trained, open_run
 from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.settings import SettingError
@@ -25,7 +26,7 @@ def show_attention(folder: Path, text: str, mixture: str, out: Path) -> None:
         raise SettingError(
             f"--out {out} should be a picture that ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}"
         )
-    run = open_run(folder, pretrained, mixture)
+    run = open_run(folder, stages_of(folder), mixture)
     maps, ids = attention(run, run.encode(text))
     labels = {side: [_label(run.vocabulary, token) for token in tokens] for side, tokens in ids.items()}
     draw(maps, labels, out)
@@ -38,7 +39,7 @@ def attention(run: Trained, ids: list[int]) -> tuple[dict[str, np.ndarray], dict
     """``{"encoder", "decoder", "cross": [layers,N,T,S]}`` as far as there are such, and the tokens of each
     side.
     """
-    config = run.experiment.model
+    config = run.config
     batch, tokens = run.batch([ids]), {"encoder" if config.has_encoder else "decoder": ids}
     if config.has_encoder and config.has_decoder:
         written = np.asarray(greedy(run.model, batch, max_length=ANSWER))[0].tolist()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.runs.folders import load_settings, save_settings
 from experiments.runs.origin import code, record
-from experiments.runs.vocabularies import FOLDER, UNKNOWN, keep
+from experiments.runs.stages import PRETRAINING, save_settings, stages, stages_of
+from experiments.runs.vocabularies import FOLDER, UNKNOWN, keep, kept
 from experiments.study.experiment import Experiment, result_settings
 from lm.data.text.published import FILES, find_tokenizer
 from lm.files import complete_folder
@@ -56,7 +56,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     experiment = imported(config)
     mesh = sharding.make_mesh(experiment.mesh)
     state = build(StepSpec(config, experiment.pretraining.optimizer), mesh).init(experiment.seed)
-    prefix = prefix_of(experiment, "pretraining")
+    prefix = prefix_of(stages(experiment)[0])
     state = replace(state, params={prefix + name: array for name, array in sharding.named(model).items()})
     origin = {
         "settings": result_settings(experiment),
@@ -66,7 +66,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
         "vocabulary": {"fingerprint": vocabulary.fingerprint if vocabulary else UNKNOWN},
     }
     with complete_folder(run) as draft:
-        phase = draft / "pretraining"
+        phase = draft / PRETRAINING
         (phase / FOLDER).mkdir(parents=True)
         if vocabulary:
             keep(phase, vocabulary)
@@ -82,7 +82,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
         )
     if not vocabulary:
         CONSOLE.print(
-            f"{folder} has no tokenizer; put its files into {run / 'pretraining' / FOLDER}", highlight=False
+            f"{folder} has no tokenizer; put its files into {run / PRETRAINING / FOLDER}", highlight=False
         )
 
 
@@ -128,17 +128,16 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
         folder: where config.json and safetensors go.
         mixture: which fine-tuned model; by default the pre-trained one.
     """
-    from experiments.runs.trained import chosen, frame, place_of, pretrained, restored, vocabulary_of
+    from experiments.runs.trained import chosen, frame, restored
     from lm import convert
 
-    experiment = load_settings(run)
-    name = chosen(run, pretrained(experiment), mixture)
-    model = restored(run, experiment, name).model
-    own = place_of(run, experiment, name) / FOLDER
+    stage = chosen(run, {stage.name: stage for stage in stages_of(run)}, mixture)
+    model = restored(stage).model
+    own = stage.folder / FOLDER
     bare = own.is_dir() and not any(own.iterdir())  # imported without a tokenizer
     files = {}
     if not bare:
-        vocabulary = vocabulary_of(run, experiment, name)
-        files = vocabulary.exported(*frame(experiment, name, vocabulary))
+        vocabulary = kept(stage.folder, stage.settings)
+        files = vocabulary.exported(*frame(stage, vocabulary))
     convert.save(model, folder, beside=files)
     CONSOLE.print(f"{folder} has the model of {run}", highlight=False)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.processes.exit_codes import EXIT_CODES
-from experiments.runs.folders import cache_of, home_of, load_settings, phases
+from experiments.runs.stages import stages_of
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.data.tasks.registry import TASKS
 from lm.data.text import tfds as rows
@@ -155,5 +155,5 @@ def _places(folder: Path) -> Iterator[Path]:
             names.remove("checkpoints")
             yield Path(up, "checkpoints")
     if (folder / "settings.json").exists():
-        for phase in phases(load_settings(folder), folder, home_of(folder, cache_of(folder))).values():
-            yield phase / "checkpoints"
+        for stage in stages_of(folder):
+            yield stage.folder / "checkpoints"

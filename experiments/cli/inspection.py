@@ -187,12 +187,12 @@ def generate(
     if max_length < 1:
         raise SettingError(f"--max-length {max_length} should be at least 1")
     write = _writer(Writing(beams, length_penalty, temperature, top_k, top_p, seed), max_length)
-    opened = open_run(run, answering, mixture)
+    opened = open_run(run, answering(run), mixture)
     batch = opened.batch([opened.encode(text) for text in prompt], max_length)
     write(opened.model, batch)  # compiles
     start = time.perf_counter()
     tokens = write(opened.model, batch)[: len(prompt)]
-    seconds, count = time.perf_counter() - start, written(tokens, opened.experiment.model.special.eos)
+    seconds, count = time.perf_counter() - start, written(tokens, opened.config.special.eos)
     for text, ids in zip(prompt, tokens, strict=True):
         CONSOLE.print(f"[cyan]{escape(text)}[/]\n  {escape(opened.vocabulary.decode(ids))}", highlight=False)
     CONSOLE.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s", highlight=False)
@@ -246,7 +246,7 @@ def fill_in(
         if value < least:
             raise SettingError(f"{name} {value} should be at least {least}")
     folder = newest_masked(runs) if run is None else run
-    opened = open_run(folder, masked, "")
+    opened = open_run(folder, masked(folder))
     vocabulary = opened.vocabulary
     if vocabulary.mask is None:
         raise SettingError(f"the vocabulary of {folder} has no mask")

@@ -13,9 +13,10 @@ from rich.markup import escape
 from experiments.console import CONSOLE, listing
 from experiments.runs import origin
 from experiments.runs.finetuning import first, head_steps, questions
-from experiments.runs.folders import cache_of, load_settings
 from experiments.runs.prepare import rows_of
-from experiments.runs.trained import Trained, chosen, open_run, place_of, pretrained, restored, vocabulary_of
+from experiments.runs.stages import Stage, cache_of, load_settings, stages_of
+from experiments.runs.trained import Trained, chosen, open_run, restored
+from experiments.runs.vocabularies import kept
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.tasks.labelled import LABELLED, LabelledTask
@@ -37,32 +38,31 @@ def score_run(folder: Path, names: Sequence[str], split: str, mixture: str, limi
     experiment = load_settings(folder)
     asked = [ask(folder, experiment, name, mixture) for name in tasks_of(names)]
     rows = [references(task, split, limit, cache_of(folder)) for task, _ in asked]
-    opened, lines = cache(partial(open_run, folder, pretrained)), []
-    for (task, phases), given in zip(asked, rows, strict=True):
+    opened, lines = cache(lambda stage: open_run(folder, [stage])), []
+    for (task, team), given in zip(asked, rows, strict=True):
         if isinstance(task, LabelledTask):
-            found = told(folder, experiment, task, phases[0], given)
+            found = told(task, team[0], given)
         else:
-            found = written([opened(phase) for phase in phases], task, given)
-        tell_other_rows(folder, experiment, task, split, phases[0])
+            found = written([opened(stage) for stage in team], task, given, experiment.tuning.inputs_length)
+        tell_other_rows(task, split, team[0], cache_of(folder))
         # Labels of test sets are not public.
         metrics = {} if any(row.get("label") == -1 for row in given) else task.evaluate(given, found)
-        place = folder / "scores" / phases[0].split("/member-")[0] / task.name / split
+        place = folder / "scores" / team[0].group / task.name / split
         write(place / "predictions.jsonl", task, given, found)
         (place / "scores.json").write_text(
             json.dumps({"rows": len(given), "metrics": metrics}, indent=1) + "\n"
         )
-        lines.append((task.name, ", ".join(phases), len(given), metrics))
+        lines.append((task.name, ", ".join(stage.name for stage in team), len(given), metrics))
     show(lines)
     CONSOLE.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{split}", highlight=False)
 
 
-def tell_other_rows(folder: Path, experiment: Experiment, task: Scored, split: str, phase: str) -> None:
-    """Say it if the run was trained or scored on other rows of this split than there are now."""
-    known = origin.read(place_of(folder, experiment, phase))["data"].get(f"{task.name} {split}")
-    if known and rows_of(task, split, experiment, cache_of(folder)).fingerprint != known:
-        CONSOLE.print(
-            f"[yellow]{task.name} {split}[/]: these rows are others than those that {phase} read in training"
-        )
+def tell_other_rows(task: Scored, split: str, stage: Stage, cache: Path) -> None:
+    """Say it if a stage was trained or scored on other rows of this split than there are now."""
+    known = origin.read(stage.folder)["data"].get(f"{task.name} {split}")
+    if known and rows_of(task, split, stage.settings, cache).fingerprint != known:
+        text = f"these rows are others than those that {stage.name} read in training"
+        CONSOLE.print(f"[yellow]{task.name} {split}[/]: {text}")
 
 
 def score_file(path: Path, name: str, split: str, limit: int, runs: Path) -> None:
@@ -124,55 +124,55 @@ def references(task: Scored, split: str, limit: int, prepared: Path) -> Sequence
     return first(task.rows(split, prepared), limit)
 
 
-def ask(folder: Path, experiment: Experiment, name: str, wanted: str) -> tuple[Scored, list[str]]:
-    """A task as it is answered, in words or by a head, and the phases whose models answer it together.
+def ask(folder: Path, experiment: Experiment, name: str, wanted: str) -> tuple[Scored, list[Stage]]:
+    """A task as it is answered, in words or by a head, and the stages whose models answer it together.
 
     That is ``wanted``, or the first that was tuned for the task, or pre-training; of an ensemble all
     members'.
     """
-    tuning, writes, there = experiment.tuning, experiment.model.has_decoder, pretrained(experiment)
-    bases = list(dict.fromkeys(phase.split("/member-")[0] for phase in there))
+    tuning, writes, stages = experiment.tuning, experiment.model.has_decoder, stages_of(folder)
     tuned = [name] * (name in tuning.heads) + [
         each for each in tuning.mixtures if name in MIXTURES[each].tasks
     ]
-    default = next((each for each in (*tuned, "pretraining") if each in bases), "")
-    base = chosen(folder, [*bases, *there], wanted or default)
-    head = base.split("/member-")[0] if base.split("/member-")[0] in tuning.heads else None
+    teams: dict[str, list[Stage]] = {}
+    for stage in stages:
+        teams.setdefault(stage.group, []).append(stage)
+    default = next((group for group in tuned if group in teams), "")
+    team = chosen(folder, {stage.name: [stage] for stage in stages} | teams, wanted or default)
+    head = team[0].group if team[0].kind == "head" else None
     if head != name and (head or not writes or name not in TASKS):
         raise SettingError(
             f"{folder} has no model that answers {name!r}: its heads are {', '.join(tuning.heads) or 'none'}"
             + ("" if writes else ", and an encoder writes no text")
         )
-    phases = [phase for phase in there if phase == base or phase.startswith(f"{base}/member-")]
-    return (LABELLED[name], phases[:1]) if head else (TASKS[name], phases)
+    return (LABELLED[name], team[:1]) if head else (TASKS[name], team)
 
 
-def told(
-    folder: Path, experiment: Experiment, task: LabelledTask, phase: str, rows: Sequence[Row]
-) -> list[Any]:
+def told(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> list[Any]:
     """The answers of a head."""
+    experiment = stage.settings
     steps = head_steps(experiment, sharding.make_mesh(experiment.mesh), task.name)
-    model = restored(folder, experiment, phase, steps).model
-    made = questions(experiment, vocabulary_of(folder, experiment, phase), steps.mesh, task, rows, 0)
+    model = restored(stage, steps).model
+    made = questions(experiment, kept(stage.folder, experiment), steps.mesh, task, rows, 0)
     return predict(model, made, steps.put)
 
 
-def written(runs: Sequence[Trained], task: Task, rows: Sequence[Row]) -> list[str]:
-    """The answers that a model, or several together, write."""
+def written(runs: Sequence[Trained], task: Task, rows: Sequence[Row], width: int) -> list[str]:
+    """The answers that a model, or several together, write to inputs of at most ``width`` tokens."""
     run = runs[0]
     lengths = {name: mixed.targets_length for name, mixed in MIXTURES.items() if task.name in mixed.tasks}
-    length = lengths.get(run.phase.split("/")[0]) or max(lengths.values(), default=LONGEST)
+    length = lengths.get(run.stage.group) or max(lengths.values(), default=LONGEST)
     output, read = partial(greedy, max_length=length), lambda row, ids: run.vocabulary.decode(ids)
     model = run.model if len(runs) == 1 else Ensemble([each.model for each in runs])
-    return predict(model, Questions(task, rows, prompts(run, task, rows, length), output, read), run.put)
+    inputs = prompts(run, [task.to_text(row)[0] for row in rows], width, length)
+    return predict(model, Questions(task, rows, inputs, output, read), run.put)
 
 
-def prompts(run: Trained, task: Task, rows: Sequence[Row], answer: int) -> list[dict[str, np.ndarray]]:
+def prompts(run: Trained, inputs: Sequence[str], width: int, answer: int) -> list[dict[str, np.ndarray]]:
     """Inputs as the run's model reads them, cut at their end, in batches of one shape."""
-    config = run.experiment.model
-    # a decoder's begin with a token of its own
-    width = run.experiment.tuning.inputs_length + (not config.has_encoder)
-    texts = [run.encode(task.to_text(row)[0]) for row in rows]
+    config = run.config
+    width += not config.has_encoder  # a decoder's begin with a token of its own
+    texts = [run.encode(text) for text in inputs]
     texts = [ids if len(ids) <= width else cut(ids, width, config.special.eos) for ids in texts]
     count, longest = -(-ROWS // run.devices) * run.devices, max(map(len, texts))
     here = replace(run, put=lambda batch: batch)  # nothing goes to the devices yet

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.group import agreed, keep_compiled
-from experiments.runs.folders import check_runs, home_of, phases
 from experiments.runs.origin import allowed
 from experiments.runs.origin import check as check_origin
 from experiments.runs.progress import Reporter, duration, reporting
 from experiments.runs.result import check_settings, read_result
+from experiments.runs.stages import check_runs, home_of, stages
 from experiments.study.experiment import Changes, Experiment
 from experiments.study.registry import baseline_of, build, by_hand, find, run_folder, tables, twin
 from lm.files import write
@@ -101,19 +101,16 @@ def check_data(
     """SettingError if the finished run in ``folder`` was trained or scored on other data than there are
     now.
     """
-    from experiments.runs.prepare import fingerprints, settings_of_phases
+    from experiments.runs.prepare import fingerprints
 
-    settings = settings_of_phases(experiment)
-    for name, place in phases(experiment, folder, home_of(folder, cache)).items():
-        now = {"data": fingerprints(settings[name], name, cache)}
-        check_origin(place, now, "finished", allow, say)
+    for stage in stages(experiment, folder, home_of(folder, cache)):
+        now = {"data": fingerprints(stage, cache)}
+        check_origin(stage.folder, now, "finished", allow, say)
 
 
 def work(experiment: Experiment) -> int:
     """Steps of a run, for its progress."""
-    names = phases(experiment, Path(), Path())
-    own = sum(not name.startswith("pretraining") for name in names)
-    return (len(names) - own) * experiment.pretraining.steps + own * experiment.finetuning.steps
+    return sum(stage.training.steps for stage in stages(experiment))
 
 
 def one(

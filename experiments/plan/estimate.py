@@ -3,12 +3,11 @@ roofline.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from experiments.plan.chips import Slice
 from experiments.plan.compiler import Compiled
-from experiments.runs.folders import phases
 from experiments.runs.prepare import tuning_lengths
+from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
@@ -78,18 +77,14 @@ def run_steps(experiment: Experiment, flops: float) -> tuple[float, float]:
     ``flops``.
     """
     tuning, first, second = experiment.tuning, 0.0, 0.0
-    for name in phases(experiment, Path(), Path()):
-        if name.startswith("pretraining"):
-            first += experiment.pretraining.steps
+    for stage in stages(experiment):
+        steps, batch_size = stage.training.steps, stage.training.batch_size
+        if stage.kind == "pretrain":
+            first += steps
             continue
-        mixture = name.split("/")[0]
         lengths = Lengths(tuning.inputs_length, tuning.inputs_length, 0)
-        lengths = tuning_lengths(experiment, (mixture,)) if mixture in tuning.mixtures else lengths
-        second += (
-            experiment.finetuning.steps
-            * flops_of(experiment, experiment.finetuning.batch_size, lengths)
-            / flops
-        )
+        lengths = tuning_lengths(experiment, stage.on) if stage.kind == "text" else lengths
+        second += steps * flops_of(experiment, batch_size, lengths) / flops
     return first, second
 
 

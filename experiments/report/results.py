@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from experiments.runs.result import Result, check_settings, read_result
+from experiments.runs.stages import group_of
 from experiments.study.experiment import Changes, Row
 from experiments.study.registry import build, by_hand, run_folder
 from lm.files import unseal_lines
@@ -107,8 +108,8 @@ def curves(found: Iterable[Result], complain: Callable[[str], object]) -> Curves
 
 def watched(phase: str) -> Mapping[str, tuple[str, str]]:
     """What is drawn of a phase -> the kind of its records and their value."""
-    name = phase.partition("/")[0]
-    if name != "pretraining":
+    name, pretrains = group_of(phase)
+    if not pretrains:
         return {f"{name}: score": ("eval", "score")}
     return {
         "pre-training loss [nats/token]": ("train", "loss"),

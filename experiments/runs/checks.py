@@ -19,10 +19,10 @@ from experiments.runs.prepare import (
     mixed_batches,
     prepare,
     pretraining_batches,
-    settings_of_phases,
     tuning_lengths,
 )
 from experiments.runs.result import check_settings
+from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
 from lm.data import pipeline
@@ -97,7 +97,7 @@ def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
 
 def made_of(experiment: Experiment, prepared: Prepared, cache: Path) -> origin.Origin:
     """All that this process makes the run of."""
-    read = [fingerprints(each, name, cache) for name, each in settings_of_phases(experiment).items()]
+    read = [fingerprints(stage, cache) for stage in stages(experiment)]
     return {
         "settings": {path: str(value) for path, value in leaves(experiment)},
         "vocabulary": {"fingerprint": prepared.vocabulary.fingerprint},

@@ -14,6 +14,7 @@ import numpy as np
 from experiments.processes.group import agreed
 from experiments.runs.phase import Phase, Session, Start, checkpoints_of, fit
 from experiments.runs.prepare import Encoded, fingerprints, tuning_lengths
+from experiments.runs.stages import Stage
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data import pipeline
@@ -48,17 +49,17 @@ class FineTuning:
     asked: Sequence[Questions]
 
 
-def finetune(session: Session, pretrained: Start | None, name: str, folder: Path) -> dict[str, dict]:
-    """Fine-tune on the mixture or labelled task ``name`` to the end; ``{task: its best checkpoint's step and
-    scores}``.
+def finetune(session: Session, pretrained: Start | None, stage: Stage) -> dict[str, dict]:
+    """Fine-tune to the end of the stage; ``{task: its best checkpoint's step and scores}``.
 
     As in T5 the optimiser's memory comes along from pre-training; steps count from 0 again.
     """
+    name, folder = stage.group, stage.folder
     session.reporter.start(f"fine-tuning on {name}")
     made = fine_tuning(session, name)
     with checkpoints_of(session.experiment, session.experiment.finetuning, folder) as checkpoints:
         evaluate = evaluation(session, made.asked, made.lengths, made.steps, folder)
-        config, read = session.experiment.finetuning, fingerprints(session.experiment, name, session.cache)
+        config, read = session.experiment.finetuning, fingerprints(stage, session.cache)
         fit(
             Phase(
                 session,

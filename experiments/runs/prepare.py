@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from experiments.runs.folders import phases, pretrainings
+from experiments.runs.stages import Stage, stages
 from experiments.study.experiment import Experiment
 from lm.data import pipeline
 from lm.data.corpora.corpus import documents, examples
@@ -66,10 +66,10 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     corrupt, missing = experiment.data.corrupt_records, {}
     for name in experiment.tuning.mixtures:
         mixture(name)  # SettingError if it is none, read or not
-    for name, settings in settings_of_phases(experiment).items():
-        for split, tasks in tasks_of(settings, name).items():  # finds their files, and reads nothing yet
+    for stage in stages(experiment):
+        for split, tasks in tasks_of(stage).items():  # finds their files, and reads nothing yet
             for task in tasks:
-                rows = rows_of(task, split, settings, cache)
+                rows = rows_of(task, split, experiment, cache)
                 missing |= {task.name: left_out(rows)} if split == "train" else {}
     corpus = documents(experiment.data.corpus, "train", cache, corrupt)
     missing = {name: count for name, count in (missing | {CORPUS: left_out(corpus)}).items() if count}
@@ -91,26 +91,13 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     return Prepared(vocabulary, train, validation, missing)
 
 
-def settings_of_phases(experiment: Experiment) -> dict[str, Experiment]:
-    """The settings of each phase of a run, by its name."""
-    return dict.fromkeys(phases(experiment, Path(), Path()), experiment) | pretrainings(experiment)
-
-
-def tasks_of(experiment: Experiment, phase: str) -> dict[str, list[Scored]]:
-    """The tasks that a phase of a run with these settings is trained on ("train") and evaluated on
-    ("validation").
-    """
-    name, tuning = phase.partition("/")[0], experiment.tuning
-    if name in tuning.heads:
-        return {split: [labelled(name)] for split in SPLITS}
-    pretrains = name == "pretraining"
-    mixtures = (
-        (name,) if not pretrains else () if experiment.mixing.pretraining == "corpus" else tuning.mixtures
-    )
-    scored = () if pretrains and experiment.finetuning.steps else mixtures
+def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
+    """The tasks that a stage is trained on ("train") and evaluated on ("validation")."""
+    if stage.kind == "head":
+        return {split: [labelled(name) for name in stage.on] for split in SPLITS}
     return {
-        "train": [task for name in mixtures for task in mixture(name) if task.train],
-        "validation": [task for name in scored for task in mixture(name).evaluated],
+        "train": [task for name in stage.on for task in mixture(name) if task.train],
+        "validation": [task for name in stage.scored_on for task in mixture(name).evaluated],
     }
 
 
@@ -120,18 +107,17 @@ def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> Ro
     return examples(task.source, getattr(task, split), cache, corrupt)
 
 
-def fingerprints(experiment: Experiment, phase: str, cache: Path) -> dict[str, str]:
-    """``{"corpus train": fingerprint, ...}`` of every split that a phase with these settings reads."""
-    data, found = experiment.data, {}
+def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
+    """``{"corpus train": fingerprint, ...}`` of every split that a stage reads."""
+    data, found = stage.settings.data, {}
     for split in SPLITS:
         corrupt = data.corrupt_records if split == "train" else "stop"
         found[f"{CORPUS} {split}"] = documents(data.corpus, split, cache, corrupt).fingerprint
-    if named := vocabulary_corpus(experiment):
+    if named := vocabulary_corpus(stage.settings):
         found["vocabulary train"] = documents(named, "train", cache, data.corrupt_records).fingerprint
-    for split, tasks in tasks_of(experiment, phase).items():
-        found |= {
-            f"{task.name} {split}": rows_of(task, split, experiment, cache).fingerprint for task in tasks
-        }
+    for split, tasks in tasks_of(stage).items():
+        rows = {task.name: rows_of(task, split, stage.settings, cache) for task in tasks}
+        found |= {f"{name} {split}": of_task.fingerprint for name, of_task in rows.items()}
     return found
 
 

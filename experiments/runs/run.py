@@ -7,9 +7,10 @@ pre-train alike share; ``scores.json`` appears when all is done and names the fo
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 
 import jax
@@ -18,19 +19,11 @@ from experiments.processes.group import agreed
 from experiments.runs.checks import check
 from experiments.runs.finetuning import answer_together, best_of, evaluation, finetune
 from experiments.runs.finetuning import asked as asked_of
-from experiments.runs.folders import (
-    home_of,
-    members,
-    phases,
-    pretraining_name,
-    pretraining_of,
-    pretrainings,
-    save_settings,
-)
 from experiments.runs.phase import Phase, Session, Start, checkpoints_of, fit
 from experiments.runs.prepare import fingerprints, mixed_batches, pretraining_batches
 from experiments.runs.progress import Reporter
 from experiments.runs.result import write_result
+from experiments.runs.stages import Stage, home_of, save_settings, stages
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data import pipeline
@@ -57,28 +50,27 @@ def run(
     prepared, mesh = check(experiment, folder, cache, reporter.say, allow)
     claim(experiment, folder)
 
-    home, team, tuning = home_of(folder, cache), members(experiment), experiment.tuning
+    home = home_of(folder, cache)
     title = os.path.relpath(folder.resolve(), home).replace("/", ".")
+    todo = stages(experiment, folder, home)
 
     def session(settings: Experiment) -> Session:
         return Session(settings, prepared, mesh, cache, reporter, allow, title)
 
-    places, starts, best = phases(experiment, folder, home), {}, {}
-    for phase, settings in pretrainings(experiment).items():
-        starts[phase] = pretrain(session(settings), places[phase])
-    for name in (*tuning.mixtures, *tuning.heads) if experiment.finetuning.steps else ():
-        sessions = [session(settings) for _, _, settings in team]
-        for each, (suffix, *_) in zip(sessions, team, strict=True):
-            start = starts.get(pretraining_name(experiment, name, suffix))
-            scores = finetune(each, start, name, places[name + suffix])
-        own = [places[name + suffix] for suffix, *_ in team]
-        best |= scores if len(team) == 1 else answer_together(sessions, name, own)
-    if experiment.mixing.pretraining != "corpus" and not experiment.finetuning.steps:
-        tasks = [task for name in tuning.mixtures for task in mixture(name).evaluated]
-        best = agreed(lambda: {task.name: best_of(task, places["pretraining"]) for task in tasks})
+    starts, best = {}, {}
+    for stage in (stage for stage in todo if stage.kind == "pretrain"):
+        starts[stage] = pretrain(session(stage.settings), stage)
+        for task in (task for name in stage.scored_on for task in mixture(name).evaluated):
+            best[task.name] = agreed(partial(best_of, task, stage.folder))
+    for name, group in groupby((stage for stage in todo if stage.kind != "pretrain"), lambda s: s.group):
+        team = list(group)
+        sessions = [session(stage.settings) for stage in team]
+        for each, stage in zip(sessions, team, strict=True):
+            scores = finetune(each, starts.get(stage.parent), stage)
+        best |= scores if len(team) == 1 else answer_together(sessions, name, [s.folder for s in team])
     longer = length_losses(session(experiment), next(iter(starts.values()), None))
     if jax.process_index() == 0:
-        write_scores(folder, home, places, {"tasks": best, "length_losses": longer})
+        write_scores(folder, home, todo, {"tasks": best, "length_losses": longer})
 
 
 def claim(experiment: Experiment, folder: Path) -> None:
@@ -87,25 +79,26 @@ def claim(experiment: Experiment, folder: Path) -> None:
         save_settings(folder, experiment)
 
 
-def write_scores(folder: Path, home: Path, places: Mapping[str, Path], found: dict) -> None:
-    """What the run came to, and where its phases lie, from the scale's folder."""
-    own = list(dict.fromkeys(places.values()))
-    losses = [held_out_loss(place) for name, place in places.items() if name.startswith("pretraining")]
-    found |= {"columns": columns(found["tasks"]), "held_out_loss": next(iter(losses), None), **cost(own)}
+def write_scores(folder: Path, home: Path, trained: Sequence[Stage], found: dict) -> None:
+    """What the run came to, and where its stages lie, from the scale's folder."""
+    places = {stage.name: stage.folder for stage in trained}
+    losses = [held_out_loss(stage.folder) for stage in trained if stage.kind == "pretrain"]
+    found |= {"columns": columns(found["tasks"]), "held_out_loss": next(iter(losses), None)}
+    found |= cost(list(dict.fromkeys(places.values())))
     found["phases"] = {name: os.path.relpath(place.resolve(), home) for name, place in places.items()}
     found["records"] = {name: len(records(place)) for name, place in places.items()}
     write_result(folder, found)
 
 
-def pretrain(session: Session, folder: Path) -> Start:
+def pretrain(session: Session, stage: Stage) -> Start:
     """Pre-train to the end; what gives the first state of other steps."""
     session.reporter.start("pre-training")
-    with checkpoints_of(session.experiment, session.experiment.pretraining, folder) as checkpoints:
-        fit(pretraining(session, folder, checkpoints))
-    return partial(pretrained, session, folder)
+    with checkpoints_of(session.experiment, session.experiment.pretraining, stage.folder) as checkpoints:
+        fit(pretraining(session, stage, checkpoints))
+    return partial(pretrained, session, stage.folder)
 
 
-def pretraining(session: Session, folder: Path, checkpoints: Checkpoints) -> Phase:
+def pretraining(session: Session, stage: Stage, checkpoints: Checkpoints) -> Phase:
     """On the corpus, on tasks or on both; scored on the tasks if it is not fine-tuned on them."""
     experiment, config = session.experiment, session.experiment.pretraining
     steps, batches = (
@@ -118,9 +111,8 @@ def pretraining(session: Session, folder: Path, checkpoints: Checkpoints) -> Pha
     if experiment.mixing.pretraining != "corpus":
         batches = mixed_batches(experiment, session.prepared, session.cache)
         lengths = batches.lengths
-        if not experiment.finetuning.steps:
-            asked = asked_of(session, experiment.tuning.mixtures)
-            scores = evaluation(session, asked, lengths, steps, folder)
+        if stage.scored_on:
+            scores = evaluation(session, asked_of(session, stage.scored_on), lengths, steps, stage.folder)
     return Phase(
         session,
         config,
@@ -129,8 +121,8 @@ def pretraining(session: Session, folder: Path, checkpoints: Checkpoints) -> Pha
         lengths,
         checkpoints,
         lambda state: steps.evaluate(state, held_out()) | (scores(state) if scores else {}),
-        fingerprints(experiment, "pretraining", session.cache),
-        settings=pretraining_of(experiment, ""),
+        fingerprints(stage, session.cache),
+        settings=stage.decisive,
     )
 
 

@@ -14,8 +14,8 @@ import lives
 import pytest
 import toy
 
-from experiments.runs.folders import load_settings
 from experiments.runs.run import steps_of
+from experiments.runs.stages import load_settings
 from lm.mesh import MeshConfig
 from lm.sharding import make_mesh
 from lm.train.checkpoints import Checkpoints

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from experiments.cli.commands import COMMANDS
-from experiments.runs.folders import phases
+from experiments.runs.stages import stages as stages_of_run
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
 from lm.settings import leaves
@@ -35,8 +35,8 @@ def settings(row: str, scale: str) -> str:
 def stages(row: str, scale: str, seed: int) -> str:
     """Names and folders, in order."""
     folder = Path("runs") / scale / row / f"seed-{seed}"
-    found = phases(build(row, scale, {"seed": seed}), folder, Path("runs") / scale)
-    return digest([(name, str(place)) for name, place in found.items()])
+    trained = stages_of_run(build(row, scale, {"seed": seed}), folder, Path("runs") / scale)
+    return digest([(stage.name, str(stage.folder)) for stage in trained])
 
 
 def options(command: str) -> list[str]:

@@ -1,0 +1,194 @@
+"""The stages of training that a run consists of, as values: its pre-trainings, then its fine-tunings.
+
+Everything that trains, scores, plans or shows runs iterates over them. No other module makes or takes apart
+the name of a stage. Runs that pre-train alike share one pre-training, whatever they do with it afterwards.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
+from lm.files import seal, unseal, write
+from lm.settings import SettingError, diff, from_json, nearest, to_json
+
+PRETRAINING = "pretraining"  # what the stages and folders of pre-training are called, and what follows it
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of training: of one model, in a folder of its own."""
+
+    group: str  # its name without the member: the stages of one group answer together
+    member: int | None  # of the ensemble; None: the run has one model, or its members share this stage
+    kind: Literal["pretrain", "text", "head"]  # text, head: fine-tuned to answer in words, or by a head
+    on: tuple[str, ...]  # mixtures of tasks, in pre-training besides the corpus; for a head the labelled task
+    settings: Experiment  # with the seed of the member
+    folder: Path
+    parent: "Stage | None"  # whose model it starts from; None: from random parameters
+
+    @property
+    def name(self) -> str:
+        """Such as ``pretraining``, ``pretraining/without-squad``, ``squad`` or ``squad/member-1``."""
+        return self.group if self.member is None else f"{self.group}/member-{self.member}"
+
+    @property
+    def training(self) -> PhaseConfig:
+        """Its length, batch size and optimiser."""
+        return self.settings.pretraining if self.kind == "pretrain" else self.settings.finetuning
+
+    @property
+    def scored_on(self) -> tuple[str, ...]:
+        """What its checkpoints are scored on: nothing in pre-training, unless no fine-tuning follows."""
+        return () if self.kind == "pretrain" and self.settings.finetuning.steps else self.on
+
+    @property
+    def decisive(self) -> Experiment:
+        """The settings that its numbers depend on; in pre-training all others are those of the baseline."""
+        return _pretraining_settings(self.settings, "") if self.kind == "pretrain" else self.settings
+
+
+def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -> tuple[Stage, ...]:
+    """The stages of the run in ``folder``, in the order in which they are trained.
+
+    ``home`` is the folder of the run's scale, which holds the pre-trainings that runs share.
+    """
+    tuning, shared = experiment.tuning, experiment.ensemble.pretraining == "shared"
+    targets, models = (*tuning.mixtures, *tuning.heads), _members(experiment)
+    parents: dict[tuple[int | None, str], Stage] = {}
+    for (member, settings), target in product(models, targets or ("",)):
+        if experiment.pretraining.steps:
+            start = (None, replace(settings, seed=experiment.seed)) if shared else (member, settings)
+            parents[member, target] = _pretraining(experiment, *start, target, (folder, home))
+    tuned = []
+    for target, (member, settings) in product(targets, models):
+        if experiment.finetuning.steps:
+            kind: Literal["head", "text"] = "head" if target in tuning.heads else "text"
+            stage = Stage(target, member, kind, (target,), settings, folder, parents.get((member, target)))
+            tuned.append(replace(stage, folder=folder / "finetuning" / stage.name))
+    return (*dict.fromkeys(parents.values()), *tuned)
+
+
+def stages_of(folder: Path) -> tuple[Stage, ...]:
+    """The stages of the run in ``folder``, by the settings there; SettingError if it is not a run."""
+    return stages(load_settings(folder), folder, home_of(folder, cache_of(folder)))
+
+
+def group_of(name: str) -> tuple[str, bool]:
+    """The group of the stage called ``name``, and whether it pre-trains: for files with names alone."""
+    group = name.partition("/")[0]
+    return group, group == PRETRAINING
+
+
+def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
+    """(number, settings) of each model that the run consists of.
+
+    Members differ in their seeds. Those of the ensembles with seeds 0, 1, ... are all different, and the
+    first of them begin like single runs, with which they share their pre-training.
+    """
+    count = experiment.ensemble.members
+    if count == 1:
+        return [(None, experiment)]
+    single = replace(experiment, ensemble=BASELINE.ensemble)
+    return [(k, replace(single, seed=experiment.seed * count + k)) for k in range(count)]
+
+
+def _pretraining(
+    experiment: Experiment, member: int | None, settings: Experiment, target: str, folders: tuple[Path, Path]
+) -> Stage:
+    """The pre-training of a model that is then fine-tuned on ``target``; folders: of the run, its scale."""
+    without = f"/without-{target}" if experiment.mixing.pretraining == "corpus+other-tasks" else ""
+    decisive = _pretraining_settings(settings, target)
+    complete = replace(
+        decisive,
+        data=experiment.data,
+        mesh=experiment.mesh,
+        guard=experiment.guard,
+        pretraining=experiment.pretraining,
+        finetuning=experiment.finetuning,
+    )
+    on = () if decisive.mixing.pretraining == "corpus" else decisive.tuning.mixtures
+    texts = experiment.tuning.mixtures if experiment.data.vocabulary_texts == "corpus+tasks" else ()
+    folder = _pretraining_folder(complete, texts, *folders)
+    return Stage(f"{PRETRAINING}{without}", member, "pretrain", on, complete, folder, None)
+
+
+def _pretraining_folder(settings: Experiment, texts: tuple[str, ...], folder: Path, home: Path) -> Path:
+    """The folder of the pre-training with these settings and, in its vocabulary, the tasks ``texts``."""
+    if (folder / PRETRAINING / "checkpoints").is_dir():  # an imported run has its own
+        return folder / PRETRAINING
+    # the difference from the baseline, so that a new setting changes no key
+    changed = diff(BASELINE, _pretraining_settings(settings, ""))
+    about: dict[str, object] = {path: str(new) for path, (_, new) in changed.items()}
+    about |= {"texts": texts} if texts else {}
+    key = Path(PRETRAINING) / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    # wherever the scale's folder was copied to
+    return next((up / key for up in (folder, *folder.parents) if (up / key).is_dir()), home / key)
+
+
+def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
+    """The settings that pre-training depends on, of a model that is then fine-tuned on ``target``."""
+    data, mixing, tuning = experiment.data, experiment.mixing, experiment.tuning
+    decisive = replace(
+        BASELINE,
+        objective=experiment.objective,
+        model=experiment.model,
+        pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
+        data=replace(data, workers=0, held_out_lengths=(1,), corrupt_records=BASELINE.data.corrupt_records),
+        generator_share=experiment.generator_share,
+        seed=experiment.seed,
+        guard=replace(BASELINE.guard, spikes=experiment.guard.spikes),
+    )
+    if mixing.pretraining == "corpus":
+        return decisive
+    mixtures = tuning.mixtures
+    if mixing.pretraining == "corpus+other-tasks":
+        mixing = replace(mixing, pretraining="corpus+tasks")
+        mixtures = tuple(name for name in mixtures if name != target)
+    trained = replace(BASELINE.tuning, mixtures=mixtures, inputs_length=tuning.inputs_length)
+    if experiment.finetuning.steps:
+        return replace(decisive, mixing=mixing, tuning=trained)
+    scored = replace(trained, evaluation_examples=tuning.evaluation_examples)  # as it stands
+    return replace(decisive, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
+
+
+def check_runs(runs: Path) -> None:
+    """SettingError if nothing can be written to ``runs`` as to a folder."""
+    if runs.parts[:1] == ("gs:",):
+        raise SettingError(
+            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does "
+            "on TPUs (gcsfuse --implicit-dirs --rename-dir-limit=1000000 BUCKET FOLDER)"
+        )
+
+
+def save_settings(folder: Path, experiment: Experiment) -> None:
+    """Write the settings of the run in ``folder``, sealed."""
+    write(folder / "settings.json", seal(json.loads(to_json(experiment))))
+
+
+def load_settings(folder: Path) -> Experiment:
+    """The settings of the run in ``folder``."""
+    path = folder / "settings.json"
+    if not path.exists():
+        runs = sorted(str(p.parent) for p in Path().glob("runs/**/settings.json"))
+        raise SettingError(f"{folder} is no run: it has no settings.json{nearest(str(folder), runs)}")
+    try:
+        return from_json(Experiment, json.dumps(unseal(path.read_bytes(), path)))
+    except (SettingError, OSError) as error:
+        raise SettingError(f"{path} cannot be read: {error}") from error
+
+
+def cache_of(folder: Path) -> Path:
+    """The cache beside a run's folder: that of the folder ``runs`` it lies in."""
+    return next(
+        (up / "cache" for up in folder.resolve().parents if (up / "cache").is_dir()), Path("runs") / "cache"
+    )
+
+
+def home_of(folder: Path, cache: Path) -> Path:
+    """The folder of a run's scale, where what its runs share lies; elsewhere the run's own folder."""
+    runs, folder = cache.parent.resolve(), folder.resolve()  # the cache may be a link
+    return runs / folder.relative_to(runs).parts[0] if folder.is_relative_to(runs) else folder
