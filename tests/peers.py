@@ -14,11 +14,15 @@ import numpy as np
 import optax
 from flax import nnx
 
+from lm.data.batches import uniforms
 from lm.data.corpora import cleaning
-from lm.data.objectives import INPUTS, TARGETS, Lengths, Objective, Ragged, lengths, noise_mask, uniforms
-from lm.data.packing import features, fill_rows, ragged, row_room, shift_right
+from lm.data.denoised import noise_mask
+from lm.data.noise import Drawn
+from lm.data.objectives import Lengths, Objective, lengths_of
+from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
 from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import classification
+from lm.data.views import INPUTS, TARGETS
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Norm
 from lm.ops import masks
@@ -201,10 +205,8 @@ def side(name, choice, tokens, noise_mask, vocabulary):
     """One side of an example under a mask that is given."""
     tokens, noise, size = np.array([tokens], np.int32), np.array([noise_mask], bool), vocabulary["vocab_size"]
     vocabulary = SimpleNamespace(size=size, num_sentinels=100, mask=size - 1)
-    if name == "inputs":
-        shown, keep = INPUTS[choice](tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
-    else:
-        shown, keep = TARGETS[choice](tokens, noise, vocabulary)
+    view = {"inputs": INPUTS, "targets": TARGETS}[name][choice]
+    shown, keep = view.show(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
     return shown[keep].tolist()
 
 
@@ -223,7 +225,7 @@ def span_objective(noise_density, mean_noise_span_length, **_):
 
 def span_counts(length, **given):
     u = uniforms(3, np.arange(50), 1, length)
-    mask = noise_mask(span_objective(**given), np.full(50, length), u, 200, 10_000).astype(int)
+    mask = noise_mask(span_objective(**given), Drawn(np.full(50, length), u, 200), 10_000).astype(int)
     found = {
         "num_noise_tokens": mask.sum(1),
         "num_noise_spans": (np.diff(mask, axis=1, prepend=0) == 1).sum(1),
@@ -235,7 +237,7 @@ def span_counts(length, **given):
 
 
 def span_lengths(inputs_length, **given):
-    found = lengths(span_objective(**given), inputs_length)
+    found = lengths_of(span_objective(**given), inputs_length)
     return [found.raw, found.targets]
 
 

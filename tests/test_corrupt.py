@@ -18,7 +18,7 @@ from toy import damages
 
 from experiments.runs.prepare import find_vocabulary
 from experiments.study.experiment import Experiment
-from lm.data import pipeline
+from lm.data import batches
 from lm.data.corpora import corpus, crawl
 from lm.data.text import sources, tokens
 from lm.data.text import tfds as rows
@@ -172,7 +172,7 @@ def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behi
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_corrupt_record_in_the_middle_of_training_arrives_as_it_is_named(stored, tmp_path, workers):
     damage(shard(stored), 20)
-    stream = pipeline.stream(Lengths(rows.Rows(stored, "train")), 0, 40, workers=workers)
+    stream = batches.stream(Lengths(rows.Rows(stored, "train")), 0, 40, workers=workers)
     with pytest.raises(Exception, match=r"(?s)record 20 \(number 20 of mine-train\.array_record") as caught:
         list(stream)
     assert isinstance(caught.value, DataError)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lm.data.batches import Batches
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches, shortened
 from lm.data.tasks.labelled import LABELLED, endings, labelled, whole_word
 from lm.data.text.own import Bytes
@@ -146,7 +147,7 @@ def test_one_of_four_endings_follows_and_each_place_is_as_likely():
 
 def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts():
     rows = [{"sentence": f"s{i}", "label": 0} for i in range(12)]
-    made = Labelled(Reader(LABELLED["acceptability"], VOCABULARY, "encoder", 8), rows, batch_size=4, seed=1)
+    made = Batches(Labelled(Reader(LABELLED["acceptability"], VOCABULARY, "encoder", 8), rows, seed=1), 4)
     epochs = [
         [made(step, slice(None))["encoder_input_tokens"] for step in steps]
         for steps in (range(3), range(3, 6))
@@ -166,10 +167,7 @@ def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts(
         (lambda pos: labelled("squat"), "did you mean 'squad'"),
         (lambda pos: Reader(pos, VOCABULARY, "encoder", 7), "tuning.inputs_length=7"),
         (lambda pos: Reader(pos, Bytes(0), "encoder", 8), "no token for cls"),
-        (
-            lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], batch_size=1, seed=0),
-            "no examples",
-        ),
+        (lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], seed=0), "no examples"),
     ],
 )
 def test_what_cannot_be_read_is_refused(make, message):

@@ -196,7 +196,7 @@ def test_the_house_stays_readable(measure):
 def test_comparing_rows_needs_no_jax_and_data_needs_neither_jax_nor_tensorflow():
     code = (
         "import sys, experiments.study.registry, experiments.__main__; light = set(sys.modules)\n"
-        "import lm.data.pipeline, lm.data.text.sources, lm.data.text.tokens\n"
+        "import lm.data.supervised, lm.data.labelled, lm.data.text.sources, lm.data.text.tokens\n"
         "print([n for n in ('jax', 'flax', 'tyro', 'grain', 'matplotlib') if n in light],"
         "[n for n in ('jax', 'flax', 'tensorflow', 'torch') if n in sys.modules])"
     )

@@ -1,25 +1,20 @@
 """Laws of the denoising objectives."""
 
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data.noise import prefix_lengths, within
-from lm.data.objectives import (
-    IN_PLACE,
-    OBJECTIVES,
-    Objective,
-    Ragged,
-    denoise,
-    lengths,
-    noise_mask,
-    sizes,
-    uniforms,
-)
+from lm.data.batches import uniforms
+from lm.data.denoised import denoise, noise_mask
+from lm.data.noise import NOISES, Drawn, NoiseName, length_mask, prefix_lengths
+from lm.data.objectives import OBJECTIVES, Objective, lengths_of, sizes
+from lm.data.packing import Ragged
 from lm.data.text.vocabulary import EOS
+from lm.data.views import INPUTS, InputsName
 from lm.settings import SettingError
 
 
@@ -37,7 +32,7 @@ def text(rng, counts, width=None):
     counts = np.asarray(counts, np.int32)
     # no sentinels, some 0
     tokens = rng.integers(0, 880, (len(counts), width or max(counts.max(), 1))).astype(np.int32)
-    return Ragged(tokens * within(counts, tokens.shape[1]), counts)
+    return Ragged(tokens * length_mask(counts, tokens.shape[1]), counts)
 
 
 def rows(side):
@@ -71,7 +66,7 @@ def restore(inputs, targets, first_sentinel):
 )
 def test_span_corruption_fills_inputs_and_targets_exactly(mean, raw, targets):
     objective = Objective(noise="spans", mean_span_length=mean)
-    limits = lengths(objective, 512)
+    limits = lengths_of(objective, 512)
     assert limits == (raw, 512, targets)
     given_text = text(np.random.default_rng(0), [raw] * 20)
     inputs, said = denoise(objective, given_text, uniforms(1, np.arange(20), 1, raw), VOCABULARY, limits)
@@ -84,7 +79,7 @@ def test_span_lengths_are_uniform_compositions():
     stay.
     """
     objective = Objective(noise="spans", rate=0.4, mean_span_length=2.0)
-    mask = noise_mask(objective, np.full(6000, 10), uniforms(5, np.arange(6000), 1, 10), 100, 100)
+    mask = noise_mask(objective, Drawn(np.full(6000, 10), uniforms(5, np.arange(6000), 1, 10), 100), 100)
     _, counts = np.unique(mask, axis=0, return_counts=True)
     assert len(counts) == 3 * 5
     assert abs(counts - 400).max() < 5 * np.sqrt(400)
@@ -92,7 +87,7 @@ def test_span_lengths_are_uniform_compositions():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    name=st.sampled_from(sorted(name for name, one in OBJECTIVES.items() if one.targets not in IN_PLACE)),
+    name=st.sampled_from(sorted(name for name, one in OBJECTIVES.items() if not one.in_place)),
     counts=st.lists(st.integers(1, 62), min_size=1, max_size=6),
     rate=st.sampled_from([0.05, 0.15, 0.5, 0.9]),
     sentinels=st.sampled_from([1, 2, 5, 100]),
@@ -103,7 +98,7 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
     name, counts, rate, sentinels, seed, room
 ):
     objective = Objective(**{**vars(OBJECTIVES[name]), "rate": rate})
-    limits = lengths(objective, room)
+    limits = lengths_of(objective, room)
     counts = np.minimum(counts, limits.raw)
     given_text = text(np.random.default_rng(seed), counts, limits.raw)
     vocabulary = symbols(num_sentinels=sentinels)
@@ -133,13 +128,12 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
 
 def test_with_too_few_sentinels_iid_noise_stays_uniform_and_spans_are_fewer_and_longer():
     counts, u = np.full(4000, 64), uniforms(0, np.arange(4000), 1, 64)
-    mask = noise_mask(Objective(rate=0.5), counts, u, 8, 1000)
+    mask = noise_mask(Objective(rate=0.5), Drawn(counts, u, 8), 1000)
     runs = (np.diff(mask.astype(int), axis=1, prepend=0) == 1).sum(1)
     assert runs.max() == 7  # and at most 8 runs of text
     assert mask[:, :32].mean() == pytest.approx(mask[:, 32:].mean(), rel=0.05)
-    mask = noise_mask(Objective(noise="spans", rate=0.5, mean_span_length=1.0), counts, u, 8, 1000).astype(
-        int
-    )
+    objective = Objective(noise="spans", rate=0.5, mean_span_length=1.0)
+    mask = noise_mask(objective, Drawn(counts, u, 8), 1000).astype(int)
     assert (mask.sum(1) == 32).all()
     assert ((np.diff(mask, axis=1, prepend=0) == 1).sum(1) == 8).all()
 
@@ -147,11 +141,11 @@ def test_with_too_few_sentinels_iid_noise_stays_uniform_and_spans_are_fewer_and_
 @pytest.mark.parametrize("rate", [0.1, 0.15, 0.25, 0.5])
 def test_iid_noise_has_its_rate_and_its_targets_their_room(rate):
     objective = Objective(rate=rate)
-    limits = lengths(objective, 512)
+    limits = lengths_of(objective, 512)
     u = uniforms(0, np.arange(2000), 1, limits.raw)
     given_text = text(np.random.default_rng(0), [limits.raw] * 2000)
     plenty = symbols(num_sentinels=300)
-    mask = noise_mask(objective, given_text.lengths, u, 300, limits.targets)
+    mask = noise_mask(objective, Drawn(given_text.lengths, u, 300), limits.targets)
     assert mask.mean() == pytest.approx(rate, rel=0.01)
     free = denoise(objective, given_text, u, plenty, limits._replace(targets=10_000))[1].lengths
     assert (free > limits.targets).sum() <= 1  # a draw in 30,000
@@ -163,7 +157,7 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
     given_text = text(np.random.default_rng(0), [40] * 30)
     u = uniforms(0, np.arange(30), 1, 40)
     inputs, targets = denoise(
-        objective, given_text, u, VOCABULARY, lengths(objective, 41)._replace(targets=20)
+        objective, given_text, u, VOCABULARY, lengths_of(objective, 41)._replace(targets=20)
     )
     assert targets.lengths.max() <= 20
     for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
@@ -171,7 +165,7 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
 
 
 def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
-    objective, limits = OBJECTIVES["bert-style"], lengths(OBJECTIVES["bert-style"], 512)
+    objective, limits = OBJECTIVES["bert-style"], lengths_of(OBJECTIVES["bert-style"], 512)
     given_text = Ragged(np.full((400, limits.raw), 5, np.int32), np.full(400, limits.raw, np.int32))
     shown = denoise(objective, given_text, uniforms(0, np.arange(400), 2, limits.raw), VOCABULARY, limits)[
         0
@@ -201,11 +195,10 @@ def test_an_example_depends_on_seed_and_row_alone():
 def test_a_single_token_is_never_span_noise_and_two_have_one():
     objective = OBJECTIVES["span-corruption"]
     for width in (1, 5):
-        mask = noise_mask(objective, np.array([1, 1]), uniforms(0, np.arange(2), 1, width), 100, 100)
-        assert not mask.any()
-    assert noise_mask(objective, np.array([2]), uniforms(0, np.arange(1), 1, 2), 100, 100).tolist() == [
-        [False, True]
-    ]
+        text = Drawn(np.array([1, 1]), uniforms(0, np.arange(2), 1, width), 100)
+        assert not noise_mask(objective, text, 100).any()
+    text = Drawn(np.array([2]), uniforms(0, np.arange(1), 1, 2), 100)
+    assert noise_mask(objective, text, 100).tolist() == [[False, True]]
 
 
 def test_sizes_are_those_of_the_examples():
@@ -214,9 +207,9 @@ def test_sizes_are_those_of_the_examples():
         *OBJECTIVES.values(),
         Objective(noise="suffix", inputs="sentinels", targets="sentinels"),
     ):
-        if objective.noise not in ("spans", "suffix", "everything") or objective.separates:
+        if not objective.falls.count or objective.separates:
             continue
-        limits = lengths(objective, 64)
+        limits = lengths_of(objective, 64)
         u = uniforms(2, np.arange(5), objective.draws, limits.raw)
         made = denoise(objective, text(np.random.default_rng(0), counts, limits.raw), u, VOCABULARY, limits)
         inputs, targets = sizes(objective, counts, u[:, 0, 0])
@@ -231,6 +224,11 @@ def test_sizes_are_those_of_the_examples():
         assert targets.tolist() == made[1].lengths.tolist()
 
 
+def test_every_name_of_a_choice_has_its_entry_and_every_entry_its_name():
+    assert list(NOISES) == list(get_args(NoiseName))
+    assert list(INPUTS) == list(get_args(InputsName))
+
+
 def test_only_prefix_lm_and_deshuffling_keep_documents_apart():
     apart = {name for name, objective in OBJECTIVES.items() if not objective.concatenates}
     assert apart == {"prefix-lm", "deshuffling"}
@@ -242,7 +240,7 @@ def test_only_prefix_lm_and_deshuffling_keep_documents_apart():
         (lambda: Objective(rate=0.0), "objective.rate"),
         (lambda: Objective(rate=1.0), "objective.rate"),
         (lambda: Objective(mean_span_length=0.5), "objective.mean_span_length"),
-        (lambda: lengths(Objective(), 2), "data.inputs_length"),
+        (lambda: lengths_of(Objective(), 2), "data.inputs_length"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(make, field):

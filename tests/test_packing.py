@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers import from_lists, packed
 
-from lm.data.objectives import Lengths, Ragged
-from lm.data.packing import fill_rows, join
+from lm.data.objectives import Lengths
+from lm.data.packing import Ragged, fill_rows, join_sides
 from lm.settings import SettingError
 
 
@@ -33,7 +33,7 @@ def test_packing_keeps_every_token_in_order_and_never_overfills(sizes, architect
         from_lists([rng.integers(2, 99, size) for size in side]) for side in zip(*sizes, strict=True)
     )
     found = packed(inputs, targets, architecture, Lengths(0, 12, 8))
-    whole = targets if architecture == "encoder-decoder" else join(inputs, targets)
+    whole = targets if architecture == "encoder-decoder" else join_sides(inputs, targets)
     expected = np.concatenate([row[:n] for row, n in zip(*whole, strict=True)])
     text = found["decoder_segment_ids"] > 0
     assert found["decoder_target_tokens"][text].tolist() == expected.tolist()

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from lm.data.batches import Batches, uniforms
+from lm.data.denoised import denoise, pretraining_rows
 from lm.data.noise import geometric
-from lm.data.objectives import OBJECTIVES, Ragged, denoise, lengths, uniforms
-from lm.data.pipeline import pretraining_batches
-from lm.data.sentences import permute, sentence_starts
+from lm.data.objectives import OBJECTIVES, lengths_of
+from lm.data.packing import Ragged
 from lm.data.text.own import Bytes
 from lm.data.text.vocabulary import EOS
+from lm.data.views import permute, sentence_starts
 from lm.settings import SettingError
 
 MASK, CLS = 19_999, 19_998
@@ -38,7 +40,10 @@ PAIRS = ("none", "next-sentence", "sentence-order")
 
 def batches(name="masked-lm", pairs="none", **settings):
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 16, "seed": 3} | settings
-    return pretraining_batches(CORPUS, replace(OBJECTIVES[name], pairs=pairs), VOCABULARY, **settings)
+    size = settings.pop("batch_size")
+    return Batches(
+        pretraining_rows(CORPUS, replace(OBJECTIVES[name], pairs=pairs), VOCABULARY, **settings), size
+    )
 
 
 def pieces(batch):
@@ -137,7 +142,7 @@ def test_half_of_the_pairs_are_changed_and_labels_lengths_and_beginnings_are_hon
 @pytest.mark.parametrize("pairs", ["none", "sentence-order"])
 def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
     made = batches(pairs=pairs, batch_size=1)
-    count = len(made.segments.starts)
+    count = len(made.rows.corpus.segments.starts)
     epochs = [
         [made(e * count + i, slice(None))["encoder_target_tokens"] for i in range(count)] for e in (0, 1)
     ]
@@ -183,7 +188,7 @@ def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
     nothing.
     """
     objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), Bytes(100)
-    count, limits = 300, lengths(objective, 300)
+    count, limits = 300, lengths_of(objective, 300)
     text = Ragged(np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1)), np.full(200, count, np.int32))
     inputs, targets = denoise(objective, text, uniforms(0, np.arange(200), 2, count), vocabulary, limits)
     assert (targets.tokens == text.tokens).all()
@@ -238,9 +243,7 @@ def test_geometric_spans_have_spanberts_lengths():
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_by_name(objective, settings, words):
-    settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 1, "seed": 0} | settings
+    settings = {"architecture": "encoder", "inputs_length": 64, "seed": 0} | settings
     corpus = SimpleNamespace(tokens=CORPUS.tokens, offsets=settings.pop("offsets", OFFSETS))
     with pytest.raises(SettingError, match=words):
-        pretraining_batches(corpus, objective, settings.pop("vocabulary", VOCABULARY), **settings)(
-            0, slice(None)
-        )
+        pretraining_rows(corpus, objective, settings.pop("vocabulary", VOCABULARY), **settings)(np.arange(1))

@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.data.objectives import IN_PLACE, OBJECTIVES, Lengths
+from lm.data.batches import Batches, stream
+from lm.data.denoised import pretraining_rows
+from lm.data.objectives import OBJECTIVES, Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.pipeline import Mixed, Unsupervised, eval_batches, pretraining_batches, stream
 from lm.data.segments import running
+from lm.data.supervised import Mixed, Unsupervised, eval_batches
 from lm.data.text.own import Bytes
 from lm.data.text.tokens import encode_corpus
 from lm.data.text.vocabulary import EOS
@@ -20,8 +22,7 @@ VOCABULARY = Bytes(100)
 PAIRS = [
     (name, architecture)
     for name, architecture in itertools.product(sorted(OBJECTIVES), ("encoder-decoder", "prefix-decoder"))
-    if (OBJECTIVES[name].has_inputs or architecture != "encoder-decoder")
-    and OBJECTIVES[name].targets not in IN_PLACE
+    if (OBJECTIVES[name].has_inputs or architecture != "encoder-decoder") and not OBJECTIVES[name].in_place
 ]
 LIMITS = Lengths(0, 8, 5)
 
@@ -39,7 +40,9 @@ def batches(corpus):
     def make(name="span-corruption", architecture="encoder-decoder", **settings):
         settings = {"inputs_length": 32, "batch_size": 8, "seed": 5} | settings
         objective = OBJECTIVES[name] if isinstance(name, str) else name
-        return pretraining_batches(corpus, objective, VOCABULARY, architecture=architecture, **settings)
+        size = settings.pop("batch_size")
+        rows = pretraining_rows(corpus, objective, VOCABULARY, architecture=architecture, **settings)
+        return Batches(rows, size)
 
     return make
 
@@ -50,14 +53,7 @@ def tasks():
         "few": [([10 + i], [50 + i]) for i in range(3)],
         "many": [([100 + i], [150]) for i in range(20)],
     }
-    return Mixed(
-        examples,
-        {"few": 1.0, "many": 3.0},
-        architecture="encoder-decoder",
-        lengths=LIMITS,
-        batch_size=8,
-        seed=1,
-    )
+    return Batches(Mixed(examples, {"few": 1.0, "many": 3.0}, "encoder-decoder", LIMITS, seed=1), 8)
 
 
 def same(one, other):
@@ -82,7 +78,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
 ):
     made = batches(name, architecture)
     batch = made(3, slice(None))
-    inputs, targets = made.limits[1:]
+    inputs, targets = made.lengths[1:]
     length = targets if architecture in ENCODER_DECODERS else inputs + targets
     assert batch["decoder_target_tokens"].shape == (8, length)
     assert all(
@@ -91,7 +87,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
     )
     ids, segments = batch["decoder_target_tokens"], batch["decoder_segment_ids"]
     ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
-    assert (ids[ends] == EOS).all() != made.objective.separates
+    assert (ids[ends] == EOS).all() != made.rows.corpus.objective.separates
     if architecture in ENCODER_DECODERS:
         assert (batch["encoder_segment_ids"].max(1) == segments.max(1)).all()
         assert batch["encoder_input_tokens"].shape == (8, inputs)
@@ -101,9 +97,9 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
 def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_noise(batches, corpus, name):
     """Objectives whose rows spell out the text: all of it comes back in each epoch."""
     made = batches(name, "encoder-decoder" if OBJECTIVES[name].has_inputs else "decoder", batch_size=1)
-    first, second = [len(made.segments.starts)] * 2
-    if not made.objective.concatenates:
-        first, second = made.rows_of_epoch(0), made.rows_of_epoch(1)
+    first, second = [len(made.rows.corpus.segments.starts)] * 2
+    if not made.rows.corpus.objective.concatenates:
+        first, second = made.rows.rows_of_epoch(0), made.rows.rows_of_epoch(1)
     steps = range(first), range(first, first + second)
     epochs = [[made(step, slice(None)) for step in epoch] for epoch in steps]
     seen = []
@@ -127,16 +123,15 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
 
 @pytest.mark.parametrize("name", ["baseline", "span-corruption", "deshuffling", "prefix-lm"])
 def test_a_corpus_of_one_segment_has_other_noise_every_epoch(tmp_path, name):
-    made = pretraining_batches(
+    rows = pretraining_rows(
         encode_corpus(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path),
         OBJECTIVES[name],
         VOCABULARY,
         architecture="encoder-decoder",
         inputs_length=128,
-        batch_size=6,
         seed=0,
     )
-    assert len(np.unique(made(0, slice(None))["encoder_input_tokens"], axis=0)) >= 4
+    assert len(np.unique(rows(np.arange(6))["encoder_input_tokens"], axis=0)) >= 4
 
 
 @pytest.mark.parametrize(
@@ -147,9 +142,9 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     ends.
     """
     made = batches(name, architecture, batch_size=1)
-    rows = [made(step, slice(None)) for step in range(len(made.segments.starts))]
+    rows = [made(step, slice(None)) for step in range(len(made.rows.corpus.segments.starts))]
     rows = [row["decoder_target_tokens"][row["decoder_segment_ids"] > 0].tolist() for row in rows]
-    order = np.argsort(made.plan(0).order)
+    order = np.argsort(made.rows.epoch(0).order)
     documents = [corpus.tokens[begin:end].tolist() for begin, end in itertools.pairwise(corpus.offsets)]
     strung = documents[0] + [token for document in documents[1:] for token in (EOS, *document)]
     assert [token for place in order for token in rows[place]] == strung
@@ -164,7 +159,7 @@ def test_documents_without_tokens_leave_no_second_eos():
 
 @pytest.mark.parametrize("name", ["span-corruption", "prefix-lm"])
 def test_documents_are_strung_together_or_kept_apart(batches, corpus, name):
-    segments = batches(name).segments
+    segments = batches(name).rows.corpus.segments
     begins = set(corpus.offsets.tolist())
     assert segments.lengths.sum() == len(corpus.tokens)
     if name == "prefix-lm":
@@ -175,16 +170,10 @@ def test_documents_are_strung_together_or_kept_apart(batches, corpus, name):
 
 def test_two_full_prefix_lm_examples_fill_a_row_of_a_decoder(tmp_path):
     corpus = encode_corpus(["x" * 3000], VOCABULARY, tmp_path)
-    made = pretraining_batches(
-        corpus,
-        OBJECTIVES["prefix-lm"],
-        VOCABULARY,
-        architecture="decoder",
-        inputs_length=32,
-        batch_size=8,
-        seed=0,
+    rows = pretraining_rows(
+        corpus, OBJECTIVES["prefix-lm"], VOCABULARY, architecture="decoder", inputs_length=32, seed=0
     )
-    assert made(0, slice(None))["decoder_loss_weights"].all()
+    assert rows(np.arange(8))["decoder_loss_weights"].all()
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
@@ -227,8 +216,8 @@ def test_tasks_are_mixed_by_rate_and_each_epoch_reshuffled(tasks):
 
 def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
     for name in ("mass-style", "prefix-lm"):
-        source = batches(name)
-        examples, count = Unsupervised(source), len(source.segments.starts)
+        source = batches(name).rows
+        examples, count = Unsupervised(source), len(source.corpus.segments.starts)
         passes = [
             [[list(map(int, side)) for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)
         ]
@@ -237,14 +226,8 @@ def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
         ]
         assert text[0] == text[1]
         assert passes[0] != passes[1]
-    mixed = Mixed(
-        {"text": examples, "few": [([5], [6])]},
-        {"text": 1.0, "few": 1.0},
-        architecture="encoder-decoder",
-        lengths=source.limits,
-        batch_size=8,
-        seed=0,
-    )(0, slice(None))
+    tasks = {"text": examples, "few": [([5], [6])]}
+    mixed = Mixed(tasks, {"text": 1.0, "few": 1.0}, "encoder-decoder", source.lengths, seed=0)(np.arange(8))
     assert (mixed["decoder_target_tokens"][:, 0] == 6).sum() == 4
 
 
@@ -278,10 +261,10 @@ def test_a_setting_that_cannot_be_is_refused_by_name(batches, settings, field):
 
 def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="objective.eos='between-documents'"):
-        Unsupervised(batches("causal-lm", "decoder"))
+        Unsupervised(batches("causal-lm", "decoder").rows)
     with pytest.raises(SettingError, match="data.workers=-1"):
         stream(batches(), 0, 1, workers=-1)
-    common = {"architecture": "decoder", "lengths": LIMITS, "batch_size": 1, "seed": 0}
+    common = {"architecture": "decoder", "lengths": LIMITS, "seed": 0}
     for examples, rates, words in (
         ({"a": []}, {"a": 1}, "no examples"),
         ({"a": [([5], [6])]}, {}, "rate of task 'a'"),
@@ -291,15 +274,8 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="writes no text"):
         eval_batches([], architecture="encoder", lengths=LIMITS, batch_size=1)
     with pytest.raises(SettingError, match="data.sentinels=0"):
-        pretraining_batches(
-            corpus,
-            OBJECTIVES["baseline"],
-            Bytes(0),
-            architecture="decoder",
-            inputs_length=32,
-            batch_size=8,
-            seed=0,
-        )
+        objective = OBJECTIVES["baseline"]
+        pretraining_rows(corpus, objective, Bytes(0), architecture="decoder", inputs_length=32, seed=0)
 
 
 @pytest.mark.slow
@@ -319,20 +295,16 @@ def test_one_core_makes_millions_of_tokens_a_second(tmp_path, name, rate):
     texts = text.replace("z", " ").replace("x ", ". ").split("ab")
     objective = OBJECTIVES[name]
     architecture = "encoder-decoder" if objective.has_inputs else "decoder"
-    architecture = "encoder" if objective.targets in IN_PLACE else architecture
-    made = pretraining_batches(
-        encode_corpus(texts, VOCABULARY, tmp_path),
-        objective,
-        VOCABULARY,
-        architecture=architecture,
-        inputs_length=512,
-        batch_size=128,
-        seed=0,
+    architecture = "encoder" if objective.in_place else architecture
+    tokens = encode_corpus(texts, VOCABULARY, tmp_path)
+    rows = pretraining_rows(
+        tokens, objective, VOCABULARY, architecture=architecture, inputs_length=512, seed=0
     )
+    made = Batches(rows, 128)
     made(0, slice(None))
     times = []
     for step in range(40):
         begin = time.thread_time()
         made(step, slice(None))
         times.append(time.thread_time() - begin)
-    assert 128 * made.limits.raw / np.median(times) >= rate * 1e6
+    assert 128 * made.lengths.raw / np.median(times) >= rate * 1e6

@@ -25,7 +25,7 @@ from experiments.study.registry import REGISTRY, build, run_folder
 from experiments.study.scales import SCALES
 from lm import sharding
 from lm.data.corpora import documentation
-from lm.data.objectives import lengths
+from lm.data.objectives import lengths_of
 from lm.files import seal_lines
 from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
@@ -89,7 +89,7 @@ def test_every_row_builds_at_every_scale_without_allocating(scale):
         for phase in (e.pretraining, e.finetuning):
             sharding.check(e.model, MeshConfig(fsdp=2).sizes(8), phase.batch_size)
         if e.model.has_decoder:
-            assert 0 < lengths(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, name
+            assert 0 < lengths_of(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, name
         if e.model not in shapes:
             shapes[e.model] = jax.eval_shape(
                 lambda key, m=e.model: Transformer(m, nnx.Rngs(params=key)), jax.random.key(0)

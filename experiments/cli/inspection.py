@@ -12,8 +12,8 @@ from rich.markup import escape
 from experiments.console import RUNS
 from experiments.runs.prepare import Encoded, prepare, pretraining_batches, tuning_lengths
 from experiments.study.registry import build
-from lm.data import pipeline
-from lm.data.pipeline import Batch
+from lm.data.batches import Batch
+from lm.data.supervised import eval_batches
 from lm.data.tasks.labelled import LabelledTask, labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
@@ -39,7 +39,7 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
     experiment = build(name, scale)
     prepared = prepare(experiment, runs / "cache", CONSOLE.print)
     batches = pretraining_batches(experiment, prepared, "train")
-    CONSOLE.print(f"[bold]pre-training[/], rows of step 0, {batches.limits}")
+    CONSOLE.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
     shown = min(count, experiment.pretraining.batch_size)
     batch = batches(0, slice(0, shown))
     shows = prepared.vocabulary
@@ -58,9 +58,7 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
             few = [examples[place] for place in range(min(count, len(examples)))]
             lengths = tuning_lengths(experiment, (mixed,))
             architecture = experiment.model.architecture
-            for batch in pipeline.eval_batches(
-                few, architecture=architecture, lengths=lengths, batch_size=len(few)
-            ):
+            for batch in eval_batches(few, architecture=architecture, lengths=lengths, batch_size=len(few)):
                 _print(_parts(batch, row, prepared.vocabulary) for row in range(len(few)))
     for task in map(labelled, experiment.tuning.heads):
         rows = task.rows("train", runs / "cache", experiment.data.corrupt_records)

@@ -32,8 +32,8 @@ from experiments.runs import run
 from experiments.runs.prepare import Prepared, pretraining_batches, tuning_lengths
 from experiments.study.experiment import BASELINE, Experiment
 from lm import sharding
-from lm.data import pipeline
 from lm.data.objectives import Lengths
+from lm.data.supervised import eval_batches
 from lm.data.text.own import Bytes
 from lm.data.text.tokens import encode_corpus
 from lm.files import write
@@ -80,16 +80,14 @@ def features(experiment: Experiment) -> tuple[Features, Lengths]:
     with tempfile.TemporaryDirectory() as folder:
         tokens = encode_corpus(["words and words. " * 400] * 4, vocabulary, Path(folder))
         batches = pretraining_batches(experiment, Prepared(vocabulary, tokens, tokens), "train", rows=1)
-        lengths, batch = batches.limits, batches(0, slice(None))
+        lengths, batch = batches.lengths, batches(0, slice(None))
     if experiment.mixing.pretraining != "corpus":
         tuned, architecture = (
             tuning_lengths(experiment, experiment.tuning.mixtures),
             experiment.model.architecture,
         )
         lengths = Lengths(lengths.raw, *map(max, lengths[1:], tuned[1:]))
-        (batch,) = pipeline.eval_batches(
-            [([3], [3])], architecture=architecture, lengths=lengths, batch_size=1
-        )
+        (batch,) = eval_batches([([3], [3])], architecture=architecture, lengths=lengths, batch_size=1)
     rows = experiment.pretraining.batch_size
     return {name: ([rows, *x.shape[1:]], x.dtype.name) for name, x in batch.items()}, lengths
 

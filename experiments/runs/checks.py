@@ -25,8 +25,8 @@ from experiments.runs.result import check_settings
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
-from lm.data import pipeline
-from lm.data.checks import check_batches
+from lm.data.batches import Batches, check_size
+from lm.data.checks import check_rows
 from lm.data.labelled import Reader
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import labelled
@@ -59,7 +59,8 @@ def check(
         experiment.finetuning.steps > 0,
     )
     if tunes and tuning.mixtures:
-        check_batches(architecture, experiment.finetuning.batch_size, writes=True)
+        check_rows(architecture, writes=True)
+        check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     prepared = first_alone(lambda: prepare(experiment, cache, say))
     check_alike(made_of(experiment, prepared, cache))
@@ -122,12 +123,12 @@ def check_alike(record: origin.Origin) -> None:
         )
 
 
-def check_length(experiment: Experiment, batches: pipeline.BatchFunction) -> None:
+def check_length(experiment: Experiment, batches: Batches) -> None:
     """SettingError if rows are longer than the positions that the model has learned."""
     model, tuning = experiment.model, experiment.tuning
     asks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
     tuned = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if asks]
-    rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.limits, *tuned)]
+    rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.lengths, *tuned)]
     longest = max(*rows, tuning.inputs_length)
     sharding.check_rows(max(rows), experiment.mesh.sizes(jax.device_count()))
     if model.positions == "learned" and longest > model.max_length:

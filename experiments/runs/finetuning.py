@@ -17,10 +17,11 @@ from experiments.runs.prepare import Encoded, fingerprints, tuning_lengths
 from experiments.runs.stages import Stage
 from experiments.study.experiment import Experiment
 from lm import sharding
-from lm.data import pipeline
+from lm.data.batches import Batch, Batches
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
+from lm.data.supervised import Mixed, eval_batches
 from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.labelled import labelled as labelled_task
 from lm.data.tasks.mixtures import mixture, rates
@@ -44,7 +45,7 @@ class FineTuning:
     """What is trained on, and what is asked at every checkpoint."""
 
     steps: Steps
-    batches: pipeline.BatchFunction
+    batches: Batches
     lengths: Lengths
     asked: Sequence[Questions]
 
@@ -111,14 +112,9 @@ def on_mixture(session: Session, name: str) -> FineTuning:
         if task.train
     }
     sizes = {task: len(rows) for task, rows in examples.items()}
-    batches = pipeline.Mixed(
-        examples,
-        rates(sizes, kind="proportional", limit=tuned.examples_limit, temperature=1.0),
-        architecture=model.architecture,
-        lengths=lengths,
-        batch_size=phase.batch_size,
-        seed=experiment.seed,
-    )
+    shares = rates(sizes, kind="proportional", limit=tuned.examples_limit, temperature=1.0)
+    rows = Mixed(examples, shares, model.architecture, lengths, experiment.seed)
+    batches = Batches(rows, phase.batch_size)
     spec = StepSpec(
         model,
         phase.optimizer,
@@ -135,7 +131,7 @@ def on_labels(session: Session, name: str) -> FineTuning:
     length, phase = experiment.tuning.inputs_length, experiment.finetuning
     reader = Reader(task, session.prepared.vocabulary, experiment.model.architecture, length)
     rows = task.rows("train", session.cache, experiment.data.corrupt_records)
-    batches = Labelled(reader, rows, phase.batch_size, experiment.seed)
+    batches = Batches(Labelled(reader, rows, experiment.seed), phase.batch_size)
     lengths = Lengths(raw=length, inputs=length, targets=length)
     return FineTuning(
         head_steps(experiment, session.mesh, name), batches, lengths, [ask(session, task, length)]
@@ -180,13 +176,13 @@ def evaluation(
     return evaluate
 
 
-def right_answers(session: Session, asked: Questions, lengths: Lengths) -> list[pipeline.Batch]:
+def right_answers(session: Session, asked: Questions, lengths: Lengths) -> list[Batch]:
     """This process's parts of the rows with their targets, which alone have a loss, whatever the
     architecture.
     """
     rows = Encoded(asked.task, asked.rows, session.prepared.vocabulary)
     size, architecture = session.experiment.finetuning.batch_size, session.experiment.model.architecture
-    batches = pipeline.eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
+    batches = eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
     if architecture not in ENCODER_DECODERS:  # whose loss has the inputs in it
         for batch in batches:
             visible = batch["decoder_causal_attention"]  # it reaches one position further than the inputs
@@ -279,12 +275,12 @@ def questions(
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
-        batches = pipeline.eval_batches(prompts, architecture=architecture, lengths=lengths, batch_size=size)
+        batches = eval_batches(prompts, architecture=architecture, lengths=lengths, batch_size=size)
         output, read = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
     return Questions(task, rows, mine(mesh, size, batches), output, read)
 
 
-def mine(mesh: jax.sharding.Mesh, size: int, batches: Sequence[pipeline.Batch]) -> list[pipeline.Batch]:
+def mine(mesh: jax.sharding.Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
     """This process's rows of global batches of ``size`` rows."""
     rows = np.concatenate([np.arange(size)[rows] for rows in sharding.rows_of_process(mesh, size)])
     return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]

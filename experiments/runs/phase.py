@@ -19,7 +19,7 @@ from experiments.runs.prepare import Prepared
 from experiments.runs.progress import Reporter
 from experiments.study.experiment import Experiment, PhaseConfig, result_settings
 from lm import sharding
-from lm.data import pipeline
+from lm.data.batches import Batch, Batches, stream
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.nn.composed import BODY
@@ -56,7 +56,7 @@ class Phase:
     session: Session
     config: PhaseConfig
     steps: Steps
-    batches: pipeline.BatchFunction
+    batches: Batches
     lengths: Lengths
     checkpoints: Checkpoints
     evaluate: Callable[[State], dict[str, float]]
@@ -68,14 +68,13 @@ class Phase:
     def folder(self) -> Path:
         return Path(self.checkpoints.folder).parent
 
-    def data(self, first: int) -> Iterator[pipeline.Batch]:
+    def data(self, first: int) -> Iterator[Batch]:
         """This process's parts of the batches from step ``first`` on, each of them a step of progress."""
         reporter = self.session.reporter
         rows = sharding.rows_of_process(self.steps.mesh, self.config.batch_size)
         reporter.advance(first)
         workers = self.session.experiment.data.workers
-        stream = pipeline.stream(self.batches, first, self.config.steps, rows=rows, workers=workers)
-        for batch in stream:
+        for batch in stream(self.batches, first, self.config.steps, rows=rows, workers=workers):
             yield batch
             reporter.advance(1)
 

@@ -12,10 +12,12 @@ from typing import Literal
 
 from experiments.runs.stages import Stage, stages
 from experiments.study.experiment import Experiment
-from lm.data import pipeline
+from lm.data.batches import Batches
 from lm.data.corpora.corpus import documents, examples
+from lm.data.denoised import pretraining_rows
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
+from lm.data.supervised import Example, Mixed, Unsupervised
 from lm.data.tasks.labelled import labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.registry import TASKS
@@ -46,7 +48,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Encoded(Sequence[pipeline.Example]):
+class Encoded(Sequence[Example]):
     """The rows of a task as (input ids, target ids), encoded as they are asked for."""
 
     task: Task
@@ -56,7 +58,7 @@ class Encoded(Sequence[pipeline.Example]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: int) -> pipeline.Example:
+    def __getitem__(self, place: int) -> Example:
         inputs, targets = self.task.to_text(self.rows[place])
         return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
 
@@ -187,29 +189,29 @@ def pretraining_batches(
     split: Literal["train", "validation"],
     times: int = 1,
     rows: int | None = None,
-) -> pipeline.BatchFunction:
+) -> Batches:
     """The batch function of pre-training on the corpus; that of the validation split has the same noise in
     every run.
 
     Its rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
-    return pipeline.pretraining_batches(
+    made = pretraining_rows(
         getattr(prepared, split),
         experiment.objective,
         prepared.vocabulary,
         architecture=experiment.model.architecture,
         inputs_length=experiment.data.inputs_length * times,
-        batch_size=rows or experiment.pretraining.batch_size,
         seed=experiment.seed if split == "train" else 0,
     )
+    return Batches(made, rows or experiment.pretraining.batch_size)
 
 
-def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> pipeline.Mixed:
+def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> Batches:
     """The batch function of multi-task pre-training: the tasks' training sets, and the corpus if it is one of
     them.
     """
     mixing, tuning = experiment.mixing, experiment.tuning
-    examples: dict[str, Sequence[pipeline.Example]] = {
+    examples: dict[str, Sequence[Example]] = {
         task.name: Encoded(
             task, task.rows("train", cache, experiment.data.corrupt_records), prepared.vocabulary
         )
@@ -220,18 +222,13 @@ def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> pi
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
     corpus = pretraining_batches(experiment, prepared, "train")
     if mixing.pretraining != "tasks":
-        examples[CORPUS] = pipeline.Unsupervised(corpus)
+        examples[CORPUS] = Unsupervised(corpus.rows)
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
-    tuned, limits = tuning_lengths(experiment, tuning.mixtures), corpus.limits
+    tuned, limits = tuning_lengths(experiment, tuning.mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
-    return pipeline.Mixed(
-        examples,
-        rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature),
-        architecture=experiment.model.architecture,
-        lengths=lengths,
-        batch_size=experiment.pretraining.batch_size,
-        seed=experiment.seed,
-    )
+    shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
+    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed)
+    return Batches(rows, experiment.pretraining.batch_size)
 
 
 def tuning_lengths(experiment: Experiment, names: Sequence[str]) -> Lengths:

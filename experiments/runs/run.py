@@ -26,7 +26,7 @@ from experiments.runs.result import write_result
 from experiments.runs.stages import Stage, home_of, save_settings, stages
 from experiments.study.experiment import Experiment
 from lm import sharding
-from lm.data import pipeline
+from lm.data.batches import Batch, stream
 from lm.data.tasks.mixtures import mixture
 from lm.nn.composed import BODY, DISCRIMINATOR, Electra
 from lm.nn.config import ModelConfig
@@ -107,7 +107,7 @@ def pretraining(session: Session, stage: Stage, checkpoints: Checkpoints) -> Pha
     )
     # if it is trained
     held_out = cache(partial(validation_batches, session, 1, -(-WATCHED // config.batch_size)))
-    lengths, scores = batches.limits, None
+    lengths, scores = batches.lengths, None
     if experiment.mixing.pretraining != "corpus":
         batches = mixed_batches(experiment, session.prepared, session.cache)
         lengths = batches.lengths
@@ -144,15 +144,15 @@ def _source(pretrained: frozenset[str], name: str) -> str | None:
     return next((found for found in (name, bare, DISCRIMINATOR + bare) if found in pretrained), None)
 
 
-def validation_batches(session: Session, times: int, most: int) -> list[pipeline.Batch]:
+def validation_batches(session: Session, times: int, most: int) -> list[Batch]:
     """This process's parts of ``most`` held-out batches or of all, in rows ``times`` as long as in
     training.
     """
     experiment, shards = session.experiment, sharding.batch_parts(session.mesh.shape)
     rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards  # some for every device
     batches = pretraining_batches(experiment, session.prepared, "validation", times, rows)
-    most = min(most, max(len(batches.segments.starts) // rows, 1))
-    return list(pipeline.stream(batches, 0, most, rows=sharding.rows_of_process(session.mesh, rows)))
+    most = min(most, max(len(batches.rows.corpus.segments.starts) // rows, 1))
+    return list(stream(batches, 0, most, rows=sharding.rows_of_process(session.mesh, rows)))
 
 
 def length_losses(session: Session, pretrained: Start | None) -> dict[str, float]:

@@ -1,71 +1,67 @@
 """Which settings of data go together: refused by name before any work is done."""
 
-from lm.data.objectives import BY_CHANCE, IN_PLACE, Objective
+from lm.data.noise import NOISES
+from lm.data.objectives import IN_PLACE, Objective
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
 from lm.data.text.vocabulary import Vocabulary
 from lm.settings import SettingError, nearest
 
+BY_CHANCE = tuple(name for name, noise in NOISES.items() if noise.by_chance)
+INFILLED = tuple(name for name, noise in NOISES.items() if noise.infill)
 ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
-NEEDS = (  # a choice of the objective, and what it leaves of another
-    *[("targets", value, "noise", BY_CHANCE) for value in IN_PLACE],
-    *[("targets", value, "inputs", ONE_FOR_ONE) for value in IN_PLACE],
-    ("noise", "poisson-spans", "inputs", ("span-masks",)),
-    ("inputs", "span-masks", "noise", ("poisson-spans",)),
+NEEDS = (  # a choice of the objective, and the choices of another setting that it allows
+    *[("targets", name, "noise", BY_CHANCE) for name in IN_PLACE],
+    *[("targets", name, "inputs", ONE_FOR_ONE) for name in IN_PLACE],
+    *[("noise", name, "inputs", ("span-masks",)) for name in INFILLED],
+    ("inputs", "span-masks", "noise", INFILLED),
     ("sentences", "permuted", "targets", ("everything",)),
     ("pairs", "next-sentence", "targets", IN_PLACE),
     ("pairs", "sentence-order", "targets", IN_PLACE),
 )
 
 
-def check_batches(architecture: str, batch_size: int, seed: int = 0, writes: bool = False) -> None:
+def check_rows(architecture: str, seed: int = 0, writes: bool = False) -> None:
     """Of any batches; ``writes``: of those whose model answers in words."""
     if architecture not in ARCHITECTURES:
-        raise SettingError(
-            f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}"
-        )
+        near = nearest(architecture, ARCHITECTURES)
+        raise SettingError(f"model.architecture={architecture!r} is unknown{near}")
     if writes and architecture == "encoder":
         raise SettingError(
             "model.architecture='encoder' writes no text; choose tuning.heads, not tuning.mixtures"
         )
-    if batch_size < 1:
-        raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
     if not 0 <= seed < 2**32:
         raise SettingError(f"seed={seed} should be between 0 and 2^32 - 1")
 
 
 def check_objective(objective: Objective, architecture: str, vocabulary: Vocabulary) -> None:
     """The choices within an objective, and its fit with architecture and vocabulary."""
-    for field, value, other, values in NEEDS:
-        found = getattr(objective, other)
-        if getattr(objective, field) == value and found not in values:
-            there = " or ".join(map(repr, values))
+    for field, value, other, allowed in NEEDS:
+        chosen = getattr(objective, other)
+        if getattr(objective, field) == value and chosen not in allowed:
+            names = " or ".join(map(repr, allowed))
             raise SettingError(
-                f"objective.{other}={found!r} should be {there} with objective.{field}={value!r}"
+                f"objective.{other}={chosen!r} should be {names} with objective.{field}={value!r}"
             )
     if not objective.has_inputs and architecture in ENCODER_DECODERS:
         raise SettingError(
             "objective.noise='everything' with objective.inputs='drop' leaves "
-            f"model.architecture={architecture!r} no "
-            "inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
+            f"model.architecture={architecture!r} no inputs; choose a decoder, or objective.noise='suffix' "
+            "(prefix-lm)"
         )
     if objective.eos == "between-documents" and objective.pairs == "none" and not objective.concatenates:
         raise SettingError(
             "objective.eos='between-documents' should be 'each-example' with "
-            f"objective.noise={objective.noise!r}: "
-            "documents are kept apart"
+            f"objective.noise={objective.noise!r}, which keeps documents apart"
         )
-    if (objective.targets in IN_PLACE) != (architecture == "encoder"):
+    if objective.in_place != (architecture == "encoder"):
         raise SettingError(
-            f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: "
-            "an encoder "
-            f"tells hidden tokens in their places, {' or '.join(map(repr, IN_PLACE))}, and only an encoder "
-            "does"
+            f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "
+            f"encoder, and only that, predicts tokens in their places ({' or '.join(map(repr, IN_PLACE))})"
         )
     if "sentinels" in (objective.inputs, objective.targets) and vocabulary.num_sentinels < 1:
         raise SettingError("data.sentinels=0 should be at least 1 for this objective, such as 100")
-    check_symbols(
-        vocabulary, ["mask"] if objective.inputs in (*ONE_FOR_ONE, "span-masks") else [], architecture
-    )
+    masks = objective.inputs in (*ONE_FOR_ONE, "span-masks")
+    check_symbols(vocabulary, ["mask"] if masks else [], architecture)
 
 
 def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -> None:
@@ -73,6 +69,6 @@ def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -
     names = [*names, "cls", "sep"] if architecture == "encoder" else [*names, "eos"]
     if lacking := [name for name in names if getattr(vocabulary, name) is None]:
         raise SettingError(
-            f"the vocabulary has no token for {', '.join(lacking)}; of our own, data.sentinels should be "
-            "at least 2"
+            f"the vocabulary has no token for {', '.join(lacking)}; with our own, data.sentinels should "
+            " be at least 2"
         )

@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.data.checks import check_batches, check_symbols
+from lm.data.batches import Batch, check_size, shuffled
+from lm.data.checks import check_rows, check_symbols
+from lm.data.objectives import Lengths
 from lm.data.packing import DECODERS
-from lm.data.segments import shuffled
 from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.task import Row
 from lm.data.text.vocabulary import PAD, Vocabulary
 from lm.settings import SettingError
-
-Batch = dict[str, np.ndarray]
 
 WORD = re.compile(r"\w+|[^\w\s]")  # a place in a context is one of words and punctuation marks
 ANSWER = 30  # longest answer that is looked for [words; of pieces in the code of Devlin et al. 2019]
@@ -89,7 +88,7 @@ class Reader:
     length: int
 
     def __post_init__(self):
-        check_batches(self.architecture, 1)
+        check_rows(self.architecture)
         check_symbols(self.vocabulary, [], self.architecture)
         if self.length < SHORTEST:
             raise SettingError(
@@ -232,28 +231,30 @@ class Reader:
 
 @dataclass(frozen=True)
 class Labelled:
-    """The batch function of a labelled task: every row once an epoch, each epoch in an order of its own."""
+    """Every row of a labelled task once an epoch, each epoch in an order of its own."""
 
     reader: Reader
     rows: Sequence[Row]
-    batch_size: int
     seed: int
 
-    def __post_init__(self):
-        check_batches(self.reader.architecture, self.batch_size, self.seed)
+    def __post_init__(self) -> None:
+        check_rows(self.reader.architecture, self.seed)
         if not len(self.rows):
             raise SettingError(f"task {self.reader.task.name!r} has no examples to train on")
 
-    def __call__(self, step: int, rows: slice) -> Batch:
-        numbers = np.arange(step * self.batch_size, (step + 1) * self.batch_size)[rows]
-        chosen = shuffled(numbers, len(self.rows), self.seed).tolist()
-        return self.reader.batch([self.rows[place] for place in chosen], len(chosen))
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(*[self.reader.length] * 3)
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        rows = shuffled(numbers, len(self.rows), self.seed).tolist()
+        return self.reader.batch([self.rows[row] for row in rows], len(rows))
 
 
 def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
     """All rows in order; the last batch is filled up with rows of padding (segment 0), whose labels have no
     weight.
     """
-    check_batches(reader.architecture, batch_size)
+    check_size(batch_size)
     parts = [range(start, min(start + batch_size, len(rows))) for start in range(0, len(rows), batch_size)]
     return [reader.batch([rows[place] for place in part], batch_size) for part in parts]

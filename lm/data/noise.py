@@ -1,27 +1,62 @@
-"""Where the noise falls: lengths [B] and random numbers [B,draws,L] -> bool [B,L], True on noise.
+"""Where noise falls in a text. A new kind of noise is one entry of NOISES, and its name in NoiseName.
 
-Noise on words also takes where they begin, bool [B,L]. Sources: Raffel et al. 2020 (i.i.d., spans), Devlin et
-al. 2019 with the whole-word masking of its released code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020
-(BART).
+Sources: Raffel et al. 2020 (i.i.d., spans; T5's code where the paper is silent), Devlin et al. 2019 with the
+whole-word masking of its code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020 (BART).
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-# lengths of SpanBERT's spans, whose mean then is 3.8 [Joshi et al. 2020, 3.1; words]
-GEOMETRIC, LONGEST = 0.2, 10
+# SpanBERT's span lengths have the mean 3.8 [Joshi et al. 2020, 3.1; words]
+GEOMETRIC, LONGEST_SPAN = 0.2, 10
+
+# Poisson spans may be empty: then something is missing where nothing was.
+NoiseName = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans", "suffix", "everything"]
+
+Counts = tuple[np.ndarray, np.ndarray]  # [B]: noise tokens, and the runs they fall in
+Tokens = tuple[np.ndarray, np.ndarray]  # int32 [B,L], and bool [B,L]: which of them to keep
 
 
 class Amount(Protocol):
-    """How much noise: what an objective says of it."""
+    """How much noise there is: the settings of an objective that noise reads."""
 
-    rate: float
-    mean_span_length: float
+    @property
+    def rate(self) -> float: ...
+    @property
+    def mean_span_length(self) -> float: ...
 
 
-def within(lengths: np.ndarray, width: int) -> np.ndarray:
+class Drawn(NamedTuple):
+    """Texts of which noise is to be drawn."""
+
+    lengths: np.ndarray  # int [B]
+    u: np.ndarray  # uniform random numbers, float32 [B,draws,L]
+    num_sentinels: int
+    word_starts: np.ndarray | None = None  # bool [B,L], for noise on words
+
+
+class Noise(NamedTuple):
+    """One way for noise to fall: a mask of the tokens, or an infilling that is more than a mask."""
+
+    mask: Callable[[Amount, Drawn], np.ndarray] | None = None  # bool [B,L], True on noise
+    # text, lengths, uniforms, id of the mask token -> what inputs show
+    infill: Callable[[Amount, np.ndarray, np.ndarray, np.ndarray, int], Tokens] | None = None
+    # of lengths and first uniforms [B]; None where the amount is left to chance
+    count: Callable[[Amount, np.ndarray, np.ndarray], Counts] | None = None
+    draws: int = 1  # random numbers per token
+    on_words: bool = False  # reads where words begin
+    per_document: bool = False  # splits each document, so documents are kept apart
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether the number of noise tokens, or of their runs, is random."""
+        return self.mask is not None and self.count is None
+
+
+def length_mask(lengths: np.ndarray, width: int) -> np.ndarray:
     """bool [B,L]: the positions before each row's length."""
     return np.arange(width) < lengths[:, None]
 
@@ -39,26 +74,23 @@ def latest(starts: np.ndarray) -> np.ndarray:
 
 
 def ranks(u: np.ndarray) -> np.ndarray:
-    """float64 [B,L]: the same order with ties broken by column, so that sorting gives one answer on any
-    machine.
-    """
+    """float64 [B,L]: the same order, ties broken by column, so that every machine sorts alike."""
     return u + np.arange(u.shape[1]) * (2.0**-24 / u.shape[1])  # float32 draws are multiples of 2^-24
 
 
 def _smallest(u: np.ndarray, among: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """bool [B,L]: of the positions ``among``, the ``count`` [B] with the smallest numbers; there must be as
-    many.
-    """
+    """bool [B,L]: the ``count`` [B] positions with the smallest numbers, of at least as many ``among``."""
     order = ranks(u)
     np.putmask(order, ~among, np.inf)
     bounds = np.sort(order, axis=1)[np.arange(len(u)), count - 1]
     return order <= np.where(count > 0, bounds, -np.inf)[:, None]
 
 
-def span_counts(amount: Amount, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """lengths [B] -> noise tokens and noise spans [B], the same for every draw: T5's, in float32, half to
-    even.
-    """
+# --- where noise falls
+
+
+def span_counts(amount: Amount, lengths: np.ndarray, u: np.ndarray | None = None) -> Counts:
+    """The same for every draw: T5's, in float32, half to even."""
     length = np.maximum(lengths, 2)
     noise = np.round(length.astype(np.float32) * np.float32(amount.rate)).astype(np.int32)
     noise = np.clip(noise, 1, length - 1)
@@ -67,38 +99,32 @@ def span_counts(amount: Amount, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _compose(u: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Split each total [B] into positive parts, all compositions being equally likely: the running sums,
-    flat.
-    """
-    places = np.arange(max(int(total.max()), 1))
-    ends = _smallest(u[:, : len(places)], places < total[:, None] - 1, parts - 1)
+    """Totals [B] split into positive parts, all compositions equally likely: running sums, flat."""
+    columns = np.arange(max(int(total.max()), 1))
+    ends = _smallest(u[:, : len(columns)], columns < total[:, None] - 1, parts - 1)
     ends[np.arange(len(u)), total - 1] = True
-    return np.flatnonzero(ends) % len(places) + 1
+    return np.flatnonzero(ends) % len(columns) + 1
 
 
-def _spans(amount: Amount, lengths: np.ndarray, u: np.ndarray, num_sentinels: int, starts) -> np.ndarray:
+def _spans(amount: Amount, text: Drawn) -> np.ndarray:
     """Text, noise, text, ..., noise: both kinds of length are random compositions of fixed totals."""
-    u = u[:, 0]
+    u = text.u[:, 0]
     batch, width = u.shape
     if width < 2:  # a single token is never noise
         return np.zeros(u.shape, bool)
-    noise, spans = span_counts(amount, lengths)
-    kept = np.maximum(lengths, 2) - noise
-    # none empty, all told apart
-    spans = np.minimum(spans, np.minimum(np.minimum(noise, kept), num_sentinels))
-    hidden = _compose(u, noise, spans)  # takes its numbers from the left, the other from the right:
-    shown = _compose(u[:, ::-1], kept, spans)  # together they need no more than L - 2
-    before = np.roll(hidden, 1)
+    noise, spans = span_counts(amount, text.lengths)
+    visible = np.maximum(text.lengths, 2) - noise
+    # none is empty, and there is a sentinel for each
+    spans = np.minimum(spans, np.minimum(np.minimum(noise, visible), text.num_sentinels))
+    # Noise takes its numbers from the left, text from the right: together they need no more than L - 2.
+    noise_ends, text_ends = _compose(u, noise, spans), _compose(u[:, ::-1], visible, spans)
+    before = np.roll(noise_ends, 1)
     before[np.cumsum(spans) - spans] = 0
     rows = np.repeat(np.arange(batch), spans)
     toggles = np.zeros((batch, width + 1), np.int8)
-    toggles[rows, shown + before] = 1
-    toggles[rows, shown + hidden] = -1
+    toggles[rows, text_ends + before] = 1
+    toggles[rows, text_ends + noise_ends] = -1
     return np.cumsum(toggles[:, :-1], axis=1, dtype=np.int8).view(bool)
-
-
-def _suffix(amount, lengths, u, num_sentinels, starts):
-    return np.arange(u.shape[2]) >= prefix_lengths(lengths, u[:, 0, 0])[:, None]
 
 
 def prefix_lengths(lengths: np.ndarray, u: np.ndarray) -> np.ndarray:
@@ -106,37 +132,38 @@ def prefix_lengths(lengths: np.ndarray, u: np.ndarray) -> np.ndarray:
     return 1 + (u * np.maximum(lengths - 1, 0)).astype(np.int32)
 
 
-def _whole_words(amount, lengths, u, num_sentinels, starts):
+def _suffix(amount: Amount, text: Drawn) -> np.ndarray:
+    return np.arange(text.u.shape[2]) >= prefix_lengths(text.lengths, text.u[:, 0, 0])[:, None]
+
+
+def _whole_words(amount: Amount, text: Drawn) -> np.ndarray:
     """The number drawn at the beginning of a word decides for all of it."""
-    return np.take_along_axis(u[:, 0], latest(starts), axis=1) < amount.rate
+    return np.take_along_axis(text.u[:, 0], latest(text.word_starts), axis=1) < amount.rate
 
 
-def _geometric_spans(
-    amount: Amount, lengths: np.ndarray, u: np.ndarray, num_sentinels: int, starts
-) -> np.ndarray:
-    """Spans that begin at random words, one after the other, until the noise has its share; the last one is
-    cut.
+def _geometric_spans(amount: Amount, text: Drawn) -> np.ndarray:
+    """Spans that begin at random words, one after the other, until noise has its share; the last one is cut.
 
-    All words begin a span, in the order of their numbers; one is noise as soon as the first span over it is
-    drawn.
+    All words begin a span, in the order of their numbers; a word is noise once a span over it is drawn.
     """
-    inside = within(lengths, u.shape[2])
-    starts = starts & inside
+    lengths, u = text.lengths, text.u
+    inside = length_mask(lengths, u.shape[2])
+    starts = text.word_starts & inside
     starts[:, 0] = inside[:, 0]
     words = np.count_nonzero(starts, axis=1)
     shape = len(u), int(words.max(initial=1))
     word = np.where(inside, np.cumsum(starts, axis=1) - 1, 0)
     flat = word + shape[1] * np.arange(len(u))[:, None]
     sizes = np.bincount(flat[inside], minlength=shape[0] * shape[1]).reshape(shape)
-    among, begin = within(words, shape[1]), np.flatnonzero(starts)
+    among, begin = length_mask(words, shape[1]), np.flatnonzero(starts)
     drawn, counts = np.full(shape, np.inf, np.float32), np.zeros(shape, np.int32)
     drawn[among] = u[:, 0].ravel()[begin]
     counts[among] = geometric(u[:, 1].ravel()[begin])
-    when = drawn.copy()
-    for ahead in range(1, min(LONGEST, shape[1])):
+    first = drawn.copy()  # the number of the first span over each word
+    for ahead in range(1, min(LONGEST_SPAN, shape[1])):
         reach = np.where(counts[:, :-ahead] > ahead, drawn[:, :-ahead], np.inf)
-        np.minimum(when[:, ahead:], reach, out=when[:, ahead:])
-    order = np.argsort(when, axis=1, kind="stable")
+        np.minimum(first[:, ahead:], reach, out=first[:, ahead:])
+    order = np.argsort(first, axis=1, kind="stable")
     size = np.take_along_axis(sizes, order, axis=1)
     chosen = np.zeros(shape, bool)
     enough = np.maximum(np.round(lengths * amount.rate), 1)[:, None]
@@ -145,78 +172,84 @@ def _geometric_spans(
 
 
 def geometric(u: np.ndarray) -> np.ndarray:
-    """Uniforms -> lengths from 1 to LONGEST, each GEOMETRIC less likely than the one before."""
+    """Uniforms -> lengths from 1 to LONGEST_SPAN, each GEOMETRIC less likely than the one before."""
     stay = 1 - GEOMETRIC
-    return np.minimum(1 + np.log1p(-u * (1 - stay**LONGEST)) / math.log(stay), LONGEST).astype(np.int32)
+    lengths = 1 + np.log1p(-u * (1 - stay**LONGEST_SPAN)) / math.log(stay)
+    return np.minimum(lengths, LONGEST_SPAN).astype(np.int32)
 
 
-NOISE = {
-    "iid": lambda amount, lengths, u, num_sentinels, starts: u[:, 0] < amount.rate,
-    "whole-words": _whole_words,
-    "spans": _spans,
-    "geometric-spans": _geometric_spans,
-    "suffix": _suffix,
-    "everything": lambda amount, lengths, u, num_sentinels, starts: np.ones(u[:, 0].shape, bool),
-}
+def _infill(amount: Amount, tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, mask: int) -> Tokens:
+    """tokens [B,L] -> [B,2L], and which of them to keep: each span becomes one mask, no two are neighbours.
 
-
-def infill(
-    amount: Amount, tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, mask: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """tokens [B,L] -> [B,2L], and which of them to keep: spans have become one mask each, no two of them
-    neighbours.
-
-    Lengths of spans are Poisson, 0 among them: such a span puts a mask between two tokens. The last span is
-    cut to the noise that is left, and there are no more spans than tokens of noise, so that inputs never
-    outgrow the text.
+    Span lengths are Poisson; one of 0 puts a mask between two tokens. The last span is cut to the noise that
+    remains, and there are no more spans than noise tokens, so that inputs never outgrow the text.
     """
     rows, width = tokens.shape
-    noise = np.where(lengths > 1, np.clip(np.round(lengths * amount.rate), 1, lengths - 1), 0).astype(
-        np.int64
-    )
-    kept = lengths - noise
+    noise = np.clip(np.round(lengths * amount.rate), 1, lengths - 1)
+    noise = np.where(lengths > 1, noise, 0).astype(np.int64)
+    visible = lengths - noise
     spans = np.searchsorted(_poisson(amount.mean_span_length), u[:, 1], side="right")
     total = np.cumsum(spans, axis=1)
-    count = np.minimum(np.minimum((total < noise[:, None]).sum(1) + 1, kept + 1), noise)
+    count = np.minimum(np.minimum((total < noise[:, None]).sum(1) + 1, visible + 1), noise)
     last = np.maximum(count - 1, 0)
     spans[np.arange(rows), last] += noise - total[np.arange(rows), last]
-    places = np.arange(width)
-    # before which of the tokens that stay, or at the end
-    opens = _smallest(u[:, 0], places < kept[:, None] + 1, count)
+    columns = np.arange(width)
+    # before which of the visible tokens a span opens, or at the end
+    opens = _smallest(u[:, 0], columns < visible[:, None] + 1, count)
     skipped = np.zeros((rows, width), np.int64)
-    skipped[opens] = spans[places < count[:, None]]
-    source = np.minimum(places + np.cumsum(skipped, axis=1), width - 1)
+    skipped[opens] = spans[columns < count[:, None]]
+    source = np.minimum(columns + np.cumsum(skipped, axis=1), width - 1)
     shown = np.stack([np.full_like(tokens, mask), np.take_along_axis(tokens, source, axis=1)], axis=2)
-    keep = np.stack([opens, places < kept[:, None]], axis=2)
+    keep = np.stack([opens, columns < visible[:, None]], axis=2)
     return shown.reshape(rows, -1), keep.reshape(rows, -1)
 
 
 def _poisson(mean: float) -> np.ndarray:
-    """float64: the probability of at most 0, 1, 2, ...; as far as float32 draws tell."""
+    """float64: the probability of at most 0, 1, 2, ..., as far as float32 draws can tell them apart."""
     count = np.arange(int(mean + 10 * math.sqrt(mean)) + 10)
     return np.cumsum(np.exp(count * math.log(mean) - mean - [math.lgamma(k + 1) for k in count]))[:-1]
 
 
-def tell_apart(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sentinels: int) -> np.ndarray:
-    """Keep the noise of rows with enough sentinels; elsewhere keep random runs, one fewer than there are
-    sentinels.
+NOISES: dict[NoiseName, Noise] = {
+    "iid": Noise(lambda amount, text: text.u[:, 0] < amount.rate),
+    "whole-words": Noise(_whole_words, on_words=True),
+    "spans": Noise(_spans, count=span_counts),
+    "geometric-spans": Noise(_geometric_spans, draws=2, on_words=True),
+    "poisson-spans": Noise(infill=_infill, draws=2),
+    "suffix": Noise(
+        _suffix,
+        count=lambda amount, lengths, u: (lengths - prefix_lengths(lengths, u), np.ones_like(lengths)),
+        per_document=True,
+    ),
+    "everything": Noise(
+        lambda amount, text: np.ones(text.u[:, 0].shape, bool),
+        count=lambda amount, lengths, u: (lengths, np.ones_like(lengths)),
+        per_document=True,
+    ),
+}
 
-    Among noise tokens u is uniform whatever the mask, so that it can choose; k runs leave at most k + 1 runs
-    of text.
+
+# --- noise that is left out where there is no room for it
+
+
+def limit_runs(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sentinels: int) -> np.ndarray:
+    """Noise of rows with enough sentinels; elsewhere random runs of it, one fewer than there are sentinels.
+
+    Among noise tokens u is uniform whatever the mask, so it can choose; k runs leave at most k + 1 of text.
     """
     starts = runs_of(noise)
     scarce = np.maximum(starts.sum(1), runs_of(inside & ~noise).sum(1)) > num_sentinels
     if scarce.any():
         few = starts[scarce]
-        keep = _smallest(u[scarce], few, np.full(len(few), num_sentinels - 1))
-        noise[scarce] &= np.take_along_axis(keep, latest(few), axis=1)
+        chosen = _smallest(u[scarce], few, np.full(len(few), num_sentinels - 1))
+        noise[scarce] &= np.take_along_axis(chosen, latest(few), axis=1)
     return noise
 
 
-def fit(noise: np.ndarray, inside: np.ndarray, sentinels: bool, room: int) -> np.ndarray:
+def limit_targets(noise: np.ndarray, inside: np.ndarray, sentinels: bool, room: int) -> np.ndarray:
     """Drop the noise that does not fit in ``room``, less one sentinel for the text after it and one EOS."""
-    said = noise | runs_of(inside & ~noise) if sentinels else noise
-    over = said.sum(1) > room - 1
+    targets = noise | runs_of(inside & ~noise) if sentinels else noise
+    over = targets.sum(1) > room - 1
     if over.any():
-        noise[over] &= np.cumsum(said[over], axis=1) <= room - 2
+        noise[over] &= np.cumsum(targets[over], axis=1) <= room - 2
     return noise

@@ -1,55 +1,57 @@
-"""Pieces of a corpus that fill rows, and the order in which epochs visit them."""
+"""A corpus as one running text, cut into the segments that rows are made of."""
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
+from lm.data.batches import Uncached
+from lm.data.objectives import Objective
+from lm.data.text.tokens import Tokens
+from lm.data.text.vocabulary import Vocabulary
+from lm.settings import SettingError
 
 
 class Segments(NamedTuple):
-    """Pieces of text, int64 [segments]: where in the flat array of tokens each begins, its length, its
-    document.
-    """
+    """Pieces of text, int64 [segments]."""
 
-    starts: np.ndarray
+    starts: np.ndarray  # in the flat array of tokens
     lengths: np.ndarray
     documents: np.ndarray
 
 
-class Running(NamedTuple):
+class RunningText(NamedTuple):
     """Documents strung together as one text, with ``separator`` between two of them if there is one."""
 
-    tokens: Sequence[int]  # of all documents, one after the other, read at arrays of places [tokens]
-    separators: np.ndarray  # where in the text they stand, int64, in order
+    tokens: Sequence[int]  # of all documents, one after the other, read at arrays of positions [tokens]
+    separators: np.ndarray  # positions in the text, int64, ascending
     separator: int | None
 
     @property
     def length(self) -> int:
         return len(self.tokens) + len(self.separators)
 
-    def read(self, places: np.ndarray) -> np.ndarray:
-        """int32: the tokens at ``places`` of the text; beyond its end the last one."""
-        before = np.searchsorted(self.separators, places) if len(self.separators) else 0
-        found = self.tokens[np.minimum(places - before, len(self.tokens) - 1)].astype(np.int32)
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """int32: the tokens at ``positions`` of the text; beyond its end the last one."""
+        before = np.searchsorted(self.separators, positions) if len(self.separators) else 0
+        tokens = self.tokens[np.minimum(positions - before, len(self.tokens) - 1)].astype(np.int32)
         if len(self.separators):
-            found[self.separators[np.minimum(before, len(self.separators) - 1)] == places] = self.separator
-        return found
+            nearest = self.separators[np.minimum(before, len(self.separators) - 1)]
+            tokens[nearest == positions] = self.separator
+        return tokens
 
 
-def running(tokens: Sequence[int], offsets: np.ndarray, separator: int | None) -> Running:
-    """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; those without tokens leave no trace in
-    it.
-    """
+def running(tokens: Sequence[int], offsets: np.ndarray, separator: int | None) -> RunningText:
+    """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; empty ones leave no trace in it."""
     inner = np.unique(offsets)[1:-1]
     separators = inner + np.arange(len(inner)) if separator is not None else inner[:0]
-    return Running(tokens, separators, separator)
+    return RunningText(tokens, separators, separator)
 
 
 def full(offsets: np.ndarray, raw: int) -> Segments:
-    """Documents split into ``raw`` tokens each, the last piece having what is left."""
+    """Documents split into ``raw`` tokens each; the last piece has what remains."""
     sizes = np.diff(offsets)
     documents, nth = _pieces(-(-sizes // raw))
     starts = offsets[documents] + nth * raw
@@ -57,9 +59,7 @@ def full(offsets: np.ndarray, raw: int) -> Segments:
 
 
 def even(offsets: np.ndarray, raw: int) -> Segments:
-    """Documents split into pieces as equal as can be, of at most ``raw`` tokens; single tokens are left
-    out.
-    """
+    """Documents split evenly into pieces of at most ``raw`` tokens; those of one token are skipped."""
     sizes = np.diff(offsets)
     counts = np.where(sizes > 1, -(-sizes // raw), 0)
     documents, nth = _pieces(counts)
@@ -73,21 +73,31 @@ def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(np.arange(len(counts)), counts), np.arange(counts.sum()) - before
 
 
-def generator(seed: int, epoch: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH + epoch], np.uint64)))
+@dataclass(frozen=True)
+class Corpus(Uncached):
+    """The text of a corpus as an objective reads it."""
 
+    tokens: Tokens
+    objective: Objective
+    vocabulary: Vocabulary
+    raw: int  # the most tokens of a segment
 
-@functools.lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, count: int) -> np.ndarray:
-    return generator(seed, epoch).permutation(count)
+    @functools.cached_property
+    def text(self) -> RunningText:
+        separator = self.vocabulary.sep if self.objective.in_place else self.vocabulary.eos
+        separator = separator if self.objective.separates else None
+        return running(self.tokens.tokens, self.tokens.offsets, separator)
 
-
-def shuffled(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Which of ``count`` things each row is, rows being numbered through all epochs: all once an epoch,
-    shuffled.
-    """
-    epochs = numbers // count
-    found = np.empty(len(numbers), np.int64)
-    for epoch in np.unique(epochs).tolist():
-        found[epochs == epoch] = _order(seed, epoch, count)[numbers[epochs == epoch] % count]
-    return found
+    @functools.cached_property
+    def segments(self) -> Segments:
+        """Of the whole text where the objective concatenates documents, else of each document."""
+        if self.objective.pairs == "none":
+            whole = np.array([0, self.text.length])
+            return full(whole if self.objective.concatenates else self.tokens.offsets, self.raw)
+        segments = even(self.tokens.offsets, self.raw)
+        alone = self.objective.pairs == "next-sentence" and np.ptp(segments.documents) == 0
+        if not len(segments.starts) or alone:
+            raise SettingError(
+                "data.corpus has too few documents for objective.pairs; it needs two of two tokens each"
+            )
+        return segments

@@ -21,10 +21,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from lm.data.batches import Batch, Batches, stream
+from lm.data.denoised import pretraining_rows
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches
 from lm.data.objectives import OBJECTIVES, Lengths, Objective
 from lm.data.packing import ARCHITECTURES
-from lm.data.pipeline import Mixed, Unsupervised, eval_batches, pretraining_batches, stream
+from lm.data.supervised import Mixed, Unsupervised, eval_batches
 from lm.data.tasks.labelled import LABELLED
 from lm.settings import SettingError
 
@@ -41,8 +43,6 @@ FAST = 5
 PAIRS = ("none", "next-sentence", "sentence-order")
 CHOICES = {field.name: sorted(typing.get_args(field.type)) for field in fields(Objective)}
 CHOICES = {name: values for name, values in CHOICES.items() if values}
-
-Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,16 @@ def examples(count: int) -> list[tuple[list[int], list[int]]]:
 def pretraining(
     objective: Objective, architecture: str, length: int = 48, vocabulary: Vocabulary = VOCABULARY
 ):
-    settings = {"architecture": architecture, "inputs_length": length, "batch_size": 6, "seed": 7}
-    return pretraining_batches(CORPUS, objective, vocabulary, **settings)
+    settings = {"architecture": architecture, "inputs_length": length, "seed": 7}
+    return Batches(pretraining_rows(CORPUS, objective, vocabulary, **settings), 6)
 
 
-def mixed(architecture: str, names: tuple[str, ...], corpus: str | None) -> Mixed:
+def mixed(architecture: str, names: tuple[str, ...], corpus: str | None) -> Batches:
     tasks = {name: examples(10 * i + 5) for i, name in enumerate(names)}
     if corpus:
-        tasks["corpus"] = Unsupervised(pretraining(OBJECTIVES[corpus], architecture))
+        tasks["corpus"] = Unsupervised(pretraining(OBJECTIVES[corpus], architecture).rows)
     rates = {name: i + 1.0 for i, name in enumerate(tasks)}
-    lengths = Lengths(0, 48, 30)
-    return Mixed(tasks, rates, architecture=architecture, lengths=lengths, batch_size=6, seed=7)
+    return Batches(Mixed(tasks, rates, architecture, Lengths(0, 48, 30), seed=7), 6)
 
 
 def evaluation(architecture: str) -> Callable[[int, slice], Batch]:
@@ -137,7 +136,7 @@ def evaluation(architecture: str) -> Callable[[int, slice], Batch]:
 def labelled(name: str, architecture: str, trains: bool) -> Callable[[int, slice], Batch]:
     reader = Reader(LABELLED[name], VOCABULARY, architecture, 24)
     if trains:
-        return Labelled(reader, ROWS[name], 6, 7)
+        return Batches(Labelled(reader, ROWS[name], 7), 6)
     return lambda step, rows: labelled_eval_batches(reader, ROWS[name][: step % 8 + 1], 4)[-1]
 
 

@@ -1,0 +1,160 @@
+"""Rows of models that write: inputs and targets of noisy text, several examples to a row where they fit."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.data.batches import Batch, Uncached, generator, uniforms
+from lm.data.checks import check_objective, check_rows
+from lm.data.masked import Masked
+from lm.data.noise import Drawn, length_mask, limit_runs, limit_targets
+from lm.data.objectives import Lengths, Objective, lengths_of, sizes
+from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room
+from lm.data.segments import Corpus
+from lm.data.text.tokens import Tokens
+from lm.data.text.vocabulary import PAD, Vocabulary
+from lm.data.views import INPUTS, TARGETS, permute
+
+
+def pretraining_rows(
+    tokens: Tokens,
+    objective: Objective,
+    vocabulary: Vocabulary,
+    *,
+    architecture: str,
+    inputs_length: int,
+    seed: int,
+) -> "Denoised | Masked":
+    """The rows of a corpus under an objective; every setting is checked here."""
+    check_rows(architecture, seed)
+    check_objective(objective, architecture, vocabulary)
+    lengths = lengths_of(objective, inputs_length)
+    if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
+        # both EOS in one row: two full examples then fill it
+        lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
+    corpus = Corpus(tokens, objective, vocabulary, lengths.raw)
+    if architecture == "encoder":
+        return Masked(corpus, lengths, seed)
+    return Denoised(corpus, architecture, lengths, seed)
+
+
+def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
+    """bool [B,L], True on noise, whose targets take at most ``room`` tokens, EOS included."""
+    inside = length_mask(text.lengths, text.u.shape[2])
+    mask = objective.falls.mask(objective, text) & inside
+    if objective.falls.by_chance:
+        if "sentinels" in (objective.inputs, objective.targets):
+            mask = limit_runs(mask, inside, text.u[:, 0], text.num_sentinels)
+        if objective.targets in ("sentinels", "drop"):
+            mask = limit_targets(mask, inside, objective.targets == "sentinels", room)
+    return mask
+
+
+def denoise(
+    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Vocabulary, limits: Lengths
+) -> tuple[Ragged, Ragged]:
+    """text [B,L], uniforms [B,draws,L] -> inputs and targets that fit in ``limits``, ending with EOS."""
+    tokens, lengths = text
+    eos = None if objective.separates else vocabulary.eos
+    visible = tokens
+    if objective.sentences == "permuted":
+        visible, u = permute(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+    if objective.falls.infill:
+        visible, keep = objective.falls.infill(objective, visible, lengths, u, vocabulary.mask)
+        return _gather(visible, keep, eos), _gather(tokens, text.mask, eos)
+    starts = vocabulary.word_starts[visible] if objective.falls.on_words else None
+    noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
+    visible, keep = INPUTS[objective.inputs].show(visible, noise, u[:, -1], vocabulary)
+    inputs = _gather(visible, keep & text.mask, eos if objective.has_inputs else None)
+    predicted, keep = TARGETS[objective.targets].show(tokens, noise, u[:, -1], vocabulary)
+    return inputs, _gather(predicted, keep & text.mask, eos)
+
+
+def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
+    """tokens [B,L], bool [B,L] -> the tokens to keep from the left and, unless it is None, ``eos``."""
+    counts = np.count_nonzero(keep, axis=1).astype(np.int32)
+    ends = eos is not None
+    gathered = np.full((len(tokens), int(counts.max(initial=0)) + ends), PAD, np.int32)
+    # 3 x as fast as [keep]
+    gathered[length_mask(counts, gathered.shape[1])] = tokens.ravel()[np.flatnonzero(keep)]
+    if ends:
+        gathered[np.arange(len(tokens)), counts] = eos
+    return Ragged(gathered, counts + np.int32(ends))
+
+
+class Epoch(NamedTuple):
+    """The order of an epoch's segments, and what of their noise had to be known for all of them at once."""
+
+    order: np.ndarray  # int64 [segments]
+    rows: np.ndarray  # each row's first place in the order [rows + 1]
+    draws: np.ndarray  # first random number of each place [segments]
+
+
+@dataclass(frozen=True)
+class Denoised(Uncached):
+    """Every segment once an epoch, in an order and with noise of its own.
+
+    Segments of concatenated documents fill a row each. Those of documents kept apart are packed in the order
+    of the epoch, and since their noise decides how many fit, finding a row of epoch e takes the orders of the
+    epochs before it: made once per process, at about half a second per million segments.
+    """
+
+    corpus: Corpus
+    architecture: str
+    lengths: Lengths
+    seed: int
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        parts = self._located(int(numbers[0]), int(numbers[-1]) + 1)
+        segments, examples, draws, counts = map(np.concatenate, zip(*parts, strict=True))
+        inputs, targets = self.examples(segments, examples, draws)
+        rows, size = np.repeat(np.arange(len(numbers)), counts), len(numbers)
+        layout = {"architecture": self.architecture, "lengths": self.lengths, "batch_size": size}
+        return features(inputs, targets, rows, **layout)
+
+    def examples(self, segments: np.ndarray, numbers: np.ndarray, draws: np.ndarray) -> tuple[Ragged, Ragged]:
+        """Segments [B], with noise drawn for examples ``numbers`` [B]; ``draws`` are the first uniforms."""
+        objective, raw = self.corpus.objective, self.lengths.raw
+        starts, counts = self.corpus.segments.starts[segments], self.corpus.segments.lengths[segments]
+        text = Ragged(self.corpus.text.read(starts[:, None] + np.arange(raw)), counts.astype(np.int32))
+        u = uniforms(self.seed, numbers, objective.draws, raw)
+        if not objective.concatenates:
+            u[:, 0, 0] = draws
+        return denoise(objective, text, u, self.corpus.vocabulary, self.lengths)
+
+    @functools.cached_property
+    def epoch(self) -> Callable[[int], Epoch]:
+        return functools.lru_cache(maxsize=2)(self._epoch)
+
+    @functools.cached_property
+    def rows_of_epoch(self) -> Callable[[int], int]:
+        return functools.cache(lambda epoch: len(self.epoch(epoch).rows) - 1)
+
+    def _epoch(self, epoch: int) -> Epoch:
+        objective, count = self.corpus.objective, len(self.corpus.segments.starts)
+        random = generator(self.seed, epoch)
+        order = random.permutation(count)
+        if objective.concatenates:
+            return Epoch(order, np.arange(count + 1), np.zeros(count, np.float32))
+        draws = random.random(count, dtype=np.float32)
+        sides = np.stack(sizes(objective, self.corpus.segments.lengths[order], draws), axis=1)
+        if self.architecture not in ENCODER_DECODERS:
+            sides = sides.sum(axis=1, keepdims=True)
+        return Epoch(order, fill_rows(sides, row_room(self.architecture, self.lengths)), draws)
+
+    def _located(self, begin: int, end: int) -> Iterator[tuple[np.ndarray, ...]]:
+        """Of rows begin to end, by epoch: segments, their numbers and draws, and how many each row has."""
+        epoch, count = 0, len(self.corpus.segments.starts)
+        if self.corpus.objective.concatenates:  # one segment a row
+            epoch, begin, end = begin // count, begin % count, begin % count + end - begin
+        while begin < end:
+            rows = self.rows_of_epoch(epoch)
+            if begin < rows:
+                order, bounds, draws = self.epoch(epoch)
+                bounds = bounds[begin : min(end, rows) + 1]
+                places = np.arange(bounds[0], bounds[-1])
+                yield order[places], epoch * count + places, draws[places], np.diff(bounds)
+            epoch, begin, end = epoch + 1, max(begin - rows, 0), end - rows
