@@ -20,8 +20,7 @@ from lm.data.denoised import noise_mask
 from lm.data.noise import Drawn
 from lm.data.objectives import Lengths, Objective, lengths_of
 from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
-from lm.data.tasks.registry import TASKS
-from lm.data.tasks.task import classification
+from lm.data.tasks.benchmarks import TASKS, classification
 from lm.data.views import INPUTS, TARGETS
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Norm
@@ -324,7 +323,7 @@ def glue(x, benchmark_name, label_names, feature_names=None, **_):
     if benchmark_name in TASKS and "q1" not in row:
         return example(TASKS[benchmark_name].to_text(row))
     names = feature_names or sorted(set(row) - {"idx", "uid", "label"})
-    made = classification(benchmark_name, label_names, names, source="", column="GLUE", metrics={})
+    made = classification(benchmark_name, " ".join(names), label_names, {}, "GLUE")
     return example(made.to_text(row))
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from lm.data.corpora.documentation import Prepared
-from lm.data.tasks.registry import TASKS
+from lm.data.tasks.benchmarks import TASKS
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 needs_data = pytest.mark.skipif(not SHARED.exists(), reason="no prepared data")

@@ -16,8 +16,8 @@ import pytest
 from lm import metrics
 from lm.data.corpora import cleaning
 from lm.data.tasks import benchmarks
+from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.mixtures import rates
-from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import label
 from lm.data.text.own import Bytes
 from lm.nn.layers import ACTIVATIONS

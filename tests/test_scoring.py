@@ -17,8 +17,8 @@ from experiments.runs.stages import save_settings, stages_of
 from experiments.runs.trained import answering, newest_masked, open_run
 from experiments.study.experiment import Experiment
 from lm import sharding
+from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
-from lm.data.tasks.registry import TASKS
 from lm.data.text.own import Bytes
 from lm.evaluate.questions import predict
 from lm.settings import SettingError, changes

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.tasks.mixtures import MIXTURES, PAPER, mixture, rates
-from lm.data.tasks.registry import TASKS, task
+from experiments.study.experiment import PAPER_MIXTURES
+from lm.data.tasks.benchmarks import TASKS, find_task
+from lm.data.tasks.mixtures import MIXTURES, mixture, rates
 from lm.settings import SettingError
 
 COLUMNS = {"GLUE": 8, "SGLUE": 8, "SQuAD": 1, "CNNDM": 1, "EnDe": 1, "EnFr": 1, "EnRo": 1}
@@ -46,7 +47,7 @@ def test_every_task_but_one_for_tests_only_is_in_a_mixture_and_every_mixture_has
     ("find", "given", "message"),
     [
         (mixture, "superglue", "did you mean 'super_glue'"),
-        (task, "squat", "did you mean 'squad'"),
+        (find_task, "squat", "did you mean 'squad'"),
         (lambda name: TASKS[name].rows("train", Path()), "wnli", "'wnli' has no train split"),
     ],
 )
@@ -57,7 +58,7 @@ def test_what_is_not_there_is_named_with_the_nearest(find, given, message):
 
 def test_the_seven_columns_have_the_papers_tasks_and_documentation_has_four():
     assert [one.column for one in MIXTURES["documentation"]] == ["CNNDM", "GLUE", "SGLUE", "SQuAD"]
-    paper = [one.column for mixed in PAPER.values() for one in mixed.evaluated]
+    paper = [one.column for name in PAPER_MIXTURES for one in mixture(name).evaluated]
     assert {column: paper.count(column) for column in paper} == COLUMNS
     assert all(name == one.name and set(one.beside) < set(one.metrics) for name, one in TASKS.items())
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.runs.stages import stages_of
+from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
-from lm.data.tasks.registry import TASKS
 from lm.data.text import tfds as rows
 from lm.data.text.tfds import prepared, tfds_folders
 from lm.settings import SettingError, nearest

@@ -19,9 +19,9 @@ from experiments.runs.trained import Trained, chosen, open_run, restored
 from experiments.runs.vocabularies import kept
 from experiments.study.experiment import Experiment
 from lm import sharding
+from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.data.tasks.mixtures import MIXTURES
-from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import Row, Scored, Task
 from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions, predict, write

@@ -18,9 +18,9 @@ from lm.data.denoised import pretraining_rows
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Example, Mixed, Unsupervised
+from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.registry import TASKS
 from lm.data.tasks.task import Scored, Task
 from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
 from lm.data.text.published import open_vocabulary

@@ -1,41 +1,85 @@
-"""The paper's benchmarks in the paper's text formats: GLUE, SuperGLUE, DPR, SQuAD, CNN/Daily Mail and three
-of WMT.
+"""Every task that is answered in words, by name: four on the installed documentation, and the paper's.
 
-The formats, and what is odd about them, are in appendix D of Raffel et al. 2020. Smaller sets stand in for
-the last four where those cannot be had.
+The paper's are GLUE, SuperGLUE, DPR, SQuAD, CNN/Daily Mail and three of WMT; appendix D of Raffel et al. 2020
+shows their formats, and what is odd about them. Smaller sets stand in where the last four cannot be had.
+A new task is one entry of the table; with a ``targets_length`` it is a mixture of its own too.
 """
 
+import copyreg
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from lm import metrics
-from lm.data.tasks.task import Row, Task, classification, fields, label, label_word, summarisation
+from lm.data.tasks.task import Column, Row, Task, fields, label, label_word
+from lm.settings import SettingError, nearest
 
 ACCURACY = {"accuracy": metrics.accuracy}
-BOTH = {"f1": metrics.binary_f1, "accuracy": metrics.accuracy}
+MATTHEWS = {"matthews": metrics.matthews}
+F1_ACCURACY = {"f1": metrics.binary_f1} | ACCURACY
+F1_OF_3 = {"f1": metrics.macro_f1(3)} | ACCURACY
+BOTH = MATTHEWS | ACCURACY
 SQUAD = {"exact_match": metrics.exact_match, "f1": metrics.answer_f1}
-ENTAILMENT = ("entailment", "not_entailment")
+STSB = {"pearson": metrics.pearson, "spearman": metrics.spearman}
+MULTIRC = {"f1": metrics.ungrouped(metrics.binary_f1), "exact_match": metrics.group_exact_match}
+ROUGE = {kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")}
 BOOLEAN = ("False", "True")
-PRONOUNS = "he she they it her his their them him"
-DETERMINERS = (
-    "a an the this that these those my your his her its our their which whose each every few many much some"
-)
+ACCEPTABLE = ("unacceptable", "acceptable")
+CHOICES = ("choice1", "choice2")
+MNLI, CB = ("entailment", "neutral", "contradiction"), ("entailment", "contradiction", "neutral")
+# the paper's mean of two accuracies: the halves have 9,815 and 9,832 rows
+BOTH_HALVES = "validation_matched+validation_mismatched"
+SHORT: dict[str, Any] = {"targets_length": 32}  # of the tasks on the documentation
+ENTAILMENT = ("entailment", "not_entailment")
+PRONOUNS = "he she they it her his their them him".split()
+DETERMINERS = """
+a an the this that these those my your his her its our their which whose each every few many much some
+""".split()
+CLASS, ANSWERS = itemgetter("label"), itemgetter("answers")  # targets
+LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
 
-def glue(
-    name: str, names: str, labels: tuple[str, ...], scores: Mapping[str, metrics.Metric], **settings: Any
+def classification(
+    source: str, inputs: str, labels: tuple[str, ...], scores: Mapping[str, Any], column: Column, **rest: Any
 ) -> Task:
-    """A GLUE task; its fields are in alphabetical order."""
-    settings = {"source": f"glue/{name}", "column": "GLUE"} | settings
-    return classification(name, labels, names.split(), metrics=scores, **settings)
+    """A task whose answer is one of ``labels`` and that reads the fields ``inputs``; the source names it."""
+    name = source.rpartition("/")[2]
+
+    def to_text(row: Row) -> tuple[str, str]:
+        return fields(name, row, inputs.split()), label_word(labels, row)
+
+    settings = {"name": name, "from_text": label(labels), "labels": labels} | rest
+    return Task(source=source, column=column, target=CLASS, metrics=scores, to_text=to_text, **settings)
 
 
-def super_glue(name: str, names: str, labels: tuple[str, ...], scores: Mapping[str, metrics.Metric]) -> Task:
-    """A SuperGLUE task with one label per row; RTE is in GLUE too, with other names for its fields."""
-    task = glue(name, names, labels, scores, source=f"super_glue/{name}", column="SGLUE", prefix=name)
-    return replace(task, name="super_glue_rte") if name == "rte" else task
+def summarisation(source: str, document: str, summary: str, targets_length: int) -> Task:
+    """A task that shortens the field ``document`` to the field ``summary``; the source names it."""
+
+    def to_text(row: Row) -> tuple[str, str]:
+        return f"summarize: {row[document]}", row[summary]
+
+    settings: dict[str, Any] = {"beside": ("rouge1", "rougeLsum"), "targets_length": targets_length}
+    name = source.rpartition("/")[2]
+    return Task(name, source, "CNNDM", itemgetter(summary), ROUGE, to_text, **settings)
+
+
+def translation(name: str, source: str, column: Column, language: str, targets_length: int) -> Task:
+    """A task that translates the field ``en`` to the field ``language``."""
+
+    def to_text(row: Row) -> tuple[str, str]:
+        return translate(row, "en", language)
+
+    scores = {"bleu": metrics.bleu}
+    return Task(name, source, column, itemgetter(language), scores, to_text, targets_length=targets_length)
+
+
+def translate(row: Row, source: str, target: str) -> tuple[str, str]:
+    return f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: {row[source]}", row[target]
+
+
+def cloze_text(row: Row) -> tuple[str, str]:
+    return fields("cloze", row, ("question", "context")), row["answers"][0]
 
 
 # STS-B: a number as text
@@ -47,20 +91,23 @@ def stsb_text(row: Row) -> tuple[str, str]:
     return f"stsb sentence1: {row['sentence1']} sentence2: {row['sentence2']}", score
 
 
+def stsb_number(text: str, row: Row) -> float:
+    return metrics.number(text)
+
+
 # MultiRC: rows are grouped by question
 
 
 def multirc_text(row: Row) -> tuple[str, str]:
     """Fields in this order, and without the mark-up of the paragraph."""
-    plain = {
-        key: re.sub("</?b>", "", row[key].replace("<br>", " ")) for key in ("question", "answer", "paragraph")
-    }
-    return fields("multirc", plain, list(plain)), label_word(BOOLEAN, row)
+    names = ("question", "answer", "paragraph")
+    plain = {name: re.sub("</?b>", "", row[name].replace("<br>", " ")) for name in names}
+    return fields("multirc", plain, names), label_word(BOOLEAN, row)
 
 
-def group(row: Row) -> tuple[Any, ...]:
-    """Of the answers to one question, whichever fields the data set numbers it by."""
-    return tuple(row["idx"][key] for key in sorted(row["idx"]) if key != "answer")
+def multirc_key(row: Row) -> tuple[Any, int]:
+    """The question, by whichever fields the dataset numbers it, and the class of one answer to it."""
+    return tuple(row["idx"][key] for key in sorted(row["idx"]) if key != "answer"), row["label"]
 
 
 # ReCoRD: entities to choose from, several right ones
@@ -74,7 +121,7 @@ def record_text(row: Row) -> tuple[str, str]:
 
 
 def record_answers(row: Row) -> list[str]:
-    """Those of a row without any, such as one of the test set, are T5's stand-in."""
+    """A row without answers, such as one of the test set, has T5's stand-in."""
     return row["answers"] or ["<unk>"]
 
 
@@ -87,7 +134,7 @@ def record_training(row: Row) -> list[Row]:
 
 
 def marked(text: str, index: int, pronoun: str) -> str:
-    """The first ``pronoun`` from word ``index`` of the text on stands between asterisks."""
+    """The text with asterisks around the first ``pronoun`` at or after word ``index``."""
     before, word = rf"((?:\S+\s+){{{index}}}.*?)", rf"(?<!\w)({re.escape(pronoun)})(?!\w)"
     return "wsc: " + re.sub(f"^{before}{word}", r"\1*\2*", text, count=1, flags=re.DOTALL)
 
@@ -96,47 +143,54 @@ def wsc_text(row: Row) -> tuple[str, str]:
     return marked(row["text"], row["span2_index"], row["span2_text"]), row["span1_text"]
 
 
+def if_right(row: Row) -> list[Row]:
+    """Only rows whose candidate is right say what to write."""
+    return [row] if row["label"] == 1 else []
+
+
 def dpr_text(row: Row) -> tuple[str, str]:
-    return marked(row["sentence"], 0, row["pronoun"]), row["candidates"][row["label"]]
+    return marked(row["sentence"], 0, row["pronoun"]), dpr_target(row)
+
+
+def dpr_target(row: Row) -> str:
+    return row["candidates"][row["label"]]
 
 
 def wnli_text(row: Row) -> tuple[str, str]:
-    """As in T5, a mark that ends the pronoun's word stands apart from it."""
+    """As in T5, a punctuation mark behind the pronoun is separated from it."""
     text, ((start, end), name) = row["sentence1"], replaced(row)
     rest = re.sub(r"^([.,?!])(?!\S)", r" \1", text[end:])
     return f"wsc: {text[:start]}*{text[start:end]}*{rest}", name
 
 
 def replaced(row: Row) -> tuple[tuple[int, int], str]:
-    """Place [characters) of a pronoun in the premise, and what the hypothesis, a part of the premise, has
-    instead.
+    """Span [characters) of a pronoun in the premise, and what the hypothesis, a part of it, has instead.
 
-    Of all pronouns it is the one with the most words of the hypothesis around it, before it those of its
-    sentence.
+    It is the pronoun with the most words of the hypothesis around it, those before it in the same sentence.
     """
     premise = list(re.finditer(r"\w[\w'-]*|[.!?]", row["sentence1"]))
     hypothesis = re.findall(r"\w[\w'-]*", row["sentence2"])
-    ours, theirs = [word[0].lower() for word in premise], [word.lower() for word in hypothesis]
-    found, most = [], len(theirs)
-    for place in (place for place, word in enumerate(ours) if word in PRONOUNS.split()):
-        before = [n for n in range(min(place + 1, most)) if ours[place - n : place] == theirs[:n]]
-        after = [n for n in range(most) if ours[place + 1 :][:n] == theirs[most - n :]]
-        found += [(m + n, n, -place) for m in before for n in after if m + n < most]
-    both, after, place = max(found, default=(0, 0, 0))
-    return premise[-place].span(), " ".join(hypothesis[both - after : most - after]).removesuffix("'s")
+    words, others = [word[0].lower() for word in premise], [word.lower() for word in hypothesis]
+    matches, count = [], len(others)
+    for i in (i for i, word in enumerate(words) if word in PRONOUNS):
+        before = [n for n in range(min(i + 1, count)) if words[i - n : i] == others[:n]]
+        after = [n for n in range(count) if words[i + 1 :][:n] == others[count - n :]]
+        matches += [(m + n, n, -i) for m in before for n in after if m + n < count]
+    both, behind, pronoun = max(matches, default=(0, 0, 0))
+    return premise[-pronoun].span(), " ".join(hypothesis[both - behind : count - behind]).removesuffix("'s")
 
 
 def refers(text: str, row: Row) -> int:
-    """1 if the words of prediction and candidate contain each other, whatever the determiners; -1 for no
-    words.
-    """
-    ours, theirs = (
-        set(value.lower().split()) - set(DETERMINERS.split()) for value in (text, row["span1_text"])
-    )
-    if not ours:
+    """1 if prediction or candidate has all words of the other but determiners; -1 if there are no words."""
+    answer, candidate = ({*value.lower().split()} - {*DETERMINERS} for value in (text, row["span1_text"]))
+    if not answer:
         return -1
-    possessive = ["'" in "".join(words) for words in (ours, theirs)]
-    return int(possessive[0] == possessive[1] and (ours <= theirs or theirs <= ours))
+    possessive = ["'" in "".join(words) for words in (answer, candidate)]
+    return int(possessive[0] == possessive[1] and (answer <= candidate or candidate <= answer))
+
+
+def wnli_refers(text: str, row: Row) -> int:
+    return refers(text, {"span1_text": replaced(row)[1]})
 
 
 # SQuAD
@@ -153,123 +207,63 @@ def squad_text(row: Row) -> tuple[str, str]:
     return text, spaced(row["answers"]["text"][0])
 
 
-# Translation
+def squad_target(row: Row) -> list[str]:
+    return [spaced(answer) for answer in row["answers"]["text"]]
 
 
-LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
-
-
-def translate(row: Row, source: str, target: str) -> tuple[str, str]:
-    return f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: {row[source]}", row[target]
-
-
-def translation(name: str, target: str, source: str, column: Any) -> Task:
-    return Task(
-        name=name,
-        source=source,
-        column=column,
-        to_text=lambda row: translate(row, "en", target),
-        target=lambda row: row[target],
-        metrics={"bleu": metrics.bleu},
-    )
-
-
-TASKS = (
-    glue("cola", "sentence", ("unacceptable", "acceptable"), {"matthews": metrics.matthews}),
-    glue("sst2", "sentence", ("negative", "positive"), ACCURACY),
-    glue("mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), BOTH),
+# The columns of Task: name, source, column of the paper's tables, target, metrics, text
+_TABLE = (
+    summarisation("documentation/summarise", "document", "summary", 32),
+    classification(
+        "documentation/acceptability", "sentence", ACCEPTABLE, BOTH, "GLUE", **SHORT, beside=("accuracy",)
+    ),
+    classification("documentation/follows", "sentence1 sentence2", BOOLEAN, ACCURACY, "SGLUE", **SHORT),
+    Task("cloze", "documentation/cloze", "SQuAD", ANSWERS, SQUAD, cloze_text, **SHORT, beside=("f1",)),
+    classification("glue/cola", "sentence", ACCEPTABLE, MATTHEWS, "GLUE"),
+    classification("glue/sst2", "sentence", ("negative", "positive"), ACCURACY, "GLUE"),
+    classification("glue/mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), F1_ACCURACY, "GLUE"),
+    Task("stsb", "glue/stsb", "GLUE", CLASS, STSB, stsb_text, from_text=stsb_number),
+    classification("glue/qqp", "question1 question2", ("not_duplicate", "duplicate"), F1_ACCURACY, "GLUE"),
+    classification("glue/mnli", "hypothesis premise", MNLI, ACCURACY, "GLUE", validation=BOTH_HALVES),
+    classification("glue/qnli", "question sentence", ENTAILMENT, ACCURACY, "GLUE"),
+    classification("glue/rte", "sentence1 sentence2", ENTAILMENT, ACCURACY, "GLUE"),
+    classification("super_glue/boolq", "passage question", BOOLEAN, ACCURACY, "SGLUE"),
+    classification("super_glue/cb", "hypothesis premise", CB, F1_OF_3, "SGLUE"),
+    classification("super_glue/copa", "choice1 choice2 premise question", CHOICES, ACCURACY, "SGLUE"),
     Task(
-        name="stsb",
-        source="glue/stsb",
-        column="GLUE",
-        to_text=stsb_text,
-        from_text=lambda text, row: metrics.number(text),
-        target=lambda row: row["label"],
-        metrics={"pearson": metrics.pearson, "spearman": metrics.spearman},
-    ),
-    glue("qqp", "question1 question2", ("not_duplicate", "duplicate"), BOTH),
-    glue(
-        "mnli",
-        "hypothesis premise",
-        ("entailment", "neutral", "contradiction"),
-        ACCURACY,
-        # The paper's mean of two accuracies: the halves have 9,815 and 9,832 rows.
-        validation="validation_matched+validation_mismatched",
-    ),
-    glue("qnli", "question sentence", ENTAILMENT, ACCURACY),
-    glue("rte", "sentence1 sentence2", ENTAILMENT, ACCURACY),
-    super_glue("boolq", "passage question", BOOLEAN, ACCURACY),
-    super_glue(
-        "cb",
-        "hypothesis premise",
-        ("entailment", "contradiction", "neutral"),
-        {"f1": metrics.macro_f1(3), "accuracy": metrics.accuracy},
-    ),
-    super_glue("copa", "choice1 choice2 premise question", ("choice1", "choice2"), ACCURACY),
-    Task(
-        name="multirc",
-        source="super_glue/multirc",
-        column="SGLUE",
-        to_text=multirc_text,
-        from_text=label(BOOLEAN),
-        target=lambda row: (group(row), row["label"]),
-        metrics={"f1": metrics.ungrouped(metrics.binary_f1), "exact_match": metrics.group_exact_match},
+        "multirc", "super_glue/multirc", "SGLUE", multirc_key, MULTIRC, multirc_text, from_text=label(BOOLEAN)
     ),
     Task(
-        name="record",
-        source="super_glue/record",
-        column="SGLUE",
-        to_text=record_text,
-        target=record_answers,
-        metrics=SQUAD,
-        training=record_training,
+        "record", "super_glue/record", "SGLUE", record_answers, SQUAD, record_text, training=record_training
     ),
-    super_glue("rte", "hypothesis premise", ENTAILMENT, ACCURACY),
-    super_glue("wic", "sentence1 sentence2 word", BOOLEAN, ACCURACY),
+    classification(
+        "super_glue/rte", "hypothesis premise", ENTAILMENT, ACCURACY, "SGLUE", name="super_glue_rte"
+    ),
+    classification("super_glue/wic", "sentence1 sentence2 word", BOOLEAN, ACCURACY, "SGLUE"),
     Task(
-        name="wsc",
-        source="super_glue/wsc.fixed",
-        column="SGLUE",
-        to_text=wsc_text,
-        from_text=refers,
-        target=lambda row: row["label"],
-        metrics=ACCURACY,
-        training=lambda row: [row] if row["label"] == 1 else [],
+        "wsc", "super_glue/wsc.fixed", "SGLUE", CLASS, ACCURACY, wsc_text, from_text=refers, training=if_right
     ),
-    Task(
-        name="wnli",
-        source="glue/wnli",
-        column=None,  # never trained on, hence in no average
-        to_text=wnli_text,
-        from_text=lambda text, row: refers(text, {"span1_text": replaced(row)[1]}),
-        target=lambda row: row["label"],
-        metrics=ACCURACY,
-        train=None,
-    ),
-    Task(
-        name="dpr",
-        source="definite_pronoun_resolution",
-        column=None,
-        to_text=dpr_text,
-        target=lambda row: row["candidates"][row["label"]],
-        metrics=ACCURACY,
-        validation=None,
-    ),
-    Task(
-        name="squad",
-        source="squad/v1.1",
-        column="SQuAD",
-        to_text=squad_text,
-        target=lambda row: [spaced(answer) for answer in row["answers"]["text"]],
-        metrics=SQUAD,
-        beside=("f1",),
-    ),
-    summarisation("cnn_dailymail", "cnn_dailymail", "article", "highlights"),
-    summarisation("scitldr", "scitldr", "document", "summary"),
-    translation("wmt_ende", "de", "wmt_t2t_translate/de-en", "EnDe"),
-    translation("wmt_enfr", "fr", "wmt15_translate/fr-en", "EnFr"),
-    translation("wmt_enro", "ro", "wmt16_translate/ro-en", "EnRo"),
-    translation("multi30k_ende", "de", "multi30k/en-de", "EnDe"),
-    translation("multi30k_enfr", "fr", "multi30k/en-fr", "EnFr"),
-    translation("xquad_enro", "ro", "xquad_translation/en-ro", "EnRo"),
+    # never trained on, hence in no average
+    Task("wnli", "glue/wnli", None, CLASS, ACCURACY, wnli_text, from_text=wnli_refers, train=None),
+    Task("dpr", "definite_pronoun_resolution", None, dpr_target, ACCURACY, dpr_text, validation=None),
+    Task("squad", "squad/v1.1", "SQuAD", squad_target, SQUAD, squad_text, beside=("f1",), targets_length=97),
+    summarisation("cnn_dailymail", "article", "highlights", 512),
+    summarisation("scitldr", "document", "summary", 64),
+    translation("wmt_ende", "wmt_t2t_translate/de-en", "EnDe", "de", 512),
+    translation("wmt_enfr", "wmt15_translate/fr-en", "EnFr", "fr", 512),
+    translation("wmt_enro", "wmt16_translate/ro-en", "EnRo", "ro", 512),
+    translation("multi30k_ende", "multi30k/en-de", "EnDe", "de", 64),
+    translation("multi30k_enfr", "multi30k/en-fr", "EnFr", "fr", 64),
+    translation("xquad_enro", "xquad_translation/en-ro", "EnRo", "ro", 64),
 )
+TASKS: Mapping[str, Task] = {task.name: task for task in _TABLE}
+
+
+def find_task(name: str) -> Task:
+    """``TASKS[name]``, or a SettingError with the nearest name."""
+    if name not in TASKS:
+        raise SettingError(f"there is no task {name!r}{nearest(name, TASKS)}")
+    return TASKS[name]
+
+
+copyreg.pickle(Task, lambda task: (find_task, (task.name,)))  # its functions do not pickle, its name does
