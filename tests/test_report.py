@@ -203,7 +203,7 @@ def test_a_single_seed_shows_no_difference_and_two_rows_no_order(tmp_path):
     assert not any(cell.best or "▲" in cell.text or "▼" in cell.text for cell in ours)
     for name in NAMES[:2]:
         finish(tmp_path / "two", name, 0, 1.0)
-    assert "from three finished rows on; there are 2" in written(tmp_path / "two")[1]
+    assert "if three or more rows have finished; there are 2" in written(tmp_path / "two")[1]
 
 
 def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_path):
@@ -391,7 +391,7 @@ def test_a_report_is_written_whole_whatever_some_of_its_runs_hold(tmp_path):
     due = [
         "seed-0/scores.json does not count: length_losses 2 800.0 should",
         "line 1 of 1",
-        "has lost its end: 0 of 1 lines",
+        "has lost its end: it has 0 of 1 lines",
     ]
     for line, said in zip(made.left_out, due, strict=True):
         assert said in line

@@ -13,6 +13,7 @@ from tiny import TINY
 from experiments import __main__ as cli
 from experiments.cli.inspection import generate, show_examples, written
 from experiments.cli.sweep import came_to, one, sweep
+from experiments.report.comparison import Finished
 from experiments.report.report import stand_ins
 from experiments.runs.finetuning import best_of, head_steps
 from experiments.runs.phase import Session
@@ -381,7 +382,8 @@ def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
 )
 def test_only_tables_of_the_paper_say_what_the_paper_measured(table):
     result = SimpleNamespace(tasks={"cloze": {"column": "SQuAD", "metric": "em"}}, columns={"SQuAD": 1.0})
-    assert ("the paper's" in stand_ins([table], {"": [result]})) == (table.name != "bert")
+    finished = Finished(table, table.rows[0], {"": [result]})
+    assert ("the paper's" in stand_ins([finished])) == (table.name != "bert")
 
 
 def test_the_row_stands_before_its_options(runs, capsys):

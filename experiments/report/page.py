@@ -11,16 +11,16 @@ from string import Template
 from markdown_it import MarkdownIt
 
 from experiments.console import Cell, markdown, plain
-from experiments.report.results import Curves
+from experiments.report.comparison import Curves
 from experiments.runs.result import Result
 from experiments.study.experiment import Row
 from experiments.study.registry import baseline_of, build
 from lm.files import unseal_lines
 from lm.settings import SettingError, diff
 
-REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page anew [s]
+REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page again [s]
 PNG = "data:image/png;base64,"
-SHOWN, LONGEST = 3, 400  # predictions of a task, and letters of a text
+SAMPLES, LONGEST = 3, 400  # predictions of a task, and letters of a text
 
 
 @dataclass(frozen=True)
@@ -32,61 +32,58 @@ class Section:
     details: Sequence[str]  # HTML, a row each
 
 
-def page(top: str, sections: Sequence[Section], read: Callable[[str], bytes], refresh: float) -> str:
-    """The whole page; ``read`` gives the bytes of a picture that the Markdown names."""
-    links = "".join(f'<a href="#{escape(each.name)}">{escape(each.name)}</a>' for each in sections)
+def page(top: str, sections: Sequence[Section], read_file: Callable[[str], bytes], refresh: float) -> str:
+    """The whole page; ``read_file`` gives the bytes of a picture that the Markdown names."""
+    links = "".join(f'<a href="#{escape(section.name)}">{escape(section.name)}</a>' for section in sections)
     parts = [_html(top), f"<nav>{links}</nav>"]
-    for each in sections:
+    for section in sections:
         html = re.sub(
             r'src="([^":]+\.png)"',
-            lambda m: f'src="{PNG}{b64encode(read(m[1])).decode()}"',
-            _html(each.markdown),
+            lambda m: f'src="{PNG}{b64encode(read_file(m[1])).decode()}"',
+            _html(section.markdown),
         )
-        rows = "\n".join(each.details)
-        parts.append(f'<section id="{escape(each.name)}">\n{html}\n{rows}\n</section>')
-    every = REFRESH.format(round(refresh)) if refresh else ""
+        rows = "\n".join(section.details)
+        parts.append(f'<section id="{escape(section.name)}">\n{html}\n{rows}\n</section>')
     template = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
     title = escape(top.splitlines()[0].strip("# ").replace("`", ""))
-    return template.substitute(title=title, body="\n".join(parts), refresh=every)
+    reload = REFRESH.format(round(refresh)) if refresh else ""
+    return template.substitute(title=title, body="\n".join(parts), refresh=reload)
 
 
 def _html(text: str) -> str:
-    """Markdown as HTML; HTML in it is shown, not obeyed."""
+    """Markdown as HTML; HTML in it is shown as text."""
     html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     return html.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
 
 
-def details(row: Row, found: Sequence[Result], lines: Curves, scale: str) -> str:
+def details(row: Row, runs: Sequence[Result], curves: Curves, scale: str) -> str:
     """What a row changes, its runs, its curves and samples of its predictions, folded."""
     changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
     settings = [f"- {plain(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
     text = ["Settings changed:\n\n" + "\n".join(settings) if settings else "The baseline."]
-    text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}" for run in found)]
-    text += [samples(task, best["step"], found[0]) for task, best in found[0].tasks.items() if "step" in best]
-    charts = f'<div class="charts">{"".join(map(chart, lines, lines.values()))}</div>'
+    text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}" for run in runs)]
+    text += [samples(task, best["step"], runs[0]) for task, best in runs[0].tasks.items() if "step" in best]
+    charts = f'<div class="charts">{"".join(map(chart, curves, curves.values()))}</div>'
+    html = _html("\n\n".join(text) + "\n")
     summary = f"<summary>{escape(row.label)} <code>{escape(row.name)}</code></summary>"
-    return (
-        f"<details>{summary}\n{charts}\n{_html(chr(10).join(f'{part}{chr(10)}' for part in text))}</details>"
-    )
+    return f"<details>{summary}\n{charts}\n{html}</details>"
 
 
 def samples(task: str, step: int, run: Result) -> str:
-    """A few answers of a run to ``task`` at its best checkpoint, as Markdown."""
+    """A few predictions of a run for ``task`` at its best checkpoint, as Markdown."""
     folders = run.phase_folders().values()
-    # of members together
-    whole = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]
-    files = [*whole, *(folder / "predictions" / task / f"{step}.jsonl" for folder in folders)]
+    ensembles = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]
+    files = [*ensembles, *(folder / "predictions" / task / f"{step}.jsonl" for folder in folders)]
     head = f"{plain(task)}, seed {run.seed}, step {step}:"
     try:
-        found = next(
-            (unseal_lines(file.read_bytes(), file, "not shown") for file in files if file.exists()), []
-        )
+        file = next((file for file in files if file.exists()), None)
+        lines = unseal_lines(file.read_bytes(), file, "not shown")[:SAMPLES] if file else []
     except (SettingError, OSError) as error:
         return f"{head} {plain(str(error))}"
-    lines = found[:SHOWN]
     keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
-    table = markdown({key: [Cell(_cut(line.get(key, ""))) for line in lines] for key in keys}) if keys else ""
-    return f"{head}{' no predictions' * (not table)}\n\n{table}"
+    if not keys:
+        return f"{head} no predictions\n\n"
+    return f"{head}\n\n{markdown({key: [Cell(_cut(line.get(key, ''))) for line in lines] for key in keys})}"
 
 
 def _cut(value: object) -> str:
@@ -95,14 +92,16 @@ def _cut(value: object) -> str:
 
 
 def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
-    """Lines of (step, value) as an SVG with the least and the greatest value beside them."""
+    """Lines of (step, value) as an SVG of 240 x 120, with the least and the greatest value beside them."""
     steps, values = zip(*(point for line in lines for point in line), strict=True)
     left, right, low, high = min(steps), max(steps), min(values), max(values)
+    # The area of the lines is 180 wide and 90 high, and its lower left corner is at (45, 100).
     wide, tall = 180 / max(right - left, 1e-9), 90 / max(high - low, 1e-9)
-    places = [
-        [f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line] for line in lines
+    points = [
+        " ".join(f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line)
+        for line in lines
     ]
-    drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in places)
+    drawn = "".join(f'<polyline points="{line}"/>' for line in points)
     words = [(2, 14, f"{high:.4g}"), (2, 100, f"{low:.4g}"), (45, 115, f"{left:,}"), (190, 115, f"{right:,}")]
     texts = "".join(f'<text x="{x}" y="{y}">{text}</text>' for x, y, text in words)
     label = escape(name)

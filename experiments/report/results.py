@@ -1,70 +1,52 @@
-"""The finished runs of a row, in one folder of runs or several, and what was watched while they trained."""
+"""Finished runs, in one folder of runs or several: their results, curves, and what they were made of."""
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import exp
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from etils import epath
 
+from experiments.report.comparison import Curves, Finished
+from experiments.runs import origin
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.runs.stages import group_of
-from experiments.study.experiment import Changes, Row
+from experiments.study.experiment import Changes, Experiment, Row
 from experiments.study.registry import build, by_hand, run_folder
 from lm.files import unseal_lines
-from lm.settings import DataError, SettingError
+from lm.settings import DataError, SettingError, leaves
 
-Runs = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean and sample standard deviation over seeds; the deviation of one seed is unknown (None)."""
-
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> "Score | None":
-        """Those of the known values; None if there is none."""
-        known = [value for value in values if value is not None]
-        return cls(mean(known), stdev(known) if len(known) > 1 else None) if known else None
+Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
+Complain = Callable[[str], object]  # is called with each thing that does not count, and why
+PLOTTED = 1e30  # larger values, and what is not a number, are left out of a curve
+LONGEST = 60  # of a difference in what runs were made of that is shown with its values [letters]
 
 
-def roots(runs: Runs) -> list[epath.Path]:
-    """The folders of runs, as paths that may lie in a bucket; SettingError if they cannot be looked into."""
+def roots(runs: Folders) -> list[epath.Path]:
+    """The folders of runs, as paths that may lie in a bucket; SettingError if they cannot be read."""
     paths = [epath.Path(root) for root in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     for path in paths:
         try:
             path.exists()
-        # the package for this kind of bucket, or the right to read it
-        except (ImportError, OSError) as error:
+        except (ImportError, OSError) as error:  # no package for this kind of bucket, or no right to read it
             raise SettingError(f"--runs {path} cannot be read: {error}") from error
     return paths
 
 
 def results(
-    row: Row,
-    scale: str,
-    runs: Runs,
-    complain: Callable[[str], object] | None = None,
-    given: Changes | None = None,
+    row: Row, scale: str, runs: Folders, complain: Complain | None = None, given: Changes | None = None
 ) -> list[Result]:
     """Every finished seed of ``row`` at ``scale``; a seed that lies in several folders of runs counts once.
 
-    ``given``: settings that were changed by hand, as for ``build``.
-
-    ``complain`` is told of each run that does not count; without it the first such run is an error.
+    ``given``: settings changed on the command line, as for ``build``. ``complain`` is called with each run
+    that does not count; without it the first such run is an error.
     """
-    found: dict[int, Result] = {}
-    own = by_hand(row.name, scale, build(row.name, scale, given))
+    results: dict[int, Result] = {}
+    changed = by_hand(row.name, scale, build(row.name, scale, given))
     for root in roots(runs):
-        home = run_folder(root, scale, row.name, 0, own).parent
-        folders = home.iterdir() if home.exists() else ()
+        parent = run_folder(root, scale, row.name, 0, changed).parent
+        folders = parent.iterdir() if parent.exists() else ()
         for folder in sorted(f for f in folders if re.fullmatch(r"seed-\d+", f.name)):
             try:
                 seed = {"seed": int(folder.name.removeprefix("seed-"))}
@@ -76,70 +58,108 @@ def results(
                 complain(str(error))
                 continue
             if result is not None:
-                found.setdefault(result.seed, result)
+                results.setdefault(result.seed, result)
             elif complain is not None:
                 complain(f"{folder} has not finished")
-    return [found[seed] for seed in sorted(found)]
+    return [results[seed] for seed in sorted(results)]
 
 
-Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was watched -> lines of (step, value)
-PLOTTED = 1e30  # at most: what is beyond it, or no number, is left out of a curve
+def curves(runs: Iterable[Result], complain: Complain) -> Curves:
+    """The losses of pre-training and the scores of fine-tuning, a line for each seed and ensemble member.
 
-
-def curves(found: Iterable[Result], complain: Callable[[str], object]) -> Curves:
-    """The losses of pre-training and the scores of fine-tuning, a line a seed and member of an ensemble.
-
-    ``complain`` is told of each file that is damaged, which gives no line.
+    ``complain`` is called with each file that is damaged, which gives no line.
     """
     drawn: dict[str, list] = {}
-    for result in found:
-        for name, folder in result.phase_folders().items():
+    for result in runs:
+        for stage, folder in result.phase_folders().items():
             try:
-                lines = phase_records(folder, result.records.get(name, 0))
+                records = stage_records(folder, result.records.get(stage, 0))
             except (SettingError, OSError) as error:
                 complain(f"{error}; its curves are not shown")
                 continue
-            for shown, (kind, value) in watched(name).items():
-                points = [(line.get("step"), line.get(value)) for line in lines if line.get("kind") == kind]
-                points = [point for point in points if all(_is_plotted(number) for number in point)]
-                drawn.setdefault(shown, []).extend([points] if points else [])
-    return {name: lines for name, lines in drawn.items() if lines}
+            for title, (kind, value) in watched(stage).items():
+                points = [(line.get("step"), line.get(value)) for line in records if line.get("kind") == kind]
+                points = [point for point in points if all(map(_is_plotted, point))]
+                drawn.setdefault(title, []).extend([points] if points else [])
+    return {title: lines for title, lines in drawn.items() if lines}
 
 
-def watched(phase: str) -> Mapping[str, tuple[str, str]]:
-    """What is drawn of a phase -> the kind of its records and their value."""
-    name, pretrains = group_of(phase)
+def watched(stage: str) -> Mapping[str, tuple[str, str]]:
+    """What is drawn of a stage -> the kind of its records, and the value in them."""
+    group, pretrains = group_of(stage)
     if not pretrains:
-        return {f"{name}: score": ("eval", "score")}
-    return {
-        "pre-training loss [nats/token]": ("train", "loss"),
-        "held-out loss [nats/token]": ("eval", "loss"),
-    }
+        return {f"{group}: score": ("eval", "score")}
+    train, held_out = "pre-training loss [nats/token]", "held-out loss [nats/token]"
+    return {train: ("train", "loss"), held_out: ("eval", "loss")}
 
 
-def phase_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """What a phase of a finished run recorded, ``count`` lines or more; DataError if any was changed or
-    lost.
-    """
-    path, mend = folder / "metrics.jsonl", "put back a copy that is whole"
-    found = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
-    if len(found) < count:
-        raise DataError(f"{path} has lost its end: {len(found)} of {count} lines are there; {mend}")
-    return found
+def stage_records(folder: Path, count: int) -> list[dict[str, Any]]:
+    """What a stage of a finished run recorded: ``count`` lines or more; DataError if it is damaged."""
+    path, mend = folder / "metrics.jsonl", "put back an undamaged copy"
+    lines = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
+    if len(lines) < count:
+        raise DataError(f"{path} has lost its end: it has {len(lines)} of {count} lines; {mend}")
+    return lines
 
 
 def _is_plotted(value: Any) -> bool:
     return isinstance(value, int | float) and -PLOTTED < value < PLOTTED
 
 
-def scores(found: list[Result]) -> dict[str, Score]:
-    """Column -> mean and deviation over the seeds."""
-    columns = dict.fromkeys(column for result in found for column in result.columns)
-    return {c: Score.of(result.columns.get(c) for result in found) for c in columns}
+def unlike(finished: Finished, scale: str) -> dict[str, list[str]]:
+    """Row -> a line for each thing that its runs were made of and the runs before them were not.
+
+    The first run, which is the baseline's if there is one, sets what is expected. Rows whose settings choose
+    other data or another vocabulary are compared with the first run that has the same such settings. A row is
+    in the result if anything of it differs, or is unknown.
+    """
+    expected: dict[Any, tuple[str, Any]] = {}  # -> run that set it, value
+    lines: dict[str, list[str]] = {}
+    for row in dict.fromkeys(row.name for row in (finished.baseline, *finished.table.rows)):
+        for run in finished.runs[row]:
+            name, others = f"{row} seed {run.seed}", []
+            try:
+                for key, value in ingredients(run, build(row, scale)):
+                    first, usual = expected.setdefault(key, (name, value))
+                    others += [f"{key[0]} than {first}: {_difference(usual, value)}"] * (value != usual)
+            except (SettingError, OSError) as error:
+                others.append(f"it is not known: {error}")
+            if others:
+                lines.setdefault(row, []).extend(f"{name}: {other}" for other in dict.fromkeys(others))
+    return lines
 
 
-def lengths(found: list[Result]) -> dict[int, Score]:
-    """How many times as long as in training -> perplexity of held-out text in such rows, over the seeds."""
-    times = dict.fromkeys(n for result in found for n in result.length_losses)
-    each = {n: [result.length_losses[n] for result in found if n in result.length_losses] for n in times}
-    return {int(n): Score.of(map(exp, losses)) for n, losses in each.items()}
+def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """(what, and the settings it depends on; value) of all that the stages of a run were made of."""
+    settings, data = dict(leaves(experiment)), experiment.data
+    kind, _, corpus = data.vocabulary.partition(":")
+    vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels)
+    if kind == "unigram":
+        tasks = experiment.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
+        vocabulary = (
+            corpus or data.corpus,
+            data.vocabulary_size,
+            data.sentinels,
+            data.corrupt_records,
+            tasks,
+        )
+    folders = run.phase_folders()
+    for stage in run.phases:
+        if stage not in folders:
+            raise SettingError(f"the folder of {stage} is missing")
+        record = origin.read(folders[stage])
+        for split, fingerprint in record["data"].items():
+            setting = {"corpus": "data.corpus", "vocabulary": "data.vocabulary"}.get(split.split()[0])
+            yield ("other data", split, settings.get(setting), data.corrupt_records), {split: fingerprint}
+        yield ("other vocabulary", *vocabulary), record["vocabulary"]
+        yield ("other code",), record["code"]
+        yield ("other packages",), record["packages"]
+        yield ("another history",), {"allowed": [each["changed"] for each in record["allowed"]]}
+
+
+def _difference(usual: Mapping[str, Any], value: Mapping[str, Any]) -> str:
+    """The names in which two records differ, with short values beside them, such as versions of packages."""
+    names = [name for name in usual | value if usual.get(name) != value.get(name)]
+    texts = [f"{name} {usual.get(name, 'none')} -> {value.get(name, 'none')}" for name in names]
+    listed = [text if len(text) < LONGEST else name for name, text in zip(names, texts, strict=True)][:3]
+    return ", ".join([*listed, f"{len(names) - 3} more"] if len(names) > 3 else listed)

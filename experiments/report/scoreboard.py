@@ -1,147 +1,184 @@
-"""What a report's tables say, as cells made once: a terminal, Markdown and a browser show the same."""
+"""What a report says of a table: scores beside the paper's, differences from the baseline, order of rows."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from math import sqrt
-from statistics import mean, variance
+from collections.abc import Iterable
+from itertools import product
+from statistics import mean
 from typing import Literal
 
+from scipy.stats import rankdata
+
 from experiments.console import Cell, Sheet
-from experiments.report.comparison import Samples, compare
-from experiments.report.results import Score, lengths
-from experiments.runs.result import Result
-from experiments.study.experiment import Row, Table
-from experiments.study.registry import REGISTRY, baseline_of, twin
-from experiments.study.t5.tables import BASELINE_STD, COLUMNS
+from experiments.report.comparison import (
+    Finished,
+    Samples,
+    Score,
+    Value,
+    agreement,
+    compare,
+    in_column,
+    perplexities,
+    pooled,
+)
+from experiments.study.experiment import Row
+from experiments.study.t5.tables import BASELINE_STD
 
-Finished = Mapping[str, list[Result]]  # row -> its seeds
 HARD = "\N{NO-BREAK SPACE}"
-ARROWS = {1: f"{HARD}▲", 0: "", -1: f"{HARD}▼"}
+ARROWS = {1: f"{HARD}▲", 0: "", None: "", -1: f"{HARD}▼"}
+UNLIKE = "≠"  # behind the name of a row whose runs were made of other things than those beside it
 
 
-def base_of(table: Table) -> Row:
-    """The row that those of ``table`` are compared with."""
-    return REGISTRY[baseline_of(table.rows[0].name)]
-
-
-def columns_of(table: Table, found: Finished) -> list[str]:
-    """The paper's columns in which any row of ``table`` was scored."""
-    return [
-        c for c in COLUMNS if any(c in result.columns for row in table.rows for result in found[row.name])
-    ]
-
-
-def noise(table: Table, found: Finished) -> dict[str, float]:
-    """Column -> deviation over seeds, pooled over the rows and their baseline; without columns that never
-    vary.
-    """
-    each = {
-        c: pooled(samples_of(table, found, lambda run, c=c: run.columns.get(c)))
-        for c in columns_of(table, found)
-    }
-    return {c: std for c, std in each.items() if std}
-
-
-def pooled(samples: Samples) -> float:
-    """The deviation over seeds, over all rows; 0 if unknown."""
-    rows = [[*row.values()] for row in samples.values() if row]
-    freedom = sum(len(row) - 1 for row in rows)
-    return (
-        sqrt(sum(variance(row) * (len(row) - 1) for row in rows if len(row) > 1) / freedom)
-        if freedom
-        else 0.0
-    )
-
-
-def samples_of(table: Table, found: Finished, value: Callable[[Result], float | None]) -> Samples:
-    """A value of the runs of each row of ``table`` and of their baseline; rows that are one have one name."""
-    rows = {twin(row.name): row.name for row in (*table.rows, base_of(table))}
-    return {
-        one: {run.seed: each for run in found[name] if (each := value(run)) is not None}
-        for one, name in rows.items()
-    }
-
-
-def sign(score: Score | None, baseline: Score | None, std: float) -> int | None:
-    """The paper's rule: 1, -1 above, below the baseline by more than two deviations of a run; 0 not so."""
-    if None in (score, baseline):
-        return None
-    delta = score.mean - baseline.mean
-    return int(abs(delta) > 2 * std) * (1 if delta > 0 else -1)
-
-
-def published(row: Row, column: str) -> Score | None:
-    """The paper's score; its deviation is that of ten runs of the baseline."""
-    return Score(row.paper[column], BASELINE_STD[column]) if column in row.paper else None
-
-
-def scoreboard(table: Table, found: Finished) -> Sheet:
-    """Every row: ours and the paper's score in every column, and what it cost."""
-    base, runs = base_of(table), [found[row.name] for row in table.rows]
-    sheet = {"row": [Cell(row.label) for row in table.rows]}
-    for c in columns_of(table, found):
-        sheet[c] = _ours(table, found, lambda run, c=c: run.columns.get(c), partial(_text, 2))
-        if base.paper:
-            sheet[f"{c}, paper"] = _papers(table, c)
-    perplexity = [lengths(each) for each in runs]
-    for n in dict.fromkeys(n for at in perplexity for n in at):
-        sheet[f"perplexity at {n} ×"] = [_cell(2, at.get(n)) for at in perplexity]
-    if any(run.task_loss is not None for each in runs for run in each):
-        sheet["loss on tasks"] = _ours(table, found, lambda run: run.task_loss, partial(_text, 3), better=-1)
-    minutes = [Score.of(run.seconds / 60 for run in each) for each in runs]
+def scoreboard(finished: Finished) -> Sheet:
+    """Every row: our and the paper's score in every column, and what it cost."""
+    rows = finished.table.rows
+    runs = [finished.of(row) for row in rows]
+    sheet = {"row": [Cell(row.label) for row in rows]}
+    for column in finished.columns:
+        sheet[column] = _ours(finished, in_column(column), digits=2)
+        if finished.baseline.paper:
+            sheet[f"{column}, paper"] = _papers(finished, column)
+    by_length = [perplexities(seeds) for seeds in runs]
+    for times in dict.fromkeys(times for scores in by_length for times in scores):
+        sheet[f"perplexity at {times} ×"] = [_cell(2, scores.get(times)) for scores in by_length]
+    if any(run.task_loss is not None for seeds in runs for run in seeds):
+        sheet["loss on tasks"] = _ours(finished, lambda run: run.task_loss, digits=3, better=-1)
+    minutes = [Score.of(run.seconds / 60 for run in seeds) for seeds in runs]
     return sheet | {
-        "held-out loss": [_cell(3, Score.of(run.held_out_loss for run in each)) for each in runs],
-        "seeds": [Cell(str(len(each))) for each in runs],
-        "minutes": [Cell(f"{time.mean:.1f}") if time else Cell() for time in minutes],
+        "held-out loss": [_cell(3, Score.of(run.held_out_loss for run in seeds)) for seeds in runs],
+        "seeds": [Cell(str(len(seeds))) for seeds in runs],
+        "minutes": [Cell(f"{score.mean:.1f}") if score else Cell() for score in minutes],
     }
 
 
-def _ours(
-    table: Table,
-    found: Finished,
-    value: Callable[[Result], float | None],
-    show: Callable[[Score], str],
-    better: Literal[1, -1] = 1,
-) -> list[Cell]:
-    """Our rows, with an arrow where they differ from the baseline by more than chance; more, or less, is
-    ``better``.
+def _ours(finished: Finished, value: Value, digits: int, better: Literal[1, -1] = 1) -> list[Cell]:
+    """A value of our rows, with an arrow where they differ from the baseline by more than chance.
 
-    The best is bold, and what cannot be told from it, where something can.
+    More (1) or less (-1) is ``better``. Bold: the best and what cannot be told from it, if anything can be.
     """
-    names, base = [twin(row.name) for row in table.rows], twin(base_of(table).name)
-    samples = samples_of(table, found, lambda run: None if value(run) is None else better * value(run))
-    there = [name for name in names if samples[name]]
-    best = max(there, key=lambda name: mean(samples[name].values()), default=base)
-    told = {name: compare(samples, best, name) for name in there}
-    bold = {name for name in told if told[name] == 0 and 1 in told.values()}
+    values = finished.samples(value)
+    samples = {row: {seed: better * x for seed, x in seeds.items()} for row, seeds in values.items()}
+    keys, baseline = [finished.key(row) for row in finished.table.rows], finished.key(finished.baseline)
+    scored = [key for key in keys if samples[key]]
+    best = max(scored, key=lambda key: mean(samples[key].values()), default=baseline)
+    below_best = {key: compare(samples, best, key) for key in scored}
     cells = []
-    for name, row in zip(names, table.rows, strict=True):
-        score = Score.of(map(value, found[row.name]))
-        arrow = ARROWS[compare(samples, name, base) or 0]
-        cells.append(Cell(show(score) + arrow, name in bold) if score else Cell())
+    for key in keys:
+        arrow = ARROWS[compare(samples, key, baseline)]
+        bold = below_best.get(key) == 0 and 1 in below_best.values()
+        score = Score.of(values[key].values())
+        cells.append(Cell(_text(digits, score) + arrow, bold) if score else Cell())
     return cells
 
 
-def _papers(table: Table, column: str) -> list[Cell]:
-    """The paper's rows by its rule: an arrow beyond two deviations of the baseline, bold within two of the
-    best.
-    """
-    base, std = published(base_of(table), column), BASELINE_STD[column]
-    rows = [published(row, column) for row in table.rows]
-    best = max((score.mean for score in rows if score), default=0.0) - 2 * std
+def _papers(finished: Finished, column: str) -> list[Cell]:
+    """The paper's rows, by its rule: arrows beyond two deviations of the base, bold within two of best."""
+    std, scores = BASELINE_STD[column], [row.paper.get(column) for row in finished.table.rows]
+    best = max((score for score in scores if score is not None), default=0.0)
     return [
-        Cell(f"{score.mean:.2f}{ARROWS[sign(score, base, std) or 0]}", score.mean >= best)
-        if score
-        else Cell()
-        for score in rows
+        Cell()
+        if score is None
+        else Cell(f"{score:.2f}{ARROWS[published_sign(finished, row, column)]}", score >= best - 2 * std)
+        for row, score in zip(finished.table.rows, scores, strict=True)
     ]
 
 
+def published_sign(finished: Finished, row: Row, column: str) -> int | None:
+    """The paper's rule: 1, -1 above, below the baseline by more than two deviations of a run; 0: neither.
+
+    None where the paper has no score. The deviation is that of ten runs of the baseline.
+    """
+    score, baseline = row.paper.get(column), finished.baseline.paper.get(column)
+    if score is None or baseline is None:
+        return None
+    delta = score - baseline
+    return int(abs(delta) > 2 * BASELINE_STD[column]) * (1 if delta > 0 else -1)
+
+
 def _text(digits: int, score: Score) -> str:
-    return f"{score.mean:.{digits}f}" + (
-        f"{HARD}±{HARD}{score.std:.{digits}f}" if score.std is not None else ""
-    )
+    deviation = "" if score.std is None else f"{HARD}±{HARD}{score.std:.{digits}f}"
+    return f"{score.mean:.{digits}f}{deviation}"
 
 
 def _cell(digits: int, score: Score | None) -> Cell:
     return Cell(_text(digits, score)) if score else Cell()
+
+
+def differences(finished: Finished) -> str:
+    """How many of the paper's differences from the baseline ours show; rows with one seed show none."""
+    base, pairs = finished.baseline, []
+    rows = [row for row in finished.table.rows if row.changes != base.changes]
+    samples = {column: finished.samples(in_column(column)) for column in finished.columns}
+    for row, column in product(rows, samples):
+        paper = published_sign(finished, row, column)
+        ours = compare(samples[column], finished.key(row), finished.key(base))
+        pairs += [(paper, ours)] if paper and ours is not None else []
+    if not pairs and (len(finished.of(base)) < 2 or all(len(finished.of(row)) < 2 for row in rows)):
+        return (
+            "With one seed, differences from the baseline cannot be told from noise; "
+            "run with --seeds 2 or more."
+        )
+    if not pairs:
+        return (
+            "Differences from the baseline: where the paper has some, our scores are the same with each seed."
+        )
+    same, within = sum(paper == ours for paper, ours in pairs), sum(ours == 0 for _, ours in pairs)
+    return (
+        f"Differences from the baseline: of the paper's {len(pairs)} (▲ or ▼) in scores that we have two "
+        f"seeds of, ours agree with {same} and contradict {len(pairs) - same - within}; {within} are within "
+        "our noise."
+    )
+
+
+def ranks(finished: Finished) -> tuple[Sheet | None, str]:
+    """The rank of each row in our order and the paper's, how alike they are; no sheet below three rows."""
+    columns = set(finished.columns)
+    scored = {
+        name: [run for run in runs if run.columns.keys() >= columns] for name, runs in finished.runs.items()
+    }
+    rows = [row for row in finished.table.rows if scored[row.name] and row.paper.keys() >= columns]
+    if len(rows) < 3 or not columns:
+        return None, f"Orders are compared if three or more rows have finished; there are {len(rows)}."
+    criteria = _criteria(Finished(finished.table, finished.baseline, scored), rows)
+    first = next(iter(criteria.values()))[1]
+    order = sorted(rows, key=lambda row: -first[row.name])
+    sheet, texts = {"row": [Cell(row.label) for row in order]}, []
+    for name, (ours, paper) in criteria.items():
+        left = _ranks({row: mean(seeds.values()) for row, seeds in ours.items()})
+        right = _ranks(paper)
+        sheet[name] = [Cell(f"{left[row.name]:g} ({right[row.name]:g})") for row in order]
+        if alike := agreement(ours, paper, seed=0):
+            texts.append(f"{name} {alike}")
+    taus = ", ".join(texts) or "unknown, as all rows are alike"
+    return sheet, f"Kendall's τ between the two orders (95 % interval): {taus}."
+
+
+def _ranks(values: dict[str, float]) -> dict[str, float]:
+    """1 for the largest; equal values share the mean of their ranks."""
+    return dict(zip(values, rankdata([-value for value in values.values()], "average"), strict=True))
+
+
+def _criteria(finished: Finished, rows: list[Row]) -> dict[str, tuple[Samples, dict[str, float]]]:
+    """What the rows are ordered by -> our values, and the paper's; in all of them more is better."""
+
+    def ours(value: Value) -> Samples:
+        samples = finished.samples(value)
+        return {row.name: samples[finished.key(row)] for row in rows}
+
+    def paper(column: str) -> dict[str, float]:
+        return {row.name: row.paper[column] for row in rows}
+
+    criteria = {column: (ours(in_column(column)), paper(column)) for column in finished.columns}
+    noise = {column: pooled(finished.samples(in_column(column))) for column in finished.columns}
+    if noise := {column: std for column, std in noise.items() if std}:
+        published = {row.name: mean(row.paper[c] / BASELINE_STD[c] for c in noise) for row in rows}
+        scaled = ours(lambda run: mean(run.columns[column] / std for column, std in noise.items()))
+        criteria = {"average": (scaled, published)} | criteria
+    if all(run.task_loss is not None for row in rows for run in finished.of(row)):
+        first = next(iter(criteria.values()))[1]
+        criteria["loss on tasks"] = (ours(lambda run: run.task_loss and -run.task_loss), first)
+    return criteria
+
+
+def marked(sheet: Sheet, labels: Iterable[str]) -> Sheet:
+    """The sheet with the mark ≠ behind the rows of these ``labels``."""
+    marks = {label: f"{label} {UNLIKE}" for label in labels}
+    return sheet | {"row": [cell._replace(text=marks.get(cell.text, cell.text)) for cell in sheet["row"]]}
