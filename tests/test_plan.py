@@ -13,11 +13,11 @@ import pytest
 import tyro
 
 from experiments.plan import compiler, plans
-from experiments.plan.chips import CHIPS, find_slice, shapes_of
 from experiments.plan.compiler import Compiled, compile_step, features, program_key, read_by_writing
 from experiments.plan.estimate import estimate, flops_of, needed, writing
 from experiments.plan.program import read, unexpected
 from experiments.plan.search import arrangements, candidates, memory
+from experiments.plan.slices import CHIPS, find_slice, shapes_of
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from lm.data.objectives import Lengths

@@ -27,7 +27,7 @@ from jax.experimental import topologies
 
 import lm
 from experiments.plan import program
-from experiments.plan.chips import Slice, find_slice
+from experiments.plan.slices import Slice, find_slice
 from experiments.runs import run
 from experiments.runs.prepare import Prepared, pretraining_batches, tuning_lengths
 from experiments.study.experiment import BASELINE, Experiment

@@ -4,8 +4,8 @@ roofline.
 
 from dataclasses import dataclass
 
-from experiments.plan.chips import Slice
 from experiments.plan.compiler import Compiled
+from experiments.plan.slices import Slice
 from experiments.runs.prepare import tuning_lengths
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.console import CONSOLE, Cell, show_sheet
-from experiments.plan.chips import GIB, Slice, find_slice
 from experiments.plan.compiler import Compiled, Features, check_compiler, compile_step, features, program_key
 from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, estimate, flops_of, needed, writing
 from experiments.plan.search import candidates, memory
+from experiments.plan.slices import GIB, Slice, find_slice
 from experiments.study.experiment import BASELINE, Experiment, apply
 from experiments.study.registry import build, find_one
 from experiments.study.scales import SCALES

@@ -10,8 +10,8 @@ from itertools import product
 import jax
 from flax import nnx
 
-from experiments.plan.chips import Slice
 from experiments.plan.estimate import WIDTH, flops_of
+from experiments.plan.slices import Slice
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.objectives import Lengths
