@@ -8,10 +8,17 @@ from lm.data.corpora import cleaning
 RULES = cleaning.Rules()
 
 
+def clean_page(text, rules):
+    """The page's clean lines, or None when it is dropped."""
+    steps = cleaning.filters(rules, (*cleaning.LINE_FILTERS, "sentences-per-page"))
+    lines = cleaning.cleaned(text.splitlines(), steps)
+    return lines and "\n".join(lines)
+
+
 def test_an_opening_brace_condemns_the_page():
     page = "One two three four five.\n" * 3
-    assert cleaning.clean_page(page + "Here it is { but never closed.", RULES) is None
-    assert cleaning.clean_page(page + "It is closed } but never opened.", RULES) is not None
+    assert clean_page(page + "Here it is { but never closed.", RULES) is None
+    assert clean_page(page + "It is closed } but never opened.", RULES) is not None
 
 
 def test_a_page_in_another_language_or_in_none_is_dropped():
@@ -23,12 +30,12 @@ def test_a_page_in_another_language_or_in_none_is_dropped():
 
 def test_each_filter_counts_what_it_removed(tmp_path):
     (tmp_path / "words").write_text("heck\n")
-    steps = cleaning.steps(
+    steps = cleaning.filters(
         cleaning.Rules(bad_words=str(tmp_path / "words")), (*cleaning.LINE_FILTERS, "bad-words")
     )
     counts = {name: np.zeros(3, np.int64) for name in steps}
     lines = ["  We go on and on.[1]", "Short.", "Use javascript or do not.", "What the heck is it?"]
-    assert cleaning.apply(steps, lines, counts) is None
+    assert cleaning.cleaned(lines, steps, counts) is None
     found = {name: row.tolist() for name, row in counts.items() if row.any()}
     assert found == {
         "blanks": [0, 0, 2],
@@ -45,9 +52,9 @@ def test_all_switches_off_all_but_the_language():
 
 def test_thresholds_are_settings():
     page = "One two three.\nFour five six.\nSeven eight nine."
-    assert cleaning.clean_page(page, RULES) is None
-    assert cleaning.clean_page(page, cleaning.Rules(words_per_line=3)) == page
-    assert cleaning.clean_page(page, cleaning.Rules(words_per_line=3, sentences_per_page=4)) is None
+    assert clean_page(page, RULES) is None
+    assert clean_page(page, cleaning.Rules(words_per_line=3)) == page
+    assert clean_page(page, cleaning.Rules(words_per_line=3, sentences_per_page=4)) is None
 
 
 @pytest.mark.parametrize(

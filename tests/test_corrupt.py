@@ -210,7 +210,7 @@ def test_damage_in_the_middle_of_a_corpus_that_is_not_read_at_the_start_is_refus
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tokens, "BLOCK", 64)
-    monkeypatch.setattr(tokens, "SUMMED", 128)
+    monkeypatch.setattr(tokens, "CHECKED", 128)
     made = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
     good, path = made.tokens.tolist(), made.folder / "tokens"
     whole, rng = path.read_bytes(), random.Random(0)
@@ -297,7 +297,7 @@ def test_processes_that_encode_at_once_or_are_killed_do_no_harm(tmp_path):
     found = {process.stdout.read() for process in (first, second)}
     assert [first.wait(), second.wait(), bool(killed.wait())] == [0, 0, True]
     (place,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
-    assert tokens.whole(place, tokens.Tokens(place).fingerprint)
+    assert tokens.is_intact(place, tokens.Tokens(place).fingerprint)
     alone = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), tmp_path / "other")
     assert found == {f"{len(alone.tokens)} {int(alone.tokens[:].sum())}\n"}
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import peers
 import pytest
+from test_cleaning import clean_page
 
 from lm import metrics
 from lm.data.corpora import cleaning
@@ -82,13 +83,13 @@ ADAPTERS = {
     ),
     "seqio.ByteVocabulary.encode": lambda text, extra_ids: Bytes(extra_ids).encode(text),
     "seqio.ByteVocabulary.decode": lambda ids, extra_ids: Bytes(extra_ids).decode(ids),
-    "c4.clean_page": lambda text, **_: {"text": cleaning.clean_page(text, cleaning.Rules())},
+    "c4.clean_page": lambda text, **_: {"text": clean_page(text, cleaning.Rules())},
     "c4.remove_duplicate_lines": peers.deduplicated,
     "c4.badwords_filter": lambda text, language, badwords: {
         "keep": cleaning.without_bad_words(badwords.get(language, ()), language)(text)
     },
     "c4.is_valid_length": lambda n_chars: bool(
-        cleaning.apply(cleaning.steps(cleaning.Rules(), ("page-length",)), ["x" * n_chars])
+        cleaning.cleaned(["x" * n_chars], cleaning.filters(cleaning.Rules(), ("page-length",)))
     ),
     "c4.normalize_url": cleaning.normalize_url,
     "c4.paragraph_filter": lambda text, min_paragraphs, min_paragraph_len: cleaning.has_paragraphs(

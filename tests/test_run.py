@@ -244,7 +244,7 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ({"mesh.data": 1, "mesh.tensor": 8}, "model.num_heads of size 2.*make it a multiple of 8"),
         ({"pretraining.batch_size": 12}, "batch_size of size 12.*make it a multiple of 8"),
         ({"tuning.mixtures": ("gleu",)}, "did you mean 'glue'"),
-        ({"tuning.mixtures": ("glue",)}, "data set 'glue/.*' is not prepared"),
+        ({"tuning.mixtures": ("glue",)}, "dataset 'glue/.*' is not prepared"),
         ({"data.inputs_length": 1}, "data.inputs_length=1"),
         (
             {"data.vocabulary": "words"},

@@ -1,6 +1,6 @@
 """The rules that made C4 out of Common Crawl (Raffel et al. 2020, section 2.2), as a table of named filters.
 
-A page is a list of lines. A filter maps it to the lines it keeps, or to None when it drops the page.
+A page is a list of lines. A filter maps it to the lines that remain, or to None when it drops the page.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ import numpy as np
 from lm.settings import SettingError, nearest
 
 Lines = list[str]
-Step = Callable[[Lines], Lines | None]
+Filter = Callable[[Lines], Lines | None]
 Unit = Literal["spans", "lines"]
 
 END_MARKS = (".", "?", "!", '"')
 POLICY = re.compile("terms of use|(?:privacy|cookie) policy|(?:uses|use of|use) cookies", re.IGNORECASE)
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-SAMPLE = 2000  # of a page that tells its language, which takes most of the time [characters]
+IDENTIFIED = 2000  # of a page, to identify its language, which takes most of the time [characters]
 # An end mark, closing quotes or brackets, a blank, and something that can start a sentence.
 BOUNDARY = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9])")
 ABBREVIATION = re.compile(
@@ -49,12 +49,12 @@ class Rules:
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text, split where an end mark is followed by a blank and a capital or a digit."""
-    found, start = [], 0
+    parts, start = [], 0
     for boundary in BOUNDARY.finditer(text):
         if not ABBREVIATION.search(text, start, boundary.start()):
-            found.append(text[start : boundary.end(1)].strip())
+            parts.append(text[start : boundary.end(1)].strip())
             start = boundary.end()
-    return [sentence for sentence in (*found, text[start:].strip()) if sentence]
+    return [sentence for sentence in (*parts, text[start:].strip()) if sentence]
 
 
 def ends_a_sentence(line: str) -> bool:
@@ -62,18 +62,22 @@ def ends_a_sentence(line: str) -> bool:
 
 
 def has_paragraphs(lines: Lines, count: int, length: int) -> bool:
+    """Whether there are ``count`` lines and the three longest have ``length`` characters; 0: any will do."""
     return not count or (len(lines) >= count and all(size >= length for size in sorted(map(len, lines))[-3:]))
 
 
+def long_enough(lines: Iterable[str], rules: Rules) -> bool:
+    count = 0
+    return any((count := count + len(sentences(line))) >= rules.sentences_per_page for line in lines)
+
+
 def without_bad_words(words: Iterable[str], language: str) -> Callable[[str], bool]:
-    """A test that a text passes if it has none of the words; they stand alone, but in languages without
-    blanks.
-    """
-    found = "|".join(re.escape(word.strip()) for word in words if word.strip())
-    if not found:
+    """A test that a text passes without any of the words, whole ones where the language has blanks."""
+    phrases = "|".join(re.escape(word.strip()) for word in words if word.strip())
+    if not phrases:
         return lambda text: True
     spaced = language not in ("ja", "th", "zh")
-    pattern = re.compile(rf"(?<!\w)(?:{found})(?!\w)" if spaced else found, re.IGNORECASE)
+    pattern = re.compile(rf"(?<!\w)(?:{phrases})(?!\w)" if spaced else phrases, re.IGNORECASE)
     return lambda text: not pattern.search(text)
 
 
@@ -87,60 +91,58 @@ def identifier() -> Any:
 
 
 def is_language(text: str, language: str, probability: float) -> bool:
-    found, sure = identifier().classify(text[:SAMPLE])
-    return found == language and sure >= probability
+    identified, certainty = identifier().classify(text[:IDENTIFIED])
+    return identified == language and certainty >= probability
 
 
-def each(test: Callable[[str], bool]) -> Step:
+def lines_that(test: Callable[[str], bool]) -> Filter:
     """Drops the lines that fail."""
     return lambda lines: [line for line in lines if test(line)]
 
 
-def no_line(test: Callable[[str], bool]) -> Step:
+def no_line_that(test: Callable[[str], bool]) -> Filter:
     """Drops a page with a line that passes."""
     return lambda lines: None if any(map(test, lines)) else lines
 
 
-def all_lines(test: Callable[[Lines], bool]) -> Step:
+def pages_that(test: Callable[[Lines], bool]) -> Filter:
     """Drops a page whose lines together fail."""
     return lambda lines: lines if test(lines) else None
 
 
-def page(test: Callable[[str], bool]) -> Step:
-    """Drops a page whose text fails."""
-    return all_lines(lambda lines: test("\n".join(lines)))
-
-
-def _bad_words(rules: Rules) -> Step:
+def _bad_words(rules: Rules) -> Filter:
     words = Path(rules.bad_words).read_text("utf-8").splitlines() if rules.bad_words else ()
-    return page(without_bad_words(words, rules.language))
+    test = without_bad_words(words, rules.language)
+    return pages_that(lambda lines: test("\n".join(lines)))
 
 
-# In the order of TFDS; the paper does not say any. The lines' own come between those of pages.
-LINE_FILTERS: Mapping[str, Callable[[Rules], Step]] = {
+# In the order of TFDS; the paper gives none. Those of lines stand between those of pages.
+LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
-    "long-words": lambda rules: each(
+    "long-words": lambda rules: lines_that(
         lambda line: max(map(len, line.split()), default=0) <= rules.word_length
     ),
     "citations": lambda rules: (
         lambda lines: [CITATION.sub("", line) if "[" in line else line for line in lines]
     ),
-    "terminal-punctuation": lambda rules: each(ends_a_sentence),
-    "words-per-line": lambda rules: each(lambda line: len(line.split()) >= rules.words_per_line),
-    "lorem-ipsum": lambda rules: no_line(lambda line: "lorem ipsum" in line.lower()),
-    "javascript": lambda rules: each(lambda line: "javascript" not in line.lower()),
-    "curly-braces": lambda rules: no_line(lambda line: "{" in line),
-    "policy": lambda rules: each(lambda line: not POLICY.search(line)),
+    "terminal-punctuation": lambda rules: lines_that(ends_a_sentence),
+    "words-per-line": lambda rules: lines_that(lambda line: len(line.split()) >= rules.words_per_line),
+    "lorem-ipsum": lambda rules: no_line_that(lambda line: "lorem ipsum" in line.lower()),
+    "javascript": lambda rules: lines_that(lambda line: "javascript" not in line.lower()),
+    "curly-braces": lambda rules: no_line_that(lambda line: "{" in line),
+    "policy": lambda rules: lines_that(lambda line: not POLICY.search(line)),
 }
-FILTERS: Mapping[str, Callable[[Rules], Step]] = {
-    "page-length": lambda rules: page(lambda text: len(text) <= rules.page_length),
-    "paragraphs": lambda rules: all_lines(
+FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
+    "page-length": lambda rules: pages_that(lambda lines: len("\n".join(lines)) <= rules.page_length),
+    "paragraphs": lambda rules: pages_that(
         lambda lines: has_paragraphs(lines, rules.paragraphs, rules.paragraph_length)
     ),
     **LINE_FILTERS,
-    "sentences-per-page": lambda rules: all_lines(lambda lines: long_enough(lines, rules)),
+    "sentences-per-page": lambda rules: pages_that(lambda lines: long_enough(lines, rules)),
     "bad-words": _bad_words,
-    "language": lambda rules: page(lambda text: is_language(text, rules.language, rules.probability)),
+    "language": lambda rules: pages_that(
+        lambda lines: is_language("\n".join(lines), rules.language, rules.probability)
+    ),
 }
 DUPLICATES = "duplicates"  # the one filter that sees more than a page: span_hashes and without_spans
 
@@ -153,17 +155,15 @@ def switched_off(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in choices[:-1] if name in names or ("all" in names and name != "language"))
 
 
-def steps(rules: Rules, names: Iterable[str]) -> Mapping[str, Step]:
+def filters(rules: Rules, names: Iterable[str]) -> Mapping[str, Filter]:
     return {name: FILTERS[name](rules) for name in names}
 
 
-def apply(
-    filters: Mapping[str, Step], lines: Lines, counts: Mapping[str, np.ndarray] | None = None
+def cleaned(
+    lines: Lines, steps: Mapping[str, Filter], counts: Mapping[str, np.ndarray] | None = None
 ) -> Lines | None:
-    """What the filters leave, None if nothing; ``counts[name]`` grows by the pages, lines and characters
-    removed.
-    """
-    for name, step in filters.items():
+    """What the filters leave, None if nothing; ``counts[name]`` grows by what each of them ``removed``."""
+    for name, step in steps.items():
         after = step(lines)
         if counts is not None and after is not lines:
             counts[name] += removed(lines, after)
@@ -176,27 +176,15 @@ def apply(
 def removed(before: Lines, after: Lines | None) -> np.ndarray:
     """[pages, lines, characters]"""
     after = after or []
-    return np.array(
-        [not after, len(before) - len(after), sum(map(len, before)) - sum(map(len, after))], np.int64
-    )
-
-
-def long_enough(lines: Iterable[str], rules: Rules) -> bool:
-    count = 0
-    return any((count := count + len(sentences(line))) >= rules.sentences_per_page for line in lines)
-
-
-def clean_page(text: str, rules: Rules) -> str | None:
-    """The page's clean lines, or None when it is dropped."""
-    lines = apply(steps(rules, (*LINE_FILTERS, "sentences-per-page")), text.splitlines())
-    return lines and "\n".join(lines)
+    characters = sum(map(len, before)) - sum(map(len, after))
+    return np.array([not after, len(before) - len(after), characters], np.int64)
 
 
 # Duplicates: the paper keeps one of each span of three sentences, TFDS one of each line.
 
 
 def normal(line: str) -> str:
-    """What two lines or sentences share that count as one."""
+    """Equal for lines or sentences that count as the same."""
     return line.lower().strip()
 
 
@@ -215,27 +203,28 @@ def span_hashes(lines: Lines, unit: Unit) -> np.ndarray:
 
 
 def repeated(hashes: np.ndarray) -> np.ndarray:
-    """The places [repeats] in uint64 [spans] of what has been there before, in order."""
+    """[repeats] Where in uint64 [spans] stands what stood before, in order."""
     order = np.argsort(hashes, kind="stable")
     return np.sort(order[1:][hashes[order[1:]] == hashes[order[:-1]]])
 
 
 def without_spans(lines: Lines, marked: np.ndarray, unit: Unit) -> Lines:
-    """The lines without the units that a span of bool ``marked`` [spans] covers. Of each text one copy stays
-    somewhere: the first, unless a span before it in the corpus holds a part of it.
+    """The lines without the units that a span of bool ``marked`` [spans] covers.
+
+    Of each text one copy stays: the first, unless a span before it in the corpus holds a part of it.
     """
     split, width = UNITS[unit]
     covered = np.convolve(marked, np.ones(width, int)) > 0
-    kept, place = [], 0
+    remaining, start = [], 0
     for line in lines:
         units = split(line)
-        gone = covered[place : place + len(units)]
-        place += len(units)
-        if not gone.any():
-            kept.append(line)
-        elif not gone.all():
-            kept.append(" ".join(text for text, drop in zip(units, gone, strict=False) if not drop))
-    return kept
+        drops = covered[start : start + len(units)]
+        start += len(units)
+        if not drops.any():
+            remaining.append(line)
+        elif not drops.all():
+            remaining.append(" ".join(text for text, drop in zip(units, drops, strict=False) if not drop))
+    return remaining
 
 
 # Addresses

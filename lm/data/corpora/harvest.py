@@ -39,7 +39,7 @@ SKIPPED = {
 }
 
 RULES = cleaning.Rules()
-LINE_FILTERS = cleaning.steps(RULES, cleaning.LINE_FILTERS)
+LINE_FILTERS = cleaning.filters(RULES, cleaning.LINE_FILTERS)
 HEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*[rRuU]?(\"\"\"|''')")
 OPENING = re.compile(r"^[ \t]*[rRuU]?(\"\"\"|''')", re.MULTILINE)
 BULLET = re.compile(r"(?:[-*+•]|\(?\d+[.)]|#\.)\s+")
@@ -137,7 +137,7 @@ def prose(paragraph: str) -> str | None:
 def clean(docstring: str) -> tuple[list[str], str | None]:
     """(clean paragraphs, the docstring's opening if it is one of them)."""
     found = [prose(paragraph) for paragraph in paragraphs(docstring)]
-    return cleaning.apply(LINE_FILTERS, list(filter(None, found))) or [], next(iter(found), None)
+    return cleaning.cleaned(list(filter(None, found)), LINE_FILTERS) or [], next(iter(found), None)
 
 
 def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:

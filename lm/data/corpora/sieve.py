@@ -55,7 +55,7 @@ def within(path: Path, field: str, bounds: tuple[int, int]) -> np.ndarray:
 def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.Piece]) -> None:
     """pages/PLACE: [text, address, spans] a line; spans/PLACE: SPAN, sorted by hash; counts/PLACE."""
     rules = settings.rules
-    steps = cleaning.steps(rules, (name for name in cleaning.FILTERS if name not in settings.without))
+    steps = cleaning.filters(rules, (name for name in cleaning.FILTERS if name not in settings.without))
     domains = frozenset(Path(rules.domains).read_text("utf-8").lower().split()) if rules.domains else None
     counts = defaultdict(lambda: np.zeros(3, np.int64))
     damaged, damages, found = 0, [], [np.zeros(0, "<u8")]
@@ -69,7 +69,7 @@ def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.P
             counts["read"] += cleaning.removed(lines, None)
             if domains is not None and not cleaning.in_domains(page.url, domains):
                 counts["domains"] += cleaning.removed(lines, None)
-            elif lines := cleaning.apply(steps, lines, counts):
+            elif lines := cleaning.cleaned(lines, steps, counts):
                 if cleaning.DUPLICATES not in settings.without:
                     found.append(cleaning.span_hashes(lines, settings.deduplicate))
                 row = ["\n".join(lines), page.url, len(found[-1])]

@@ -1,4 +1,4 @@
-"""Texts of files and of TFDS sets as sequences: random access, decoded when asked for."""
+"""Texts of files and of TFDS sets as sequences: random access, decoded when read."""
 
 import dataclasses
 import functools
@@ -16,8 +16,8 @@ import numpy as np
 from lm.data.text.tfds import Corrupt, Rows, examples, find, open_set, stamp
 from lm.settings import DataError, SettingError
 
-DOCUMENT = 8192  # a longer file is cut, at a blank line if it has one in the right place [bytes]
-HELD_OUT = 0.05  # share of the documents that are validation when nobody has set some apart
+DOCUMENT = 8192  # a longer file is cut, at a blank line if there is one in the second half [bytes]
+HELD_OUT = 0.05  # share of the documents that are validation where no file is named for it
 TEXT_SPLITS = dict.fromkeys(("valid", "val", "dev", "validation"), "validation") | {"test": "test"}
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
@@ -45,7 +45,7 @@ class Joined(Sequence[str]):
 
 
 def left_out(texts: Sequence[Any]) -> int:
-    """How many corrupt records ``texts``, or rows, do without."""
+    """How many corrupt records ``texts``, or rows, skip."""
     if isinstance(texts, Joined):
         return sum(map(left_out, texts.parts))
     return len(getattr(getattr(texts, "rows", texts), "left_out", ()))
@@ -68,10 +68,10 @@ class Texts(Sequence[str]):
     @property
     def fingerprint(self) -> str:
         """That of the rows where all are chosen."""
-        own = self.rows.fingerprint
+        digest = self.rows.fingerprint
         if len(self) == len(self.rows):
-            return own
-        return hashlib.sha256(own.encode() + np.array(self.chosen, np.int64).tobytes()).hexdigest()
+            return digest
+        return hashlib.sha256(digest.encode() + np.array(self.chosen, np.int64).tobytes()).hexdigest()
 
 
 def tfds_texts(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Texts:
@@ -83,15 +83,13 @@ def tfds_texts(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") ->
         raise SettingError(
             f"{name} at {folder} should have a text feature 'text', or only one, not {features}"
         )
-    held_out = next((key for key in ("validation", "valid", "dev") if key in info.splits), None)
+    validation = next((key for key in ("validation", "valid", "dev") if key in info.splits), None)
     percent = round(100 * (1 - HELD_OUT))
-    parts = {
-        "train": "train" if held_out else f"train[:{percent}%]",
-        "validation": held_out or f"train[{percent}%:]",
-    }
-    rows = examples(name, parts[split], cache, corrupt)
+    train = "train" if validation else f"train[:{percent}%]"
+    part = train if split == "train" else validation or f"train[{percent}%:]"
+    rows = examples(name, part, cache, corrupt)
     if not len(rows):
-        raise SettingError(f"{name} at {folder}: split {parts[split]!r} has no rows")
+        raise SettingError(f"{name} at {folder}: split {part!r} has no rows")
     return Texts(rows, "text" if "text" in features else features[0], range(len(rows)))
 
 
@@ -122,49 +120,44 @@ def document(path: Path, start: int, end: int) -> str:
         return text.decode().lstrip("\ufeff").replace("\r\n", "\n").strip()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: bytes {start} to {end} are text no more ({error}); has the file changed?"
+            f"{path}: bytes {start} to {end} are no longer valid text ({error}); has the file changed?"
         ) from error
 
 
 def text_files(pattern: str, split: str) -> TextFiles:
-    """Validation is what is named so (valid, val, dev), else a share chosen by content; test is left out."""
+    """Validation is what is named so (valid, val, dev), else a share chosen by content; test is skipped."""
     return _text_files(pattern, split, tuple((path, *stamp(path)) for path in matches(pattern)))
 
 
 @functools.lru_cache(maxsize=32)
 def _text_files(pattern: str, split: str, files: tuple[tuple[Path, int, int], ...]) -> TextFiles:
-    """Those of ``files``, (path, size, when it was changed), read once while they stay as they are."""
+    """The text of ``files``, (path, size, time of the last change): read once while they do not change."""
     paths = [path for path, *_ in files]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     splits = [next(filter(None, map(_split_of, path.relative_to(base).parts)), "train") for path in paths]
-    own = "validation" in splits
-    chosen = tuple(
-        path for path, name in zip(paths, splits, strict=True) if name == (split if own else "train")
-    )
-    found = [(i, start, end, digest) for i, path in enumerate(chosen) for start, end, digest in pieces(path)]
-    if not own:
-        edge = sorted(digest for *_, digest in found)[: max(1, round(HELD_OUT * len(found)))][-1:]
-        found = [piece for piece in found if ([piece[3]] <= edge) == (split == "validation")]
-    if not found:
+    has_validation = "validation" in splits
+    name = split if has_validation else "train"
+    chosen = tuple(path for path, named in zip(paths, splits, strict=True) if named == name)
+    texts = [(i, *piece) for i, path in enumerate(chosen) for piece in pieces(path)]
+    if not has_validation:
+        edge = sorted(digest for *_, digest in texts)[: max(1, round(HELD_OUT * len(texts)))][-1:]
+        texts = [text for text in texts if ([text[3]] <= edge) == (split == "validation")]
+    if not texts:
         raise SettingError(
             f"data.corpus=text:{pattern}: no text for {split!r} in {len(paths)} files; add text"
         )
-    fingerprint = hashlib.sha256(b"".join(digest for *_, digest in found)).hexdigest()
-    return TextFiles(chosen, np.array([piece[:3] for piece in found], np.int64), fingerprint)
+    fingerprint = hashlib.sha256(b"".join(digest for *_, digest in texts)).hexdigest()
+    return TextFiles(chosen, np.array([text[:3] for text in texts], np.int64), fingerprint)
 
 
 def matches(pattern: str) -> list[Path]:
+    """The file or files that a pattern or a folder of .txt files stands for, in order of name."""
     pattern = os.path.expanduser(pattern)
     inner = f"{glob.escape(pattern)}/**/*.txt" if os.path.isdir(pattern) else pattern
-    found = (
-        [Path(pattern)]
-        if os.path.isfile(pattern)
-        else [Path(name) for name in glob.glob(inner, recursive=True)]
-    )
-    files = sorted(path for path in found if path.is_file())
-    if not files:
-        raise SettingError(f"data.corpus=text:{pattern}: no file matches {os.path.abspath(inner)}")
-    return files
+    names = [pattern] if os.path.isfile(pattern) else glob.glob(inner, recursive=True)
+    if files := sorted(path for path in map(Path, names) if path.is_file()):
+        return files
+    raise SettingError(f"data.corpus=text:{pattern}: no file matches {os.path.abspath(inner)}")
 
 
 def _split_of(part: str) -> str | None:
@@ -172,26 +165,22 @@ def _split_of(part: str) -> str | None:
 
 
 def pieces(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """(start, end, digest) of the documents of a file that hold text; SettingError where it is no UTF-8
-    text.
-    """
+    """(start, end, digest) of a file's documents that hold text; SettingError where it is not UTF-8."""
     size = path.stat().st_size if end is None else end
     if not size:
         return
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         while start < size:
             window = data[start : min(start + DOCUMENT, size)]
-            piece = window if start + len(window) == size else window[: cut(window)]
+            piece = window if start + len(window) == size else window[: _end_of_document(window)]
             _check_text(piece, path, start)
             if piece.strip():
                 yield start, start + len(piece), hashlib.sha256(piece.strip()).digest()
             start += len(piece)
 
 
-def cut(window: bytes) -> int:
-    """Where the document ends: behind the last blank line, else line, else word of the second half, else
-    character.
-    """
+def _end_of_document(window: bytes) -> int:
+    """Behind the last blank line of the second half, else behind its last line, word or character."""
     half = len(window) // 2
     if blank := list(BLANK_LINE.finditer(window, half)):
         return blank[-1].end()
@@ -207,9 +196,9 @@ def cut(window: bytes) -> int:
 def _check_text(piece: bytes, path: Path, start: int) -> None:
     try:
         piece.decode()
-        wrong = piece.find(b"\0")
+        fault = piece.find(b"\0")
     except UnicodeDecodeError as error:
-        wrong = error.start
-    if wrong >= 0:
-        place = f"byte {piece[wrong]:#04x} at offset {start + wrong}"
-        raise SettingError(f"{path}: {place} is no UTF-8 text; leave this file out")
+        fault = error.start
+    if fault >= 0:
+        byte = f"byte {piece[fault]:#04x} at offset {start + fault}"
+        raise SettingError(f"{path}: {byte} is not UTF-8 text; leave this file out")

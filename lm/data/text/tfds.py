@@ -1,9 +1,7 @@
-"""TFDS sets that were prepared as array_record: found, checked before anything is read of them, read row by
-row.
+"""TFDS sets that were prepared as array_record: found, checked before anything is read, then read row by row.
 
-array_record keeps a hash with every record and with the index behind them, so no bit that is read can have
-changed unnoticed; each file is opened, and its records counted, before training begins. A record is read when
-it is needed.
+array_record stores a hash with every record and with the index behind them, so no damage to what is read goes
+unnoticed; each file is opened, and its records counted, before training begins. A record is read when needed.
 """
 
 import bisect
@@ -27,19 +25,18 @@ from lm.settings import DataError, SettingError, nearest, parse_json, read_objec
 Row = dict[str, Any]
 Corrupt = Literal["stop", "skip"]  # what becomes of records to train on that cannot be read
 CLASSES = "tensorflow_datasets."  # features.json names classes to import, which runs their module
-BLOCK = 1_024  # records that are read at once to find the corrupt ones
-MEND = "restore the files, or delete the folder and prepare the set anew"
+READ_AT_ONCE = 1_024  # records, to find the corrupt ones
+MEND = "restore the files, or delete the folder and prepare the set again"
 # a fault of the machine, such as "open() failed: Too many open files"
 MACHINE = re.compile(r"\w\(\) failed:")
-SHOWN = 5  # of what is wrong with a set, so many are named; all is counted
+LISTED = 5  # of a set's faults are listed; all are counted
 
 
 def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> "Rows":
-    """The rows of a prepared TFDS set, text as str; ``split`` may be any of TFDS's expressions
-    (``train[:10%]``).
+    """The rows of a prepared TFDS set, text as str; ``split`` may be an expression of TFDS (``train[:10%]``).
 
-    SettingError or DataError if the set or one of the split's files is missing or damaged. Corrupt records
-    are left out with ``corrupt="skip"``, else reading one is a DataError.
+    SettingError or DataError if the set or a file of the split is missing or damaged. Corrupt records are
+    skipped with ``corrupt="skip"``, else reading one is a DataError.
     """
     folder = find(name, cache)
     info = open_set(folder).info
@@ -51,68 +48,62 @@ def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> "
 
 
 def find(name: str, cache: Path) -> Path:
-    """The folder ``name[:version]`` was prepared in (the newest version if none is given)."""
+    """The folder that ``name[:version]`` was prepared in; without a version, the newest."""
     name, _, version = name.partition(":")
     if folder := newest(name, version or "*.*.*", cache):
         return folder
-    places, there = tfds_folders(cache), prepared(cache)
-    hint = (
-        nearest(f"{name}/{version}", there) if version else nearest(name, {os.path.dirname(p) for p in there})
-    )
-    wanted = f"{name!r}{f' version {version}' * bool(version)}"
+    folders, names = tfds_folders(cache), prepared(cache)
+    if version:
+        hint = f" version {version}", nearest(f"{name}/{version}", names)
+    else:
+        hint = "", nearest(name, {os.path.dirname(path) for path in names})
     raise SettingError(
-        f"data set {wanted} is not prepared in {', '.join(map(str, places))}{hint}; to prepare it: "
-        f"{preparation(name, places[0])}"
+        f"dataset {name!r}{hint[0]} is not prepared in {', '.join(map(str, folders))}{hint[1]}; "
+        f"to prepare it: {preparation(name, folders[0])}"
     )
 
 
 def newest(name: str, version: str, cache: Path) -> Path | None:
-    """The folder of the newest prepared version that matches, in the first place that has one; None: there is
-    none.
-    """
-    found = (list((place / name).glob(f"{version}/dataset_info.json")) for place in tfds_folders(cache))
-    folders = [about.parent for about in next(filter(None, found), [])]
-    return max(folders, key=lambda folder: [int(n) for n in re.findall(r"\d+", folder.name)], default=None)
+    """The newest prepared version that matches, in the first folder that has one; None: there is none."""
+    matches = (list((folder / name).glob(f"{version}/dataset_info.json")) for folder in tfds_folders(cache))
+    versions = [path.parent for path in next(filter(None, matches), [])]
+    return max(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], default=None)
 
 
 def tfds_folders(cache: Path) -> list[Path]:
     """Where prepared sets are looked for, in order."""
-    # which stays "~" where there is none
-    given, home = os.environ.get("TFDS_DATA_DIR"), os.path.expanduser("~")
+    # "~" stays as it is where there is no home
+    variable, home = os.environ.get("TFDS_DATA_DIR"), os.path.expanduser("~")
     usual = [] if home == "~" else [Path(home) / "tensorflow_datasets"]
-    return [Path(cache) / "tfds", *([Path(given)] if given else []), *usual]
+    return [Path(cache) / "tfds", *([Path(variable)] if variable else []), *usual]
 
 
 def prepared(cache: Path) -> list[str]:
     """``name/version`` or ``name/config/version`` of every prepared set."""
     patterns = ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json")
-    found = [
-        (path, place) for place in tfds_folders(cache) for pattern in patterns for path in place.glob(pattern)
-    ]
-    return sorted({str(path.parent.relative_to(place)) for path, place in found})
-
-
-def preparation(name: str, place: Path) -> str:
-    """The command that prepares a TFDS set so that it can be read here."""
-    return (
-        f"tfds build {name} --file_format=array_record --data_dir={place} "
-        "(some sets need TensorFlow for this)"
+    paths = (
+        (folder, p) for folder in tfds_folders(cache) for pattern in patterns for p in folder.glob(pattern)
     )
+    return sorted({str(path.parent.relative_to(folder)) for folder, path in paths})
+
+
+def preparation(name: str, folder: Path) -> str:
+    """The command that prepares a TFDS set so that it can be read here."""
+    options = f"--file_format=array_record --data_dir={folder}"
+    return f"tfds build {name} {options} (some sets need TensorFlow for this)"
 
 
 @functools.lru_cache(maxsize=32)
 def open_set(folder: Path) -> Any:
-    """The builder of a prepared set; DataError if what describes the set is damaged, or would run code of its
-    own.
-    """
+    """TFDS's builder of a prepared set; DataError if its description is damaged or would run foreign code."""
     import tensorflow_datasets as tfds  # takes seconds, hence not at the top
 
-    _described(folder / "dataset_info.json")
+    _description(folder / "dataset_info.json")
     features = folder / "features.json"
-    for kind in _classes(_described(features)):
-        if not kind.startswith(CLASSES):
+    for name in _classes(_description(features)):
+        if not name.startswith(CLASSES):
             raise DataError(
-                f"{features} names {kind!r}, code outside of TFDS that would run: do not use this set"
+                f"{features} names {name!r}, code outside of TFDS that would run: do not use this set"
             )
     try:
         builder = tfds.builder_from_directory(folder)
@@ -123,23 +114,23 @@ def open_set(folder: Path) -> Any:
         name = f"{builder.info.name}/{builder.info.config_name or ''}".rstrip("/")
         raise SettingError(
             f"{folder} holds {'/'.join(sorted(formats)) or 'unknown'} files, which have no random access; "
-            "convert them:"
+            f"convert them:"
             f" tfds convert_format --dataset_version_dir={folder} --out_file_format=array_record,"
-            f" or prepare anew: {preparation(name, folder.parents[name.count('/') + 1])}"
+            f" or prepare again: {preparation(name, folder.parents[name.count('/') + 1])}"
         )
     return builder
 
 
-def _described(path: Path) -> Row:
+def _description(path: Path) -> Row:
     try:
         return read_object(path)
     except SettingError as error:
         raise DataError(f"{error}; it is damaged or missing: {MEND}") from error
 
 
-def _classes(described: Any) -> Iterator[str]:
+def _classes(description: Any) -> Iterator[str]:
     """What features.json has TFDS import, in its present form, its former one, and JSON within JSON."""
-    for key, value in described.items() if isinstance(described, dict) else enumerate(described):
+    for key, value in description.items() if isinstance(description, dict) else enumerate(description):
         if isinstance(value, dict | list):
             yield from _classes(value)
         elif key in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):
@@ -152,7 +143,7 @@ def split_sizes(folder: Path) -> dict[str, int]:
     """Rows of each split as dataset_info.json says, read without TFDS."""
     path = folder / "dataset_info.json"
     try:
-        return {split["name"]: sum(map(int, split["shardLengths"])) for split in _described(path)["splits"]}
+        return {split["name"]: sum(map(int, split["shardLengths"])) for split in _description(path)["splits"]}
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} lists no splits ({error!r:.200}): {MEND}") from error
 
@@ -160,78 +151,80 @@ def split_sizes(folder: Path) -> dict[str, int]:
 def files_of(folder: Path, split: str) -> list[Any]:
     """TFDS's instructions of which records of which files make up ``split``."""
     try:
-        found = open_set(folder).info.splits[split].file_instructions
-    except Exception as error:  # for instance of an expression that is none
+        files = open_set(folder).info.splits[split].file_instructions
+    except Exception as error:  # for instance of an expression that TFDS does not know
         raise SettingError(f"{folder} has no part {split!r}: {error!r:.300}") from error
-    if not found:
+    if not files:
         raise SettingError(f"{folder}: split {split!r} has no rows; choose a larger part, or {MEND}")
-    return found
+    return files
 
 
 def check_files(folder: Path, split: str) -> None:
-    """DataError unless all files of ``split`` are there and hold as many records as dataset_info.json
-    says.
-    """
+    """DataError unless all files of ``split`` are there with as many records as dataset_info.json says."""
     files = {Path(file.filename): file.examples_in_shard for file in files_of(folder, split)}
     if outside := [path for path in files if path.parent != folder]:
         raise DataError(f"{folder} names {outside[0]}, which lies elsewhere: {MEND}")
-    wrong = [fault for path, count in files.items() if (fault := _fault(path, count))]
-    if wrong:
-        shown = "".join(f"\n  {fault}" for fault in wrong[:SHOWN])
+    if faults := [fault for path, count in files.items() if (fault := _fault(path, count))]:
         raise DataError(
-            f"{folder}, split {split!r}: {len(wrong)} of {len(files)} files are damaged ({MEND}):{shown}"
+            f"{folder}, split {split!r}: {len(faults)} of {len(files)} files are damaged ({MEND}):"
+            + "".join(f"\n  {fault}" for fault in faults[:LISTED])
         )
 
 
 def _fault(path: Path, count: int) -> str | None:
     if not path.is_file() or not path.stat().st_size:
         return f"{path.name} is {'empty' if path.exists() else 'missing'}"
-    return _opened(path, count, *stamp(path)) if "array_record" in path.name else None
+    if "array_record" not in path.name:
+        return None
+    records = _count_records(path, *stamp(path))
+    if isinstance(records, str):
+        return f"{path.name} cannot be opened: {records}"
+    return (
+        None
+        if records == count
+        else f"{path.name} has {records:,} records, dataset_info.json counts {count:,}"
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _opened(path: Path, count: int, size: int, changed: int) -> str | None:
-    """What is wrong with the records of a file that has this size and was last ``changed`` at this time."""
+def _count_records(path: Path, size: int, changed: int) -> int | str:
+    """The records of a file that has this size and was last ``changed`` at this time, or why it has none."""
     # nothing else that lists rows needs it
     from array_record.python.array_record_module import ArrayRecordReader
 
     try:
         reader = ArrayRecordReader(str(path))
-        found = reader.num_records()
+        records = reader.num_records()
         if not reader.ok():
             reader.read([0])  # says why
         reader.close()
     except (RuntimeError, ValueError, OSError, IndexError) as error:
-        return f"{path.name} cannot be opened: {error}"
-    return (
-        None if found == count else f"{path.name} has {found:,} records, dataset_info.json counts {count:,}"
-    )
+        return str(error)
+    return records
 
 
 def corrupt_records(rows: "Rows", cache: Path) -> tuple[int, ...]:
-    """Places of the records that cannot be read; looked for once, then kept in ``cache``."""
-    about = [
-        (file.filename, file.skip, file.take, stamp(file.filename))
-        for file in files_of(rows.folder, rows.split)
-    ]
-    path = Path(cache) / "corrupt" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
+    """Numbers of the records that cannot be read; searched for once, then cached in ``cache``."""
+    files = files_of(rows.folder, rows.split)
+    key = repr([(file.filename, file.skip, file.take, stamp(file.filename)) for file in files])
+    path = Path(cache) / "corrupt" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if is_sealed(path):
         return tuple(json.loads(path.read_bytes()))
-    print(f"looking for corrupt records in {rows.folder}, once", file=sys.stderr, flush=True)
-    corrupt = []
-    for start in range(0, len(rows), BLOCK):
-        places = range(start, min(start + BLOCK, len(rows)))
+    print(f"searching for corrupt records in {rows.folder}, once", file=sys.stderr, flush=True)
+    corrupt: list[int] = []
+    for start in range(0, len(rows), READ_AT_ONCE):
+        numbers = range(start, min(start + READ_AT_ONCE, len(rows)))
         try:
-            rows.source.__getitems__([*places])
+            rows.source.__getitems__([*numbers])
         except Exception:
-            corrupt += [place for place in places if not _reads(rows, place)]
+            corrupt += [number for number in numbers if not _is_readable(rows, number)]
     write_sealed(path, json.dumps(corrupt).encode())
     return tuple(corrupt)
 
 
-def _reads(rows: "Rows", place: int) -> bool:
+def _is_readable(rows: "Rows", number: int) -> bool:
     try:
-        rows[place]
+        rows[number]
     except DataError:
         return False
     return True
@@ -239,24 +232,23 @@ def _reads(rows: "Rows", place: int) -> bool:
 
 def stamp(path: str | Path) -> tuple[int, int]:
     """Size [bytes] and time of the last change [nanoseconds] of a file."""
-    about = os.stat(path)
-    return about.st_size, about.st_mtime_ns
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
 
 
 class Rows(Sequence[Row]):
-    """Rows of one split of a TFDS set, but for those ``left_out``; opened on first use, in whichever process
-    that is.
+    """Rows of one split of a TFDS set, without those ``left_out``; opened on first use, in any process.
 
-    A record that cannot be read is a DataError with its file and place.
+    A record that cannot be read is a DataError with its file and number.
     """
 
     def __init__(self, folder: Path, split: str, left_out: tuple[int, ...] = ()):
         self.folder, self.split, self.left_out = folder, split, left_out
-        self._shifts = [place - before for before, place in enumerate(left_out)]
+        self._shifts = [number - before for before, number in enumerate(left_out)]
 
     @functools.cached_property
     def source(self) -> Any:
-        with suppress(OSError, ValueError):  # a reader keeps each of its files open
+        with suppress(OSError, ValueError):  # a reader has each of its files open
             resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         return open_set(self.folder).as_data_source(split=self.split)
 
@@ -269,25 +261,24 @@ class Rows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        place = index % len(self)
-        place += bisect.bisect_right(self._shifts, place)
+        number = index % len(self)
+        number += bisect.bisect_right(self._shifts, number)
         try:
-            return {name: plain(value) for name, value in self.source[place].items()}
+            return {name: plain(value) for name, value in self.source[number].items()}
         except Exception as error:  # array_record, TFDS and protobuf each have their own
             if isinstance(error, OSError | MemoryError) or MACHINE.search(str(error)):
                 raise
             raise DataError(
-                f"{self.folder}, split {self.split!r}: record {place} ({self._where(place)}) cannot be "
-                f"read: {MEND}; "
-                "data.corrupt_records='skip' leaves such records out of training, never out of evaluation. "
-                f"{type(error).__name__}: {error}"
+                f"{self.folder}, split {self.split!r}: record {number} ({self._location(number)}) cannot be "
+                f"read: {MEND}; data.corrupt_records='skip' leaves such records out of training, never out "
+                f"of evaluation. {type(error).__name__}: {error}"
             ) from error
 
-    def _where(self, place: int) -> str:
+    def _location(self, number: int) -> str:
         for file in files_of(self.folder, self.split):
-            if place < file.take:
-                return f"number {file.skip + place} of {Path(file.filename).name}"
-            place -= file.take
+            if number < file.take:
+                return f"number {file.skip + number} of {Path(file.filename).name}"
+            number -= file.take
         return "of no file"
 
     @property
@@ -296,12 +287,12 @@ class Rows(Sequence[Row]):
         files = sorted({Path(file.filename) for file in files_of(self.folder, self.split)})
         digest = hashlib.sha256(" ".join([self.split, *map(str, self.left_out)]).encode())
         for path in files:
-            digest.update(_summed(path, *stamp(path)))
+            digest.update(_digest(path, *stamp(path)))
         return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)
-def _summed(path: Path, size: int, changed: int) -> bytes:
+def _digest(path: Path, size: int, changed: int) -> bytes:
     """The SHA-256 of a file's name, its size and both its ends."""
     with path.open("rb") as file:
         end = 1 << 25

@@ -1,6 +1,4 @@
-"""A corpus as one flat array of tokens on disk: encoded once, read through the page cache by whoever needs
-it.
-"""
+"""A corpus as one flat array of tokens on disk: encoded once, then read through the page cache."""
 
 import functools
 import hashlib
@@ -12,26 +10,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lm.data.text.vocabulary import Vocabulary
-from lm.files import draft_of, seal, unseal, write
+from lm.files import complete_folder, draft_of, seal, unseal, write
 from lm.settings import DataError, SettingError
 
 CHUNK = 4_000_000  # text that is encoded at a time [characters]
-ABANDONED = 3600  # is a draft to which nothing was written for so long [seconds]
-BLOCK = 1 << 18  # of tokens that has a checksum of its own [bytes]
-# of each end of the tokens that is read before they are used; all else when it is first read [bytes]
-SUMMED = 1 << 28
+ABANDONED = 3600  # a draft to which nothing was written for so long is deleted [seconds]
+BLOCK = 1 << 18  # of tokens with a checksum of its own [bytes]
+# at each end of the tokens, checked before they are used; the rest is checked when it is first read [bytes]
+CHECKED = 1 << 28
 ORDER = 0  # seed of the order in which documents are stored
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Encoded documents without EOS, one after the other; a value that is cheap to send to another
-    process.
-    """
+    """Encoded documents without EOS, one after the other; cheap to send to another process."""
 
     folder: Path
     first: int | None = None  # how many are read, from the start; None: all [tokens]
@@ -43,17 +40,14 @@ class Tokens:
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """int64 [documents + 1]: document d is ``tokens[offsets[d]:offsets[d + 1]]``; the last may lack its
-        end.
-        """
+        """int64 [documents + 1]: document d is ``tokens[offsets[d]:offsets[d + 1]]``; the last may be cut."""
         offsets = np.load(self.folder / "offsets.npy")
         end = offsets[-1] if self.first is None else min(self.first, offsets[-1])
         return np.append(offsets[offsets < end], end)
 
     @functools.cached_property
-    def about(self) -> dict[str, str | int]:
-        path = self.folder / "about.json"
-        return unseal(path.read_bytes(), path)
+    def about(self) -> dict[str, Any]:
+        return unseal((self.folder / "about.json").read_bytes(), self.folder / "about.json")
 
     @property
     def fingerprint(self) -> str:
@@ -63,14 +57,12 @@ class Tokens:
         """The first ``count`` tokens, of documents that are stored in random order."""
         return Tokens(self.folder, count)
 
-    def __getstate__(self) -> dict[str, Path | int | None]:
-        # a pickled memory map would be a copy of the corpus
+    def __getstate__(self) -> dict[str, Any]:  # without the memory map, which would be pickled as a copy
         return {"folder": self.folder, "first": self.first}
 
 
 class Stored:
-    """Tokens mapped from disk, to be read at places or in slices; each block is proved when any of it is
-    first read.
+    """Tokens mapped from disk, read by indices or slices; a block is checked when any of it is first read.
 
     DataError if a block is not as it was written.
     """
@@ -79,16 +71,16 @@ class Stored:
         self._folder, self._bytes = folder, np.memmap(folder / "tokens", np.uint8, mode="r")
         self._tokens = self._bytes.view(dtype)[:first]
         self._sums = np.load(folder / "sums.npy")
-        self._unproved = np.ones(len(self._sums), bool)
-        self._left = len(self._sums)  # blocks that are not proved
+        self._unchecked = np.ones(len(self._sums), bool)
+        self._count = len(self._sums)  # of unchecked blocks
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def __getitem__(self, places: np.ndarray | slice) -> np.ndarray:
-        if self._left:
-            self._prove(np.arange(len(self))[places] if isinstance(places, slice) else places)
-        return np.asarray(self._tokens[places])
+    def __getitem__(self, index: np.ndarray | slice) -> np.ndarray:
+        if self._count:
+            self._check(np.arange(len(self))[index] if isinstance(index, slice) else index)
+        return np.asarray(self._tokens[index])
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.array(self[:], dtype)
@@ -96,63 +88,58 @@ class Stored:
     def tolist(self) -> list[int]:
         return self[:].tolist()
 
-    def _prove(self, places: np.ndarray) -> None:
-        blocks = np.ravel(places) // (BLOCK // self._tokens.itemsize)
-        for block in np.unique(blocks[self._unproved[blocks]]).tolist():
-            if zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK]) != self._sums[block]:
+    def _check(self, index: np.ndarray) -> None:
+        blocks = np.ravel(index) // (BLOCK // self._tokens.itemsize)
+        for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
+            start, end = block * BLOCK, (block + 1) * BLOCK
+            if zlib.crc32(self._bytes[start:end]) != self._sums[block]:
                 raise DataError(
-                    f"{self._folder / 'tokens'} is damaged in bytes {block * BLOCK:,} to "
-                    f"{(block + 1) * BLOCK:,}: "
-                    f"delete {self._folder}, and the corpus is encoded anew"
+                    f"{self._folder / 'tokens'} is damaged in bytes {start:,} to {end:,}: "
+                    f"delete {self._folder}, and the corpus is encoded again"
                 )
-            self._unproved[block] = False
-            self._left -= 1
+            self._unchecked[block] = False
+            self._count -= 1
 
 
 def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path) -> Tokens:
     """The encoded corpus, from ``folder`` if it is there undamaged. Documents are stored shuffled, once."""
-    fingerprint = hashlib.sha256(
-        f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER}".encode()
-    ).hexdigest()
-    place = Path(folder) / fingerprint[:16]
-    if not whole(place, fingerprint):
-        if place.exists():
-            print(f"warning: {place} is damaged, or older than this release, and is encoded anew", flush=True)
-        # by a process that was killed, and not by one at work
-        for left in place.parent.glob(f".{place.name}-*"):
-            with suppress(OSError):
-                if time.time() - (left / "tokens").stat().st_mtime > ABANDONED:
-                    shutil.rmtree(left)
-        draft, damaged = draft_of(place), draft_of(place)
-        draft.mkdir(parents=True)
-        try:
+    key = f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER}"
+    fingerprint = hashlib.sha256(key.encode()).hexdigest()
+    path = Path(folder) / fingerprint[:16]
+    if is_intact(path, fingerprint):
+        return Tokens(path)
+    if path.exists():
+        print(f"warning: {path} is damaged, or older than this release, and is encoded again", flush=True)
+    for draft in path.parent.glob(f".{path.name}-*"):  # of processes that were killed, none at work
+        with suppress(OSError):
+            if time.time() - (draft / "tokens").stat().st_mtime > ABANDONED:
+                shutil.rmtree(draft)
+    damaged = draft_of(path)
+    try:
+        with complete_folder(path) as draft:
             _write(documents, vocabulary, draft, fingerprint)
-            if not whole(place, fingerprint):
-                with suppress(FileNotFoundError):
-                    os.rename(place, damaged)
-                os.rename(draft, place)
-        except OSError:
-            if not whole(place, fingerprint):  # else another process was faster, with the same result
-                raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-            shutil.rmtree(damaged, ignore_errors=True)
-    return Tokens(place)
+            if path.exists() and not is_intact(path, fingerprint):
+                os.rename(path, damaged)
+    except OSError:
+        if not is_intact(path, fingerprint):  # else another process was faster, with the same result
+            raise
+    finally:
+        shutil.rmtree(damaged, ignore_errors=True)
+    return Tokens(path)
 
 
-def whole(folder: Path, fingerprint: str) -> bool:
-    """Whether an encoded corpus is there as it was written, but for what is proved when it is read."""
+def is_intact(folder: Path, fingerprint: str) -> bool:
+    """Whether an encoded corpus is as it was written, except for blocks that are checked when first read."""
     try:
         about = unseal((folder / "about.json").read_bytes(), folder)
-        size = about["tokens"] * np.dtype(about["dtype"]).itemsize
+        item = np.dtype(about["dtype"]).itemsize
         if about["fingerprint"] != fingerprint or about["sums"] != _sums(folder):
             return False
-        if (folder / "tokens").stat().st_size != size:
+        if (folder / "tokens").stat().st_size != about["tokens"] * item:
             return False
-        stored, ends = Stored(folder, about["dtype"], None), SUMMED // np.dtype(about["dtype"]).itemsize
-        every = BLOCK // np.dtype(about["dtype"]).itemsize
-        places = np.arange(0, len(stored), every)
-        stored[places[(places < ends) | (places >= len(stored) - ends)]]
+        stored = Stored(folder, about["dtype"], None)
+        starts, ends = np.arange(0, len(stored), BLOCK // item), CHECKED // item
+        stored[starts[(starts < ends) | (starts >= len(stored) - ends)]]
     except (OSError, SettingError, KeyError, TypeError, ValueError):
         return False
     return True
@@ -163,16 +150,10 @@ def _sums(folder: Path) -> dict[str, int]:
     return {name: zlib.crc32((folder / name).read_bytes()) for name in ("offsets.npy", "sums.npy")}
 
 
-def _block_sums(path: Path) -> np.ndarray:
-    """uint32 [blocks]: CRC-32 of each block of a file."""
-    with path.open("rb") as file:
-        return np.array([zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")], np.uint32)
-
-
 def _fingerprint(documents: Sequence[str]) -> str:
     """The source's own fingerprint, or that of the text of a plain sequence."""
-    if own := getattr(documents, "fingerprint", None):
-        return own
+    if fingerprint := getattr(documents, "fingerprint", None):
+        return fingerprint
     digest = hashlib.sha256()
     for text in documents:
         digest.update(f"{len(text)} {text}".encode(errors="surrogatepass"))
@@ -190,27 +171,21 @@ def _write(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, finge
             file.write(np.concatenate(encoded).astype(dtype).tobytes())
     offsets = np.cumsum(np.concatenate(counts))
     if not offsets[-1]:
-        raise SettingError(
-            "data.corpus gives no text to train on; name one with at least one document of text"
-        )
+        raise SettingError("data.corpus has no text to train on; name one with at least one document of text")
     np.save(folder / "offsets.npy", offsets)
-    about = {
-        "fingerprint": fingerprint,
-        "dtype": dtype.name,
-        "documents": len(documents),
-        "tokens": int(offsets[-1]),
-    }
-    np.save(folder / "sums.npy", _block_sums(folder / "tokens"))
-    about["sums"] = _sums(folder)
-    write(folder / "about.json", seal(about))
+    with (folder / "tokens").open("rb") as file:
+        blocks = iter(functools.partial(file.read, BLOCK), b"")
+        np.save(folder / "sums.npy", np.array([zlib.crc32(block) for block in blocks], np.uint32))
+    about = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents)}
+    write(folder / "about.json", seal(about | {"tokens": int(offsets[-1]), "sums": _sums(folder)}))
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:
     """The documents in their stored order, about CHUNK characters at a time."""
     order = np.random.Generator(np.random.Philox(key=[ORDER, 0])).permutation(len(documents))
     texts, size = [], 0
-    for index in order:
-        texts.append(documents[int(index)])
+    for index in order.tolist():
+        texts.append(documents[index])
         size += len(texts[-1])
         if size >= CHUNK:
             yield texts
