@@ -22,12 +22,13 @@ from lm.data.objectives import Lengths, Objective, lengths_of
 from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.data.views import INPUTS, TARGETS
-from lm.nn.config import ModelConfig
+from lm.nn.config import ModelConfig, RotaryConfig
 from lm.nn.layers import Norm
-from lm.ops import masks
-from lm.ops.attention import dot_product_attention
+from lm.nn.view import full_view
+from lm.ops.attention import Softmax, dot_product_attention
 from lm.ops.losses import cross_entropy
-from lm.ops.positions import rotary_frequencies, rotate, sinusoids
+from lm.ops.masks import Mask, Rule
+from lm.ops.positions import rotate, sinusoids
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import learning_rate, optimizer
 
@@ -35,15 +36,20 @@ from lm.train.optimizers import learning_rate, optimizer
 # -----------------------------------------------------------------------------
 
 
+def attention_mask(query_input, key_input, **_):
+    """Theirs treats 0 as a segment like the others."""
+    query, key = jnp.array(query_input) + 1, jnp.array(key_input) + 1
+    return Mask({"segment": query}, {"segment": key}, Rule()).dense(query.shape[1], key.shape[1])[:, None]
+
+
 def decoder_mask(decoder_target_tokens, decoder_segment_ids=None, decoder_causal_attention=None, **_):
     tokens = jnp.array(decoder_target_tokens)
-    segments = (
-        (tokens > 0).astype(jnp.int32) if decoder_segment_ids is None else jnp.array(decoder_segment_ids)
-    )
-    mask = masks.causal(masks.distances(tokens.shape[1], tokens.shape[1]))
-    if decoder_causal_attention is not None:
-        mask |= masks.prefix(jnp.array(decoder_causal_attention))
-    return (mask & masks.same_segment(segments, segments))[:, None]
+    segments = tokens > 0 if decoder_segment_ids is None else jnp.array(decoder_segment_ids)
+    batch = {"decoder_input_tokens": tokens, "decoder_segment_ids": segments.astype(jnp.int32)}
+    if decoder_causal_attention is None:
+        return full_view(ModelConfig("decoder"), batch, "decoder", None).mask[:, None]
+    batch["decoder_causal_attention"] = jnp.array(decoder_causal_attention)
+    return full_view(ModelConfig("prefix-decoder"), batch, "decoder", None).mask[:, None]
 
 
 def attention(q, k, v, mask, bias, scale, **_):
@@ -51,21 +57,11 @@ def attention(q, k, v, mask, bias, scale, **_):
     mask = None if mask is None else jnp.array(mask)[:, 0] > 0
     scale = query.shape[-1] ** -0.5 if scale == "head_dim**-0.5" else scale
     bias = None if bias is None else jnp.array(bias)
-    return dot_product_attention(query, key, value, mask, bias, scale=scale).swapaxes(1, 2)
+    return dot_product_attention(query, key, value, mask, bias, Softmax(scale)).swapaxes(1, 2)
 
 
 def rotary(q, k, positions, theta, **_):
-    frequencies, factor = rotary_frequencies(
-        len(q[0][0][0]),
-        base=theta,
-        scaling="none",
-        factor=1.0,
-        original_length=1,
-        low_frequency_factor=1.0,
-        high_frequency_factor=4.0,
-        beta_fast=32.0,
-        beta_slow=1.0,
-    )
+    frequencies, factor = RotaryConfig(theta).frequencies(len(q[0][0][0]))
     places = jnp.array(positions)[None]
     turned = (rotate(jnp.array(x).swapaxes(1, 2), places, frequencies, factor).swapaxes(1, 2) for x in (q, k))
     return dict(zip("qk", turned, strict=True))

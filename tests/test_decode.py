@@ -16,11 +16,11 @@ from test_peer_cases import PEERS, left_out
 
 from lm.evaluate import decode as decoding
 from lm.evaluate.decode import beam_search, decode, greedy
-from lm.nn.cache import Cache, KeyValue
+from lm.nn.cache import Cache
 from lm.nn.config import ModelConfig, SpecialTokens
-from lm.nn.transformer import Transformer
-from lm.ops.decoding import beams, sampling
-from lm.ops.decoding.sampling import Sampling
+from lm.ops.decoding.beams import T5_RULES, TRANSFORMERS_RULES, Search
+from lm.ops.decoding.config import Decoding
+from lm.ops.decoding.sampling import next_token, warp
 from lm.settings import SettingError
 
 EOS, ENDLESS = 1, SpecialTokens(eos=None)
@@ -63,9 +63,7 @@ def with_answers(batch, answers):
 @pytest.mark.parametrize("architecture", WRITING)
 def test_greedy_decoding_over_a_cache_takes_the_likeliest_tokens_of_the_full_forward_pass(architecture):
     model, batch = make(architecture), prompts(architecture)
-    found = decode(
-        model, batch, max_length=STEPS, choose=sampling.greedy, key=None, special=ENDLESS, record=jnp.asarray
-    )
+    found = decode(model, batch, Decoding(STEPS), special=ENDLESS, record=jnp.asarray)
     full, first = with_answers(batch, np.array(found.tokens))
     expected = run(model, full)
     for row in (0, 1):
@@ -84,56 +82,15 @@ def test_prompts_generate_the_same_wherever_their_padding_is_and_whatever_it_hol
         for name, v in batch.items()
     }
     left[tokens] += 7 * (left[segments] == 0)
-    keep = {"max_length": 4, "choose": sampling.greedy, "key": None, "record": jnp.asarray}
-    first, second = decode(model, batch, **keep), decode(model, left, **keep)
+    first, second = (decode(model, rows, Decoding(4), record=jnp.asarray) for rows in (batch, left))
     np.testing.assert_array_equal(first.tokens, second.tokens)
     np.testing.assert_array_equal(first.record[:2], second.record[:2])
-
-
-def scripted(logits, key):
-    """Stands for a way to choose: EOS in the first row, 7 in the others."""
-    return jnp.array([EOS, 7, 7], jnp.int32)
-
-
-def test_rows_are_padded_after_eos_and_decoding_stops_when_all_have_written_it(monkeypatch):
-    model, batch = make("decoder"), prompts("decoder")
-    written = decode(model, batch, max_length=4, choose=scripted, key=None, special=SpecialTokens(pad=9))
-    np.testing.assert_array_equal(written.tokens, [[EOS, 9, 9, 9], [7, 7, 7, 7], [9, 9, 9, 9]])
-    np.testing.assert_array_equal(written.lengths, [1, 4, 0])
-    steps = []
-    original = Transformer.step
-
-    def counted(self, tokens, cache):
-        jax.debug.callback(lambda: steps.append(1))
-        return original(self, tokens, cache)
-
-    monkeypatch.setattr(Transformer, "step", counted)
-    decode(
-        model, batch, max_length=5, choose=scripted, key=None, special=SpecialTokens(eos=7)
-    ).tokens.block_until_ready()
-    jax.effects_barrier()
-    assert len(steps) == 4  # the first row never writes 7; the first token needs no step
-    steps.clear()
-    decode(model, batch, max_length=6, choose=lambda logits, key: jnp.full(3, EOS), key=None)
-    jax.effects_barrier()
-    assert not steps
-
-
-def test_equal_shapes_compile_once():
-    model, other = make("decoder"), jax.tree.map(lambda x: x + 0.01, make("decoder"))
-    batch = prompts("decoder")
-    greedy(model, batch, max_length=3)
-    compiled = decoding._decode._cache_size()
-    greedy(other, batch | {"decoder_target_tokens": batch["decoder_input_tokens"]}, max_length=3)
-    assert decoding._decode._cache_size() == compiled
 
 
 @jax.tree_util.register_dataclass
 @dataclass
 class Chain:
-    """Stands for a model: in row b the token after ``previous`` at step t has the logits tables[b, t,
-    previous].
-    """
+    """Stands for a model: after ``previous``, row b has the logits tables[b, t, previous] at step t."""
 
     tables: jax.Array  # [B,T|1,V,V]
 
@@ -144,12 +101,48 @@ class Chain:
     def prefill(self, batch, size):
         lengths = (batch["decoder_segment_ids"] > 0).sum(-1)
         last = jnp.take_along_axis(batch["decoder_input_tokens"], lengths[:, None] - 1, axis=1)[:, 0]
-        return self.step(last, Cache(KeyValue(self.tables[None], ()), jnp.zeros_like(lengths), None, None))
+        return self.step(last, Cache(self.tables[None], jnp.zeros_like(lengths), None, None, size))
 
     def step(self, tokens, cache):
-        tables = cache.self_attention.key[0]
+        tables = cache.carry[0]
         at = jnp.minimum(cache.length, tables.shape[1] - 1)
-        return tables[jnp.arange(len(at)), at, tokens], cache._replace(length=cache.length + 1)
+        return tables[jnp.arange(len(at)), at, tokens], replace(cache, length=cache.length + 1)
+
+
+def scripted(tokens):
+    """A model that writes tokens [B] one after another in each row, whatever went before."""
+    return Chain(jnp.zeros((3, 1, 40, 40)).at[jnp.arange(3), 0, :, jnp.array(tokens)].set(9.0))
+
+
+def test_rows_are_padded_after_eos_and_decoding_stops_when_all_have_written_it(monkeypatch):
+    model, batch = scripted([EOS, 7, 7]), prompts("decoder")
+    written = decode(model, batch, Decoding(4), special=SpecialTokens(pad=9))
+    np.testing.assert_array_equal(written.tokens, [[EOS, 9, 9, 9], [7, 7, 7, 7], [9, 9, 9, 9]])
+    np.testing.assert_array_equal(written.lengths, [1, 4, 0])
+    steps = []
+    original = Chain.step
+
+    def counted(self, tokens, cache):
+        jax.debug.callback(lambda: steps.append(1))
+        return original(self, tokens, cache)
+
+    monkeypatch.setattr(Chain, "step", counted)  # the prefill takes one too
+    decode(model, batch, Decoding(5), special=SpecialTokens(eos=7)).tokens.block_until_ready()
+    jax.effects_barrier()
+    assert len(steps) == 1 + 4  # the first row never writes 7; the first token needs no step
+    steps.clear()
+    decode(scripted([EOS] * 3), batch, Decoding(6)).tokens.block_until_ready()
+    jax.effects_barrier()
+    assert len(steps) == 1
+
+
+def test_equal_shapes_compile_once():
+    model, other = make("decoder"), jax.tree.map(lambda x: x + 0.01, make("decoder"))
+    batch = prompts("decoder")
+    greedy(model, batch, max_length=3)
+    compiled = decoding._decode._cache_size()
+    greedy(other, batch | {"decoder_target_tokens": batch["decoder_input_tokens"]}, max_length=3)
+    assert decoding._decode._cache_size() == compiled
 
 
 def cases(function):
@@ -187,13 +180,11 @@ def chain_and_prompts(args):
 def test_drawn_answers_are_those_of_t5x(args, expected):
     model, batch, begun = chain_and_prompts(args)
     expected = expected["sequences"] if isinstance(expected, dict) else expected
-    choose = Sampling(
-        args.get("temperature", 0.0 if "markov_logits" in args else 1.0),
-        args.get("topk", 0),
-        args.get("topp", 1.0),
-    )
     length = args.get("max_decode_steps", len(expected[0]))
-    written = decode(model, batch, max_length=length, choose=choose, key=jax.random.key(0))
+    temperature = args.get("temperature", 0.0 if "markov_logits" in args else 1.0)
+    sampled = {"top_k": args.get("topk", 0), "top_p": args.get("topp", 1.0)} if temperature else {}
+    decoding = Decoding(length, temperature=temperature, **sampled)
+    written = decode(model, batch, decoding, key=jax.random.key(0))
     for prompt, answer, row in zip(begun, written.tokens.tolist(), expected, strict=True):
         room = len(row) - len(prompt)  # T5X has the prompt and its answer share a row
         assert [*prompt, *answer[:room], *[0] * (room - length)] == row
@@ -201,12 +192,8 @@ def test_drawn_answers_are_those_of_t5x(args, expected):
 
 @pytest.mark.parametrize(("args", "expected"), cases("sampling.warp_logits"))
 def test_warped_logits_are_those_of_the_peers(args, expected):
-    warped = sampling.warp(
-        jnp.array(args["logits"]),
-        temperature=args["temperature"],
-        top_k=args["topk"],
-        top_p=args["topp"] or 1.0,
-    )
+    settings = {"top_k": args["topk"], "top_p": args["topp"] or 1.0}
+    warped = warp(Decoding(temperature=args["temperature"], **settings), jnp.array(args["logits"]))
     np.testing.assert_array_equal(warped > -jnp.inf, np.array(expected["kept"]) == 1)
     for row, kept in zip(np.array(warped), expected["kept_logits"], strict=True):
         np.testing.assert_allclose(row[row > -np.inf], kept, atol=2e-5)
@@ -214,18 +201,31 @@ def test_warped_logits_are_those_of_the_peers(args, expected):
 
 def test_draws_follow_the_warped_distribution_and_the_key_alone():
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.15, 0.1]])).repeat(4096, 0)
-    drawn = Sampling(top_k=2)(logits, jax.random.key(3))
+    sampled = Decoding(temperature=1.0, top_k=2)
+    drawn = next_token(sampled, logits, jax.random.key(3))
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4096, [2 / 3, 1 / 3, 0, 0], atol=0.03)
-    np.testing.assert_array_equal(drawn, Sampling(top_k=2)(logits, jax.random.key(3)))
-    for bad in (
+    np.testing.assert_array_equal(drawn, next_token(sampled, logits, jax.random.key(3)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"temperature": -1.0},
+        {"temperature": float("nan")},
         {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.5},
-        {"temperature": float("nan")},
-    ):
-        with pytest.raises(SettingError, match=f"{next(iter(bad))}="):
-            Sampling(**bad)
+        {"top_k": 3},
+        {"beams": 0},
+        {"beams": 2, "temperature": 1.0},
+        {"max_length": 0},
+    ],
+)
+def test_settings_of_decoding_are_refused_by_name(settings):
+    with pytest.raises(SettingError, match=f"{next(iter(settings))}="):
+        Decoding(**settings)
+    with pytest.raises(SettingError, match="early_stopping="):
+        replace(T5_RULES, early_stopping="sometimes")
 
 
 @pytest.mark.parametrize(
@@ -233,16 +233,8 @@ def test_draws_follow_the_warped_distribution_and_the_key_alone():
 )
 def test_beams_are_those_of_t5x(args, expected):
     model, batch, _ = chain_and_prompts(args)
-    tokens, scores = beam_search(
-        model,
-        batch,
-        beams=args["beam_size"],
-        max_length=args["max_decode_len"],
-        length_penalty=args["alpha"],
-        early_stopping="never",
-        rules="t5",
-        special=SpecialTokens(eos=args["eos_id"]),
-    )
+    search = Decoding(args["max_decode_len"], args["beam_size"], args["alpha"])
+    tokens, scores = beam_search(model, batch, search, special=SpecialTokens(eos=args["eos_id"]))
     if "sequences" in expected:
         np.testing.assert_array_equal(tokens[0], expected["sequences"])
         np.testing.assert_allclose(scores[0], expected["scores"], atol=2e-4)
@@ -262,15 +254,7 @@ def equally_likely(one, other, logits):
 def test_beams_go_on_from_prompts_of_unequal_lengths_as_in_t5x(args, expected):
     model, batch, begun = chain_and_prompts(args)
     length = args.get("max_decode_step", 4)
-    tokens, scores = beam_search(
-        model,
-        batch,
-        beams=args["beam_size"],
-        max_length=length,
-        length_penalty=args["alpha"],
-        early_stopping="never",
-        rules="t5",
-    )
+    tokens, scores = beam_search(model, batch, Decoding(length, args["beam_size"], args["alpha"]))
     due = zip(begun, tokens.tolist(), expected["sequences"], args["logits"], strict=True)
     for prompt, answers, rows, logits in due:
         assert len(set(map(tuple, answers))) == len(answers)
@@ -282,21 +266,14 @@ def test_beams_go_on_from_prompts_of_unequal_lengths_as_in_t5x(args, expected):
         np.testing.assert_allclose(scores, expected["scores"], atol=1e-4)
 
 
-@pytest.mark.parametrize("rules", beams.RULES)
+@pytest.mark.parametrize("rules", [T5_RULES, TRANSFORMERS_RULES], ids=["t5", "transformers"])
 @pytest.mark.parametrize(("args", "expected"), cases("beam_search.exhaustive"))
 def test_very_many_beams_find_the_best_of_all_sequences(args, expected, rules):
     model, batch, _ = chain_and_prompts(args)
     count = 600  # more than there are sequences
-    tokens, scores = beam_search(
-        model,
-        batch,
-        beams=count,
-        max_length=args["max_decode_len"],
-        length_penalty=0.0,
-        early_stopping="never",
-        rules=rules,
-    )
-    search = beams.Search(count, args["max_decode_len"], args["alpha"], "never", "t5")
+    rules = replace(rules, early_stopping="never")
+    tokens, scores = beam_search(model, batch, Decoding(args["max_decode_len"], count, 0.0), rules=rules)
+    search = Search(Decoding(length_penalty=args["alpha"]), T5_RULES)
     ended = [
         (float(search.score(s, row.index(EOS) + 1)), row[: row.index(EOS) + 1])
         for row, s in zip(tokens[0].tolist(), scores[0], strict=True)
@@ -309,11 +286,9 @@ def test_very_many_beams_find_the_best_of_all_sequences(args, expected, rules):
 
 def test_length_penalties_are_those_of_their_papers():
     for args, expected in (case.values for case in cases("t5x.decoding.brevity_penalty")):
-        np.testing.assert_allclose(
-            beams.RULES["t5"].penalty(jnp.array(args["lengths"]), args["alpha"]), expected
-        )
-    assert beams.RULES["t5"].penalty(7.0, 2.0) == 4.0  # ((5 + 7) / 6) ** 2
-    assert beams.RULES["transformers"].penalty(7.0, 2.0) == 49.0
+        np.testing.assert_allclose(T5_RULES.penalty(jnp.array(args["lengths"]), args["alpha"]), expected)
+    assert T5_RULES.penalty(7.0, 2.0) == 4.0  # ((5 + 7) / 6) ** 2
+    assert TRANSFORMERS_RULES.penalty(7.0, 2.0) == 49.0
 
 
 @pytest.mark.parametrize(("architecture", "early_stopping"), [("encoder-decoder", True), ("decoder", False)])
@@ -321,25 +296,8 @@ def test_a_beam_of_one_is_greedy(architecture, early_stopping):
     model, batch = make(architecture), prompts(architecture)
     # what a row writes third
     special = replace(ENDLESS, eos=int(greedy(model, batch, max_length=STEPS)[0, 2]))
-    tokens, scores = beam_search(
-        model,
-        batch,
-        beams=1,
-        max_length=STEPS,
-        length_penalty=1.0,
-        early_stopping=early_stopping,
-        rules="transformers",
-        special=special,
-    )
-    expected = decode(model, batch, max_length=STEPS, choose=sampling.greedy, key=None, special=special)
+    rules = replace(TRANSFORMERS_RULES, early_stopping=early_stopping)
+    tokens, scores = beam_search(model, batch, Decoding(STEPS, 1, 1.0), rules=rules, special=special)
+    expected = decode(model, batch, Decoding(STEPS), special=special)
     np.testing.assert_array_equal(tokens[:, 0], expected.tokens)
     assert scores[2, 0] == -jnp.inf  # the row that is all padding
-
-
-def test_settings_of_a_search_are_refused_by_name():
-    for bad in ({"beams": 0}, {"max_length": 0}, {"early_stopping": "sometimes"}, {"rules": "t6"}):
-        with pytest.raises(SettingError, match=f"{next(iter(bad))}="):
-            beams.Search(
-                **{"beams": 2, "max_length": 3, "length_penalty": 0.6, "early_stopping": True, "rules": "t5"}
-                | bad
-            )

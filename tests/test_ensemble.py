@@ -10,8 +10,10 @@ from test_decode import prompts
 from test_nn import TINY, make
 
 from lm.evaluate.decode import beam_search, greedy
-from lm.nn.ensemble import Ensemble
+from lm.nn.composed import Ensemble
 from lm.nn.transformer import Transformer
+from lm.ops.decoding.beams import T5_RULES
+from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError
 
 BATCH = prompts("decoder")
@@ -25,11 +27,10 @@ def test_a_model_with_itself_writes_what_it_writes_alone():
     model = make("decoder")
     both = Ensemble([model, model])
     np.testing.assert_array_equal(greedy(both, BATCH, max_length=6), greedy(model, BATCH, max_length=6))
-    search = {"beams": 2, "max_length": 4, "length_penalty": 0.6, "early_stopping": True, "rules": "t5"}
-    for found, due in zip(
-        beam_search(both, BATCH, **search), beam_search(model, BATCH, **search), strict=True
-    ):
-        np.testing.assert_allclose(found, due, rtol=1e-6)
+    search, rules = Decoding(4, beams=2), replace(T5_RULES, early_stopping=True)
+    found, expected = (beam_search(writer, BATCH, search, rules=rules) for writer in (both, model))
+    for one, due in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, due, rtol=1e-6)
 
 
 def test_logits_are_the_mean_at_every_step_and_members_may_differ_in_size():

@@ -16,14 +16,13 @@ from flax import nnx
 
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
-from lm.nn.mixers import implementation
+from lm.nn.kernels import implementation
 from lm.nn.transformer import Transformer
-from lm.ops.attention import cudnn_attention, dot_product_attention
-from lm.ops.biases import Alibi, Relative
+from lm.ops.attention import Softmax, cudnn_attention, dot_product_attention
 from lm.ops.flash.grid import BACKENDS
-from lm.ops.flash.kernel import flash_attention
-from lm.ops.masks import Mask, Rule
-from lm.ops.masks import segments as key_numbers
+from lm.ops.flash.kernel import Flash
+from lm.ops.masks import Mask, Rule, key_segments
+from lm.ops.positions import Alibi, Relative
 from lm.settings import SettingError, change
 from lm.sharding import make_mesh
 
@@ -76,7 +75,7 @@ def results(call, mask, bias, dtype="float32", keep=None):
 
     def out(*inputs):
         *inputs, table = inputs
-        return call(*inputs, MASKS[mask], BIASES[bias](table), scale=0.5, keep=keep)
+        return call(*inputs, MASKS[mask], BIASES[bias](table), Softmax(0.5, keep))
 
     @jax.jit
     def both(*inputs):
@@ -87,13 +86,10 @@ def results(call, mask, bias, dtype="float32", keep=None):
 
 
 def assert_equal_to_explicit_scores(backend, mask, bias, dtype="float32", keep=None, atol=2e-5):
-    def flash(*inputs, **settings):
-        return flash_attention(*inputs, **settings, backend=backend)
-
     expected = results(dot_product_attention, mask, bias, dtype, keep)
     for name, one, other in zip(
         ("out", "query", "key", "value", "table"),
-        results(flash, mask, bias, dtype, keep),
+        results(Flash(backend), mask, bias, dtype, keep),
         expected,
         strict=True,
     ):
@@ -181,8 +177,8 @@ def attention_step(call, length, mask):
     """
 
     def loss(query, key, value, table, segments):
-        known = {"segment": segments}
-        seen = Mask(known, key_numbers(segments), Rule()) if mask == "segments" else MASKS[mask]
+        by_segment = Mask({"segment": segments}, {"segment": key_segments(segments)}, Rule())
+        seen = by_segment if mask == "segments" else MASKS[mask]
         return (
             call(query, key, value, seen, Relative(table, mask == "segments", 128)).astype(jnp.float32).sum()
         )
@@ -192,7 +188,7 @@ def attention_step(call, length, mask):
 
 
 def flash_on(platform, **settings):
-    return lambda *inputs: flash_attention(*inputs, backend=BACKENDS[platform]._replace(**settings))
+    return Flash(BACKENDS[platform]._replace(**settings))
 
 
 @pytest.mark.skipif(
@@ -277,5 +273,5 @@ def test_what_an_implementation_cannot_do_is_refused_by_name():
         ModelConfig("decoder", positions="rotary", attention="cudnn")
     with pytest.raises(SettingError, match="positions that are no bias, not 'bfloat16', 64 and 'relative'"):
         ModelConfig(dtype="bfloat16", attention="cudnn")
-    with pytest.raises(SettingError, match="'cudnn' is not on 'cpu'"):
+    with pytest.raises(SettingError, match="'cudnn' is not available on 'cpu'"):
         implementation(ModelConfig(dtype="bfloat16", positions="rotary", attention="cudnn"), 8, 8, None, None)

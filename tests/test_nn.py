@@ -16,6 +16,7 @@ from lm.nn.layers import RelativeBias, count, draw_keep, dropout
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
 from lm.ops.losses import cross_entropy
+from lm.ops.masks import distances
 from lm.settings import SettingError
 from lm.sharding import named
 
@@ -326,8 +327,7 @@ def test_a_shared_model_has_one_stack_and_both_uses_move_it():
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_the_bias_laid_out_along_diagonals_is_the_bias_of_each_distance(bidirectional):
     bias = RelativeBias(TINY, nnx.Rngs(params=0))(bidirectional)
-    distance = jnp.arange(9)[None, :] - jnp.arange(9)[:, None]
-    np.testing.assert_array_equal(bias.dense(9, 9)[0], bias.at(distance))
+    np.testing.assert_array_equal(bias.dense(9, 9), bias.at(distances(9, 9)))
 
 
 def test_bfloat16_activations_leave_parameters_and_logits_in_float32():

@@ -11,22 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.ops import masks
-from lm.ops.attention import SCALES, attention_weights, bilinear, dot_product_attention
-from lm.ops.decoding.sampling import greedy
+from lm.nn.config import RotaryConfig
+from lm.ops.attention import SCORE_SCALES, Softmax, attention_weights, bilinear, dot_product_attention
+from lm.ops.decoding.config import Decoding
+from lm.ops.decoding.sampling import next_token
 from lm.ops.losses import accuracy, cross_entropy
-from lm.ops.positions import alibi, rotary_frequencies, rotate, sinusoids
-
-ROTARY = {
-    "base": 10_000.0,
-    "scaling": "none",
-    "factor": 1.0,
-    "original_length": 2048,
-    "low_frequency_factor": 1.0,
-    "high_frequency_factor": 4.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
+from lm.ops.positions import Alibi, alibi_slopes, rotate, sinusoids
 
 
 def random(*shape, seed=0):
@@ -66,7 +56,7 @@ def test_accuracy_counts_weights_of_right_positions_and_greedy_takes_the_highest
     logits, weights = jnp.eye(4)[None], jnp.array([[1, 0.5, 2, 0]])
     right, total = accuracy(logits, jnp.array([[0, 1, 3, 3]]), weights)
     assert (right, total) == (1.5, 3.5)
-    np.testing.assert_array_equal(greedy(logits[0], None), jnp.arange(4))
+    np.testing.assert_array_equal(next_token(Decoding(), logits[0], None), jnp.arange(4))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -90,7 +80,7 @@ def test_grouped_heads_are_repeated_heads_and_dropped_keys_are_dropped_values():
     query, key, value = random(2, 5, 6, 4), random(2, 7, 2, 4, seed=1), random(2, 7, 2, 4, seed=2)
     bias, mask = random(1, 6, 5, 7), jnp.ones((1, 5, 7), bool).at[0, 2].set(False)
     keep = jax.random.bernoulli(jax.random.key(3), 0.5, (2, 6, 1, 7)) * 2.0
-    grouped = dot_product_attention(query, key, value, mask, bias, scale=0.5, keep=keep)
+    grouped = dot_product_attention(query, key, value, mask, bias, Softmax(0.5, keep))
     found = attention_weights(query, key, mask, bias, scale=0.5)
     key, value = (jnp.repeat(x, 3, axis=2) for x in (key, value))
     weights = jax.nn.softmax(0.5 * jnp.einsum("btnh,bsnh->bnts", query, key) + bias).at[:, :, 2].set(0)
@@ -101,11 +91,11 @@ def test_grouped_heads_are_repeated_heads_and_dropped_keys_are_dropped_values():
 
 def test_a_bilinear_score_is_query_times_weight_times_key():
     query, key, weight = random(1, 3, 2, 4), random(1, 5, 2, 4, seed=1), random(2, 4, 4, seed=2)
-    found = attention_weights(bilinear(query, weight), key, scale=SCALES["dot"](4))
+    found = attention_weights(bilinear(query, weight), key, scale=SCORE_SCALES["dot"](4))
     np.testing.assert_allclose(
         found, jax.nn.softmax(jnp.einsum("btnh,nhg,bsng->bnts", query, weight, key)), atol=1e-5
     )
-    assert SCALES["scaled-dot"](64) == SCALES["bilinear"](64) == 1 / 8
+    assert SCORE_SCALES["scaled-dot"](64) == SCORE_SCALES["bilinear"](64) == 1 / 8
 
 
 def test_attention_weights_are_computed_in_float32_when_activations_are_not():
@@ -114,49 +104,6 @@ def test_attention_weights_are_computed_in_float32_when_activations_are_not():
     low = dot_product_attention(query, key, value)
     assert low.dtype == jnp.bfloat16
     np.testing.assert_allclose(low.astype(jnp.float32), exact, atol=2e-2)
-
-
-def test_masks_print_as_they_should():
-    segments, places = jnp.array([[1, 1, 2, 0]]), jnp.arange(6)[None]
-    four, six = masks.distances(4, 4), masks.distances(6, 6)
-    sparse = partial(masks.sparse, dilation=1, random_blocks=0, length=6)
-    for mask, expected in [
-        (masks.fully_visible(2, 3), "###/###"),
-        (masks.causal(masks.distances(3, 4)), "#.../##../###."),
-        (masks.same_segment(segments, segments), "##../##../..#./...."),
-        (masks.causal(four) | masks.prefix(jnp.array([[1, 1, 0, 0]])), "##../##../###./####"),
-        (masks.sliding_window(four, behind=2, ahead=0), "#.../##../###./.###"),
-        (masks.sliding_window(four, behind=0, ahead=1), "##../.##./..##/...#"),
-        (masks.dilated(six, window=1, dilation=2), "#.#.../.#.#../#.#.#./.#.#.#/..#.#./...#.#"),
-        (masks.global_tokens(jnp.array([[0, 1, 0]]), jnp.array([[0, 1, 0, 0]])), ".#../####/.#.."),
-        (
-            sparse(places, places, window=1, global_tokens=1, block=1),
-            "######/###.../####../#.###./#..###/#...##",
-        ),
-        (
-            sparse(places, places, window=0, global_tokens=1, block=2),
-            "######/######/####../####../##..##/##..##",
-        ),
-        # one query, as over a cache
-        (sparse(places[:, 4:5], places, window=1, global_tokens=1, block=1), "#..###"),
-        (sparse(places[:, :2], places, window=None, global_tokens=0, block=1), "######/######"),
-    ]:
-        assert (
-            "/".join("".join("#" if seen else "." for seen in row) for row in np.array(mask[0])) == expected
-        )
-
-
-def test_random_blocks_are_so_many_whole_blocks_for_each_block_of_queries_and_always_the_same():
-    places, draw = jnp.arange(40)[None], {"block": 4, "count": 3, "blocks": 10}
-    seen = np.array(masks.random_blocks(places, places, **draw, seed=0)[0]).reshape(10, 4, 10, 4)
-    assert (seen == seen[:, :1, :, :1]).all()
-    assert (seen[:, 0, :, 0].sum(-1) == 3).all()
-    assert len(np.unique(seen[:, 0, :, 0], axis=0)) > 5
-    again, other = (masks.random_blocks(places[:, 4:], places, **draw, seed=seed)[0] for seed in (0, 1))
-    np.testing.assert_array_equal(again, seen.reshape(40, 40)[4:])
-    assert (other != again).any()
-    sparse = partial(masks.sparse, places, places, window=1, dilation=1, global_tokens=1, block=4, length=40)
-    np.testing.assert_array_equal(sparse(random_blocks=3), sparse(random_blocks=0) | seen.reshape(1, 40, 40))
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves", "tensor2tensor"])
@@ -168,7 +115,7 @@ def test_products_of_sinusoids_depend_on_distances_only(layout):
 
 
 def test_rotary_scores_depend_on_distances_only_and_the_rest_of_a_head_stays():
-    frequencies, factor = rotary_frequencies(6, **ROTARY)
+    frequencies, factor = RotaryConfig().frequencies(6)
     query, key, places = random(1, 5, 2, 8), random(1, 5, 2, 8, seed=1), jnp.arange(5)[None]
 
     def scores(shift):
@@ -226,23 +173,23 @@ STRETCHED = [
 
 @pytest.mark.parametrize(("width", "settings", "factor", "expected"), STRETCHED)
 def test_rotary_frequencies_are_stretched_as_in_transformers(width, settings, factor, expected):
-    found, multiplier = rotary_frequencies(width, **ROTARY | settings)
+    found, multiplier = RotaryConfig(**settings).frequencies(width)
     np.testing.assert_allclose(found[:: len(found) // len(expected)], expected, rtol=1e-6)
     assert multiplier == pytest.approx(factor)
 
 
 def test_alibi_falls_with_distance_by_the_slope_of_each_head():
-    bias = alibi(masks.distances(2, 3), 8)
+    bias = Alibi(jnp.asarray(alibi_slopes(8))).dense(2, 3)
     np.testing.assert_array_equal(bias[0, 0], [[0, -0.5, -1], [-0.5, 0, -0.5]])
     np.testing.assert_array_equal(bias[0, 7], bias[0, 0] / 2**7)
 
 
 TIMES = """
 import time, jax, jax.numpy as jnp
-from lm.ops.attention import dot_product_attention
+from lm.ops.attention import Softmax, dot_product_attention
 
-def peer(query, key, value, mask, bias, *, scale):
-    return jax.nn.dot_product_attention(query, key, value, bias, mask[:, None], scale=scale)
+def peer(query, key, value, mask, bias, softmax):
+    return jax.nn.dot_product_attention(query, key, value, bias, mask[:, None], scale=softmax.scale)
 
 def gradient(f):
     return jax.grad(lambda *inputs: (f(*inputs) ** 2).sum(), (0, 1, 2) if bias is None else (0, 1, 2, 4))
@@ -253,7 +200,8 @@ mask = jnp.broadcast_to(jnp.arange(512)[None, None, :] < lengths[:, None, None],
 for bias in (jax.random.normal(jax.random.key(3), (1, 12, 512, 512)), None):  # T5-base; BERT-base
     for derive in (lambda f: f, gradient):
         best = {}
-        calls = [jax.jit(derive(lambda *x, f=f: f(*x, scale=0.125))) for f in (dot_product_attention, peer)]
+        both = dot_product_attention, peer
+        calls = [jax.jit(derive(lambda *x, f=f: f(*x, Softmax(0.125)))) for f in both]
         for _ in range(9):
             for name, call in zip(("ours", "peer"), calls):
                 begin = time.process_time()

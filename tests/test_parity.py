@@ -22,7 +22,8 @@ from lm.convert.names import NAMES, tensors
 from lm.evaluate.decode import beam_search, decode
 from lm.nn.config import SpecialTokens
 from lm.nn.transformer import Transformer
-from lm.ops.decoding.sampling import greedy
+from lm.ops.decoding.beams import TRANSFORMERS_RULES
+from lm.ops.decoding.config import Decoding
 from lm.sharding import named
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -316,9 +317,7 @@ def test_greedy_tokens_and_their_logits_are_those_of_the_reference(name, kind):
     eos = settings["eos_token_id"] if kind == "greedy" else None
     batch, special, start = prompts(model, arrays, meta, eos)
     length = settings["max_new_tokens"]
-    found = decode(
-        model, batch, max_length=length, choose=greedy, key=None, special=special, record=logits_of
-    )
+    found = decode(model, batch, Decoding(length), special=special, record=logits_of)
     expected = padded(arrays[f"gen/{kind}/sequences"][:, start:], length, special.pad)
     np.testing.assert_array_equal(found.tokens, expected)
     if eos is None:
@@ -344,16 +343,9 @@ def test_beams_and_their_scores_are_those_of_the_reference(name, kind):
     model, arrays, meta = golden(name)
     settings, length = meta["gen"]["beam"][kind], meta["gen"]["max_new_tokens"]
     batch, special, start = prompts(model, arrays, meta, meta["gen"]["eos_token_id"])
-    tokens, scores = beam_search(
-        model,
-        batch,
-        beams=settings["num_beams"],
-        max_length=length,
-        length_penalty=settings["length_penalty"],
-        early_stopping=settings["early_stopping"],
-        rules="transformers",
-        special=special,
-    )
+    search = Decoding(length, settings["num_beams"], settings["length_penalty"])
+    rules = replace(TRANSFORMERS_RULES, early_stopping=settings["early_stopping"])
+    tokens, scores = beam_search(model, batch, search, rules=rules, special=special)
     best = settings["num_return_sequences"]
     expected = padded(arrays[f"gen/{kind}/sequences"][:, start:], length, special.pad)
     np.testing.assert_array_equal(tokens[:, :best].reshape(-1, length), expected)

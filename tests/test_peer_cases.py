@@ -22,7 +22,7 @@ from lm.data.tasks.mixtures import rates
 from lm.data.tasks.task import label
 from lm.data.text.own import Bytes
 from lm.nn.layers import ACTIVATIONS
-from lm.ops import masks
+from lm.ops.masks import CAUSAL
 from lm.ops.positions import alibi_slopes, relative_position_bucket
 
 PEERS = json.loads((Path(__file__).parent / "golden" / "peer_cases.json").read_text())
@@ -33,11 +33,8 @@ ADAPTERS = {
         jnp.arange(relative_position[0], relative_position[1] + 1), **given
     ),
     "t5x.layers.make_decoder_mask": peers.decoder_mask,
-    "t5x.layers.make_causal_mask": lambda x: masks.causal(masks.distances(len(x[0]), len(x[0])))[:, None],
-    # Theirs treats 0 as a segment like the others.
-    "t5x.layers.make_attention_mask": lambda query_input, key_input, pairwise_fn: masks.same_segment(
-        jnp.array(query_input) + 1, jnp.array(key_input) + 1
-    )[:, None],
+    "t5x.layers.make_causal_mask": lambda x: CAUSAL.dense(len(x[0]), len(x[0]))[:, None],
+    "t5x.layers.make_attention_mask": peers.attention_mask,
     "attention": peers.attention,
     "rope.rotate_half": peers.rotary,
     "alibi.slopes": lambda num_heads: alibi_slopes(num_heads),

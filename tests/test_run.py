@@ -30,6 +30,7 @@ from lm.data.objectives import lengths_of
 from lm.files import seal_lines
 from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
+from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError, change
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig
@@ -223,7 +224,9 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
 
 
 def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
-    generate(folder_of(swept, RATE), ("cloze question: a context: b", "summarize: a b c."), max_length=8)
+    generate(
+        folder_of(swept, RATE), ("cloze question: a context: b", "summarize: a b c."), decoding=Decoding(8)
+    )
     assert capsys.readouterr().out.count("\n") >= 4
     assert written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
     with pytest.raises(SettingError, match="is no run"):

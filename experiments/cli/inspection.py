@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import tyro
 from rich.console import Console
 from rich.markup import escape
 
@@ -18,8 +20,10 @@ from lm.data.tasks.labelled import LabelledTask, labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
 from lm.data.text.vocabulary import EOS, MASK, Vocabulary
+from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError
 
+GREEDY = Decoding()
 CONSOLE = Console(soft_wrap=True)
 
 Part = tuple[str, str, str]  # of an example: what it is, how long, and its text
@@ -129,64 +133,28 @@ def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:
             start = place
 
 
-@dataclass(frozen=True)
-class Writing:
-    """How answers are written: the likeliest token each time, by drawing, or with beams."""
-
-    beams: int  # sequences searched side by side; 1: none but the likeliest
-    length_penalty: float  # of a search: 0 compares log-probabilities, more favours long answers
-    temperature: float  # of drawing: logits are divided by it; 0: nothing is drawn
-    top_k: int  # likeliest tokens to draw from; 0: all [tokens]
-    top_p: float  # share of the probability to draw from
-    seed: int  # of drawing
-
-    def __post_init__(self):
-        if self.beams < 1:
-            raise SettingError(f"--beams {self.beams} should be at least 1")
-        if self.beams > 1 and self.temperature:
-            raise SettingError(
-                f"--beams {self.beams} and --temperature {self.temperature} exclude each other"
-            )
-        if (self.top_k or self.top_p != 1) and not self.temperature:
-            raise SettingError("--top-k and --top-p need a --temperature above 0, such as 1.0")
-
-
 def generate(
     run: Path,
     /,
     prompt: tuple[str, ...],
     mixture: str = "",
-    max_length: int = 64,
-    beams: int = 1,
-    length_penalty: float = 0.6,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    decoding: Annotated[Decoding, tyro.conf.arg(name="")] = GREEDY,
     seed: int = 0,
 ) -> None:
-    """Show what a run's model writes after prompts: the likeliest words, drawn ones, or the best of a beam
-    search.
+    """Show what a run's model writes after prompts: greedily, sampled, or by beam search.
 
     Args:
         run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.
-        prompt: one or more texts to answer or to go on from.
-        mixture: which fine-tuned model answers; the first by default, 'pretraining' for the pre-trained
-        model.
-        max_length: longest answer [tokens].
-        beams: answers searched side by side; 1 takes the likeliest token each time.
-        length_penalty: of beam search; 0 compares log-probabilities, more favours long answers.
-        temperature: of drawing; below 1 likely tokens get likelier, 0 draws nothing.
-        top_k: draw from this many of the likeliest tokens; 0 draws from all.
-        top_p: draw from the likeliest tokens that together have this probability.
-        seed: of drawing.
+        prompt: one or more texts to answer or to continue.
+        mixture: which fine-tuned model answers: by default the first; 'pretraining' is the pre-trained one.
+        decoding: how answers are written.
+        seed: of sampling.
     """
     from experiments.runs.trained import answering, open_run
 
-    if max_length < 1:
-        raise SettingError(f"--max-length {max_length} should be at least 1")
-    write = _writer(Writing(beams, length_penalty, temperature, top_k, top_p, seed), max_length)
+    write = _writer(decoding, seed)
     opened = open_run(run, answering(run), mixture)
-    batch = opened.batch([opened.encode(text) for text in prompt], max_length)
+    batch = opened.batch([opened.encode(text) for text in prompt], decoding.max_length)
     write(opened.model, batch)  # compiles
     start = time.perf_counter()
     tokens = write(opened.model, batch)[: len(prompt)]
@@ -204,23 +172,16 @@ def written(tokens: np.ndarray, eos: int | None) -> int:
     return int(np.where(ends.any(1), ends.argmax(1) + 1, tokens.shape[1]).sum())
 
 
-def _writer(writing: Writing, max_length: int) -> Callable:
+def _writer(decoding: Decoding, seed: int) -> Callable:
     """(model, batch) -> the best answers, int32 [B,max_length]."""
     import jax
 
     from lm.evaluate.decode import beam_search, decode
-    from lm.ops.decoding.sampling import Sampling
 
-    choose = Sampling(writing.temperature, writing.top_k, writing.top_p)
-    if writing.beams == 1:
-        key = jax.random.key(writing.seed)
-        return lambda model, batch: np.asarray(
-            decode(model, batch, max_length=max_length, choose=choose, key=key).tokens
-        )
-    search = {"beams": writing.beams, "length_penalty": writing.length_penalty, "early_stopping": "never"}
-    return lambda model, batch: np.asarray(
-        beam_search(model, batch, max_length=max_length, rules="t5", **search)[0][:, 0]
-    )
+    if decoding.beams > 1:
+        return lambda model, batch: np.asarray(beam_search(model, batch, decoding)[0][:, 0])
+    key = jax.random.key(seed)
+    return lambda model, batch: np.asarray(decode(model, batch, decoding, key=key).tokens)
 
 
 def fill_in(

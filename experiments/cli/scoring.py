@@ -25,7 +25,7 @@ from lm.data.tasks.mixtures import MIXTURES
 from lm.data.tasks.task import Row, Scored, Task
 from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions, predict, write
-from lm.nn.ensemble import Ensemble
+from lm.nn.composed import Ensemble
 from lm.settings import SettingError, nearest, parse_json
 
 ROWS = 32  # that a model is asked at once [rows]

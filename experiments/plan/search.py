@@ -18,8 +18,8 @@ from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
+from lm.nn.kernels import SHORT
 from lm.nn.layers import count
-from lm.nn.mixers import SHORT
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train.config import OptimizerConfig

@@ -29,9 +29,8 @@ from lm.data.tasks.task import Row, Task
 from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions, score
-from lm.nn.composed import Tuned
+from lm.nn.composed import Ensemble, Tuned
 from lm.nn.config import HeadConfig, ModelConfig
-from lm.nn.ensemble import Ensemble
 from lm.train import tuning
 from lm.train.log import records
 from lm.train.losses import labelled

@@ -15,7 +15,8 @@ from lm import sharding
 from lm.data.text.vocabulary import Vocabulary
 from lm.nn.composed import BODY, DISCRIMINATOR
 from lm.nn.config import ModelConfig
-from lm.nn.transformer import Batch, Transformer
+from lm.nn.transformer import Transformer
+from lm.nn.view import Batch
 from lm.settings import SettingError, nearest
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import CheckpointConfig

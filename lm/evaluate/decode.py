@@ -1,4 +1,4 @@
-"""Writing tokens one after another, over a cache: greedily, by drawing, or with beams.
+"""Writing tokens one after another, over a cache: greedily, by sampling, or with beams.
 
 A batch is encoder features, or the prompts of a decoder, shifted, so that the last token is the one that the
 first answer follows. Rows may differ in length and be padded on either side: padding is where segment ids are
@@ -13,18 +13,20 @@ import jax
 import jax.numpy as jnp
 
 from lm.nn.cache import Cache
+from lm.nn.composed import Ensemble
 from lm.nn.config import SpecialTokens
-from lm.nn.ensemble import Ensemble
-from lm.nn.transformer import Batch, Transformer
-from lm.ops.decoding import beams as searching
-from lm.ops.decoding import sampling
+from lm.nn.transformer import Transformer
+from lm.nn.view import Batch
+from lm.ops.decoding import beams as beam_steps
+from lm.ops.decoding.beams import T5_RULES, BeamRules, Search
+from lm.ops.decoding.config import Decoding
+from lm.ops.decoding.sampling import next_token
 from lm.settings import SettingError
 
-# positions follow
+# Features of a prompt; positions follow from them.
 PROMPT = ("input_tokens", "segment_ids", "token_types", "causal_attention", "global_attention")
 
 Model = Transformer | Ensemble
-Choose = Callable[[jax.Array, jax.Array | None], jax.Array]  # (logits [B,V], key) -> tokens int32 [B]
 
 
 class Decoded(NamedTuple):
@@ -32,40 +34,43 @@ class Decoded(NamedTuple):
 
     tokens: jax.Array  # int32 [B,max_length], padded after EOS
     lengths: jax.Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
-    # [B,max_length,...]: what ``record`` made of each step's logits, until all are done
-    record: jax.Array | None
+    record: jax.Array | None  # [B,max_length,...]: ``record`` of each step's logits, until all rows are done
 
 
 def greedy(model: Model, batch: Batch, *, max_length: int) -> jax.Array:
     """int32 [B,max_length]: the likeliest token at each step, up to and with EOS, then padding."""
-    return decode(model, batch, max_length=max_length, choose=sampling.greedy, key=None).tokens
+    return decode(model, batch, Decoding(max_length)).tokens
 
 
 def decode(
     model: Model,
     batch: Batch,
+    decoding: Decoding,
     *,
-    max_length: int,
-    choose: Choose,
-    key: jax.Array | None,
+    key: jax.Array | None = None,
     special: SpecialTokens | None = None,
     record: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Decoded:
-    """The tokens as ``choose`` has them; compiles once for equal shapes, ``choose`` and ``record``.
+    """The likeliest tokens, or sampled ones; compiles once for equal shapes, ``decoding`` and ``record``.
 
-    ``special``: ids that pad, end and start, the model's own by default. ``record`` maps the logits [B,V] of
-    a step to what is to be kept of them.
+    ``key`` is needed to sample. ``special``: ids that pad, end and start, the model's own by default.
+    ``record`` maps the logits [B,V] of a step to what is recorded of them.
     """
     special = special or model.config.special
-    return _decode(
-        model,
-        _prompt(model, batch),
-        key,
-        max_length=max_length,
-        choose=choose,
-        special=special,
-        record=record,
-    )
+    return _decode(model, _prompt(model, batch), key, decoding=decoding, special=special, record=record)
+
+
+def beam_search(
+    model: Model,
+    batch: Batch,
+    decoding: Decoding,
+    *,
+    rules: BeamRules = T5_RULES,
+    special: SpecialTokens | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """tokens int32 [B,beams,max_length], padded after EOS, and scores float32 [B,beams], best first."""
+    special = special or model.config.special
+    return _beam_search(model, _prompt(model, batch), search=Search(decoding, rules), special=special)
 
 
 def _prompt(model: Model, batch: Batch) -> Batch:
@@ -76,20 +81,20 @@ def _prompt(model: Model, batch: Batch) -> Batch:
     return {f"{side}_{name}": batch[f"{side}_{name}"] for name in PROMPT if f"{side}_{name}" in batch}
 
 
-@partial(jax.jit, static_argnames=("max_length", "choose", "special", "record"))
-def _decode(model, batch, key, *, max_length, choose, special, record):
-    logits, cache, done = _begin(model, batch, max_length, special)
+@partial(jax.jit, static_argnames=("decoding", "special", "record"))
+def _decode(model, batch, key, *, decoding, special, record):
+    logits, cache, done = _first_logits(model, batch, decoding.max_length, special)
 
     def unfinished(state):
         decoded, done, *_ = state
-        return (decoded.lengths.max() < max_length) & ~done.all()
+        return (decoded.lengths.max() < decoding.max_length) & ~done.all()
 
     def write(decoded, done, logits):
         step = decoded.lengths.max()  # every row that is not done has as many
-        token = choose(logits, None if key is None else jax.random.fold_in(key, step))
+        token = next_token(decoding, logits, None if key is None else jax.random.fold_in(key, step))
         token = jnp.where(done, special.pad, token)
-        kept = None if record is None else decoded.record.at[:, step].set(record(logits))
-        decoded = Decoded(decoded.tokens.at[:, step].set(token), decoded.lengths + ~done, kept)
+        recorded = None if record is None else decoded.record.at[:, step].set(record(logits))
+        decoded = Decoded(decoded.tokens.at[:, step].set(token), decoded.lengths + ~done, recorded)
         return decoded, done if special.eos is None else done | (token == special.eos), token
 
     def advance(state):
@@ -97,17 +102,15 @@ def _decode(model, batch, key, *, max_length, choose, special, record):
         logits, cache = model.step(token, cache)
         return *write(decoded, done, logits), cache
 
-    tokens = jnp.full((len(done), max_length), special.pad, jnp.int32)
-    kept = None if record is None else jax.eval_shape(record, logits)
-    kept = kept and jnp.zeros((len(done), max_length, *kept.shape[1:]), kept.dtype)
-    decoded = Decoded(tokens, jnp.zeros(len(done), jnp.int32), kept)
+    tokens = jnp.full((len(done), decoding.max_length), special.pad, jnp.int32)
+    recorded = None if record is None else jax.eval_shape(record, logits)
+    recorded = recorded and jnp.zeros((*tokens.shape, *recorded.shape[1:]), recorded.dtype)
+    decoded = Decoded(tokens, jnp.zeros(len(done), jnp.int32), recorded)
     return jax.lax.while_loop(unfinished, advance, (*write(decoded, done, logits), cache))[0]
 
 
-def _begin(model, batch, max_length, special):
-    """Logits [B,V] of the first token, the cache to write the others with, and the rows [B] that are all
-    padding.
-    """
+def _first_logits(model, batch, max_length, special):
+    """Logits [B,V] of the first token, the cache for the others, and which rows [B] are all padding."""
     side = "encoder" if model.config.has_encoder else "decoder"
     tokens = batch[f"{side}_input_tokens"]
     segments = batch.get(f"{side}_segment_ids", jnp.ones_like(tokens))
@@ -116,79 +119,41 @@ def _begin(model, batch, max_length, special):
     batch = {name: jnp.take_along_axis(values, order, axis=1) for name, values in batch.items()}
     if model.config.has_encoder:
         if special.start is None:
-            raise SettingError(
-                "model.special.start=None: an encoder-decoder needs a token to start answers with"
-            )
+            message = "model.special.start=None: an encoder-decoder needs a token to start answers with"
+            raise SettingError(message)
         batch["decoder_input_tokens"] = jnp.full((len(tokens), 1), special.start, jnp.int32)
     logits, cache = model.prefill(batch, batch["decoder_input_tokens"].shape[1] + max_length - 1)
     return logits, cache, ~(segments > 0).any(-1)
 
 
-def beam_search(
-    model: Model,
-    batch: Batch,
-    *,
-    beams: int,
-    max_length: int,
-    length_penalty: float,
-    early_stopping: bool | str,
-    rules: str,
-    special: SpecialTokens | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """tokens int32 [B,beams,max_length], padded after EOS, and scores float32 [B,beams], best first.
-
-    ``early_stopping`` (True, False or "never") and ``rules`` ("t5" or "transformers") as in ``beams.Search``.
-    By the latter one beam is greedy decoding; by T5's a sequence may also end in its second-best token.
-    """
-    search = searching.Search(beams, max_length, length_penalty, early_stopping, rules)
-    return _beam_search(model, _prompt(model, batch), search=search, special=special or model.config.special)
-
-
 @partial(jax.jit, static_argnames=("search", "special"))
 def _beam_search(model, batch, *, search, special):
-    logits, cache, done = _begin(model, batch, search.max_length, special)
+    count, max_length = search.decoding.beams, search.decoding.max_length
+    logits, cache, done = _first_logits(model, batch, max_length, special)
     rows = jnp.arange(len(done))
 
     def choose(beams, logits, step):
-        log_probabilities = jax.nn.log_softmax(logits).reshape(len(done), search.beams, -1)
-        return searching.advance(search, beams, log_probabilities, step, special.eos)
+        log_probabilities = jax.nn.log_softmax(logits).reshape(len(done), count, -1)
+        return beam_steps.advance(search, beams, log_probabilities, step, special.eos)
 
     def unfinished(state):
         step, beams, *_ = state
-        return (step < search.max_length) & ~beams.done.all()
+        return (step < max_length) & ~beams.done.all()
 
     def advance(state):
         step, beams, parent, token, cache = state
-        order = (rows[:, None] * search.beams + parent).reshape(-1)
-        cache = _each(lambda cache: _reorder(cache, order), cache)
+        order = (rows[:, None] * count + parent).reshape(-1)
+        cache = _map_caches(lambda cache: cache.reordered(order), cache)
         logits, cache = model.step(token.reshape(-1), cache)
         return step + 1, *choose(beams, logits, step), cache
 
-    beams = searching.begin(search, ~done, special.pad)
-    first = choose(beams, jnp.repeat(logits, search.beams, axis=0), 0)
-    cache = _each(lambda cache: _widen(cache, search.beams), cache)
+    beams = beam_steps.begin(search, ~done, special.pad)
+    first = choose(beams, jnp.repeat(logits, count, axis=0), 0)
+    cache = _map_caches(lambda cache: cache.repeated(count), cache)
     step, beams, *_ = jax.lax.while_loop(unfinished, advance, (1, *first, cache))
-    return searching.ranked(search, beams, step, special.pad)
+    return beam_steps.ranked(search, beams, step, special.pad)
 
 
-def _each(change, cache):
-    """``change`` of a cache, or of every one of an ensemble's."""
+def _map_caches(change, cache):
+    """``change`` of a cache, or of each member's of an ensemble."""
     return change(cache) if isinstance(cache, Cache) else tuple(map(change, cache))
-
-
-def _widen(cache: Cache, beams: int) -> Cache:
-    """The cache with each row ``beams`` times."""
-    stacks = jax.tree.map(
-        lambda x: jnp.repeat(x, beams, axis=1), (cache.self_attention, cache.cross_attention)
-    )
-    length, mask = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), (cache.length, cache.cross_mask))
-    return Cache(stacks[0], length, stacks[1], mask)
-
-
-def _reorder(cache: Cache, rows: jax.Array) -> Cache:
-    """The cache with ``rows`` in place of its own; a row's beams have lengths and encoder's output in
-    common.
-    """
-    return cache._replace(
-        self_attention=jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache.self_attention)
-    )

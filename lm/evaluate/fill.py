@@ -1,6 +1,4 @@
-"""What a masked language model puts in place of masks: candidates for each, or a whole text over several
-passes.
-"""
+"""What a masked language model puts in place of masks: candidates for each, or a text over several passes."""
 
 from functools import partial
 
@@ -8,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.nn.transformer import Batch, Transformer
+from lm.nn.transformer import Transformer
+from lm.nn.view import Batch
 
 
 def fill(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,9 +17,7 @@ HostBatch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Questions:
-    """The rows of a task to evaluate on and what a model is asked, made once and asked at every
-    checkpoint.
-    """
+    """The examples of a task to evaluate on, as batches that are made once and used at every checkpoint."""
 
     task: Scored
     rows: Sequence[Row]

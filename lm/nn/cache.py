@@ -1,11 +1,12 @@
-"""What decoding remembers: keys and values, a pytree in and a pytree out.
+"""What decoding remembers: a pytree in and a pytree out.
 
-Slot s holds position s of its row. A row's prompt fills the first slots; what follows it overwrites the slots
-of its padding, so that rows of different lengths need no shifting and a query sees exactly the slots up to
-its own.
+Of attention, slot s holds position s of its row. A row's prompt fills the first slots; what follows it
+overwrites the slots of its padding, so that rows of different lengths need no shifting and a query sees
+exactly the slots up to its own.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +24,26 @@ class KeyValue(NamedTuple):
         return KeyValue(put(self.key, new.key, position), put(self.value, new.value, position))
 
 
-class Cache(NamedTuple):
+Carry = Any  # what a mixer remembers from token to token: a pytree with leaves [B,...]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
     """The state of decoding between two calls of ``Transformer.step``."""
 
-    self_attention: KeyValue  # [layers,B,S,K,H]
+    carry: Carry  # of the mixers of all layers, leaves [layers,B,...]
     length: jax.Array  # int32 [B]: positions held, which is the position of the next token
-    cross_attention: KeyValue | None  # of the encoder's output, [layers,B,S,K,H]
+    crossed: KeyValue | None  # of the encoder's output, [layers,B,S,K,H]
     cross_mask: jax.Array | None  # bool [B,1,S]: the slots of the encoder's output that are no padding
+    slots: int = field(metadata={"static": True})  # longest row that fits, with its prompt [tokens]
 
+    def repeated(self, beams: int) -> "Cache":
+        """The cache with each row ``beams`` times."""
+        layers = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=1), (self.carry, self.crossed))
+        length, mask = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), (self.length, self.cross_mask))
+        return Cache(layers[0], length, layers[1], mask, self.slots)
 
-def empty(layers: int, batch: int, size: int, heads: int, width: int, dtype: str) -> KeyValue:
-    shape = (layers, batch, size, heads, width)
-    return KeyValue(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    def reordered(self, rows: jax.Array) -> "Cache":
+        """The carry of ``rows``, one for each; a row's beams share lengths and the encoder's output."""
+        return replace(self, carry=jax.tree.map(lambda x: jnp.take(x, rows, axis=1), self.carry))

@@ -1,17 +1,21 @@
-"""Models made of models: one with a head to fine-tune, and ELECTRA's pair of generator and discriminator."""
+"""Models made of models: one with a head to fine-tune, ELECTRA's pair, and ensembles."""
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lm.nn.cache import Cache
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.heads import POOL, Head, LayerMixture
 from lm.nn.layers import split
-from lm.nn.transformer import Batch, Transformer
+from lm.nn.transformer import Transformer
+from lm.nn.view import Batch
+from lm.settings import SettingError
 from lm.sharding import constrain
 
-# what the names of the parameters of the model inside begin with
-BODY, DISCRIMINATOR = "body.", "discriminator."
+BODY, DISCRIMINATOR = "body.", "discriminator."  # how names of the parameters of the model inside begin
 
 
 class Tuned(nnx.Module):
@@ -68,11 +72,10 @@ class Electra(nnx.Module):
         self, batch: Batch, sample: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, ...]:
         """Generator's logits [B,S,V]; tokens int32 [B,S] with its samples, drawn with key ``sample``, where
-        ``encoder_loss_weights`` are above 0; the discriminator's logits [B,S] of their not being the
-        text's."""
+        ``encoder_loss_weights`` are above 0; the discriminator's logits [B,S] of their not being the text's.
+        """
         generator_key, discriminator_key = split(key, 2)
-        # a copy, which may be given what it lacks
-        generator = jax.tree.map(lambda leaf: leaf, self.generator)
+        generator = jax.tree.map(lambda leaf: leaf, self.generator)  # a copy, to which the embedding is added
         generator.embed = self.discriminator.embed
         logits = generator(batch, generator_key)
         drawn = jax.random.categorical(sample, jax.lax.stop_gradient(logits)).astype(jnp.int32)
@@ -80,3 +83,34 @@ class Electra(nnx.Module):
         tokens = constrain(tokens, "batch", "length")
         x = self.discriminator.features(batch | {"encoder_input_tokens": tokens}, discriminator_key)
         return logits, tokens, self.discriminator.replaced(x)
+
+
+class Ensemble(nnx.Module):
+    """Several models that write as one: the mean of their logits, before the softmax (Raffel et al. 2020,
+    3.6).
+
+    It has the methods of a ``Transformer`` that decoding calls; the cache is a tuple of the members' caches.
+    """
+
+    def __init__(self, members: Sequence[Transformer]):
+        ids = {(member.config.vocab_size, member.config.special) for member in members}
+        if len(ids) != 1:
+            raise SettingError(
+                f"an ensemble should be models of the same model.vocab_size and special ids, not {ids}"
+            )
+        self.members = nnx.List(members)
+        self.config = members[0].config
+
+    def prefill(self, batch: Batch, size: int) -> tuple[jax.Array, tuple[Cache, ...]]:
+        """As ``Transformer.prefill``."""
+        return _mean_logits([member.prefill(batch, size) for member in self.members])
+
+    def step(self, tokens: jax.Array, cache: tuple[Cache, ...]) -> tuple[jax.Array, tuple[Cache, ...]]:
+        """As ``Transformer.step``."""
+        pairs = zip(self.members, cache, strict=True)
+        return _mean_logits([member.step(tokens, member_cache) for member, member_cache in pairs])
+
+
+def _mean_logits(outputs: Sequence[tuple[jax.Array, Cache]]) -> tuple[jax.Array, tuple[Cache, ...]]:
+    logits, caches = zip(*outputs, strict=True)
+    return sum(logits) / len(logits), caches

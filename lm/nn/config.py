@@ -6,7 +6,10 @@ where that is silent, the configuration released with the weights.
 
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from math import ceil, floor, log, pi
 from typing import Literal
+
+import numpy as np
 
 from lm.settings import SettingError, at_least
 
@@ -14,14 +17,12 @@ Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
-Head = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
+PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
 
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """How rotary positions turn queries and keys, and how they are stretched to rows longer than those
-    trained on.
-    """
+    """How rotary positions turn queries and keys, and are stretched to rows longer than in training."""
 
     base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
     fraction: float = 1.0  # share of a head's features that are turned, from the first on
@@ -33,6 +34,33 @@ class RotaryConfig:
     # "yarn": features that turn more often in original_length are not stretched [turns]
     beta_fast: float = 32.0
     beta_slow: float = 1.0  # "yarn": features that turn less often are stretched wholly [turns]
+
+    def frequencies(self, width: int) -> tuple[np.ndarray, float]:
+        """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.
+
+        A scaling decides which share of each frequency stays; the rest is divided by ``factor``, so that the
+        angles of ``factor`` times longer rows are those of the rows trained on. It goes by the turns in
+        ``original_length``.
+        """
+        width = int(self.fraction * width)
+        frequencies = self.base ** -(np.arange(0, width, 2) / width)
+        turns = self.original_length * frequencies / (2 * pi)
+
+        def llama3():
+            low, high = self.low_frequency_factor, self.high_frequency_factor
+            return (turns - low) / (high - low)
+
+        def yarn():  # Peng et al. 2023: linear in the number of the feature, whole features at the ends
+            betas = self.beta_slow, self.beta_fast
+            last, first = (width * log(turns[0] / beta) / (2 * log(self.base)) for beta in betas)
+            first, last = max(floor(first), 0), min(ceil(last), width - 1)
+            return 1 - (np.arange(width // 2) - first) / max(last - first, 1e-3)
+
+        share = {"none": lambda: 1.0, "linear": lambda: 0.0, "llama3": llama3, "yarn": yarn}[self.scaling]()
+        frequencies *= 1 / self.factor + np.clip(share, 0, 1) * (1 - 1 / self.factor)
+        # Longer rows spread attention thinner; yarn sharpens it again.
+        sharpening = 0.1 * log(max(self.factor, 1)) + 1 if self.scaling == "yarn" else 1.0
+        return frequencies.astype(np.float32), sharpening
 
 
 @dataclass(frozen=True)
@@ -63,9 +91,7 @@ class SparsityConfig:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """(window, how many blocks have it) of the blocks that follow one another; empty where all have the
-        same.
-        """
+        """(window, how many blocks in a row have it); empty where all have the same."""
         return tuple((window, len([*blocks])) for window, blocks in groupby(self.layer_windows))
 
 
@@ -85,6 +111,12 @@ class SpecialTokens:
     pad: int = 0  # written after the end
     eos: int | None = 1  # ends a text; None: nothing does
     start: int | None = 0  # what the decoder of an encoder-decoder reads first
+
+
+_AT_LEAST_1 = """
+    vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads num_key_value_heads
+    relative_buckets max_length
+""".split()
 
 
 @dataclass(frozen=True)
@@ -130,7 +162,7 @@ class ModelConfig:
     logits: Logits = "tied-scaled"
     logits_transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
     logits_bias: bool = False  # whether each token has a bias (BERT, BART)
-    heads: tuple[Head, ...] = ()  # what else is trained with the model
+    heads: tuple[PretrainingHead, ...] = ()  # what else is trained with the model
     special: SpecialTokens = SpecialTokens()
     dropout: float = 0.1  # rate at which activations and attention weights are zeroed in training
     dtype: Literal["float32", "bfloat16"] = "float32"  # of activations; parameters and softmax stay float32
@@ -144,73 +176,73 @@ class ModelConfig:
         at_least(
             self,
             "model.",
-            vocab_size=1,
-            num_encoder_layers=1,
-            num_decoder_layers=1,
-            d_model=1,
-            d_ff=1,
-            d_kv=1,
-            num_heads=1,
-            num_key_value_heads=1,
-            relative_buckets=1,
-            max_length=1,
+            **dict.fromkeys(_AT_LEAST_1, 1),
             position_offset=0,
             type_vocab_size=0,
             adapter_width=0,
         )
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
+        self._check_heads()
+        self._check_positions()
+        self._check_attention()
+        self._check_stacks()
+
+    def _check_heads(self) -> None:
+        """Heads of attention, of pre-training, and the output matrix."""
         if self.num_heads % self.key_value_heads:
             raise SettingError(
                 f"model.num_key_value_heads={self.num_key_value_heads} should divide "
                 f"model.num_heads={self.num_heads}"
             )
-        if self.sparsity.projections == "separate" and self.has_decoder:
-            raise SettingError(
-                "model.sparsity.projections='separate' needs model.architecture='encoder', not "
-                f"{self.architecture!r}"
-            )
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
             raise SettingError(
                 f"model.heads={self.heads} should have 'pooler' too, which judges pairs of texts"
             )
+        if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
+            raise SettingError(
+                f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states "
+                "back to that width, or model.logits='separate' or 'none'"
+            )
+
+    def _check_positions(self) -> None:
         if self.positions == "sinusoidal" and self.embed_width % 2:
             raise SettingError(f"model.d_model={self.embed_width} should be even for sinusoidal positions")
         if self.positions == "rotary" and (self.rotary_width % 2 or not 0 < self.rotary_width <= self.d_kv):
             raise SettingError(
                 f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width} of "
-                f"model.d_kv={self.d_kv} "
-                "features: it should be an even number of them"
+                f"model.d_kv={self.d_kv} features: it should be an even number of them"
+            )
+
+    def _check_attention(self) -> None:
+        """What a sparse model or an implementation of attention cannot do."""
+        if self.sparsity.projections == "separate" and self.has_decoder:
+            raise SettingError(
+                "model.sparsity.projections='separate' needs model.architecture='encoder', not "
+                f"{self.architecture!r}"
+            )
+        windows = self.sparsity.layer_windows
+        if windows and (self.architecture != "encoder" or len(windows) != self.num_encoder_layers):
+            raise SettingError(
+                f"model.sparsity.layer_windows has {len(windows)} windows: it needs one for each of "
+                f"model.num_encoder_layers={self.num_encoder_layers}, and model.architecture='encoder', not "
+                f"{self.architecture!r}"
             )
         if self.attention in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
             raise SettingError(
-                f"model.attention={self.attention!r} lacks model.sparsity.random_blocks={count}: take 'auto'"
+                f"model.attention={self.attention!r} lacks model.sparsity.random_blocks={count}: "
+                "choose 'auto'"
             )
-        if self.attention == "cudnn" and (
-            self.dtype != "bfloat16" or self.d_kv > 128 or self.d_kv % 8 or self.positions.startswith(BIASES)
-        ):
+        unfit = self.dtype != "bfloat16" or self.d_kv > 128 or self.d_kv % 8
+        if self.attention == "cudnn" and (unfit or self.positions.startswith(BIASES)):
             raise SettingError(
                 "model.attention='cudnn' needs model.dtype='bfloat16', model.d_kv of 8, 16, ..., 128, and "
-                f"model.positions that are no bias, not {self.dtype!r}, {self.d_kv} and "
-                f"{self.positions!r}: take 'auto'"
-            )
-        self._check_sides()
-        if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
-            raise SettingError(
-                f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden "
-                "states back to "
-                f"that width, or model.logits='separate' or 'none'"
-            )
-        if (
-            self.architecture == "shared-encoder-decoder"
-            and self.num_encoder_layers != self.num_decoder_layers
-        ):
-            raise SettingError(
-                f"model.num_encoder_layers={self.num_encoder_layers} should equal model.num_decoder_layers="
-                f"{self.num_decoder_layers} when the two stacks share their parameters"
+                f"model.positions that are no bias, not {self.dtype!r}, {self.d_kv} and {self.positions!r}: "
+                "choose 'auto'"
             )
 
-    def _check_sides(self) -> None:
+    def _check_stacks(self) -> None:
+        """An encoder and a decoder that differ, or that share their parameters."""
         if self.encoder != SideConfig():
             if self.architecture != "encoder-decoder":
                 raise SettingError(
@@ -218,12 +250,11 @@ class ModelConfig:
                     f"{self.architecture!r}"
                 )
             at_least(self.encoder_side, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
-        windows = self.sparsity.layer_windows
-        if windows and (self.architecture != "encoder" or len(windows) != self.num_encoder_layers):
+        deep, shared = self.num_encoder_layers, self.architecture == "shared-encoder-decoder"
+        if shared and deep != self.num_decoder_layers:
             raise SettingError(
-                f"model.sparsity.layer_windows has {len(windows)} windows: it needs one for each of "
-                f"model.num_encoder_layers={self.num_encoder_layers}, and model.architecture='encoder', not "
-                f"{self.architecture!r}"
+                f"model.num_encoder_layers={deep} should equal model.num_decoder_layers="
+                f"{self.num_decoder_layers} when the two stacks share their parameters"
             )
 
     @property

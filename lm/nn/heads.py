@@ -16,9 +16,7 @@ PAIR_CLASSES = 2  # the second sentence follows, or it does not (next-sentence);
 
 
 class Transform(nnx.Module):
-    """[B,T,d_embed]: a dense layer, the model's activation and a norm before the output matrix of a masked
-    LM.
-    """
+    """[B,T,d_embed]: dense layer, activation and norm before the output matrix of a masked LM."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -77,7 +75,8 @@ class LayerMixture(nnx.Module):
 class Head(nnx.Module):
     """A linear layer on a text's pooled state [B,D] (classes [B,classes], regression [B], choice [B,C]) or on
     the states of all positions (tokens [B,T,classes], span [B,2,T]: where it starts and where it ends);
-    float32."""
+    float32.
+    """
 
     def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
         self.config, self.head = config, head
@@ -87,9 +86,7 @@ class Head(nnx.Module):
         self.out = Linear(config, rngs, (config.d_model, outputs), ("embed", "classes"), config.d_model**-0.5)
 
     def __call__(self, x: jax.Array, segments: jax.Array, key: jax.Array | None) -> jax.Array:
-        """From pooled states [B,D], or from states [B,T,D] with segments [B,T]; having a key means dropping
-        out.
-        """
+        """From pooled states [B,D], or from states [B,T,D] with segments [B,T]; a key switches dropout on."""
         if key is not None and self.config.dropout:
             keep = jax.random.bernoulli(key, 1 - self.config.dropout, x.shape)
             x = dropout(x, keep, self.config.dropout)

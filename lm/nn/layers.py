@@ -10,16 +10,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lm.nn.config import ModelConfig
-from lm.ops.biases import Relative
+from lm.ops.positions import Relative
 from lm.sharding import constrain
 
 Keep = dict[str, jax.Array]  # dropout masks by where they go; none of them when evaluating
 
 
 def param(value: jax.Array, *axes: str) -> nnx.Param:
-    """A parameter and the names of its axes; one stacked over layers has one more axis, in front, than
-    names.
-    """
+    """A parameter and the names of its axes; stacked over layers it has one more axis, in front."""
     if len(axes) != value.ndim:
         raise ValueError(f"a parameter of shape {value.shape} needs {value.ndim} axis names, not {axes}")
     return nnx.Param(value, axes=axes)
@@ -113,9 +111,7 @@ class Embed(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm takes off the mean first and adds
-    a bias.
-    """
+    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm is centred and adds a bias."""
 
     def __init__(self, config: ModelConfig, width: int):
         self.epsilon = config.norm_epsilon
@@ -143,9 +139,7 @@ ACTIVATIONS = {
 
 
 class Mlp(nnx.Module):
-    """[B,T,D] to [B,T,D] through [B,T,F]; the gated kind multiplies the hidden layer by a second, linear
-    one.
-    """
+    """[B,T,D] to [B,T,D] through [B,T,F]; a gated one multiplies the hidden layer by a second, linear one."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -187,9 +181,7 @@ class Adapter(nnx.Module):
 
 
 class RelativeBias(nnx.Module):
-    """A learnt number for each head and bucket of distances, added to the attention scores; ``table``
-    [buckets,N].
-    """
+    """A learnt number per head and bucket of distances, added to attention scores; ``table`` [buckets,N]."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config

@@ -8,9 +8,7 @@ from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig, SpecialToken
 def _sized(
     family: ModelConfig, layers: int, d_model: int, num_heads: int, *, d_ff: int | None = None, **new
 ) -> ModelConfig:
-    """A model of ``family`` with the usual proportions: d_ff is 4 d_model, heads share d_model between
-    them.
-    """
+    """A model of ``family`` with the usual proportions: d_ff is 4 d_model, heads share d_model."""
     shape = {
         "d_model": d_model,
         "num_heads": num_heads,

@@ -8,23 +8,22 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lm.nn.cache import KeyValue
+from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Adapter, Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
-from lm.nn.mixers import Attention, View
+from lm.nn.mixers import MIXERS, Attention
+from lm.nn.view import View
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 
 
 class Block(nnx.Module):
-    """Self-attention, cross-attention in a decoder that has an encoder, a feed-forward layer, and maybe an
-    adapter.
-    """
+    """A mixer, cross-attention in a decoder with an encoder, a feed-forward layer, and maybe an adapter."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
         self.config = config
         self.attention_norm = Norm(config, config.d_model)
-        self.attention = Attention(config, rngs, crosses=False)
+        self.attention = MIXERS["attention"](config, rngs)
         self.relative = RelativeBias(config, rngs) if config.positions == "relative-per-layer" else None
         self.cross_norm = Norm(config, config.d_model) if crosses else None
         self.cross = Attention(config, rngs, crosses=True) if crosses else None
@@ -33,41 +32,45 @@ class Block(nnx.Module):
         self.adapter = Adapter(config, rngs) if config.adapter_width else None
 
     def __call__(
-        self, x: jax.Array, view: View, keep: Keep, cached: KeyValue | None, crossed: KeyValue | None
-    ) -> tuple[jax.Array, KeyValue | None]:
-        """x [B,T,D] and the keys and values to see the next time; ``crossed``: those of ``view.encoded``, if
-        known.
-        """
+        self, x: jax.Array, view: View, keep: Keep, carry: Carry | None, crossed: KeyValue | None
+    ) -> tuple[jax.Array, Carry | None]:
+        """x [B,T,D] and the mixer's carry; ``crossed``: keys and values of ``view.encoded``, if known."""
         start = x
         h = self._read(start, x, self.attention_norm)
-        seen = self.attention.key_value(h, view.positions)
-        if cached is not None:
-            seen = cached = cached.write(seen, view.slot)
-        h = self.attention(h, seen, self._own(view), keep.get("attention"))
+        h, carry = self.attention(h, self._own(view), carry, keep)
         x = self._add(x, h, self.attention_norm, keep.get("attention_out"))
         if view.encoded is not None or crossed is not None:
             seen = self.cross.key_value(view.encoded, None) if crossed is None else crossed
             h = self._read(start, x, self.cross_norm)
-            h = self.cross(h, seen, View(view.cross_mask), keep.get("cross"))
+            h = self.cross.read(h, seen, View(view.cross_mask), keep.get("cross"))
             x = self._add(x, h, self.cross_norm, keep.get("cross_out"))
         h = self.mlp(self._read(start, x, self.mlp_norm), keep.get("mlp"))
         x = self._add(x, h, self.mlp_norm, keep.get("mlp_out"))
         if self.adapter is not None:
             h = dropout(self.adapter(x, keep.get("adapter")), keep.get("adapter_out"), self.config.dropout)
             x = constrain(x + h, "batch", "length", "embed")
-        return x, cached
+        return x, carry
+
+    def dropped(self, length: int, encoded_length: int | None) -> dict[str, tuple[int, ...]]:
+        """Shapes of a row's dropout masks, by name, in the order in which they are drawn."""
+        config, out = self.config, (1, self.config.d_model)
+        shapes = self.attention.dropped(length) | {"attention_out": out}
+        shapes |= {"mlp": (1, config.d_ff), "mlp_out": out}
+        if config.adapter_width:
+            shapes |= {"adapter": (1, config.adapter_width), "adapter_out": out}
+        if encoded_length is not None:
+            shapes |= {"cross": (config.num_heads, 1, encoded_length), "cross_out": out}
+        return shapes
 
     def weights(self, x: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
-        """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention; x [B,T,D] as to a
-        call.
-        """
+        """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention, from x [B,T,D]."""
         start, view = x, self._own(view)
         h = self._read(start, x, self.attention_norm)
         seen = self.attention.key_value(h, view.positions)
         weights = self.attention.weights(h, seen, view)
         if view.encoded is None:
             return weights, None
-        x = self._add(x, self.attention(h, seen, view, None), self.attention_norm, None)
+        x = self._add(x, self.attention.read(h, seen, view, None), self.attention_norm, None)
         h = self._read(start, x, self.cross_norm)
         return weights, self.cross.weights(h, self.cross.key_value(view.encoded, None), View(view.cross_mask))
 
@@ -85,17 +88,14 @@ class Block(nnx.Module):
         return norm(x) if self.config.residual == "post-norm" else x
 
 
-REMAT = {  # what jax.checkpoint keeps for the backward pass
-    # products with parameters, not with activations
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+REMAT = {  # what jax.checkpoint saves for the backward pass
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
 
 def _unroll(step, x, layers, length):
-    """As ``jax.lax.scan``, without its loop: nothing is copied into and out of stacks, and compiling takes
-    longer.
-    """
+    """As ``jax.lax.scan`` without a loop: nothing is copied to and from stacks; compiling takes longer."""
     leaves, structure = jax.tree.flatten(layers)
     parts = [jnp.split(leaf, length) for leaf in leaves]
     out = []
@@ -132,23 +132,21 @@ class Stack(nnx.Module):
         types: jax.Array | None,
         view: View,
         key: jax.Array | None = None,
-        cached: KeyValue | None = None,
+        carry: Carry | None = None,
         crossed: KeyValue | None = None,
-    ) -> tuple[jax.Array, KeyValue | None]:
-        """[B,T,D] from tokens' embeddings x [B,T,d_embed] and types [B,T]; caches [layers,B,S,K,H] as for
-        ``Block``.
-        """
+    ) -> tuple[jax.Array, Carry | None]:
+        """[B,T,D] from embeddings x [B,T,d_embed] and types [B,T]; the rest as ``Block``, of all layers."""
         config = self.config
-        ends, inner = self._keep(x, view, key)
+        ends, inner = self._draw_keep(x, view, key)
 
         def step(x, layer, view):
             block, *rest = layer
             return (self._only if block is None else block)(x, view, *rest)
 
         x = self._enter(x, types, view, ends.get("in"))
-        layers = (None if config.shared_layers else self.blocks, inner, cached, crossed)
-        x, cached = self._run(step, x, layers, view)
-        return dropout(self.leave(x), ends.get("out"), config.dropout), cached
+        layers = (None if config.shared_layers else self.blocks, inner, carry, crossed)
+        x, carry = self._run(step, x, layers, view)
+        return dropout(self.leave(x), ends.get("out"), config.dropout), carry
 
     def leave(self, x: jax.Array) -> jax.Array:
         """[B,T,D] of what the last block gives: the norm at the end, where there is one."""
@@ -159,10 +157,13 @@ class Stack(nnx.Module):
         seen = jax.vmap(lambda block: block.cross.key_value(encoded, None))(self.blocks)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), seen)
 
+    def empty(self, rows: int, slots: int) -> Carry:
+        """What the mixers of all layers remember before the first token, leaves [layers,B,...]."""
+        carry = self.blocks.attention.empty(rows, slots)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), carry)
+
     def hidden(self, x: jax.Array, types: jax.Array | None, view: View) -> jax.Array:
-        """[layers+1,B,T,D]: what each block reads, and what the last one gives, before the norm at the
-        end.
-        """
+        """[layers+1,B,T,D]: what each block reads, and what the last one gives before the final norm."""
 
         def step(x, block, view):
             return (self._only if block is None else block)(x, view, {}, None, None)[0], x
@@ -178,30 +179,28 @@ class Stack(nnx.Module):
             block, x = layer
             return None, (self._only if block is None else block).weights(x, view)
 
-        return self._run(step, None, (None if self.config.shared_layers else self.blocks, hidden[:-1]), view)[
-            1
-        ]
+        blocks = None if self.config.shared_layers else self.blocks
+        return self._run(step, None, (blocks, hidden[:-1]), view)[1]
 
     def _run(self, step: Callable, x: Any, layers: Any, view: View) -> tuple[Any, Any]:
-        """``step(x, layer, view)`` from block to block, those that follow one another with one view in one
-        loop.
-        """
-        config, found, start = self.config, [], 0
+        """``step(x, layer, view)`` from block to block; neighbours with the same view share a loop."""
+        config, results, start = self.config, [], 0
 
         def run(x, layers, view, count):
-            each = partial(step, view=view)
+            layer = partial(step, view=view)
             if config.remat != "none":
-                each = jax.checkpoint(each, policy=REMAT[config.remat], prevent_cse=config.layers == "unroll")
-            return RUN[config.layers](each, x, layers, length=count)
+                unrolled = config.layers == "unroll"
+                layer = jax.checkpoint(layer, policy=REMAT[config.remat], prevent_cse=unrolled)
+            return RUN[config.layers](layer, x, layers, length=count)
 
         if not view.masks:
             return run(x, layers, view, self.num_layers)
         for mask, (_, count) in zip(view.masks, config.sparsity.spans, strict=True):
             part = jax.tree.map(lambda leaf, blocks=slice(start, start + count): leaf[blocks], layers)
             x, result = run(x, part, view._replace(mask=mask), count)
-            found.append(result)
+            results.append(result)
             start += count
-        return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+        return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *results)
 
     @property
     def _only(self) -> Block:
@@ -224,26 +223,15 @@ class Stack(nnx.Module):
         x = x if self.projection is None else self.projection(x)
         return constrain(x, "batch", "length", "embed")
 
-    def _keep(self, x: jax.Array, view: View, key: jax.Array | None) -> tuple[Keep, Keep]:
+    def _draw_keep(self, x: jax.Array, view: View, key: jax.Array | None) -> tuple[Keep, Keep]:
         """The dropout masks of the stack's two ends [B,...] and of its blocks [layers,B,...]."""
         config = self.config
         if key is None or config.dropout == 0:
             return {}, {}
         rows, length, width = x.shape
-        inner = {
-            "attention": (config.num_heads, 1, length),
-            "attention_out": (1, config.d_model),
-            "mlp": (1, config.d_ff),
-            "mlp_out": (1, config.d_model),
-        }
-        if config.adapter_width:
-            inner |= {"adapter": (1, config.adapter_width), "adapter_out": (1, config.d_model)}
-        if view.encoded is not None:
-            inner |= {"cross": (config.num_heads, 1, view.encoded.shape[1]), "cross_out": (1, config.d_model)}
-        shapes = {name: (self.num_layers, *shape) for name, shape in inner.items()}
-        ends = {"in": (1, width)}
-        # whose last norm stands where that of the last sub-layer has been dropped
-        if config.residual != "post-norm":
-            ends["out"] = (1, config.d_model)
-        keep = draw_keep(key, config.dropout, rows, shapes | ends)
+        inner = self.blocks.dropped(length, None if view.encoded is None else view.encoded.shape[1])
+        shapes = {name: (self.num_layers, *shape) for name, shape in inner.items()} | {"in": (1, width)}
+        if config.residual != "post-norm":  # there the last norm follows a sub-layer that has been dropped
+            shapes["out"] = (1, config.d_model)
+        keep = draw_keep(key, config.dropout, rows, shapes)
         return keep, {name: keep.pop(name).swapaxes(0, 1) for name in inner}

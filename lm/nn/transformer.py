@@ -1,6 +1,4 @@
-"""The Transformer: encoder, decoder, prefix decoder, encoder-decoder, and the one whose two stacks are the
-same.
-"""
+"""The Transformer: encoder, decoder, prefix decoder, and encoder-decoder with two stacks or a shared one."""
 
 from dataclasses import replace
 
@@ -8,17 +6,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lm.nn.cache import Cache, empty
+from lm.nn.cache import Cache
 from lm.nn.config import ModelConfig
 from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
 from lm.nn.layers import Embed, Linear, along, param, split
-from lm.nn.mixers import View
 from lm.nn.stack import Stack
-from lm.nn.view import cross_mask, full_view, step_view
+from lm.nn.view import Batch, View, cross_mask, full_view, step_view
 from lm.settings import SettingError
 from lm.sharding import constrain
 
-Batch = dict[str, jax.Array]
+StackInputs = tuple[jax.Array, jax.Array | None, View]  # embeddings [B,T,D], types [B,T]
 
 
 class Transformer(nnx.Module):
@@ -34,34 +31,23 @@ class Transformer(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embed(config, rngs, config.vocab_size, "vocab")
-        two_stacks = config.architecture in ("encoder-decoder", "encoder")
-        self.encoder = (
-            Stack(config.encoder_side, rngs, config.num_encoder_layers, False) if two_stacks else None
-        )
+        own, side = config.architecture in ("encoder-decoder", "encoder"), config.encoder_side
+        self.encoder = Stack(side, rngs, config.num_encoder_layers, False) if own else None
         crosses = config.has_encoder and config.has_decoder
         self.decoder = Stack(config, rngs, config.num_decoder_layers, crosses) if config.has_decoder else None
         self.transform = Transform(config, rngs) if config.logits_transform else None
         self.head = _output_matrix(config, rngs) if config.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.logits_bias else None
-        square, pair, std = (
-            (config.d_model, config.d_model),
-            (config.d_model, PAIR_CLASSES),
-            config.d_model**-0.5,
-        )
-        heads = config.heads
-        self.pooler = Linear(config, rngs, square, ("embed", "kv"), std) if "pooler" in heads else None
-        self.next_sentence = (
-            Linear(config, rngs, pair, ("embed", "classes"), std) if "next-sentence" in heads else None
-        )
-        self.sentence_order = (
-            Linear(config, rngs, pair, ("embed", "classes"), std) if "sentence-order" in heads else None
-        )
+        width, heads, std = config.d_model, config.heads, config.d_model**-0.5
+        square = (width, width), ("embed", "kv"), std
+        pair = (width, PAIR_CLASSES), ("embed", "classes"), std
+        self.pooler = Linear(config, rngs, *square) if "pooler" in heads else None
+        self.next_sentence = Linear(config, rngs, *pair) if "next-sentence" in heads else None
+        self.sentence_order = Linear(config, rngs, *pair) if "sentence-order" in heads else None
         self.replaced = Replaced(config, rngs) if "replaced-token" in heads else None
 
     def __call__(self, batch: Batch, key: jax.Array | None = None) -> jax.Array:
-        """float32 logits [B,T,V] of what follows each decoder token, or of what an encoder's token stands
-        for.
-        """
+        """float32 [B,T,V]: of what follows each decoder token, or of what an encoder's token stands for."""
         return self.logits(self.features(batch, key))
 
     def features(self, batch: Batch, key: jax.Array | None = None) -> jax.Array:
@@ -80,9 +66,8 @@ class Transformer(nnx.Module):
         """float32 [B,T,V] of last hidden states x [B,T,D]."""
         config = self.config
         if config.logits == "none":
-            raise SettingError(
-                "model.logits='none': this model has no output matrix; use its features or its heads"
-            )
+            message = "model.logits='none': this model has no output matrix; use its features or its heads"
+            raise SettingError(message)
         x = x if self.transform is None else self.transform(x)
         x = x * config.d_model**-0.5 if config.logits.endswith("scaled") else x
         if self.head is not None:
@@ -98,95 +83,81 @@ class Transformer(nnx.Module):
         return jnp.tanh(self.pooler(x[:, 0]))
 
     def hidden(self, batch: Batch) -> dict[str, jax.Array]:
-        """``{"encoder", "decoder": [layers+1,B,T,D]}``: what each block reads, and what the last one
-        gives.
-        """
+        """``{"encoder", "decoder": [layers+1,B,T,D]}``: what each block reads, and the last one's output."""
         return {side: states for side, (_, states, _) in self._traced(batch).items()}
 
     def attention(self, batch: Batch) -> dict[str, jax.Array]:
-        """``{"encoder", "decoder", "cross": float32 [layers,B,N,T,S]}``: how much each head takes from
-        where.
-        """
-        found = {}
+        """``{"encoder", "decoder", "cross": float32 [layers,B,N,T,S]}``: attention weights of each head."""
+        weights = {}
         for side, (stack, states, view) in self._traced(batch).items():
-            found[side], cross = stack.weights(states, view)
-            found |= {} if cross is None else {"cross": cross}
-        return found
+            weights[side], cross = stack.weights(states, view)
+            weights |= {} if cross is None else {"cross": cross}
+        return weights
 
     def _traced(self, batch: Batch) -> dict[str, tuple[Stack, jax.Array, View]]:
         """Each side's stack, its hidden states [layers+1,B,T,D], and what it saw."""
-        found, encoded = {}, None
+        sides, encoded = {}, None
         if self.config.has_encoder:
             inputs = self._encoder_inputs(batch)
             states = self._encoder.hidden(*inputs)
-            found["encoder"], encoded = (self._encoder, states, inputs[-1]), self._encoder.leave(states[-1])
+            sides["encoder"], encoded = (self._encoder, states, inputs[-1]), self._encoder.leave(states[-1])
         if self.config.has_decoder:
             inputs = self._decoder_inputs(batch, encoded)
-            found["decoder"] = self.decoder, self.decoder.hidden(*inputs), inputs[-1]
-        return found
+            sides["decoder"] = self.decoder, self.decoder.hidden(*inputs), inputs[-1]
+        return sides
 
     @property
     def _encoder(self) -> Stack:
         return self.decoder if self.encoder is None else self.encoder
 
-    def _encoder_inputs(self, batch: Batch):
+    def _encoder_inputs(self, batch: Batch) -> StackInputs:
         """Embeddings, types and view of the encoder's stack."""
         view = full_view(self._encoder.config, batch, "encoder", self._encoder.relative)
         return self.embed(batch["encoder_input_tokens"]), batch.get("encoder_token_types"), view
 
-    def _decoder_inputs(self, batch: Batch, encoded: jax.Array | None):
+    def _decoder_inputs(self, batch: Batch, encoded: jax.Array | None) -> StackInputs:
         """Embeddings, types and view of the decoder's stack."""
         view = full_view(self.config, batch, "decoder", self.decoder.relative)
         if encoded is not None:
             length = batch["decoder_input_tokens"].shape[1]
-            sees = cross_mask(
-                self.config, length, batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
-            )
-            view = view._replace(encoded=encoded, cross_mask=sees)
+            segments = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
+            view = view._replace(encoded=encoded, cross_mask=cross_mask(self.config, length, *segments))
         return self.embed(batch["decoder_input_tokens"]), batch.get("decoder_token_types"), view
 
     def prefill(self, batch: Batch, size: int) -> tuple[jax.Array, Cache]:
-        """Logits [B,V] of the token that follows each row's prompt, and a cache of ``size`` slots with all
-        before it.
+        """Logits [B,V] of the token after each row's prompt, and a cache of ``size`` slots with all before
+        it.
 
-        The prompt is ``decoder_input_tokens``, padded on the right, and for an encoder-decoder usually one
-        start token.
+        The prompt is ``decoder_input_tokens``, padded on the right; for an encoder-decoder usually one start
+        token.
         """
         prompt, config = batch["decoder_input_tokens"], self.config
-        rows, length = prompt.shape
-        segments = batch.get("decoder_segment_ids", jnp.ones_like(prompt))
-        cross = sees = None
+        rows = len(prompt)
+        crossed = sees = None
         if config.has_encoder:
-            encoded = self.encode(batch)
-            cross = self.decoder.cross_key_value(encoded)
+            crossed = self.decoder.cross_key_value(self.encode(batch))
             sees = cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), batch.get("encoder_segment_ids"))
-        cached = empty(
-            config.num_decoder_layers, rows, size, config.key_value_heads, config.d_kv, config.dtype
-        )
+        carry = self.decoder.empty(rows, size)
         view = full_view(config, batch, "decoder", self.decoder.relative, slots=size)
         view = view._replace(cross_mask=sees, slot=jnp.zeros(rows, jnp.int32))
-        x, cached = self.decoder(
-            self.embed(prompt), batch.get("decoder_token_types"), view, None, cached, cross
-        )
+        types = batch.get("decoder_token_types")
+        x, carry = self.decoder(self.embed(prompt), types, view, None, carry, crossed)
+        segments = batch.get("decoder_segment_ids", jnp.ones_like(prompt))
         lengths = (segments > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
-        return self.logits(last)[:, 0], Cache(cached, lengths, cross, sees)
+        return self.logits(last)[:, 0], Cache(carry, lengths, crossed, sees, size)
 
     def step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        """Logits [B,V] of the token after ``tokens`` [B], which follow what ``cache`` holds, and the longer
-        cache.
-        """
-        slots = cache.self_attention.key.shape[2]
-        view = step_view(self.config, cache.length, slots, self.decoder.relative)
+        """Logits [B,V] of what follows ``tokens`` [B], the next after ``cache``, and the new cache."""
+        view = step_view(self.config, cache.length, cache.slots, self.decoder.relative)
         view = view._replace(cross_mask=cache.cross_mask, slot=cache.length)
         x = self.embed(tokens[:, None])
-        x, cached = self.decoder(x, None, view, None, cache.self_attention, cache.cross_attention)
-        return self.logits(x)[:, 0], cache._replace(self_attention=cached, length=cache.length + 1)
+        x, carry = self.decoder(x, None, view, None, cache.carry, cache.crossed)
+        return self.logits(x)[:, 0], replace(cache, carry=carry, length=cache.length + 1)
 
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
     """A kernel [D,V] that makes logits of size 1, of hidden states that are scaled first or not."""
     std = 1.0 if config.logits.endswith("scaled") else config.d_model**-0.5
-    return Linear(
-        replace(config, bias=False), rngs, (config.d_model, config.vocab_size), ("embed", "vocab"), std
-    )
+    shape = config.d_model, config.vocab_size
+    return Linear(replace(config, bias=False), rngs, shape, ("embed", "vocab"), std)

@@ -2,12 +2,23 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lm.ops.biases import Bias
-from lm.ops.masks import Mask, Rule
+from lm.ops.masks import CAUSAL, Mask
+from lm.ops.positions import Bias
+
+
+class Softmax(NamedTuple):
+    """What is done to scores before the softmax, and to attention weights after it."""
+
+    scale: float = 1.0  # scores are multiplied by it
+    keep: jax.Array | None = None  # float32 [B,N,1,S]: weights are multiplied by it, which is dropout
+
+
+PLAIN = Softmax()
 
 
 def dot_product_attention(
@@ -16,32 +27,28 @@ def dot_product_attention(
     value: jax.Array,
     mask: jax.Array | Mask | None = None,
     bias: jax.Array | Bias | None = None,
-    *,
-    scale: float = 1.0,
-    keep: jax.Array | None = None,
+    softmax: Softmax = PLAIN,
 ) -> jax.Array:
     """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], mask bool [B|1,T,S], bias float [B|1,N,T,S].
 
     Query heads n*N/K ... (n+1)*N/K-1 read key head n. Scores and softmax are float32 whatever the inputs are.
-    A query that sees nothing gives zeros, and zero gradients. ``keep`` [B,N,1,S] multiplies the attention
-    weights after the softmax: dropout whose mask all queries share, so that it could as well multiply the
-    values. A mask or a bias that is not laid out is laid out here. The backward pass computes the scores
-    again: reading them from memory would take an accelerator longer, and they are most of what a step would
-    have to remember.
+    A query that sees nothing gives zeros, and zero gradients. All queries share a dropout mask, so that it
+    could as well multiply the values. A mask or a bias that is not laid out is laid out here. The backward
+    pass computes the scores again: reading them from memory would take an accelerator longer, and they are
+    most of what a step would have to remember.
     """
 
     def attend(query, key, value, mask, bias, keep):
-        weights, total = _exponentials(query, key, mask, bias, scale)
+        weights, total = _exponentials(query, key, mask, bias, softmax.scale)
         if keep is not None:
             weights *= keep
         weights = weights.reshape(len(query), value.shape[2], -1, value.shape[1]).astype(value.dtype)
         out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
-        # The weights are divided by their sum after the product with the values: H divisions a query instead
-        # of S.
-        out = _by_query(out, query.shape) / total.swapaxes(1, 2)[..., None]
+        # Divided by their sum after the product with the values: H divisions a query instead of S.
+        out = _split_heads(out, query.shape) / total.swapaxes(1, 2)[..., None]
         return out.astype(value.dtype)
 
-    return jax.checkpoint(attend, prevent_cse=False)(query, key, value, mask, bias, keep)
+    return jax.checkpoint(attend, prevent_cse=False)(query, key, value, mask, bias, softmax.keep)
 
 
 def cudnn_attention(
@@ -50,15 +57,13 @@ def cudnn_attention(
     value: jax.Array,
     mask: jax.Array | Mask | None = None,
     bias: None = None,
-    *,
-    scale: float = 1.0,
-    keep: jax.Array | None = None,
+    softmax: Softmax = PLAIN,
 ) -> jax.Array:
-    """[B,T,N,H] as ``dot_product_attention`` without a bias, on a GPU; any mask but the causal one is laid
-    out.
-    """
-    key, value = dropped(key, value, keep)
-    call = partial(jax.nn.dot_product_attention, query, key, value, scale=scale, implementation="cudnn")
+    """As ``dot_product_attention`` without a bias, on a GPU; any mask but the causal one is laid out."""
+    key, value = drop_values(key, value, softmax.keep)
+    call = partial(
+        jax.nn.dot_product_attention, query, key, value, scale=softmax.scale, implementation="cudnn"
+    )
     if mask is None or isinstance(mask, Mask) and mask == CAUSAL:
         return call(is_causal=mask is not None)
     seen = mask.dense(query.shape[1], key.shape[1]) if isinstance(mask, Mask) else mask
@@ -66,13 +71,8 @@ def cudnn_attention(
     return jnp.where(seen.any(-1)[:, :, None, None], out, 0)  # cuDNN takes the mean where nothing is seen
 
 
-CAUSAL = Mask({}, {}, Rule(causal=True))
-
-
-def dropped(key: jax.Array, value: jax.Array, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [B,S,N,H] of [B,S,K,H] with the values times ``keep`` [B,N,1,S]; as they are without
-    it.
-    """
+def drop_values(key: jax.Array, value: jax.Array, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [B,S,K,H], the latter times ``keep`` [B,N,1,S]; with it both get N heads."""
     if keep is None:
         return key, value
     key, value = (jnp.repeat(x, keep.shape[1] // x.shape[2], axis=2) for x in (key, value))
@@ -87,21 +87,17 @@ def attention_weights(
     *,
     scale: float = 1.0,
 ) -> jax.Array:
-    """float32 [B,N,T,S], what ``dot_product_attention`` multiplies values by; zeros for a query that sees
-    nothing.
-    """
+    """float32 [B,N,T,S], what ``dot_product_attention`` multiplies values by; 0 where nothing is seen."""
     weights, total = _exponentials(query, key, mask, bias, scale)
     return weights / total[..., None]
 
 
 def bilinear(query: jax.Array, weight: jax.Array) -> jax.Array:
-    """[B,T,N,H], whose product with a key is query times weight [N,H,H] times key (Luong et al. 2015,
-    "general").
-    """
+    """[B,T,N,H], whose product with a key is query * weight [N,H,H] * key ("general", Luong et al. 2015)."""
     return jnp.einsum("btnh,nhg->btng", query, weight)
 
 
-SCALES: dict[str, Callable[[int], float]] = {  # what the scores of heads of width H are multiplied by
+SCORE_SCALES: dict[str, Callable[[int], float]] = {  # what the scores of heads of width H are multiplied by
     "dot": lambda width: 1.0,  # T5
     "scaled-dot": lambda width: width**-0.5,  # Vaswani et al. 2017
     "bilinear": lambda width: width**-0.5,  # of a weight whose columns have length 1, as at the start
@@ -109,12 +105,10 @@ SCALES: dict[str, Callable[[int], float]] = {  # what the scores of heads of wid
 
 
 def _exponentials(query, key, mask, bias, scale):
-    """exp(score) float32 [B,N,T,S] over a factor common to a query's, and their sums [B,N,T], or 1 where that
-    is 0.
-    """
+    """exp(score) float32 [B,N,T,S] over a factor common to a query, and their sums [B,N,T], or 1 for 0."""
     batch, length, heads, _ = query.shape
     mask, bias = (x.dense(length, key.shape[1]) if isinstance(x, Mask | Bias) else x for x in (mask, bias))
-    query = _by_key_head(query * scale if scale != 1.0 else query, key.shape[2])
+    query = _join_heads(query * scale if scale != 1.0 else query, key.shape[2])
     scores = jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32)
     scores = scores.reshape(batch, heads, length, key.shape[1])
     if bias is not None:
@@ -127,7 +121,7 @@ def _exponentials(query, key, mask, bias, scale):
     return weights, jnp.where(total == 0, 1.0, total)
 
 
-def _by_key_head(x, groups):
+def _join_heads(x, groups):
     """[B,N/K*T,K,H] of x [B,T,N,H]: query heads that read one key head are like more queries.
 
     With an axis more, the products are half as fast on CPU.
@@ -137,8 +131,8 @@ def _by_key_head(x, groups):
     return x.transpose(0, 3, 1, 2, 4).reshape(batch, -1, groups, width)
 
 
-def _by_query(x, shape):
-    """The inverse of ``_by_key_head``: ``shape`` [B,T,N,H] of x [B,N/K*T,K,H]."""
+def _split_heads(x, shape):
+    """The inverse of ``_join_heads``: ``shape`` [B,T,N,H] of x [B,N/K*T,K,H]."""
     batch, length, heads, width = shape
     groups = x.shape[2]
     return x.reshape(batch, heads // groups, length, groups, width).transpose(0, 2, 3, 1, 4).reshape(shape)
@@ -146,9 +140,7 @@ def _by_query(x, shape):
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _for_rows(bias: jax.Array, rows: int) -> jax.Array:
-    """[B,N,T,S] of bias [1,N,T,S]; its gradient sums over rows by a product, on CPU 60 times as fast as a
-    sum.
-    """
+    """[B,N,T,S] of bias [1,N,T,S]; its gradient sums rows by a product, on CPU 60 times faster than a sum."""
     return jnp.broadcast_to(bias, (rows, *bias.shape[1:]))
 
 

@@ -1,6 +1,4 @@
-"""Losses as sums, so that micro-batches and hosts add up; divide by the sum of weights, or by what you like,
-after.
-"""
+"""Losses as sums, so that micro-batches and hosts add up; divide them by the sum of weights afterwards."""
 
 from functools import partial
 from math import log

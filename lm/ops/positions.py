@@ -1,10 +1,19 @@
-"""Positions as embeddings and attention see them."""
+"""How embeddings and attention tell positions apart: sinusoids, rotary turns, and biases that go by distance.
 
-from math import ceil, floor, log, pi
+A distance is a key's place minus its query's. A bias is not laid out: its ``numbers`` float32 [N,R] are all
+that attention kernels read of it, and its static ``form`` makes the bias of a tile of scores from the numbers
+of a head.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from lm.ops.masks import distances
 
 
 def relative_position_bucket(
@@ -13,9 +22,8 @@ def relative_position_bucket(
     """Bucket int32, same shape, of key position minus query position (Raffel et al. 2020, section 2.1).
 
     Half of the buckets hold one distance each, the others logarithmically growing ranges up to
-    ``max_distance``.
-    Bidirectional: the upper half of all buckets is for keys after the query. Otherwise those fall into bucket
-    0.
+    ``max_distance``. Bidirectional: the upper half of all buckets is for keys after the query. Otherwise
+    those fall into bucket 0.
     """
     offset = jnp.zeros_like(relative_position)
     if bidirectional:
@@ -31,10 +39,9 @@ def relative_position_bucket(
 
 
 def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
-    """The least distance in each logarithmic bucket: exact + j is reached at exact * (max / exact) ** (j /
-    many).
+    """The least distance in each logarithmic bucket: exact + j begins at exact * (max / exact) ** (j / many).
 
-    In integers, so that no rounding of a logarithm decides on a bucket.
+    Computed in integers, so that no rounding of a logarithm decides on a bucket.
     """
     exact = num_buckets // 2
     many = num_buckets - exact
@@ -51,63 +58,26 @@ def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
 _SINUSOIDS = {
     "interleaved": (lambda i, half: i / half, lambda waves: jnp.stack(waves, -1)),  # Vaswani et al. 2017
     "halves": (lambda i, half: i / half, lambda waves: jnp.stack(waves, -2)),  # Marian
-    # up to 10,000 itself
-    "tensor2tensor": (lambda i, half: i / max(half - 1, 1), lambda waves: jnp.stack(waves, -2)),
+    "tensor2tensor": (
+        lambda i, half: i / max(half - 1, 1),
+        lambda waves: jnp.stack(waves, -2),
+    ),  # up to 10,000 itself
 }
 
 
 def sinusoids(positions: jax.Array, width: int, *, layout: str) -> jax.Array:
-    """float32 [B|1,T,D] of positions int [B|1,T]: sines and cosines of wavelengths from 2 pi to 10,000 times
-    that.
-    """
+    """float32 [B|1,T,D] of positions int [B|1,T]: sines and cosines of wavelengths 2 pi to 20,000 pi."""
     exponents, join = _SINUSOIDS[layout]
     frequencies = 10_000.0 ** -exponents(np.arange(width // 2), width // 2)
     angles = _angles(positions, frequencies)
     return join((jnp.sin(angles), jnp.cos(angles))).reshape(*positions.shape, width)
 
 
-def rotary_frequencies(
-    width: int,
-    *,
-    base: float,
-    scaling: str,
-    factor: float,
-    original_length: int,
-    low_frequency_factor: float,
-    high_frequency_factor: float,
-    beta_fast: float,
-    beta_slow: float,
-) -> tuple[np.ndarray, float]:
-    """float32 [R/2] radians a position of R = ``width`` turned features, and what cosines and sines are
-    multiplied by.
-
-    A scaling says which share of each frequency is kept; the rest is divided by ``factor``, so that the
-    angles of ``factor`` times longer rows stay those of the rows trained on. It goes by the turns in
-    ``original_length``.
-    """
-    frequencies = base ** -(np.arange(0, width, 2) / width)
-    turns = original_length * frequencies / (2 * pi)
-
-    def llama3():
-        return (turns - low_frequency_factor) / (high_frequency_factor - low_frequency_factor)
-
-    def yarn():  # Peng et al. 2023: linear in the number of the feature, whole features at the ends
-        last, first = (width * log(turns[0] / beta) / (2 * log(base)) for beta in (beta_slow, beta_fast))
-        first, last = max(floor(first), 0), min(ceil(last), width - 1)
-        return 1 - (np.arange(width // 2) - first) / max(last - first, 1e-3)
-
-    kept = {"none": lambda: 1.0, "linear": lambda: 0.0, "llama3": llama3, "yarn": yarn}[scaling]()
-    frequencies *= 1 / factor + np.clip(kept, 0, 1) * (1 - 1 / factor)
-    # Longer rows spread attention thinner; yarn sharpens it again.
-    return frequencies.astype(np.float32), 0.1 * log(max(factor, 1)) + 1 if scaling == "yarn" else 1.0
-
-
 def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray, factor: float) -> jax.Array:
-    """x [B,T,N,H], whose first R features are turned by positions [B|1,T] times ``frequencies`` [R/2] (Su et
-    al. 2021).
+    """x [B,T,N,H] with its first R features turned by positions [B|1,T] times ``frequencies`` [R/2].
 
-    Feature i turns with feature i + R/2, as in GPT-NeoX and Llama. (Su et al. pair neighbours; no family here
-    does.)
+    Rotary positions of Su et al. 2021. Feature i turns with feature i + R/2, as in GPT-NeoX and Llama; Su et
+    al. pair neighbours, which no family here does.
     """
     half = len(frequencies)
     angles = _angles(positions, frequencies)[:, :, None, :]
@@ -115,6 +85,12 @@ def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray, factor: 
     first, second, rest = jnp.split(x, (half, 2 * half), axis=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate([*(part.astype(x.dtype) for part in turned), rest], axis=-1)
+
+
+def _angles(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
+    """float32 [..., F] of positions [...] and frequencies [F]; in bfloat16 positions above 256 collide."""
+    positions = jnp.asarray(positions, jnp.float32)
+    return positions[..., None] * jnp.asarray(frequencies, jnp.float32).reshape(*(1,) * positions.ndim, -1)
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
@@ -130,14 +106,152 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([slopes(power), slopes(2 * power)[::2]])[:heads].astype(np.float32)
 
 
-def alibi(distance: jax.Array, heads: int) -> jax.Array:
-    """float32 [B|1,N,T,S], the bias of distances int [B|1,T,S] for each head: the farther, the less."""
-    return -jnp.abs(distance)[:, None] * alibi_slopes(heads)[None, :, None, None]
+Number = Callable[[int], jax.Array]  # the r-th number of a head
+STATIC = {"static": True}
 
 
-def _angles(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """float32 [..., F] of positions [...] and frequencies [F]: in bfloat16 positions above 256 would be
-    alike.
-    """
-    positions = jnp.asarray(positions, jnp.float32)
-    return positions[..., None] * jnp.asarray(frequencies, jnp.float32).reshape(*(1,) * positions.ndim, -1)
+class Distances(NamedTuple):
+    """Those of a tile of scores, keys by queries."""
+
+    each: jax.Array  # int32 [S,T]
+    low: jax.Array  # the least of them
+    high: jax.Array  # the greatest
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Number r from distance ``starts[r - 1]`` on. Far from the diagonal a tile has one number: cheaper."""
+
+    starts: tuple[int, ...]
+
+    def tile(self, distances: Distances, number: Number) -> jax.Array:
+        """float32 [S,T], the bias of a tile."""
+        shape = distances.each.shape
+
+        def near():
+            value = jnp.full(shape, number(0))
+            for r, start in enumerate(self.starts, 1):
+                value = jnp.where(distances.each >= start, number(r), value)
+            return value
+
+        def far():
+            return jnp.full(shape, jnp.where(self._right(distances), number(len(self.starts)), number(0)))
+
+        return jax.lax.cond(self._constant(distances), far, near)
+
+    def gradient(self, scores: jax.Array, distances: Distances, r: jax.Array) -> jax.Array:
+        """float32 [R,1], the gradient of numbers int32 ``r`` [R,1], from that of a tile of scores [S,T]."""
+
+        def near():
+            after = [distances.each >= start for start in self.starts]
+            inside = [~after[0], *(a & ~b for a, b in zip(after, after[1:], strict=False)), after[-1]]
+            sums = (jnp.where(bucket, scores, 0.0).sum() for bucket in inside)
+            return sum(jnp.where(r == i, total, 0.0) for i, total in enumerate(sums))
+
+        def far():
+            last = self._right(distances).astype(jnp.int32) * len(self.starts)
+            return jnp.where(r == last, scores.sum(), 0.0)
+
+        return jax.lax.cond(self._constant(distances), far, near)
+
+    def _right(self, distances: Distances) -> jax.Array:
+        return distances.low >= self.starts[-1]
+
+    def _constant(self, distances: Distances) -> jax.Array:
+        return self._right(distances) | (distances.high < self.starts[0])
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Minus the distance times the one number."""
+
+    def tile(self, distances: Distances, number: Number) -> jax.Array:
+        """float32 [S,T], the bias of a tile."""
+        return -jnp.abs(distances.each).astype(jnp.float32) * number(0)
+
+    def gradient(self, scores: jax.Array, distances: Distances, r: jax.Array) -> jax.Array:
+        """float32 [R,1], the gradient of numbers int32 ``r`` [R,1], from that of a tile of scores [S,T]."""
+        return jnp.where(r == 0, (-jnp.abs(distances.each).astype(jnp.float32) * scores).sum(), 0.0)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Relative:
+    """T5's: a learnt number for each head and bucket of distances."""
+
+    table: jax.Array  # float32 [buckets,N]
+    bidirectional: bool = field(metadata=STATIC)
+    max_distance: int = field(metadata=STATIC)
+
+    def at(self, distance: jax.Array) -> jax.Array:
+        """float32 [B|1,N,T,S] of distances int32 [B|1,T,S]."""
+        return self._by_head(distance).swapaxes(0, 1)
+
+    def dense(self, length: int, key_length: int) -> jax.Array:
+        """float32 [1,N,T,S]: as many different numbers for each head as distances, along the diagonals."""
+        # With a period of one more than the row length, the rows of a repeated sequence slide by one to the
+        # right.
+        side = max(length, key_length)
+        period = 2 * side
+        distance = jnp.arange(period)
+        bias = self._by_head(jnp.where(distance < side, distance, distance - period))
+        heads = bias.shape[0]
+        rows = jnp.broadcast_to(bias[:, None, :], (heads, side, period)).reshape(heads, -1)
+        rows = rows[:, : side * (period - 1)].reshape(heads, side, period - 1)
+        return rows[None, :, :length, :key_length]
+
+    @property
+    def numbers(self) -> jax.Array:
+        """float32 [N,R]: the table's rows in the order in which their distances grow."""
+        return self.table[np.array([bucket for _, bucket in self._runs()])].T
+
+    @property
+    def form(self) -> Buckets:
+        return Buckets(tuple(start for start, _ in self._runs()[1:]))
+
+    def _by_head(self, distance: jax.Array) -> jax.Array:
+        """float32 [N,...] of distances of any shape [...]."""
+        count = len(self.table)
+        bucket = relative_position_bucket(
+            distance, bidirectional=self.bidirectional, num_buckets=count, max_distance=self.max_distance
+        )
+        # A product with one-hot rows, not a look-up: its gradient is a product too and no scatter-add.
+        one_hot = jax.nn.one_hot(bucket.reshape(-1), count, dtype=jnp.float32)
+        return (one_hot @ self.table).T.reshape(-1, *distance.shape)
+
+    def _runs(self) -> list[tuple[int, int]]:
+        """(first distance, bucket) of each run of distances in one bucket; the first's does not count."""
+        side = len(self.table) // 2 if self.bidirectional else len(self.table)
+        far = logarithmic_starts(side, self.max_distance)
+        least = [*range(side - len(far)), *far, self.max_distance + 1]  # distance of each bucket of one side
+        behind = [(1 - least[bucket + 1], bucket) for bucket in reversed(range(side))]
+        ahead = [(max(1, least[bucket]), side + bucket) for bucket in range(side)]
+        return behind + ahead if self.bidirectional else behind
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Alibi:
+    """The farther, the less: a slope for each head (Press et al. 2022)."""
+
+    slopes: jax.Array  # float32 [N]
+
+    def at(self, distance: jax.Array) -> jax.Array:
+        """float32 [B|1,N,T,S] of distances int32 [B|1,T,S]."""
+        return -jnp.abs(distance)[:, None] * self.slopes[None, :, None, None]
+
+    def dense(self, length: int, key_length: int) -> jax.Array:
+        """float32 [1,N,T,S]."""
+        return self.at(distances(length, key_length))
+
+    @property
+    def numbers(self) -> jax.Array:
+        """float32 [N,1]."""
+        return self.slopes[:, None]
+
+    @property
+    def form(self) -> Slope:
+        return Slope()
+
+
+Bias = Relative | Alibi

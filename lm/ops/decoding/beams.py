@@ -6,52 +6,51 @@ log-probabilities, its EOS included, over a penalty for its length.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lm.settings import SettingError, at_least, nearest
-
-
-class Rules(NamedTuple):
-    """In what implementations of beam search differ."""
-
-    # (tokens of a sequence, exponent) -> what its sum is divided by
-    penalty: Callable[[jax.Array, float], jax.Array]
-    ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
-    # beams without EOS at the end: like finished ones, or only for want of those
-    cut: Literal["finished", "spare"]
-
-
-RULES = {
-    # Wu et al. 2016; T5X
-    "t5": Rules(lambda length, alpha: ((5 + length) / 6) ** alpha, ending=2, cut="spare"),
-    "transformers": Rules(lambda length, alpha: length**alpha, ending=1, cut="finished"),
-}
+from lm.ops.decoding.config import Decoding
+from lm.settings import SettingError
 
 
 @dataclass(frozen=True)
-class Search:
-    """Settings of a beam search."""
+class BeamRules:
+    """In what implementations of beam search differ."""
 
-    beams: int  # K
-    max_length: int  # of an answer [tokens]
-    length_penalty: float  # exponent; 0 compares sums, more favours long answers
-    # with K finished, stop: at once; when no running beam as long as now ...
+    penalty: Callable[[Any, float], Any]  # (tokens of a sequence, exponent) -> what its sum is divided by
+    ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
+    cut: Literal[
+        "finished", "spare"
+    ]  # beams without EOS at the end: like finished ones, or only for want of those
+    # With K finished, stop: True at once; False when no running beam, as long as it is then, could score
+    # higher; "never" when none could at any length.
     early_stopping: bool | Literal["never"]
-    rules: str  # ... ("never": as long as allowed) could score higher. A name of RULES
 
     def __post_init__(self):
-        at_least(self, "", beams=1, max_length=1)
         if self.early_stopping not in (True, False, "never"):
             raise SettingError(f"early_stopping={self.early_stopping!r} should be True, False or 'never'")
-        if self.rules not in RULES:
-            raise SettingError(f"rules={self.rules!r} is unknown{nearest(self.rules, RULES)}")
+
+
+T5_RULES = BeamRules(  # Wu et al. 2016; T5X
+    lambda length, alpha: ((5 + length) / 6) ** alpha, ending=2, cut="spare", early_stopping="never"
+)
+# By these one beam is greedy decoding; by T5's a sequence may also end in its second-best token.
+TRANSFORMERS_RULES = BeamRules(
+    lambda length, alpha: length**alpha, ending=1, cut="finished", early_stopping=False
+)
+
+
+class Search(NamedTuple):
+    """A beam search by some implementation's rules."""
+
+    decoding: Decoding
+    rules: BeamRules
 
     def score(self, sums: jax.Array, length: jax.Array | int) -> jax.Array:
         """The scores of sequences of ``length`` tokens."""
-        return sums / RULES[self.rules].penalty(jnp.float32(length), self.length_penalty)
+        return sums / self.rules.penalty(jnp.float32(length), self.decoding.length_penalty)
 
 
 class Beams(NamedTuple):
@@ -66,28 +65,25 @@ class Beams(NamedTuple):
 
 def begin(search: Search, rows: jax.Array, pad: int) -> Beams:
     """One empty beam for each of ``rows`` bool [B] that is True; the others are done."""
-    shape = (rows.shape[0], search.beams)
-    tokens, none = jnp.full((*shape, search.max_length), pad, jnp.int32), jnp.full(shape, -jnp.inf)
+    shape = (rows.shape[0], search.decoding.beams)
+    tokens, none = jnp.full((*shape, search.decoding.max_length), pad, jnp.int32), jnp.full(shape, -jnp.inf)
     return Beams(tokens, none.at[:, 0].set(jnp.where(rows, 0.0, -jnp.inf)), tokens, none, ~rows)
 
 
 def advance(
     search: Search, beams: Beams, log_probabilities: jax.Array, step: jax.Array, eos: int | None
 ) -> tuple[Beams, jax.Array, jax.Array]:
-    """The beams after token number ``step``, drawn from [B,K,V], and of each running one [B,K] parent and
-    token.
-    """
-    count, vocabulary = search.beams, log_probabilities.shape[-1]
-    rules, length, last = RULES[search.rules], step + 1, step + 1 == search.max_length
+    """The beams after token number ``step`` of [B,K,V], and of each running one [B,K] parent and token."""
+    count, vocabulary, length = search.decoding.beams, log_probabilities.shape[-1], step + 1
     sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
-    sums, places = jax.lax.top_k(sums, 2 * count)  # so that K can run on even if K end
-    parent, token = places // vocabulary, (places % vocabulary).astype(jnp.int32)
+    sums, index = jax.lax.top_k(sums, 2 * count)  # so that K can run on even if K end
+    parent, token = index // vocabulary, (index % vocabulary).astype(jnp.int32)
     tokens = _take(beams.tokens, parent).at[:, :, step].set(token)
     ends = jnp.zeros_like(token, bool) if eos is None else token == eos
 
-    finishing = ends & (jnp.arange(2 * count) < rules.ending * count)[None]
-    if rules.cut == "finished":
-        finishing |= last & (jnp.arange(2 * count) < count)[None]
+    finishing = ends & (jnp.arange(2 * count) < search.rules.ending * count)[None]
+    if search.rules.cut == "finished":
+        finishing |= (length == search.decoding.max_length) & (jnp.arange(2 * count) < count)[None]
     new = jnp.where(finishing & ~beams.done[:, None], search.score(sums, length), -jnp.inf)
     scores, chosen = jax.lax.top_k(jnp.concatenate([beams.scores, new], axis=1), count)
     finished = _take(jnp.concatenate([beams.finished, tokens], axis=1), chosen)
@@ -99,30 +95,25 @@ def advance(
 
 
 def _settled(search: Search, best: jax.Array, worst: jax.Array, length: jax.Array) -> jax.Array:
-    """bool [B]: K are finished, and by the rule nothing running counts; ``best`` running sum, ``worst``
-    score.
-    """
+    """bool [B]: K are finished, and by the rule no running beam counts; from the best sum and worst score."""
     bound = search.score(best, length)
-    if search.early_stopping == "never":  # sums only fall, but a longer sequence may divide by more
-        bound = jnp.maximum(bound, search.score(best, search.max_length))
+    if search.rules.early_stopping == "never":  # sums only fall, but a longer sequence may divide by more
+        bound = jnp.maximum(bound, search.score(best, search.decoding.max_length))
     settled = worst >= bound
-    return settled | (worst > -jnp.inf) if search.early_stopping is True else settled
+    return settled | (worst > -jnp.inf) if search.rules.early_stopping is True else settled
 
 
 def ranked(search: Search, beams: Beams, length: jax.Array, pad: int) -> tuple[jax.Array, jax.Array]:
-    """tokens [B,K,T] and scores [B,K] of the answers, best first; running beams of ``length`` after finished
-    ones.
-    """
+    """tokens [B,K,T] and scores [B,K], best first; running beams of ``length`` tokens come last."""
     scores = jnp.concatenate([beams.scores, search.score(beams.sums, length)], axis=1)
-    unfinished = (jnp.arange(scores.shape[1]) >= search.beams)[None] | (scores == -jnp.inf)
-    order = jnp.lexsort((-scores, unfinished), axis=-1)[:, : search.beams]
-    tokens, scores = (
-        _take(jnp.concatenate([beams.finished, beams.tokens], axis=1), order),
-        _take(scores, order),
-    )
+    count = search.decoding.beams
+    unfinished = (jnp.arange(scores.shape[1]) >= count)[None] | (scores == -jnp.inf)
+    order = jnp.lexsort((-scores, unfinished), axis=-1)[:, :count]
+    tokens = _take(jnp.concatenate([beams.finished, beams.tokens], axis=1), order)
+    scores = _take(scores, order)
     return jnp.where((scores == -jnp.inf)[:, :, None], pad, tokens), scores
 
 
-def _take(values: jax.Array, places: jax.Array) -> jax.Array:
-    """values [B,K,...] at places [B,L]: [B,L,...]."""
-    return jnp.take_along_axis(values, places.reshape(*places.shape, *(1,) * (values.ndim - 2)), axis=1)
+def _take(values: jax.Array, index: jax.Array) -> jax.Array:
+    """[B,L,...] of values [B,K,...] at index [B,L]."""
+    return jnp.take_along_axis(values, index.reshape(*index.shape, *(1,) * (values.ndim - 2)), axis=1)

@@ -1,7 +1,7 @@
-"""One kernel for two kinds of accelerator: tiles that stay, and for each the tiles that pass by it.
+"""One kernel for two kinds of accelerator: still tiles, and for each the moving tiles that pass it.
 
-A TPU has a grid of both, brings the next tiles while it works, and keeps what is carried in its own memory. A
-GPU has a program for each tile that stays, which loops over the others.
+A TPU has a grid of both, fetches the next tiles while it works, and holds what is carried in its own memory.
+A GPU runs a program for each still tile, which loops over the moving ones.
 """
 
 from collections.abc import Callable
@@ -82,20 +82,26 @@ class Tiles(NamedTuple):
         return self.arrays[name]
 
 
+class Fold(NamedTuple):
+    """What is computed for a still tile from all the tiles that pass it."""
+
+    start: Callable[[], tuple[jax.Array, ...]]  # what is carried from tile to tile
+    step: Callable[[tuple[jax.Array, ...], Tiles], tuple[jax.Array, ...]]
+    finish: Callable[[tuple[jax.Array, ...]], tuple[jax.Array, ...]]
+
+
 class Sweep(NamedTuple):
     """Each ``still`` tile passed by the ``moving`` ones that are within its reach."""
 
     backend: Backend
     still: dict[str, Input]
     moving: dict[str, Input]
-    # in tiles as the still ones: [B,N,..., places] or [B,N,tiles,...]
-    outputs: tuple[jax.ShapeDtypeStruct, ...]
+    outputs: tuple[
+        jax.ShapeDtypeStruct, ...
+    ]  # in tiles as the still ones: [B,N,..., places] or [B,N,tiles,...]
     reach: tuple[int | None, int | None]  # places behind and ahead of a still tile; None: all
-    # 1 for the side, still or moving, that ``offset`` is the first place of: the queries
-    origins: tuple[int, int]
-    start: Callable[[], tuple[jax.Array, ...]]  # what is carried from tile to tile
-    step: Callable[[tuple[jax.Array, ...], Tiles], tuple[jax.Array, ...]]
-    finish: Callable[[tuple[jax.Array, ...]], tuple[jax.Array, ...]]
+    origins: tuple[int, int]  # 1 for the side, still or moving, whose first place is ``offset``: the queries
+    fold: Fold
 
     @property
     def grid(self) -> tuple[int, int, int, int]:
@@ -123,14 +129,12 @@ class Sweep(NamedTuple):
 
     def places(self, still: jax.Array, moving: jax.Array, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Of the first query and the first key of two tiles."""
-        both = [
-            tile * size + origin * offset
-            for tile, size, origin in zip((still, moving), self.sizes, self.origins, strict=True)
-        ]
-        return tuple(both) if self.origins[0] else tuple(reversed(both))
+        (size, other), (origin, other_origin) = self.sizes, self.origins
+        first, second = still * size + origin * offset, moving * other + other_origin * offset
+        return (first, second) if origin else (second, first)
 
 
-def sweep(job: Sweep, offset: jax.Array, numbers: jax.Array) -> list[jax.Array]:
+def sweep_tiles(job: Sweep, offset: jax.Array, numbers: jax.Array) -> list[jax.Array]:
     """The outputs, from ``offset`` int32 [1] and the numbers float32 [N,R] of each head."""
     return {"tpu": _sweep_tpu, "gpu": _sweep_gpu}[job.backend.platform](job, offset, numbers)
 
@@ -148,9 +152,8 @@ def _sweep_tpu(job, offset, numbers):
         # a tile out of reach is not brought: the one before stays
         def place(row, head, still, moving, offset):
             low, high = job.bounds(still, offset[0])
-            return index(
-                row, head, jnp.clip(moving, jnp.minimum(low, job.grid[3] - 1), jnp.maximum(high - 1, 0))
-            )
+            least, greatest = jnp.minimum(low, job.grid[3] - 1), jnp.maximum(high - 1, 0)
+            return index(row, head, jnp.clip(moving, least, greatest))
 
         return pl.BlockSpec(shape, place)
 
@@ -166,11 +169,9 @@ def _sweep_tpu(job, offset, numbers):
                 *map(passing, job.moving.values()),
             ],
             out_specs=[_output(job, item) for item in job.outputs],
-            scratch_shapes=[pltpu.VMEM(x.shape, x.dtype) for x in jax.eval_shape(job.start)],
+            scratch_shapes=[pltpu.VMEM(x.shape, x.dtype) for x in jax.eval_shape(job.fold.start)],
         ),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")
-        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 3 + ("arbitrary",)),
     )(offset, numbers, *_arrays(job))
 
 
@@ -182,19 +183,19 @@ def _tpu_kernel(job, offset, numbers, *refs):
 
     @pl.when(moving == 0)
     def _():
-        for ref, x in zip(carried, job.start(), strict=True):
+        for ref, x in zip(carried, job.fold.start(), strict=True):
             ref[...] = x
 
     @pl.when((low <= moving) & (moving < high))
     def _():
         arrays = {name: ref[...] for name, ref in inputs.items()}
         tiles = Tiles(arrays, job.places(still, moving, offset[0]), lambda r: numbers[head, r])
-        for ref, x in zip(carried, job.step(tuple(ref[...] for ref in carried), tiles), strict=True):
+        for ref, x in zip(carried, job.fold.step(tuple(ref[...] for ref in carried), tiles), strict=True):
             ref[...] = x
 
     @pl.when(moving == job.grid[3] - 1)
     def _():
-        for ref, x in zip(outputs, job.finish(tuple(ref[...] for ref in carried)), strict=True):
+        for ref, x in zip(outputs, job.fold.finish(tuple(ref[...] for ref in carried)), strict=True):
             ref[...] = x.astype(ref.dtype)
 
 
@@ -209,12 +210,11 @@ def _sweep_gpu(job, offset, numbers):
 
         def step(moving, carry):
             arrays = fixed | {name: item.read(inputs[name], moving) for name, item in job.moving.items()}
-            return job.step(
-                carry, Tiles(arrays, job.places(still, moving, begin), lambda r: numbers[head, r])
-            )
+            tiles = Tiles(arrays, job.places(still, moving, begin), lambda r: numbers[head, r])
+            return job.fold.step(carry, tiles)
 
-        carry = jax.lax.fori_loop(*job.bounds(still, begin), step, job.start())
-        for ref, x in zip(outputs, job.finish(carry), strict=True):
+        carry = jax.lax.fori_loop(*job.bounds(still, begin), step, job.fold.start())
+        for ref, x in zip(outputs, job.fold.finish(carry), strict=True):
             ref[...] = x.astype(ref.dtype)
 
     scalars = [pl.BlockSpec(x.shape, lambda row, head, still, n=x.ndim: (0,) * n) for x in (offset, numbers)]
@@ -247,13 +247,7 @@ def _parted(refs, job):
 
 def _output(job, item):
     if len(item.shape) == 5:
-        shape, index = (
-            (None, None, None, *item.shape[3:]),
-            lambda row, head, still, *_: (row, head, still, 0, 0),
-        )
-    else:
-        shape, index = (
-            (None, None, item.shape[2], job.sizes[0]),
-            lambda row, head, still, *_: (row, head, 0, still),
-        )
-    return pl.BlockSpec(shape, index)
+        shape = (None, None, None, *item.shape[3:])
+        return pl.BlockSpec(shape, lambda row, head, still, *_: (row, head, still, 0, 0))
+    shape = (None, None, item.shape[2], job.sizes[0])
+    return pl.BlockSpec(shape, lambda row, head, still, *_: (row, head, 0, still))

@@ -1,8 +1,8 @@
 """Attention without scores in memory: a Pallas kernel goes through them tile by tile (Dao et al. 2022).
 
-The mask is a rule and the bias a few numbers, of which each tile is made anew, forward and backward. All
-tiles are transposed, keys by queries: what is kept of each query is then a row, and arrays [B,N,H,T] fill a
-TPU's registers whatever H is.
+The mask is a rule and the bias a few numbers, from which each tile is made anew, forward and backward. All
+tiles are transposed, keys by queries: what is remembered of each query is then a row, and arrays [B,N,H,T]
+fill a TPU's registers whatever H is.
 """
 
 from functools import partial
@@ -11,65 +11,64 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.ops.attention import dropped
-from lm.ops.biases import Bias, Slope, Steps
-from lm.ops.flash.grid import Backend, Input, Sweep, Tiles, power_of_two, sweep
+from lm.ops.attention import PLAIN, Softmax, drop_values
+from lm.ops.flash.grid import Backend, Fold, Input, Sweep, Tiles, power_of_two, sweep_tiles
 from lm.ops.masks import Mask, Numbers, Rule
+from lm.ops.positions import Bias, Buckets, Distances, Slope
 
 
-class Plan(NamedTuple):
+class TilePlan(NamedTuple):
     """All of one call that is known when it is compiled."""
 
     backend: Backend
     rule: Rule | None
-    form: Steps | Slope | None
+    form: Buckets | Slope | None
     key_length: int  # keys without padding [places]
     tile: int  # queries of a tile [places]
     key_tile: int  # keys of a tile [places]
 
 
-class Inputs(NamedTuple):
-    """What the kernels read besides queries, keys and values."""
+class Places(NamedTuple):
+    """What the kernels know of queries and keys besides their features."""
 
     offset: jax.Array  # int32 [1]: the first query's place among the keys
     query_numbers: Numbers  # int32 [B|1,T], of the mask
     key_numbers: Numbers  # int32 [B|1,S]
 
 
-def flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: Mask | None = None,
-    bias: Bias | None = None,
-    *,
-    scale: float = 1.0,
-    keep: jax.Array | None = None,
-    offset: jax.Array | None = None,
-    backend: Backend,
-) -> jax.Array:
-    """[B,T,N,H] as ``dot_product_attention``, with memory linear in T and S; ``keep`` has no gradient.
+class Flash(NamedTuple):
+    """``dot_product_attention`` with memory linear in T and S; a dropout mask has no gradient."""
 
-    ``offset`` int32 [1] is the place of the first query, of rows of which the others are elsewhere.
-    """
-    length, width = query.shape[1], query.shape[3]
-    heads = query.shape[2]
-    key, value = dropped(key, value, keep)
-    query = query * scale if scale != 1.0 else query
-    tiles = backend.tiles(length), backend.tiles(key.shape[1])
-    plan = Plan(backend, mask and mask.rule, bias and bias.form, key.shape[1], *tiles)
-    turned = [
-        _padded(x.transpose(0, 2, 3, 1), {2: backend.width(width), 3: _multiple(x.shape[1], tile)})
-        for x, tile in ((query, tiles[0]), (key, tiles[1]), (value, tiles[1]))
-    ]
-    numbers = jnp.zeros((heads, 1)) if bias is None else bias.numbers
-    inputs = Inputs(
-        jnp.zeros(1, jnp.int32) if offset is None else offset,
-        _numbers(mask and mask.query, length, turned[0].shape[3], 0),
-        _numbers(mask and mask.key, key.shape[1], turned[1].shape[3], -1),
-    )
-    out = _attend(plan, *turned, numbers.astype(jnp.float32), inputs)
-    return out[:, :, :width, :length].transpose(0, 3, 1, 2)
+    backend: Backend
+    offset: jax.Array | None = None  # int32 [1]: place of the first query, of rows whose others are elsewhere
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        softmax: Softmax = PLAIN,
+    ) -> jax.Array:
+        """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H]."""
+        _, length, heads, width = query.shape
+        key, value = drop_values(key, value, softmax.keep)
+        query = query * softmax.scale if softmax.scale != 1.0 else query
+        tiles = self.backend.tiles(length), self.backend.tiles(key.shape[1])
+        plan = TilePlan(self.backend, mask and mask.rule, bias and bias.form, key.shape[1], *tiles)
+        turned = [
+            _padded(x.transpose(0, 2, 3, 1), {2: self.backend.width(width), 3: _multiple(x.shape[1], tile)})
+            for x, tile in ((query, tiles[0]), (key, tiles[1]), (value, tiles[1]))
+        ]
+        numbers = jnp.zeros((heads, 1)) if bias is None else bias.numbers
+        places = Places(
+            jnp.zeros(1, jnp.int32) if self.offset is None else self.offset,
+            _numbers(mask and mask.query, length, turned[0].shape[3], 0),
+            _numbers(mask and mask.key, key.shape[1], turned[1].shape[3], -1),
+        )
+        out = _attend(plan, *turned, numbers.astype(jnp.float32), places)
+        return out[:, :, :width, :length].transpose(0, 3, 1, 2)
 
 
 def _multiple(size, of):
@@ -83,23 +82,21 @@ def _padded(x, sizes, value=0):
     )
 
 
-def _numbers(known, length, size, value):
-    """Numbers [B|1,L] of as many rows each, padded to ``size``."""
-    known = known or {}
-    rows = max((len(x) for x in known.values()), default=1)
-    return {
-        name: _padded(jnp.broadcast_to(x, (rows, length)).astype(jnp.int32), {1: size}, value)
-        for name, x in known.items()
-    }
+def _numbers(numbers, length, size, value):
+    """int32 [B|1,L] of as many rows each, padded by ``value`` to ``size``."""
+    numbers = numbers or {}
+    rows = max(map(len, numbers.values()), default=1)
+    alike = {name: jnp.broadcast_to(x, (rows, length)).astype(jnp.int32) for name, x in numbers.items()}
+    return {name: _padded(x, {1: size}, value) for name, x in alike.items()}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, query, key, value, numbers, inputs: Inputs) -> jax.Array:
-    """[B,N,H,T] from query [B,N,H,T], key and value [B,K,H,S]."""
-    return _forward(plan, query, key, value, numbers, inputs)[0]
+def _attend(plan: TilePlan, query, key, value, numbers, places: Places) -> jax.Array:
+    """[B,N,H,T] from query [B,N,H,T], key and value [B,K,H,S] and the bias's numbers float32 [N,R]."""
+    return _forward(plan, query, key, value, numbers, places)[0]
 
 
-def _forward(plan, query, key, value, numbers, inputs):
+def _forward(plan, query, key, value, numbers, places):
     rows, heads, width, length = query.shape
 
     def start():
@@ -108,7 +105,7 @@ def _forward(plan, query, key, value, numbers, inputs):
 
     def step(carry, tiles):
         highest, total, out = carry
-        scores = _scores(plan, tiles)
+        scores = _tile_scores(plan, tiles)
         new = jnp.maximum(highest, scores.max(0, keepdims=True))
         finite = jnp.where(new == -jnp.inf, 0.0, new)  # of queries that have seen nothing yet
         weights, old = jnp.exp(scores - finite), jnp.exp(highest - finite)
@@ -118,128 +115,127 @@ def _forward(plan, query, key, value, numbers, inputs):
     def finish(carry):
         highest, total, out = carry
         seen = total > 0
-        whole = jnp.where(seen, total, 1.0)
+        divisor = jnp.where(seen, total, 1.0)
         # Where nothing is seen the backward pass takes exp(score - infinity): no weight there either.
-        return out / whole, jnp.where(seen, highest + jnp.log(whole), jnp.inf)
+        return out / divisor, jnp.where(seen, highest + jnp.log(divisor), jnp.inf)
 
     outputs = (
         jax.ShapeDtypeStruct(query.shape, query.dtype),
         jax.ShapeDtypeStruct((rows, heads, 1, length), jnp.float32),
     )
-    given = {"query": query}, {"key": key, "value": value}
-    out, normaliser = _by_query(plan, given, outputs, numbers, inputs, start, step, finish)
-    return out, (query, key, value, numbers, inputs, out, normaliser)
+    scan = Scan(plan, {"query": query}, {"key": key, "value": value}, numbers, places)
+    out, normaliser = scan.by_query(outputs, Fold(start, step, finish))
+    return out, (query, key, value, numbers, places, out, normaliser)
 
 
-def _backward(plan, kept, gradient):
-    query, key, value, numbers, inputs, out, normaliser = kept
+def _backward(plan, residuals, gradient):
+    query, key, value, numbers, places, out, normaliser = residuals
     carried = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(2, keepdims=True)
-    given = {"query": query, "gradient": gradient, "normaliser": normaliser, "carried": carried}
-    d_query, d_numbers = _query_gradient(plan, given, {"key": key, "value": value}, numbers, inputs)
-    d_key, d_value = _key_gradient(plan, given, {"key": key, "value": value}, numbers, inputs)
+    queries = {"query": query, "gradient": gradient, "normaliser": normaliser, "carried": carried}
+    scan = Scan(plan, queries, {"key": key, "value": value}, numbers, places)
+    d_query, d_numbers = _query_gradient(scan)
+    d_key, d_value = _key_gradient(scan)
     return d_query, d_key, d_value, d_numbers, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _query_gradient(plan, queries, keys, numbers, inputs):
+class Scan(NamedTuple):
+    """One pass over all scores: the arrays it reads, tile by tile."""
+
+    plan: TilePlan
+    queries: dict[str, jax.Array]  # [B,N,H|1,T]
+    keys: dict[str, jax.Array]  # [B,K,H,S]
+    numbers: jax.Array  # float32 [N,R] of the bias
+    places: Places
+
+    def by_query(self, outputs: tuple[jax.ShapeDtypeStruct, ...], fold: Fold) -> list[jax.Array]:
+        """``fold`` for each tile of queries over the tiles of keys that it sees."""
+        queries, keys = self._inputs()
+        return self._sweep(queries, keys, outputs, self._reach(), (1, 0), fold)
+
+    def by_key(self, outputs: tuple[jax.ShapeDtypeStruct, ...], fold: Fold) -> list[jax.Array]:
+        """``fold`` for each tile of keys over the tiles of queries that see it."""
+        queries, keys = self._inputs()
+        return self._sweep(keys, queries, outputs, self._reach()[::-1], (0, 1), fold)
+
+    def _sweep(self, still, moving, outputs, reach, origins, fold):
+        fold = fold._replace(step=_guarded(self.plan, fold.step))
+        job = Sweep(self.plan.backend, still, moving, outputs, reach, origins, fold)
+        return sweep_tiles(job, self.places.offset, self.numbers)
+
+    def _inputs(self):
+        """What is read of queries and of keys."""
+        plan, places = self.plan, self.places
+        return (
+            _side("query", self.queries, places.query_numbers, plan.tile, 3),
+            _side("key", self.keys, places.key_numbers, plan.key_tile, 2),
+        )
+
+    def _reach(self):
+        rule = self.plan.rule
+        return (None, None) if rule is None else rule.reach(self.places.key_numbers)
+
+
+def _query_gradient(scan: Scan):
     """The gradients of queries [B,N,H,T] and of the bias's numbers [N,R]."""
-    rows, heads, width, length = queries["query"].shape
-    count = numbers.shape[1]
+    plan, query = scan.plan, scan.queries["query"]
+    rows, heads, width, length = query.shape
+    count = scan.numbers.shape[1]
+    count_padded = power_of_two(count)  # Triton's tiles are powers of two
 
     def start():
         return jnp.zeros((width, plan.tile)), jnp.zeros((count_padded, 1))
 
     def step(carry, tiles):
-        out, found = carry
+        out, d_numbers = carry
         _, d_scores = _score_gradient(plan, tiles)
         out += _product(tiles["key"], d_scores.astype(tiles["key"].dtype), 1, 0)
         if plan.form is not None:
-            place = jax.lax.broadcasted_iota(jnp.int32, found.shape, 0)
-            found += plan.form.gradient(d_scores, *_distances(plan, tiles), place)
-        return out, found
+            index = jax.lax.broadcasted_iota(jnp.int32, d_numbers.shape, 0)
+            d_numbers += plan.form.gradient(d_scores, _distances(plan, tiles), index)
+        return out, d_numbers
 
-    count_padded = power_of_two(count)  # Triton's tiles are powers of two
-    blocks = length // plan.tile
     outputs = (
-        jax.ShapeDtypeStruct(queries["query"].shape, queries["query"].dtype),
-        jax.ShapeDtypeStruct((rows, heads, blocks, count_padded, 1), jnp.float32),
+        jax.ShapeDtypeStruct(query.shape, query.dtype),
+        jax.ShapeDtypeStruct((rows, heads, length // plan.tile, count_padded, 1), jnp.float32),
     )
-    d_query, found = _by_query(
-        plan, (queries, keys), outputs, numbers, inputs, start, step, lambda carry: carry
-    )
-    return d_query, found.sum((0, 2, 4))[:, :count]
+    d_query, d_numbers = scan.by_query(outputs, Fold(start, step, lambda carry: carry))
+    return d_query, d_numbers.sum((0, 2, 4))[:, :count]
 
 
-def _key_gradient(plan, queries, keys, numbers, inputs):
-    """The gradients of keys and values [B,K,H,S]: those of each head of queries, summed over heads that share
-    one.
-    """
-    rows, heads, width, _ = queries["query"].shape
-    groups, size, dtype = keys["key"].shape[1], keys["key"].shape[3], keys["key"].dtype
+def _key_gradient(scan: Scan):
+    """The gradients of keys and values [B,K,H,S]: of each query head, summed over heads that share one."""
+    rows, heads, width, _ = scan.queries["query"].shape
+    groups, size, dtype = scan.keys["key"].shape[1], scan.keys["key"].shape[3], scan.keys["key"].dtype
 
     def start():
-        return (jnp.zeros((width, plan.key_tile)),) * 2
+        return (jnp.zeros((width, scan.plan.key_tile)),) * 2
 
     def step(carry, tiles):
         d_key, d_value = carry
-        weights, d_scores = _score_gradient(plan, tiles)
+        weights, d_scores = _score_gradient(scan.plan, tiles)
         d_key += _product(tiles["query"], d_scores.astype(dtype), 1, 1)
         return d_key, d_value + _product(tiles["gradient"], weights.astype(dtype), 1, 1)
 
     output = jax.ShapeDtypeStruct((rows, heads, width, size), dtype if groups == heads else jnp.float32)
-    found = _by_key(
-        plan, (queries, keys), (output, output), numbers, inputs, start, step, lambda carry: carry
-    )
-    return [x.reshape(rows, groups, -1, width, size).sum(2).astype(dtype) for x in found]
+    by_head = scan.by_key((output, output), Fold(start, step, lambda carry: carry))
+    return [x.reshape(rows, groups, -1, width, size).sum(2).astype(dtype) for x in by_head]
 
 
-def _by_query(plan, given, outputs, numbers, inputs, *steps):
-    """What is found of queries, tile by tile, from the keys that each sees."""
-    queries, keys = _sides(plan, given, inputs)
-    return _swept(plan, queries, keys, outputs, _reach(plan, inputs), (1, 0), numbers, inputs, *steps)
-
-
-def _by_key(plan, given, outputs, numbers, inputs, *steps):
-    """What is found of keys, tile by tile, from the queries that see each."""
-    queries, keys = _sides(plan, given, inputs)
-    return _swept(plan, keys, queries, outputs, _reach(plan, inputs)[::-1], (0, 1), numbers, inputs, *steps)
-
-
-def _swept(plan, still, moving, outputs, reach, origins, numbers, inputs, start, step, finish):
-    job = Sweep(plan.backend, still, moving, outputs, reach, origins, start, _guarded(plan, step), finish)
-    return sweep(job, inputs.offset, numbers)
-
-
-def _sides(plan, given, inputs):
-    """What is read of queries and of keys."""
-    queries, keys = given
-    return (
-        _inputs(queries, inputs.query_numbers, plan.tile, 3),
-        _inputs(keys, inputs.key_numbers, plan.key_tile, 2),
-    )
-
-
-def _inputs(arrays, numbers, tile, axis):
-    """Arrays [B,N,H,L], and numbers as [B,1,1,T] of queries, ``axis`` 3, and as [B,1,S,1] of keys, ``axis``
-    2.
-    """
-    found = {name: Input(x, 3, tile) for name, x in arrays.items()}
-    side = {3: "query", 2: "key"}[axis]
+def _side(side, arrays, numbers, tile, axis):
+    """Arrays [B,N,H,L]; numbers as [B,1,1,T] of queries, ``axis`` 3, and as [B,1,S,1] of keys, ``axis`` 2."""
     shaped = {name: x[:, None, None, :] if axis == 3 else x[:, None, :, None] for name, x in numbers.items()}
-    return found | {f"{side}.{name}": Input(x, axis, tile) for name, x in shaped.items()}
-
-
-def _reach(plan, inputs):
-    return (None, None) if plan.rule is None else plan.rule.reach(inputs.key_numbers)
+    inputs = {name: Input(x, 3, tile) for name, x in arrays.items()}
+    return inputs | {f"{side}.{name}": Input(x, axis, tile) for name, x in shaped.items()}
 
 
 def _guarded(plan, step):
     """``step``, left out where the mask's numbers say that a tile sees nothing."""
 
     def guarded(carry, tiles):
-        query, key = _known(tiles, "query."), _known(tiles, "key.")
+        query, key = _numbers_of(tiles, "query."), _numbers_of(tiles, "key.")
         if not key:
             return step(carry, tiles)
         return jax.lax.cond(plan.rule.meets(query, key), lambda: step(carry, tiles), lambda: carry)
@@ -247,37 +243,38 @@ def _guarded(plan, step):
     return guarded
 
 
-def _known(tiles, side):
+def _numbers_of(tiles, side):
     return {name.removeprefix(side): x for name, x in tiles.arrays.items() if name.startswith(side)}
 
 
-def _distances(plan: Plan, tiles: Tiles):
-    """int32 [S,T] of a tile: a key's place minus its query's; the least and the greatest of them."""
+def _distances(plan: TilePlan, tiles: Tiles) -> Distances:
     shape, (query, key) = (plan.key_tile, plan.tile), tiles.places
     apart = jax.lax.broadcasted_iota(jnp.int32, shape, 0) - jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-    return apart + (key - query), key - query - (plan.tile - 1), key - query + (plan.key_tile - 1)
+    return Distances(apart + (key - query), key - query - (plan.tile - 1), key - query + (plan.key_tile - 1))
 
 
-def _scores(plan, tiles):
+def _tile_scores(plan, tiles):
     """float32 [S,T] of a tile; minus infinity where a query does not see a key."""
     scores = _product(tiles["key"], tiles["query"], 0, 0)
-    distance, low, high = _distances(plan, tiles)
+    distances = _distances(plan, tiles)
     if plan.form is not None:
-        scores += plan.form.tile(distance, tiles.number, low, high)
-    hidden = []
+        scores += plan.form.tile(distances, tiles.number)
+    conditions = []
     if plan.rule is not None:
-        hidden.append(plan.rule.seen(distance, _known(tiles, "query."), _known(tiles, "key.")))
+        conditions.append(
+            plan.rule.seen(distances.each, _numbers_of(tiles, "query."), _numbers_of(tiles, "key."))
+        )
     if plan.key_length % plan.key_tile:
         place = tiles.places[1] + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
-        hidden.append(place < plan.key_length)
-    for seen in hidden:
+        conditions.append(place < plan.key_length)
+    for seen in conditions:
         scores = jnp.where(seen, scores, -jnp.inf)
     return scores
 
 
 def _score_gradient(plan, tiles):
     """float32 [S,T]: the weights of a tile, and the gradient of its scores."""
-    weights = jnp.exp(_scores(plan, tiles) - tiles["normaliser"])
+    weights = jnp.exp(_tile_scores(plan, tiles) - tiles["normaliser"])
     d_weights = _product(tiles["value"], tiles["gradient"], 0, 0)
     return weights, weights * (d_weights - tiles["carried"])
 

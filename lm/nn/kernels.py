@@ -1,0 +1,114 @@
+"""Which code computes attention here, by the device, the row's length, the mask and the bias."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from lm.nn.cache import KeyValue
+from lm.nn.config import ModelConfig
+from lm.ops.attention import SCORE_SCALES, Softmax, cudnn_attention, dot_product_attention
+from lm.ops.flash.grid import BACKENDS
+from lm.ops.flash.kernel import Flash
+from lm.ops.masks import CAUSAL, Mask
+from lm.ops.positions import Bias
+from lm.settings import SettingError
+from lm.sharding import ACTIVATION_AXES
+
+SHORT = 1_024  # rows up to which explicit scores are quicker than a kernel that never keeps them [tokens]
+
+
+def implementation(
+    config: ModelConfig,
+    length: int,
+    key_length: int,
+    mask: jax.Array | Mask | None,
+    bias: jax.Array | Bias | None,
+) -> Literal["xla", "cudnn", "flash"]:
+    """What computes the attention of ``length`` queries to ``key_length`` keys on this program's devices."""
+    platform, chosen, mesh = _platform(), config.attention, jax.sharding.get_abstract_mesh()
+    spread = mesh.shape.get(ACTIVATION_AXES["length"], 1) > 1
+    if chosen == "cudnn" and (platform != "gpu" or spread):
+        where = f"on {platform!r}" if platform != "gpu" else "where mesh.sequence > 1"
+        raise SettingError(f"model.attention='cudnn' is not available {where}: choose 'auto'")
+    if chosen == "cudnn" and length > 1:
+        return chosen
+    laid_out = any(x is not None and not isinstance(x, Mask | Bias) for x in (mask, bias))
+    if length == 1 or laid_out or isinstance(mask, Mask) and mask.rule.random:
+        return "xla"
+    if chosen != "auto":
+        return chosen
+    if platform not in ("gpu", "tpu") or max(length, key_length) <= SHORT:
+        return "xla"
+    plain = (mask is None or mask == CAUSAL) and bias is None and config.dtype == "bfloat16"
+    fits_cudnn = platform == "gpu" and plain and not spread and config.d_kv in range(8, 129, 8)
+    return "cudnn" if fits_cudnn else "flash"
+
+
+def _platform() -> str:
+    """That of the mesh, which need not be this machine's: a program may be compiled for a TPU without one."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def attend(
+    config: ModelConfig,
+    query: jax.Array,
+    seen: KeyValue,
+    mask: jax.Array | Mask | None,
+    bias: jax.Array | Bias | None,
+    keep: jax.Array | None,
+) -> jax.Array:
+    """[B,T,N,H] as ``dot_product_attention`` of query [B,T,N,H], by whatever computes it here."""
+    softmax = Softmax(SCORE_SCALES[config.scores](config.d_kv), keep)
+    chosen = implementation(config, query.shape[1], seen.key.shape[1], mask, bias)
+    if chosen == "xla":
+        return dot_product_attention(query, *seen, mask, bias, softmax)
+    kernel = partial(Flash, BACKENDS[_platform()]) if chosen == "flash" else lambda offset: cudnn_attention
+    return _sharded(kernel, query, seen, mask, bias, softmax)
+
+
+def _sharded(
+    kernel: Callable[[jax.Array | None], Callable[..., jax.Array]],
+    query: jax.Array,
+    seen: KeyValue,
+    mask: Mask | None,
+    bias: Bias | None,
+    softmax: Softmax,
+) -> jax.Array:
+    """``kernel(offset)`` of each device's rows, queries and heads: the compiler cannot take a kernel apart.
+
+    ``offset`` int32 [1] is the place of a device's first query in its row.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return kernel(None)(query, *seen, mask, bias, softmax)
+    batch, length, heads = (ACTIVATION_AXES[name] for name in ("batch", "length", "heads"))
+    if query.shape[1] % mesh.shape[length]:
+        length = None  # rows that do not divide are whole on each device, as in lm.sharding
+    if seen.key.shape[2] % mesh.shape[heads]:
+        seen = KeyValue(*(jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in seen))
+
+    def numbers(axis: str | None, named: dict[str, jax.Array]) -> dict[str, PartitionSpec]:
+        """Where numbers [B|1,L|1] of a mask live."""
+        return {
+            name: PartitionSpec(batch if len(x) > 1 else None, axis if x.shape[1] > 1 else None)
+            for name, x in named.items()
+        }
+
+    queries, keys = PartitionSpec(batch, length, heads), PartitionSpec(batch, None, heads)
+    masks = mask and replace(mask, query=numbers(length, mask.query), key=numbers(None, mask.key))
+    biases = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads), bias)
+    keeps = None if softmax.keep is None else PartitionSpec(batch, heads)
+
+    def part(query, key, value, mask, bias, keep):
+        offset = None if length is None else jax.lax.axis_index(length)[None] * query.shape[1]
+        return kernel(offset)(query, key, value, mask, bias, softmax._replace(keep=keep))
+
+    return jax.shard_map(
+        part, in_specs=(queries, keys, keys, masks, biases, keeps), out_specs=queries, check_vma=False
+    )(query, *seen, mask, bias, softmax.keep)

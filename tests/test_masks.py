@@ -1,0 +1,110 @@
+"""Masks as a model has them: printed as matrices, and equal to those written out condition by condition."""
+
+import dense_masks as dense
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.nn.config import ModelConfig, SparsityConfig
+from lm.nn.view import full_view, step_view
+from lm.ops.masks import Mask, Rule, distances, key_segments, random_blocks
+
+SEGMENTS = jnp.array([[1, 1, 2, 2, 2, 0], [1, 2, 2, 2, 0, 0]])
+PREFIX = jnp.array([[1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 0]])
+GLOBAL = jnp.array([[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0]])
+
+
+def printed(mask):
+    """The matrix [T,S] of the first row: # where a query, a line, sees a key."""
+    return "/".join("".join("#" if seen else "." for seen in row) for row in np.array(mask[0]))
+
+
+def mask(rule, length=6, key_length=None, **numbers):
+    """The matrix of a rule over rows whose queries and keys have the same numbers."""
+    key = {name: key_segments(x) if name == "segment" else x for name, x in numbers.items()}
+    return Mask(numbers, key, rule).dense(length, key_length or length)
+
+
+@pytest.mark.parametrize(
+    ("rule", "length", "numbers", "expected"),
+    [
+        (Rule(causal=True), 3, {}, "#../##./###"),
+        (Rule(), 4, {"segment": [1, 1, 2, 0]}, "##../##../..#./...."),
+        (Rule(causal=True), 4, {"prefix": [1, 1, 0, 0]}, "##../##../###./####"),
+        (Rule(window=(2, 0, 1)), 4, {}, "#.../##../###./.###"),
+        (Rule(window=(0, 1, 1)), 4, {}, "##../.##./..##/...#"),
+        (Rule(window=(2, 2, 2)), 6, {}, "#.#.../.#.#../#.#.#./.#.#.#/..#.#./...#.#"),
+        (Rule(window=(0, 0, 1)), 3, {"everywhere": [0, 1, 0]}, "##./###/.##"),
+        (Rule(causal=True, window=(1, 1, 1)), 4, {"everywhere": [1, 0, 0, 0]}, "#.../##../###./#.##"),
+        (
+            Rule(window=(0, 0, 1)),
+            6,
+            {"position": [0, 0, 1, 1, 2, 2], "everywhere": [1, 1, 0, 0, 0, 0]},
+            "######/######/####../####../##..##/##..##",
+        ),
+    ],
+)
+def test_masks_print_as_they_should(rule, length, numbers, expected):
+    numbers = {name: jnp.array([x]) for name, x in numbers.items()}
+    assert printed(mask(rule, length, **numbers)) == expected
+
+
+def batch(side):
+    features = {"input_tokens": SEGMENTS, "segment_ids": SEGMENTS, "causal_attention": PREFIX}
+    return {f"{side}_{name}": x for name, x in features.items()} | {"encoder_global_attention": GLOBAL}
+
+
+WINDOW = SparsityConfig(window=1, dilation=2, global_tokens=1)
+BLOCKS = SparsityConfig(window=0, block=2, global_tokens=1, random_blocks=1)
+
+
+@pytest.mark.parametrize("sparsity", [SparsityConfig(), WINDOW, BLOCKS], ids=["all", "window", "blocks"])
+@pytest.mark.parametrize("architecture", ["encoder", "decoder", "prefix-decoder"])
+def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
+    config = ModelConfig(architecture, sparsity=sparsity, max_length=8)
+    side = "encoder" if architecture == "encoder" else "decoder"
+    expected = dense.same_segment(SEGMENTS, SEGMENTS)
+    if side == "decoder":
+        before = dense.causal(dense.distances(6, 6))
+        expected &= before | dense.prefix(PREFIX) if architecture == "prefix-decoder" else before
+    if sparsity.window is not None:
+        positions = jnp.array([[0, 1, 0, 1, 2, 0], [0, 0, 1, 2, 0, 1]])
+        block = positions // sparsity.block
+        reach, step = sparsity.window * sparsity.dilation, sparsity.dilation
+        away = block[:, None, :] - block[:, :, None]
+        seen = dense.sliding_window(away, behind=reach, ahead=reach, step=step)
+        first = positions < sparsity.block
+        everywhere = first | (GLOBAL > 0) if side == "encoder" else first
+        seen |= dense.global_tokens(everywhere, everywhere)
+        if sparsity.random_blocks:
+            seen |= random_blocks(1, 4)[block[:, :, None], block[:, None, :]]
+        expected &= seen
+    np.testing.assert_array_equal(full_view(config, batch(side), side, None).mask, expected)
+
+
+@pytest.mark.parametrize("sparsity", [SparsityConfig(), WINDOW, BLOCKS], ids=["all", "window", "blocks"])
+def test_a_step_of_decoding_sees_what_the_last_token_of_the_whole_row_sees(sparsity):
+    config = ModelConfig("decoder", sparsity=sparsity, max_length=8)
+    whole = full_view(config, {"decoder_input_tokens": jnp.ones((1, 8), jnp.int32)}, "decoder", None).mask
+    for length in range(8):
+        step = step_view(config, jnp.array([length]), 8, None).mask
+        np.testing.assert_array_equal(step[0, 0], whole[0, length])
+
+
+def test_random_blocks_are_so_many_of_each_block_of_queries_and_always_the_same():
+    seen = random_blocks(3, 10)
+    assert (seen.sum(1) == 3).all()
+    assert len(np.unique(seen, axis=0)) > 5
+    np.testing.assert_array_equal(seen, random_blocks(3, 10))
+    numbers = {"position": jnp.arange(40)[None] // 4}
+    near = mask(Rule(window=(1, 1, 1)), 40, **numbers)
+    expected = near | jnp.asarray(seen.repeat(4, 0).repeat(4, 1))[None]
+    np.testing.assert_array_equal(mask(Rule(window=(1, 1, 1), random=(3, 10)), 40, **numbers), expected)
+
+
+def test_a_mask_of_one_query_over_a_cache_goes_by_its_own_distances():
+    slots = jnp.arange(6)[None]
+    rule = Rule(causal=True, window=(1, 1, 1))
+    one = Mask({"everywhere": jnp.array([[0]])}, {"everywhere": (slots < 1) * 1}, rule)
+    assert printed(one.at(slots[:, None, :] - 4)) == "#..##."
+    np.testing.assert_array_equal(distances(2, 3)[0], [[0, 1, 2], [-1, 0, 1]])
