@@ -17,7 +17,7 @@ from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes import group, restart
 from experiments.processes.exit_codes import EXIT_CODES
 from lm.settings import SettingError, nearest
-from lm.train.watchdog import end_in
+from lm.train.stopping import end_in
 
 GRACE = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.

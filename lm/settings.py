@@ -82,7 +82,7 @@ def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 def comments(cls: type, prefix: str = "") -> dict[str, str]:
     """``{path: comment}``: the comment behind or above each field of a nested dataclass, from its source."""
     hints, found = typing.get_type_hints(cls), {}
-    source = inspect.getsource(cls)
+    source = "".join(inspect.getsource(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[field.name]):
             found |= comments(hints[field.name], f"{prefix}{field.name}.")

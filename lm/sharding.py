@@ -15,7 +15,6 @@ from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lm.mesh import MeshConfig, shown
-from lm.nn.config import ModelConfig
 from lm.settings import SettingError, nearest
 
 BATCH = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
@@ -81,25 +80,19 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     return Mesh(arranged, tuple(sizes), axis_types=types)
 
 
-def check(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
-    """SettingError for what cannot be shared out over mesh ``sizes``; cheap, before anything is compiled."""
-    for field, axis in (
-        ("vocab_size", "tensor"),
-        ("num_heads", "tensor"),
-        ("d_ff", "tensor"),
-        ("d_model", "fsdp"),
-    ):
-        for side in (model, model.encoder_side):
-            _divide(f"model.{field}", getattr(side, field), {axis: sizes[axis]})
-    if microbatches < 1 or batch_size % microbatches:
-        raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
-    what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
-    _divide(what, batch_size // microbatches, {axis: sizes[axis] for axis in BATCH})
+def check_division(what: str, size: int, sizes: Mapping[str, int]) -> None:
+    """SettingError if an axis of this size cannot be split over these mesh ``sizes``."""
+    if size % (parts := prod(sizes.values())):
+        fitting = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
+        raise SettingError(
+            f"{what} of size {size} cannot be split over {shown(sizes)}: make it a multiple of {parts}, "
+            f"or mesh.{' * mesh.'.join(sizes)} one of {', '.join(map(str, fitting))}"
+        )
 
 
 def check_rows(length: int, sizes: Mapping[str, int]) -> None:
     """SettingError if the longest rows, of ``length`` tokens, cannot be shared out over mesh ``sizes``."""
-    _divide("the longest row", length, {"sequence": sizes["sequence"]})
+    check_division("the longest row", length, {"sequence": sizes["sequence"]})
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
@@ -253,15 +246,6 @@ def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, An
         }
         if name in WHERE_IT_DIVIDES and size % prod(sizes.values()):
             place, sizes = None, {}
-        _divide(f"{what}: axis {name!r}", size, sizes)
+        check_division(f"{what}: axis {name!r}", size, sizes)
         places.append(place)
     return PartitionSpec(*places)
-
-
-def _divide(what: str, size: int, sizes: Mapping[str, int]) -> None:
-    if size % (parts := prod(sizes.values())):
-        fitting = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
-        raise SettingError(
-            f"{what} of size {size} cannot be split over {shown(sizes)}: make it a multiple of {parts}, "
-            f"or mesh.{' * mesh.'.join(sizes)} one of {', '.join(map(str, fitting))}"
-        )

@@ -119,7 +119,7 @@ def laws(folder):
 
     import jax
 
-    from lm.train.signals import Interrupted
+    from lm.train.stopping import Interrupted
 
     learn(folder / "two", STEPS)
     learn(folder / "began-alone", STEPS)

@@ -27,13 +27,14 @@ from lm.files import seal
 from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.checkpoints import CheckpointError, Checkpoints, SaveError
-from lm.train.config import CheckpointConfig, LoopConfig, OptimizerConfig
+from lm.train.config import CheckpointConfig, GuardConfig, OptimizerConfig
 from lm.train.loop import _ranks
 from lm.train.manifest import MANIFEST
 
 
 def opened(folder, **settings):
-    return Checkpoints(str(folder), CheckpointConfig(**settings))
+    guard = GuardConfig(failed_save=settings.pop("failed_save", "stop"))
+    return Checkpoints(str(folder), CheckpointConfig(**settings), guard)
 
 
 def at(state, step):
@@ -197,10 +198,10 @@ def test_of_checkpoints_with_the_same_score_the_one_with_the_lowest_loss_is_the_
 
 def test_what_ranks_a_checkpoint_is_each_score_with_the_loss_of_what_it_is_about():
     values = {"a/score": 1.0, "a/loss": 2.0, "a/f1": 9.0, "b/score": 0.0, "b/loss": 4.0, "score": 0.5}
-    scores, losses = _ranks(values, LoopConfig(1, score="score"))
+    scores, losses = _ranks(values, "score")
     assert scores == {"a/score": 1.0, "b/score": 0.0, "score": 0.5}
     assert losses == {"a/score": 2.0, "b/score": 4.0, "score": 3.0}
-    assert _ranks({"score": 1.0}, LoopConfig(1, score="score"))[1] == {}
+    assert _ranks({"score": 1.0}, "score")[1] == {}
 
 
 @pytest.mark.parametrize("moment", ["write", "rename"])

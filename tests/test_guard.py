@@ -17,11 +17,10 @@ import pytest
 import toy
 
 from lm.settings import SettingError
-from lm.train import guard
 from lm.train.config import GuardConfig
 from lm.train.log import NonFiniteLoss, records
-from lm.train.signals import Interrupted, Signals
-from lm.train.watchdog import STUCK
+from lm.train.state import judge, new_guard
+from lm.train.stopping import STUCK, Interrupted, Stopping
 
 GOLDEN = Path(__file__).parent / "golden"
 SKIP = GuardConfig(non_finite="skip", in_a_row=3)
@@ -84,10 +83,10 @@ def judged(config, losses, norms):
     """Which updates are made."""
 
     def step(memory, numbers):
-        return guard.judge(config, memory, *numbers)[::-1]
+        return judge(config, memory, *numbers)[::-1]
 
     numbers = jnp.array([losses, norms], jnp.float32).T
-    return np.array(jax.lax.scan(step, guard.create(config), numbers)[1])
+    return np.array(jax.lax.scan(step, new_guard(config), numbers)[1])
 
 
 def test_a_spike_is_left_out():
@@ -165,7 +164,7 @@ def test_a_signal_during_the_last_save_is_not_lost(tmp_path):
 
 
 def test_a_signal_at_any_line_of_what_it_may_interrupt_is_taken_down_and_goes_no_further():
-    code, sent = Signals.until_received.__code__, []
+    code, sent = Stopping.interruptible.__code__, []
     for due in sorted({line for *_, line in code.co_lines() if line}):
 
         def trace(frame, event, _, due=due):
@@ -174,12 +173,12 @@ def test_a_signal_at_any_line_of_what_it_may_interrupt_is_taken_down_and_goes_no
                 signal.raise_signal(signal.SIGTERM)
             return trace
 
-        with Signals() as signals:
+        with Stopping(0.0, Path("stacks")) as stopping:
             before = sys.gettrace()
             sys.settrace(trace)
             try:
-                signals.until_received(lambda: None)
+                stopping.interruptible(lambda: None)
             finally:
                 sys.settrace(before)
-            assert not signals.interruptible and (signals.name == "SIGTERM") == (due in sent)
+            assert not stopping._interruptible and (stopping.signal == "SIGTERM") == (due in sent)
     assert len(sent) > 3

@@ -23,7 +23,7 @@ ALLOWED = {
     "lm.metrics": set(),
     "lm.ops": set(),
     "lm.data": {"lm.metrics"},
-    "lm.sharding": {"lm.mesh", "lm.nn.config"},
+    "lm.sharding": {"lm.mesh"},
     "lm.nn": {"lm.ops", "lm.sharding"},
     "lm.train": {"lm.nn", "lm.ops", "lm.sharding", "lm.mesh"},
     "lm.evaluate": {"lm.nn", "lm.ops", "lm.sharding", "lm.mesh", "lm.data.tasks", "lm.metrics"},
@@ -41,7 +41,7 @@ ALLOWED = {
     "experiments.cli": {"lm", "experiments"},
     "launch": set(),
 }
-FULLEST = 16  # files in a folder, __init__.py not counted
+FULLEST = 12  # files in a folder, __init__.py not counted
 FLOORS = 11  # modules in the longest chain of imports within experiments
 LONGEST_FILE, LONGEST_FUNCTION = 510, 69  # lines
 WIDEST = 10  # parameters

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.runs.phase import finished
 from lm.settings import DataError
-from lm.train import log, trackers
+from lm.train import log
 from lm.train.log import Log, records
 
 
@@ -149,7 +149,7 @@ def hangs(*_):
 @pytest.mark.parametrize(
     "opened, room, said",
     [
-        (raises_when_opened, 3, "left out from now on (OSError: no place)"),
+        (raises_when_opened, 3, "off from now on (OSError: no place)"),
         (raises, 3, "from now on (ZeroDivisionError:"),
         (hangs, 3, "too slow and lacks up to 9 records"),
         (hangs, 99, "too slow and lacks up to 10 records"),
@@ -159,8 +159,8 @@ def test_a_tracker_that_fails_or_hangs_holds_nothing_up_and_is_said_once(
     tmp_path, monkeypatch, capsys, opened, room, said
 ):
     monkeypatch.setattr(log, "tensorboard", opened)
-    monkeypatch.setattr(trackers, "PATIENCE", 0.2)
-    monkeypatch.setattr(trackers, "ROOM", room)
+    monkeypatch.setattr(log, "CLOSING", 0.2)
+    monkeypatch.setattr(log, "QUEUED", room)
     begin = time.monotonic()
     with Log(tmp_path, {}) as made:
         made.start(0)

@@ -13,8 +13,8 @@ import toy
 from flax import nnx
 
 from lm.settings import SettingError
-from lm.train.config import OptimizerConfig
-from lm.train.optimizers import OPTIMIZERS, learning_rate, optimizer, per_layer, remembered
+from lm.train.config import OPTIMIZERS, OptimizerConfig
+from lm.train.optimizers import learning_rate, optimizer, per_layer, remembered
 
 
 def test_what_is_no_matrix_does_not_decay():

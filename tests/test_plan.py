@@ -7,6 +7,7 @@ import shlex
 import sys
 from dataclasses import replace
 from itertools import permutations
+from types import SimpleNamespace
 
 import optax
 import pytest
@@ -23,8 +24,7 @@ from experiments.study.registry import build
 from lm.data.objectives import Lengths
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, changes
-from lm.train.config import OptimizerConfig
-from lm.train.optimizers import OPTIMIZERS
+from lm.train.config import OPTIMIZERS, OptimizerConfig
 from lm.train.throughput import PEAK
 
 libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
@@ -305,7 +305,8 @@ def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_a
 
 
 def test_the_rough_count_holds_what_any_optimiser_remembers(monkeypatch):
-    monkeypatch.setitem(OPTIMIZERS, "lion", lambda config: optax.scale_by_lion())
+    lion = SimpleNamespace(transform=lambda config: optax.scale_by_lion())
+    monkeypatch.setitem(OPTIMIZERS, "lion", lion)
     plain = build(ROW, "nano")
 
     def counted(**new):

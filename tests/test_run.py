@@ -24,7 +24,6 @@ from experiments.runs.stages import Stage, save_settings, stages_of
 from experiments.study import registry
 from experiments.study.registry import REGISTRY, build, run_folder
 from experiments.study.scales import SCALES
-from lm import sharding
 from lm.data.corpora import documentation
 from lm.data.objectives import lengths_of
 from lm.files import seal_lines
@@ -35,7 +34,7 @@ from lm.settings import SettingError, change
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig
 from lm.train.log import records
-from lm.train.step import StepSpec
+from lm.train.step import StepSpec, check_mesh
 from lm.train.step import build as build_steps
 
 SMALL = (
@@ -89,7 +88,7 @@ def test_every_row_builds_at_every_scale_without_allocating(scale):
     for name in REGISTRY:
         e = build(name, scale)
         for phase in (e.pretraining, e.finetuning):
-            sharding.check(e.model, MeshConfig(fsdp=2).sizes(8), phase.batch_size)
+            check_mesh(e.model, MeshConfig(fsdp=2).sizes(8), phase.batch_size)
         if e.model.has_decoder:
             assert 0 < lengths_of(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, name
         if e.model not in shapes:

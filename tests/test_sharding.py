@@ -24,7 +24,7 @@ from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import optimizer
-from lm.train.step import StepSpec, build
+from lm.train.step import StepSpec, build, check_mesh
 
 
 def mesh_of(data, fsdp, tensor):
@@ -66,7 +66,7 @@ def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
 )
 def test_what_does_not_divide_is_named_before_anything_compiles(sizes, rows, micro, message):
     with pytest.raises(SettingError, match=message):
-        sharding.check(MODEL, mesh_of(*sizes).sizes(prod(sizes)), rows, micro)
+        check_mesh(MODEL, mesh_of(*sizes).sizes(prod(sizes)), rows, micro)
 
 
 def test_an_axis_that_the_tables_lack_is_refused():

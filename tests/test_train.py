@@ -23,7 +23,7 @@ from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.train.log import Log, NonFiniteLoss, records
 from lm.train.loop import TRIES
-from lm.train.signals import Interrupted
+from lm.train.stopping import Interrupted
 from lm.train.throughput import step_flops
 
 NO_DROPOUT = replace(toy.MODEL, dropout=0.0)

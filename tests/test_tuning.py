@@ -17,8 +17,8 @@ from lm.nn.config import HeadConfig
 from lm.nn.transformer import Transformer
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, OptimizerConfig
+from lm.train.optimizers import GradualUnfreezing, adapters_only, body_frozen
 from lm.train.step import StepSpec, build
-from lm.train.tuning import GradualUnfreezing, adapters_only, body_frozen
 
 MODEL = replace(TINY, num_encoder_layers=3, adapter_width=4, dropout=0.0)
 DECAYING = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.1, weight_decay=0.5)

@@ -125,7 +125,7 @@ def one(
     from experiments.runs.run import run
     from lm.train.checkpoints import CheckpointError
     from lm.train.log import NonFiniteLoss
-    from lm.train.signals import Interrupted
+    from lm.train.stopping import Interrupted
 
     began = time.perf_counter()
     try:

@@ -22,6 +22,7 @@ from lm.data.packing import row_length
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
 from lm.settings import SettingError, change, diff, leaves, nearest
+from lm.train.step import check_mesh
 
 AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
 SHAPE = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads")
@@ -119,7 +120,7 @@ def show_plans(
 
 def _check(experiment: Experiment, place: Slice, lengths: Lengths) -> None:
     phase, sizes = experiment.pretraining, experiment.mesh.sizes(place.devices)
-    sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
+    check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
     sharding.check_rows(max(lengths.inputs, row_length(experiment.model.architecture, lengths)), sizes)
 
 

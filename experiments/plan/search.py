@@ -24,6 +24,7 @@ from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import remembered
+from lm.train.step import check_mesh
 
 TRIED = 4  # arrangements that are compiled
 MICROBATCHES = (1, 2, 4, 8)
@@ -55,7 +56,7 @@ def arrangements(experiment: Experiment, place: Slice) -> Iterator[Experiment]:
             continue
         mesh = MeshConfig(fixed.slice, devices // (fsdp * tensor), fsdp, fixed.sequence, tensor)
         try:
-            sharding.check(experiment.model, mesh.sizes(place.devices), phase.batch_size, parts)
+            check_mesh(experiment.model, mesh.sizes(place.devices), phase.batch_size, parts)
         except SettingError:
             continue
         model, pretraining = replace(experiment.model, remat=remat), replace(phase, microbatches=parts)

@@ -2,7 +2,7 @@
 
 import signal
 
-from lm.train.watchdog import STUCK
+from lm.train.stopping import STUCK
 
 EXIT_CODES = {
     "done": 0,

@@ -25,7 +25,7 @@ TOGETHER = {EXIT_CODES[name] for name in ("done", "start again")}  # after which
 # which no other process's end brings about
 CAUSES = {EXIT_CODES[name] for name in ("bad settings", "loss not finite")}
 ABORTED = 128 + signal.SIGABRT  # what jax does when another process is gone
-TWICE = 2.0  # as in lm.train.signals, which would bring jax along [seconds]
+TWICE = 2.0  # as in lm.train.stopping, which would bring jax along [seconds]
 
 
 class Ended(Exception):

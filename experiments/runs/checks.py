@@ -34,6 +34,7 @@ from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, check_numbers, leaves
 from lm.train.log import packages
+from lm.train.step import check_mesh
 
 
 def check(
@@ -50,7 +51,7 @@ def check(
     check_numbers(experiment)
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
-        sharding.check(experiment.model, sizes, phase.batch_size, phase.microbatches)
+        check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
     check_heads(experiment)
     check_mixing(experiment)
     architecture, tuning, tunes = (

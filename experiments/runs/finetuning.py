@@ -31,12 +31,11 @@ from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions, score
 from lm.nn.composed import Ensemble, Tuned
 from lm.nn.config import HeadConfig, ModelConfig
-from lm.train import tuning
 from lm.train.log import records
 from lm.train.losses import labelled
+from lm.train.optimizers import GradualUnfreezing, Tune, adapters_only, body_frozen, every_parameter
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
-from lm.train.tuning import Tune, every_parameter
 
 
 @dataclass(frozen=True)
@@ -198,9 +197,9 @@ def adapted(experiment: Experiment) -> ModelConfig:
 def tune_of(experiment: Experiment) -> Tune:
     """What fine-tuning moves."""
     if experiment.tuning.adapters:
-        return tuning.adapters_only
+        return adapters_only
     if experiment.tuning.unfreezing == "gradual":
-        return tuning.GradualUnfreezing(experiment.model, experiment.finetuning.steps)
+        return GradualUnfreezing(experiment.model, experiment.finetuning.steps)
     return every_parameter
 
 
@@ -213,7 +212,7 @@ def head_steps(experiment: Experiment, mesh: jax.sharding.Mesh, name: str) -> St
         pool="last" if model.has_decoder else "first",
         layers=experiment.tuning.layers,
     )
-    tune = tuning.body_frozen if experiment.tuning.layers == "mixed-frozen" else tune_of(experiment)
+    tune = body_frozen if experiment.tuning.layers == "mixed-frozen" else tune_of(experiment)
     spec = StepSpec(
         model,
         phase.optimizer,

@@ -106,10 +106,8 @@ class Phase:
 
 def checkpoints_of(experiment: Experiment, config: PhaseConfig, folder: Path) -> Checkpoints:
     """Of a phase: the newest, the best by each score, and one in every ``config.keep_hours``."""
-    kept = CheckpointConfig(
-        config.save_every, best="highest", hours=config.keep_hours, failed_save=experiment.guard.failed_save
-    )
-    return Checkpoints(folder / "checkpoints", kept)
+    kept = CheckpointConfig(config.save_every, best="highest", hours=config.keep_hours)
+    return Checkpoints(folder / "checkpoints", kept, experiment.guard)
 
 
 def fit(phase: Phase) -> None:

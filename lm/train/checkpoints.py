@@ -4,17 +4,19 @@ A step is written under another name, then its manifest, then it is renamed: wha
 complete. What is taken away gets another name before it is deleted.
 """
 
+import logging
 import math
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from errno import ECHILD, ENOSPC
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,9 +31,8 @@ from lm import sharding
 from lm.files import write
 from lm.settings import SettingError
 from lm.train import manifest
-from lm.train.config import CheckpointConfig
+from lm.train.config import EVERY_UPDATE, CheckpointConfig, GuardConfig
 from lm.train.manifest import MANIFEST, REPLACED, UNFINISHED, Manifest
-from lm.train.silence import hush
 from lm.train.state import State
 
 GUARD = "guard."  # before the names of what is remembered to leave updates out
@@ -50,13 +51,13 @@ class SaveError(CheckpointError):
 class Checkpoints:
     """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save.
 
-    Without ``config.failed_save="retry"``, a save that fails is a SaveError of whatever is called next; with
+    Without ``guard.failed_save="retry"``, a save that fails is a SaveError of whatever is called next; with
     it, of ``wait`` alone if no other ``save`` came since, so that what is saved last is saved.
     """
 
-    def __init__(self, folder: str | Path, config: CheckpointConfig):
-        self.folder, self.config = Path(folder).absolute(), config
-        hush()
+    def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = EVERY_UPDATE):
+        self.folder, self.config, self._stops = Path(folder).absolute(), config, guard.failed_save == "stop"
+        _hush()
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: tuple[int, Future[Exception | None]] | None = None  # its step, and what went wrong here
@@ -84,7 +85,7 @@ class Checkpoints:
         """Start saving; returns when the state may be changed."""
         self.settle()
         self._failed = None
-        arrays, stops = sharding.named(state), self.config.failed_save == "stop"
+        arrays, stops = sharding.named(state), self._stops
         about = {"step": int(state.step), "saved": time.time(), "scores": {}, "losses": {}}
         about["arrays"] = {name: _about(array) for name, array in arrays.items()}
         unfinished = self.folder / f"{UNFINISHED}{about['step']}"
@@ -117,7 +118,7 @@ class Checkpoints:
         """Return when the last save is complete and proved; SaveError if it failed and the next one is no
         remedy.
         """
-        self._settle(self.config.failed_save == "stop")
+        self._settle(self._stops)
 
     def wait(self) -> None:
         """Return when the last save is complete and proved; SaveError if it failed."""
@@ -260,7 +261,7 @@ class Checkpoints:
 
         Where it stops, the process that failed ends at once, and so do the others, which may wait for it.
         """
-        if jax.process_count() == 1 or self.config.failed_save == "stop":
+        if jax.process_count() == 1 or self._stops:
             return error
         failed = multihost_utils.process_allgather(np.asarray(error is not None)).any()
         return error or (
@@ -354,3 +355,20 @@ def _delete(path: Path) -> None:
 
 def _about(array: Any) -> list:
     return [list(array.shape), str(array.dtype)]
+
+
+@cache
+def _hush() -> None:
+    """Keep off the terminal what orbax's threads write there of an error: it is raised to us too."""
+    before = sys.unraisablehook
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.exc_info or not {"orbax", "asyncio"} & {*Path(record.pathname).parts}
+
+    def tell(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":  # which others of its writes would have told
+            before(unraisable)
+
+    sys.unraisablehook = tell
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(is_news)

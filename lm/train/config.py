@@ -1,14 +1,17 @@
 """The settings of training; only the standard library, so that listing experiments needs no jax."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lm.settings import SettingError, at_least
 
+if TYPE_CHECKING:
+    import optax
+
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """How parameters change: by Adafactor as in T5, or by AdamW."""
+class Schedule:
+    """Which optimiser, and what all optimisers share: the course of the learning rate, decay and clipping."""
 
     name: Literal["adafactor", "adamw"] = "adafactor"  # which optimiser
     learning_rate: float = 1.0  # multiplies the schedule; of Adafactor, relative to each parameter's own size
@@ -22,6 +25,12 @@ class OptimizerConfig:
     steps_per_decay: int = 20_000  # from the first step on, in what time "decay-every" does so once [steps]
     weight_decay: float = 0.0  # share of each matrix taken off in a step, times the learning rate
     clip_norm: float | None = None  # longest gradient, over all parameters together; None: any
+
+
+@dataclass(frozen=True)
+class Adafactor:
+    """Adafactor as T5 uses it (Shazeer and Stern 2018)."""
+
     clip_rms: float | None = 1.0  # Adafactor: largest root mean square of one parameter's update; None: any
     decay_exponent: float = 0.8  # Adafactor: the mean of squares forgets with 1 - step ** -decay_exponent
     factor_from: int = 128  # Adafactor: matrices at least so wide keep row and column means only [features]
@@ -30,9 +39,50 @@ class OptimizerConfig:
     # Adafactor: how much of the mean update a step keeps (T5X: beta1); 0: nothing is remembered
     momentum: float = 0.0
     relative: Literal["parameter", "none"] = "parameter"  # Adafactor: what the learning rate is relative to
+
+    def transform(self) -> "optax.GradientTransformation":
+        """Directions from gradients."""
+        import optax
+
+        steps = [
+            optax.scale_by_factored_rms(
+                decay_rate=self.decay_exponent,
+                min_dim_size_to_factor=self.factor_from,
+                epsilon=self.epsilon_square,
+            )
+        ]
+        if self.clip_rms is not None:
+            steps.append(optax.clip_by_block_rms(self.clip_rms))
+        if self.relative == "parameter":
+            steps.append(optax.scale_by_param_block_rms(self.epsilon_scale))
+        if self.momentum:
+            steps.append(optax.ema(self.momentum, debias=False))
+        return optax.chain(*steps)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
     beta1: float = 0.9  # AdamW: how much of the mean gradient a step keeps
     beta2: float = 0.95  # AdamW: how much of the mean squared gradient a step keeps
     epsilon: float = 1e-8  # AdamW: added to the root of the mean squared gradient
+
+    def transform(self) -> "optax.GradientTransformation":
+        """Directions from gradients."""
+        import optax
+
+        return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
+
+
+OPTIMIZERS = {"adafactor": Adafactor, "adamw": AdamW}  # by ``Schedule.name``
+
+
+# Inherits the settings of all optimisers, so that each has a flat name, such as ``optimizer.beta1``. A new
+# optimiser is a dataclass with ``transform``: first base class here, in OPTIMIZERS and in ``Schedule.name``.
+@dataclass(frozen=True)
+class OptimizerConfig(AdamW, Adafactor, Schedule):
+    """How parameters change: by Adafactor as in T5, or by AdamW."""
 
     def __post_init__(self):
         if self.schedule in ("linear", "cosine") and self.decay_end <= self.warmup_steps:
@@ -48,6 +98,10 @@ class OptimizerConfig:
             raise SettingError(
                 f"optimizer.momentum={self.momentum} should be at least 0 and below 1, such as 0.9"
             )
+
+    def transform(self) -> "optax.GradientTransformation":
+        """The directions of the optimiser that ``name`` names."""
+        return OPTIMIZERS[self.name].transform(self)
 
 
 @dataclass(frozen=True)
@@ -66,8 +120,6 @@ class CheckpointConfig:
     keep: int = 3  # how many of the newest are kept [checkpoints]
     best: Literal["lowest", "highest"] = "lowest"  # of each score, the one whose checkpoint is kept besides
     hours: float = 1.0  # one checkpoint is kept besides in so long a time; 0: none [hours]
-    # retry: with the next one, after a warning; not of the last
-    failed_save: Literal["stop", "retry"] = "stop"
 
     def __post_init__(self):
         at_least(self, "checkpoints.", every=1, keep=1, hours=0)
@@ -96,8 +148,8 @@ class GuardConfig:
         at_least(self, "guard.", in_a_row=1)
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether an update may be left out."""
+    def skips(self) -> bool:
+        """Whether an update may be skipped."""
         return self.non_finite == "skip" or self.spikes is not None
 
 

@@ -1,20 +1,20 @@
-"""What a run says of itself: run.json, metrics.jsonl (the truth) and, beside it, TensorBoard. First process
-only.
-"""
+"""The records of a run: run.json, metrics.jsonl (the truth), TensorBoard. Written by the first process."""
 
 import json
 import math
 import os
 import platform
+import queue
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from errno import ENOENT
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -22,72 +22,56 @@ from jax.experimental import multihost_utils
 
 from lm.files import naming, seal, seal_line, unseal, unseal_lines, write
 from lm.settings import DataError
-from lm.train.trackers import Tracker, tensorboard
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
-PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "numpy",
-    "sentencepiece",
-    "tokenizers",
-)
+PACKAGES = "jax jaxlib flax optax orbax-checkpoint grain numpy sentencepiece tokenizers".split()
+QUEUED = 1_000  # records that may wait to be written to TensorBoard
+CLOSING = 5.0  # time that these have at the end [seconds]
+
+WriteScalars = Callable[[int, Mapping[str, float]], None]  # the values of a step, by name
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Loss or gradient is infinite or not a number, or too often left out; no state from this step on was
-    saved.
-    """
+    """Loss or gradient is not finite, or was skipped too often; no state from this step on was saved."""
 
     def __init__(self, step: int, why: str):
         super().__init__(f"step {step} {why}")
         self.step = step
 
-    def add(self, said: str) -> None:
-        """To the message."""
-        self.args = (f"{self}; {said}",)
+    def add(self, message: str) -> None:
+        """Append to the message."""
+        self.args = (f"{self}; {message}",)
 
 
 class Log:
-    """One run's records; ``settings`` is what ``run.json`` shows. Use as a context: its end becomes the
-    status.
+    """One run's records; ``settings`` go to ``run.json``. Use as a context: its end becomes the status.
 
-    ``run.json`` tells of this start of the run, and in "starts" of all: one that did not end in order
-    "vanished". TensorBoard calls a run by its folder, and by ``title`` where the folder's name is none that a
-    reader knows. OSError, with the name of the file, where a record cannot be written.
+    ``run.json`` describes this start of the run and, in "starts", all of them: one that did not end in order
+    "vanished". TensorBoard names a run after its folder, and after ``title`` where readers do not know the
+    folder. OSError, with the name of the file, where a record cannot be written.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any], title: str = ""):
         self.folder, self._writes = Path(folder), jax.process_index() == 0
         self._events = self.folder / "tensorboard" / title
-        self._tracker = self._file = None
-        self._mark = ""  # the checksum of the last line
+        self._tracker: Tracker | None = None
+        self._file: TextIO | None = None
+        self._checksum = ""  # of the last line
         self._start = time.perf_counter()
-        if self._writes:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._life = {
-                "status": "running",
-                "started": now(),
-                "ended": None,
-                "host": platform.node(),
-                "pid": os.getpid(),
-                "commit": _commit(),
-                "from_step": None,
-                "evaluating": None,
-                "restart": os.environ.get(RESTART),
-            }
-            self._run = {
-                "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-                "python": platform.python_version(),
-                "packages": packages(),
-                "settings": settings,
-                "starts": [*_earlier(self.folder / "run.json"), self._life],
-            }
-            self._write_run()
+        if not self._writes:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._life = {"status": "running", "started": now(), "ended": None, "host": platform.node()}
+        self._life |= {"pid": os.getpid(), "commit": _commit(), "from_step": None, "evaluating": None}
+        self._life |= {"restart": os.environ.get(RESTART)}
+        self._run = {
+            "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+            "python": platform.python_version(),
+            "packages": packages(),
+            "settings": settings,
+            "starts": [*_earlier_starts(self.folder / "run.json"), self._life],
+        }
+        self._write_run()
 
     def __enter__(self) -> "Log":
         return self
@@ -104,46 +88,46 @@ class Log:
             except OSError as fault:
                 if error is None:
                     raise
-                print(f"warning: {fault}", flush=True)  # beside the error that came first
+                _warn(str(fault))  # beside the error that came first
 
     def start(self, step: int) -> None:
-        """Go on after ``step``: forget all later records, which will come again."""
+        """Resume after ``step``: forget all later records, which will come again."""
         if not self._writes:
             return
-        kept = [self._line(record) for record in records(self.folder) if record["step"] <= step]
-        write(self._path, "".join(kept))
+        lines = [self._line(record) for record in records(self.folder) if record["step"] <= step]
+        write(self._path, "".join(lines))
         self._file = self._path.open("a")
         self._life["from_step"] = step
         self._write_run()
         self._tracker = Tracker("TensorBoard", partial(tensorboard, self._events, step + 1))
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """One line of numbers after ``step`` updates; ``kind`` is "train", "eval" or what else there is."""
+        """Write one line of numbers after ``step`` updates; ``kind``: "train", "eval" or another."""
         if not self._writes:
             return
         values = {name: value for name, value in values.items() if value is not None}
         if not self._path.exists():  # what is written into a file that has no name any more is lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
         with naming(self._path):
-            self._file.write(
-                self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
-            )
+            line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
+            self._file.write(line)
             self._file.flush()
-        # a mounted bucket takes a file when it is closed, and best_of its scores from there
-        if kind != "train":
+        if (
+            kind != "train"
+        ):  # a mounted bucket stores a file when it is closed, and scores are read from there
             self._close()
             self._file = self._path.open("a")
-        shown = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
-        self._tracker.write(step, {f"{kind}/{name}": value for name, value in shown.items()})
+        numbers = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
+        self._tracker.write(step, {f"{kind}/{name}": value for name, value in numbers.items()})
 
     def _line(self, record: Mapping[str, Any]) -> str:
         """``record`` as the line that follows those before, by whose checksum a lost one is noticed."""
-        line, self._mark = seal_line(record, self._mark)
+        line, self._checksum = seal_line(record, self._checksum)
         return line
 
     @contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
-        """In run.json the evaluation of ``step`` is under way in here, for good if it ends the process."""
+        """run.json says that ``step`` is being evaluated in here, and still does if that ends the process."""
         self._set_evaluating(step)
         yield
         self._set_evaluating(None)
@@ -155,10 +139,8 @@ class Log:
 
     def ended_evaluating(self, step: int) -> int:
         """How many starts before this one, in a row, ended in the evaluation of ``step``."""
-        earlier = (
-            [life.get("evaluating") for life in reversed(self._run["starts"][:-1])] if self._writes else []
-        )
-        ended = next((n for n, evaluated in enumerate(earlier) if evaluated != step), len(earlier))
+        starts = self._run["starts"][-2::-1] if self._writes else []
+        ended = next((n for n, life in enumerate(starts) if life.get("evaluating") != step), len(starts))
         return int(multihost_utils.broadcast_one_to_all(np.int32(ended)))
 
     @property
@@ -173,12 +155,12 @@ class Log:
                 os.fsync(file.fileno())
 
     def lacks(self, step: int, kind: str) -> bool:
-        """Whether no such record is there, as the first process finds it."""
-        found = self._writes and (step, kind) in {(r["step"], r["kind"]) for r in records(self.folder)}
-        return not multihost_utils.broadcast_one_to_all(np.int32(found))
+        """Whether there is no such record, as the first process sees it."""
+        exists = self._writes and (step, kind) in {(r["step"], r["kind"]) for r in records(self.folder)}
+        return not multihost_utils.broadcast_one_to_all(np.int32(exists))
 
     def began(self, compiling: float) -> None:
-        """The first step is done, of which ``compiling`` were seconds that the compiler took."""
+        """Note that the first step is done, for which compilation took so many seconds."""
         if self._writes:
             since = time.perf_counter() - self._start
             self._run |= {"seconds_to_first_step": round(since, 3), "seconds_compiling": round(compiling, 3)}
@@ -188,42 +170,110 @@ class Log:
         write(self.folder / "run.json", seal(json.loads(json.dumps(self._life | self._run, default=str))))
 
 
-def records(folder: str | Path) -> list[dict[str, Any]]:
-    """All records of a run in order, without a last one that a kill cut short; DataError if any was changed
-    or lost.
+class Tracker:
+    """Passes records to ``opened``'s function in a thread: training goes on while that is slow or fails."""
+
+    def __init__(self, name: str, opened: Callable[[], AbstractContextManager[WriteScalars]]):
+        self.name, self._opened = name, opened
+        self._queue: queue.Queue = queue.Queue(QUEUED)
+        self._works, self._lost = True, 0
+        self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Have a record written; where too many wait already it is dropped, and counted."""
+        if self._works:
+            self._put((step, values), wait=0.0)
+
+    def close(self) -> None:
+        """Have the rest written, waiting for CLOSING seconds at most."""
+        end = time.monotonic() + CLOSING
+        if self._works and self._put(None, CLOSING):
+            self._thread.join(max(end - time.monotonic(), 0.0))
+        lost = self._lost + self._queue.qsize()
+        if self._works and lost:
+            _warn(f"{self.name} was too slow and lacks up to {lost} records; metrics.jsonl has them")
+        self._works = False
+
+    def _put(self, record: tuple | None, wait: float) -> bool:
+        try:
+            self._queue.put(record, block=wait > 0, timeout=wait or None)
+        except queue.Full:
+            self._lost += record is not None
+            return False
+        return True
+
+    def _write_all(self) -> None:
+        try:
+            with self._opened() as write:
+                while (record := self._queue.get()) is not None:
+                    write(*record)
+        except Exception as error:
+            if self._works:
+                self._works = False
+                _warn(f"{self.name} is off from now on ({type(error).__name__}: {error}); training goes on")
+
+
+@contextmanager
+def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
+    """Into ``folder`` for TensorBoard, which forgets what it had from step ``first`` on.
+
+    Event by event: the library's own writer waits for its thread, which never ends if the disk is full.
     """
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.summary import scalar
+
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = EventsWriter(
+        str(folder / "events"), f".{first}"
+    )  # a file for each start: two may share a second
+    try:
+        start = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(step=first, session_log=start, wall_time=time.time()))
+
+        def write(step: int, values: Mapping[str, float]) -> None:
+            now = time.time()
+            for name, value in values.items():
+                writer.write_event(Event(step=step, wall_time=now, summary=scalar(name, value)))
+            writer.flush()
+
+        yield write
+    finally:
+        writer.close()
+
+
+def records(folder: str | Path) -> list[dict[str, Any]]:
+    """All records of a run, without a last one cut short by a kill; DataError if any was changed or lost."""
     path = Path(folder) / "metrics.jsonl"
     mend = f"put back a copy that is whole, or delete {folder} to train it anew"
-    found = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
-    if all(isinstance(each.get("step"), int) and isinstance(each.get("kind"), str) for each in found):
-        return found
+    lines = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
+    if all(isinstance(line.get("step"), int) and isinstance(line.get("kind"), str) for line in lines):
+        return lines
     raise DataError(f"{path} has a line that is no record of a run; {mend}")
 
 
 def status(folder: Path) -> str:
-    """What ``run.json`` says of the last start: "running", "finished" or an error; DataError if it is
-    damaged.
-    """
+    """The status of the last start: "running", "finished" or an error; DataError if run.json is damaged."""
     path = folder / "run.json"
     return str(unseal(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
 
 
-def _earlier(path: Path) -> list[dict[str, Any]]:
-    """The starts of a run before this one."""
+def _earlier_starts(path: Path) -> list[dict[str, Any]]:
     try:
-        found = [dict(life) for life in unseal(path.read_bytes(), path)["starts"]]
+        starts = [dict(life) for life in unseal(path.read_bytes(), path)["starts"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError) as error:
-        print(f"warning: {path} is damaged and begun anew ({type(error).__name__}: {error})", flush=True)
+        _warn(f"{path} is damaged and begun anew ({type(error).__name__}: {error})")
         return [{"status": f"unknown: run.json was damaged ({type(error).__name__})"}]
-    if found and found[-1].get("status") == "running":
-        found[-1]["status"] = "vanished"
-    return found
+    if starts and starts[-1].get("status") == "running":
+        starts[-1]["status"] = "vanished"
+    return starts
 
 
 def packages() -> dict[str, str]:
-    """The versions of what numbers depend on, of PACKAGES."""
+    """The versions of the packages that results depend on."""
     return {name: metadata.version(name) for name in PACKAGES}
 
 
@@ -233,20 +283,16 @@ def now() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the code that runs, marked where files differ from it; None where git does not know this
-    file.
-    """
+    """The commit of this code, marked where files differ from it; None where git does not track this file."""
+    file = Path(__file__)
+    git = partial(subprocess.run, cwd=file.parent, capture_output=True, text=True, timeout=10)
     try:
-        here = Path(__file__)
-        subprocess.run(
-            ["git", "ls-files", "--error-unmatch", here.name],
-            cwd=here.parent,
-            capture_output=True,
-            check=True,
-            timeout=10,
-        )
-        call = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        done = subprocess.run(call, cwd=here.parent, capture_output=True, text=True, timeout=10)
+        git(["git", "ls-files", "--error-unmatch", file.name], check=True)
+        described = git(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return described.stdout.strip() or None
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", flush=True)

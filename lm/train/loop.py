@@ -7,109 +7,213 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from lm import sharding
 from lm.settings import SettingError
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss
-from lm.train.signals import Interrupted, Signals
+from lm.train.losses import Batch
+from lm.train.meter import Meter
 from lm.train.state import State
-from lm.train.step import Batch, Metrics, Steps
-from lm.train.throughput import peak
-from lm.train.watchdog import Watchdog
+from lm.train.step import Metrics, Steps
+from lm.train.stopping import Interrupted, Stopping
 
-# of an evaluation that ends the process: two kills from outside may well meet one evaluation, three hardly
-TRIES = 3
+TRIES = 3  # of an evaluation that ends the process: two kills from outside may well meet one, three hardly
 HostBatch = dict[str, np.ndarray]
-Evaluate = Callable[[State], dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained: from what data and which state, and where that is kept, written down and evaluated."""
+    """What is trained: from what data and which state, and where that is saved, logged and evaluated."""
 
     seed: int
     data: Callable[[int], Iterable[HostBatch]]  # first step -> this process's parts of the batches from it on
     checkpoints: Checkpoints
     log: Log
-    evaluate: Evaluate
+    evaluate: Callable[[State], dict[str, float]]
     initial: Callable[[], State] | None = None  # the state before the first step; None: random by the seed
     flops: float | None = None  # of one step, for the utilisation of the devices
+
+    def start(self, restored: State | None, config: LoopConfig) -> int:
+        """The step that training starts after, which the log is told."""
+        start = 0 if restored is None else int(restored.step)
+        if start > config.steps:
+            reached = f"{self.log.folder} is trained to step {start} already"
+            raise SettingError(f"{reached}, which is more than steps={config.steps}")
+        self.log.start(start)
+        return start
+
+    def first_state(self, steps: Steps) -> State:
+        """The state before the first step."""
+        return self.initial() if self.initial else steps.init(self.seed)
 
 
 def train(steps: Steps, run: Run, config: LoopConfig) -> State:
     """Train to ``config.steps`` from the newest checkpoint, else from the run's initial state.
 
-    The step is compiled while the first state is made. Raises Interrupted after a signal, having saved, and
-    NonFiniteLoss, each process having written its part of the batch.
+    Raises Interrupted after a signal, having saved, and NonFiniteLoss, each process having written its part
+    of the batch.
     """
-    seed, checkpoints, log = run.seed, run.checkpoints, run.log
-    restored = checkpoints.restore(steps.abstract)
-    start = 0 if restored is None else int(restored.step)
-    if start > config.steps:
-        raise SettingError(
-            f"{log.folder} is trained to step {start} already, which is more than steps={config.steps}"
-        )
-    log.start(start)
-    train_step, meter = steps.train_step(seed), Meter(log, config, run.flops)
-    stacks = log.folder / f"stuck-{jax.process_index()}.txt"
-    with Signals() as signals, Watchdog(config.patience, stacks) as watchdog, _batch_kept(run):
-        finish = partial(_finish, signals, meter, run, config)
-        put = partial(sharding.put_batch, mesh=steps.mesh)
-        batches = prefetch(run.data(start), put, config.prefetch, meter)
-        ahead = _begin(partial(_prepare, steps, seed, batches)) if start < config.steps else None
-        state = restored if restored is not None else run.initial() if run.initial else steps.init(seed)
-        if restored is not None and _evaluates(start, config) and log.lacks(start, "eval"):
-            _evaluate(signals, run, config, state)  # it was cut short
+    restored = run.checkpoints.restore(steps.abstract)
+    start = run.start(restored, config)
+    stacks = run.log.folder / f"stuck-{jax.process_index()}.txt"
+    with Stopping(config.patience, stacks) as stopping, _bad_batch_saved(run):
+        meter = Meter(run.log, config, run.flops)
+        milestones = Milestones(run, config, meter, stopping)
+        batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
+        train_step = CompiledStep(steps, run, batches)  # compiles while the first state is made
+        state = run.first_state(steps) if restored is None else restored
+        if restored is not None:
+            milestones.make_up(state)
+        train_step.wait(stopping, start)
         for step in range(start + 1, config.steps + 1):
-            batch, compiling = _first(signals, ahead, start) if step == start + 1 else (next(batches), None)
-            begin = time.perf_counter()
+            batch = next(batches)
             state, metrics = train_step(state, batch)
-            if compiling is not None:
-                compiling += time.perf_counter() - begin
-                jax.block_until_ready(metrics["loss"])
-                log.began(compiling)
-            meter.add(step, metrics, batch)
-            watchdog.beat()
-            finish(state, step)
-        checkpoints.wait()
-        checkpoints.tidy(config.steps)
-    if signals.name:
-        raise Interrupted(signals.name, config.steps)
+            meter.add(step, metrics, batch)  # reads the step before
+            stopping.beat()
+            milestones.reach(state, step)  # saves, evaluates, stops
+        run.checkpoints.wait()
+        run.checkpoints.tidy(config.steps)
+    if stopping.signal:
+        raise Interrupted(stopping.signal, config.steps)
     return state
 
 
-def _begin(work: Callable[[], Any]) -> Future:
-    """``work`` in a thread which no end of the process waits for: nothing interrupts a compiler."""
-    future = Future()
+class Prefetched(Iterator[Batch]):
+    """The batches on the devices, ``ahead`` of them before they are needed; ValueError after the last."""
 
-    def run():
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
+    def __init__(self, data: Iterable[HostBatch], mesh: Mesh, ahead: int, meter: Meter):
+        self._source, self._mesh, self._ahead, self._meter = iter(data), mesh, ahead, meter
+        self._queue: deque[Batch] = deque()
 
-    threading.Thread(target=run, name="compile", daemon=True).start()
-    return future
+    def __next__(self) -> Batch:
+        if self.peek() is None:
+            raise ValueError("the data ended before the last step")
+        return self._queue.popleft()
+
+    def peek(self) -> Batch | None:
+        """The next batch, which stays; None if there is none."""
+        with self._meter.waiting():
+            while len(self._queue) <= self._ahead and (batch := next(self._source, None)) is not None:
+                self._queue.append(sharding.put_batch(batch, self._mesh))
+        return self._queue[0] if self._queue else None
 
 
-def _first(signals: Signals, ahead: Future, start: int) -> tuple[Batch, float]:
-    """What ``_prepare`` gives; a signal need not wait for it, as all there is to save is saved."""
-    prepared = signals.until_received(ahead.result)
-    if prepared is None:
-        raise Interrupted(signals.name, start)
-    return prepared
+class CompiledStep:
+    """The training step, which compiles in a thread for the first of ``batches``; the log is told the time.
+
+    The end of the process does not wait for that thread, as nothing interrupts a compiler.
+    """
+
+    def __init__(self, steps: Steps, run: Run, batches: Prefetched):
+        self._step, self._log = steps.train_step(run.seed), run.log
+        self._seconds: float | None = None  # that compilation took, until it is logged
+        self._compiled: Future[float] = Future()
+
+        def compile_ahead() -> None:
+            try:
+                batch, begin = batches.peek(), time.perf_counter()
+                if batch is not None:
+                    steps.compile_train(batch)
+                self._compiled.set_result(time.perf_counter() - begin)
+            except BaseException as error:
+                self._compiled.set_exception(error)
+
+        threading.Thread(target=compile_ahead, name="compile", daemon=True).start()
+
+    def wait(self, stopping: Stopping, start: int) -> None:
+        """Return when it is compiled; a signal need not wait for that, as step ``start`` is saved."""
+        self._seconds = stopping.interruptible(self._compiled.result)
+        if self._seconds is None:
+            raise Interrupted(stopping.signal, start)
+
+    def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        if self._seconds is None:
+            return self._step(state, batch)
+        begin = time.perf_counter()
+        state, metrics = self._step(state, batch)
+        seconds, self._seconds = self._seconds + time.perf_counter() - begin, None
+        jax.block_until_ready(metrics["loss"])
+        self._log.began(seconds)
+        return state, metrics
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """Saves, evaluates and stops a run after the steps where that is due."""
+
+    run: Run
+    config: LoopConfig
+    meter: Meter
+    stopping: Stopping
+
+    def reach(self, state: State, step: int) -> None:
+        """What is due after ``step``, once its numbers are read; Interrupted if a signal asked to stop."""
+        checkpoints, signal, evaluates = (
+            self.run.checkpoints,
+            self.stopping.requested(),
+            self._evaluates(step),
+        )
+        if not (signal or evaluates or step % checkpoints.config.every == 0):
+            return
+        self.meter.read(step)
+        checkpoints.save(state)
+        if signal:
+            checkpoints.wait()
+            raise Interrupted(signal, step)
+        if evaluates:
+            checkpoints.settle()  # whatever the evaluation does to this process, the step is on the disk
+            self.evaluate(state)
+        self.meter.restart()
+
+    def make_up(self, state: State) -> None:
+        """Evaluate a restored state if its evaluation was cut short."""
+        step = int(state.step)
+        if self._evaluates(step) and self.run.log.lacks(step, "eval"):
+            self.evaluate(state)
+
+    def evaluate(self, state: State) -> None:
+        """Evaluate a saved state: first its checkpoint gets the scores, then the log its line."""
+        step, log, checkpoints = int(state.step), self.run.log, self.run.checkpoints
+        if (ended := log.ended_evaluating(step)) >= TRIES:
+            raise SettingError(
+                f"the evaluation of step {step} has ended this run {ended} times in a row; how is in "
+                f"{log.folder}/run.json under starts. The step is saved. Mend the cause, such as too little "
+                "memory, and start again: the evaluation is then tried anew"
+            )
+        with log.evaluating(step):
+            values = self.stopping.interruptible(lambda: self.run.evaluate(state))
+            if values is not None:
+                checkpoints.score(step, *_ranks(values, self.config.score))
+                log.write(step, "eval", values)
+        if self.stopping.signal:
+            checkpoints.wait()
+            raise Interrupted(self.stopping.signal, step)
+
+    def _evaluates(self, step: int) -> bool:
+        return step == self.config.steps or step % self.config.evaluate_every == 0
+
+
+def _ranks(values: Mapping[str, float], score: str) -> tuple[dict[str, float], dict[str, float]]:
+    """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss beside it."""
+    scores = {name: value for name, value in values.items() if name.split("/")[-1] == score}
+    losses = {name: value for name, value in values.items() if name.split("/")[-1] == "loss"}
+    means = {}
+    for name in scores:
+        task = [losses[loss] for loss in losses if loss.startswith(name.removesuffix(score))]
+        if task:
+            means[name] = sum(task) / len(task)
+    return scores, means
 
 
 @contextmanager
-def _batch_kept(run: Run) -> Iterator[None]:
-    """Of a step that is not finite the batch is written beside the log, and the message says where."""
+def _bad_batch_saved(run: Run) -> Iterator[None]:
+    """After a NonFiniteLoss the step's batch is written beside the log, and the message names the file."""
     try:
         yield
     except NonFiniteLoss as error:
@@ -126,160 +230,3 @@ def _batch_kept(run: Run) -> Iterator[None]:
             else f"the checkpoint of step {newest} is from before it"
         )
         raise
-
-
-def _prepare(steps: Steps, seed: int, batches: Iterator[Batch]) -> tuple[Batch, float]:
-    """The first batch, and the seconds it took to compile the step for it; jax finds that when the step is
-    called.
-    """
-    batch, begin = next(batches), time.perf_counter()
-    number = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
-    steps.train.lower(steps.abstract, sharding.described(batch), number).compile()
-    return batch, time.perf_counter() - begin
-
-
-def _evaluates(step: int, config: LoopConfig) -> bool:
-    return step == config.steps or step % config.evaluate_every == 0
-
-
-def _finish(signals: Signals, meter: "Meter", run: Run, config: LoopConfig, state: State, step: int) -> None:
-    """Save what is due after ``step``, having read that step's numbers, then evaluate it; raise if asked to
-    stop.
-    """
-    stop, evaluates = signals.received(), _evaluates(step, config)
-    if not (stop or evaluates or step % run.checkpoints.config.every == 0):
-        return
-    meter.read(step)
-    run.checkpoints.save(state)
-    if stop:
-        run.checkpoints.wait()
-        raise Interrupted(stop, step)
-    if evaluates:
-        run.checkpoints.settle()  # whatever the evaluation does to this process, the step is on the disk
-        _evaluate(signals, run, config, state)
-    meter.restart()
-
-
-def _evaluate(signals: Signals, run: Run, config: LoopConfig, state: State) -> None:
-    """Evaluate a state that is saved: its checkpoint gets the scores, then the log its line; raise if asked
-    to stop.
-    """
-    step, log = int(state.step), run.log
-    if (ended := log.ended_evaluating(step)) >= TRIES:
-        raise SettingError(
-            f"the evaluation of step {step} has ended this run {ended} times in a row, how is in "
-            f"{log.folder}/run.json "
-            "under starts; the step is saved. Mend this, such as too little memory, and start again: it "
-            "is tried anew"
-        )
-    with log.evaluating(step):
-        values = signals.until_received(lambda: run.evaluate(state))
-        if values is not None:
-            run.checkpoints.score(step, *_ranks(values, config))
-            log.write(step, "eval", values)
-    if signals.name:
-        run.checkpoints.wait()
-        raise Interrupted(signals.name, step)
-
-
-def _ranks(values: Mapping[str, float], config: LoopConfig) -> tuple[dict[str, float], dict[str, float]]:
-    """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss of what each
-    is of.
-    """
-    scores = {name: value for name, value in values.items() if name.split("/")[-1] == config.score}
-    losses = {name: value for name, value in values.items() if name.split("/")[-1] == "loss"}
-    of = {
-        name: [losses[n] for n in losses if n.startswith(name.removesuffix(config.score))] for name in scores
-    }
-    return scores, {name: sum(found) / len(found) for name, found in of.items() if found}
-
-
-def prefetch(
-    data: Iterable[HostBatch], put: Callable[[HostBatch], Batch], ahead: int, meter: "Meter"
-) -> Iterator[Batch]:
-    """The batches on the devices, ``ahead`` of them before they are asked for."""
-    queue, source = deque(), iter(data)
-    while True:
-        with meter.waiting():
-            while len(queue) <= ahead and (batch := next(source, None)) is not None:
-                queue.append(put(batch))
-        if not queue:
-            raise ValueError("the data ended before the last step")
-        yield queue.popleft()
-
-
-class Meter:
-    """Reads each step's numbers while the next step runs; writes every ``log_every``-th and stops at a bad
-    one.
-    """
-
-    def __init__(self, log: Log, config: LoopConfig, flops: float | None):
-        self.log, self.config, self.flops = log, config, flops
-        self.unread: list[tuple[int, Metrics]] = []
-        self.left_out = 0.0  # updates since the last line
-        device_peak = peak(jax.devices()[0])
-        self.peak = device_peak and device_peak * jax.device_count()
-        self.restart()
-
-    def restart(self) -> None:
-        """Measure from the end of the next step on: what came before is no training."""
-        self.since, self.first, self.waited, self.positions = None, 0, 0.0, 0
-
-    def add(self, step: int, metrics: Metrics, batch: Batch) -> None:
-        if self.unread:
-            before = self.unread[-1][0]
-            jax.block_until_ready(self.unread[-1][1]["loss"])  # never more than one step ahead of the devices
-            if self.since is None:
-                self.since, self.first, self.waited = time.perf_counter(), before, 0.0
-            if before % self.config.log_every == 0:
-                self.read(before)
-        self.positions = sum(x.size for name, x in batch.items() if name.endswith("_input_tokens"))
-        self.unread.append((step, metrics))
-
-    def read(self, last: int) -> None:
-        """Read all steps not yet read, up to ``last``, and write that one if it is due."""
-        names = ("loss", "grad_norm", "left_out", "left_out_in_a_row")
-        checked = jax.device_get([{name: m[name] for name in names if name in m} for _, m in self.unread])
-        for (step, _), values in zip(self.unread, checked, strict=True):
-            self._check(step, values)
-        if self.unread and (last % self.config.log_every == 0 or last == self.config.steps):
-            found = jax.device_get(self.unread[-1][1])
-            if "left_out" in found:
-                found["left_out"], self.left_out = self.left_out, 0.0
-            found.pop("left_out_in_a_row", None)
-            values = {name: float(x) if np.isfinite(x) else None for name, x in found.items()}
-            self.log.write(last, "train", values | self._rates(last))
-        self.unread.clear()
-
-    def _check(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        left_out = values.get("left_out", 0.0)
-        self.left_out += left_out
-        shown = {name: float(values[name]) for name in ("loss", "grad_norm")}
-        if not (np.isfinite([*shown.values()]).all() or left_out > 0):
-            raise NonFiniteLoss(step, f"is not finite: {shown}")
-        if values.get("left_out_in_a_row", 0) >= self.config.guard.in_a_row:
-            raise NonFiniteLoss(
-                step, f"is the last of {self.config.guard.in_a_row} in a row to be left out: {shown}"
-            )
-
-    def _rates(self, last: int) -> dict[str, float | None]:
-        if self.since is None or last <= self.first:
-            return {}
-        elapsed = time.perf_counter() - self.since
-        seconds = elapsed / (last - self.first)
-        rates = {
-            "seconds_per_step": seconds,
-            "tokens_per_second": self.positions / seconds,  # inputs and targets, padding included
-            "waiting_for_data": self.waited / elapsed,  # share of time, at most
-            "utilisation": self.flops / seconds / self.peak if self.flops and self.peak else None,
-        }
-        self.since, self.first, self.waited = time.perf_counter(), last, 0.0
-        return rates
-
-    @contextmanager
-    def waiting(self):
-        """Count the time inside if the devices have nothing to do at its end."""
-        start = time.perf_counter()
-        yield
-        if not self.unread or self.unread[-1][1]["loss"].is_ready():
-            self.waited += time.perf_counter() - start

@@ -1,14 +1,21 @@
 """Adafactor as T5 uses it, AdamW, and schedules: all built on optax, all a function of the step."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
 from lm import sharding
+from lm.nn.composed import BODY
+from lm.nn.config import ModelConfig
 from lm.train.config import OptimizerConfig
+
+Updates = dict[str, jax.Array]  # what the optimiser asks for, by parameter
+Tune = Callable[[Updates, jax.Array], Updates]  # also takes the state's step
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
@@ -32,7 +39,7 @@ def optimizer(config: OptimizerConfig, axes: Mapping[str, tuple[str, ...]]) -> o
     It gives directions: the new parameters are the old ones minus ``learning_rate`` times these.
     """
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
-    direction = OPTIMIZERS[config.name](config)
+    direction = config.transform()
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
     matrices = {name: len(names) - (name in stacked) > 1 for name, names in axes.items()}
     decay = [optax.add_decayed_weights(config.weight_decay, mask=matrices)] if config.weight_decay else []
@@ -70,36 +77,76 @@ def per_layer(
     return optax.GradientTransformation(init, update)
 
 
-def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
-    steps = [
-        optax.scale_by_factored_rms(
-            decay_rate=config.decay_exponent,
-            min_dim_size_to_factor=config.factor_from,
-            epsilon=config.epsilon_square,
-        )
-    ]
-    if config.clip_rms is not None:
-        steps.append(optax.clip_by_block_rms(config.clip_rms))
-    if config.relative == "parameter":
-        steps.append(optax.scale_by_param_block_rms(config.epsilon_scale))
-    if config.momentum:
-        steps.append(optax.ema(config.momentum, debias=False))
-    return optax.chain(*steps)
-
-
-def _adamw(config: OptimizerConfig) -> optax.GradientTransformation:
-    return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
-
-
-# By the name in the settings; where its memory lives and how much it takes follows from the memory's own
-# shapes.
-OPTIMIZERS: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = {
-    "adafactor": _adafactor,
-    "adamw": _adamw,
-}
-
-
 def remembered(config: OptimizerConfig, model: nnx.Module) -> int:
     """How many numbers the optimiser remembers of a model, which may be one of shapes alone."""
     transform = optimizer(config, sharding.axes(model))
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(transform.init, sharding.named(model))))
+
+
+# Which parameters fine-tuning moves, by their names. A new head, outside of the body, is always trained.
+# Source: Raffel et al. 2020, section 3.5.1.
+
+
+def every_parameter(updates: Updates, step: jax.Array) -> Updates:
+    """Every parameter is trained, always."""
+    return updates
+
+
+def body_frozen(updates: Updates, step: jax.Array) -> Updates:
+    """Only what is new is trained, and the body does not decay either."""
+    return {
+        name: jnp.zeros_like(value) if name.startswith(BODY) else value for name, value in updates.items()
+    }
+
+
+def adapters_only(updates: Updates, step: jax.Array) -> Updates:
+    """Adapters and all norms are trained, as the paper says; the released code trains the adapters' norms
+    alone.
+    """
+    has_body = any(name.startswith(BODY) for name in updates)
+
+    def trained(name):
+        *modules, _ = name.split(".")
+        new = has_body and not name.startswith(BODY)
+        return new or "adapter" in modules or any(name.endswith("norm") for name in modules[-1:])
+
+    return {name: value if trained(name) else jnp.zeros_like(value) for name, value in updates.items()}
+
+
+@dataclass(frozen=True)
+class GradualUnfreezing:
+    """Unfreezes a layer at a time, from the top of all stacks at once, and the last after ``steps`` less one
+    episode.
+
+    There are as many episodes as the deepest stack has layers, equally long. A stack's last norm and the
+    softmax, with the embedding if that is the same matrix, are trained from the start on. The relative bias,
+    and whatever else comes before the first layer, are trained with that layer.
+    """
+
+    model: ModelConfig
+    steps: int  # of the whole fine-tuning
+
+    def __call__(self, updates: Updates, step: jax.Array) -> Updates:
+        model = self.model
+        layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+        depths = {
+            side: 1 if model.shared_layers else depth
+            for side, depth in layers.items()
+            if getattr(model, f"has_{side}")
+        }
+        episodes = max(depths.values())
+        unfrozen = 1 + step * episodes // self.steps  # layers, from the top
+
+        def needed(name: str, ndim: int) -> int | np.ndarray:  # unfrozen layers before this is trained
+            module, _, rest = name.removeprefix(BODY).partition(".")
+            if module == "embed" and not model.logits.startswith("tied"):
+                return episodes
+            if module not in depths or rest.startswith("norm."):
+                return 1
+            if not rest.startswith("blocks."):
+                return depths[module]
+            return np.arange(depths[module], 0, -1).reshape(-1, *[1] * (ndim - 1))
+
+        return {
+            name: jnp.where(unfrozen >= needed(name, value.ndim), value, 0) for name, value in updates.items()
+        }

@@ -1,4 +1,4 @@
-"""All that a step changes: the step's number, the parameters and the optimiser's memory of them."""
+"""All that a step changes: its number, the parameters, and what optimiser and guard remember."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,11 +12,13 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from lm import sharding
-from lm.train import guard
 from lm.train.config import EVERY_UPDATE, GuardConfig
-from lm.train.guard import Guard
 
-Make = Callable[[jax.Array], nnx.Module]  # key -> model
+WINDOW = 128  # losses of the last updates, which say what is usual [steps]
+LEAST = 0.1  # smaller deviations count as this: losses near zero jump by factors all the time [nats/token]
+
+MakeModel = Callable[[jax.Array], nnx.Module]  # from a key
+Guard = dict[str, jax.Array]
 
 
 @partial(
@@ -26,16 +28,15 @@ Make = Callable[[jax.Array], nnx.Module]  # key -> model
 )
 @dataclass(frozen=True)
 class State:
-    """A pytree. Parameters are held by name, since jax takes apart a dictionary ten times as fast as a
-    module.
-    """
+    """A pytree. Parameters are held by name: jax takes apart a dictionary ten times as fast as a module."""
 
     step: jax.Array  # int32 []: updates done
     params: dict[str, jax.Array]  # by dotted name
-    opt_state: Any
-    # the model's tree definition, and the names of its leaves in order
-    structure: tuple[Any, tuple[str, ...]]
-    guard: Guard | None = None  # what is remembered to leave updates out
+    opt_state: optax.OptState
+    structure: tuple[
+        Any, tuple[str, ...]
+    ]  # the model's tree definition, and the names of its leaves in order
+    guard: Guard | None = None  # what decides which updates are skipped
 
     @property
     def model(self) -> nnx.Module:
@@ -45,25 +46,34 @@ class State:
 
 
 def create(
-    make: Make, optimizer: optax.GradientTransformation, key: jax.Array, guarding: GuardConfig = EVERY_UPDATE
+    make: MakeModel,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    guard: GuardConfig = EVERY_UPDATE,
 ) -> State:
     """The state before the first step."""
     model = make(key)
     params = sharding.named(model)
     structure = (jax.tree.structure(model), tuple(params))
-    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), structure, guard.create(guarding))
+    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), structure, new_guard(guard))
 
 
 def abstract(
-    make: Make, optimizer: optax.GradientTransformation, mesh: Mesh, guarding: GuardConfig = EVERY_UPDATE
+    make: MakeModel, optimizer: optax.GradientTransformation, mesh: Mesh, guard: GuardConfig = EVERY_UPDATE
 ) -> State:
-    """Shapes, dtypes and places of the state that ``create`` makes; nothing is computed."""
-    state = jax.eval_shape(partial(create, make, optimizer, guarding=guarding), jax.random.key(0))
-
-    def placed(leaf, place):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-
-    return jax.tree.map(placed, state, _places(state, optimizer, mesh))
+    """Shapes, dtypes and shardings of the state that ``create`` makes; nothing is computed."""
+    state = jax.eval_shape(partial(create, make, optimizer, guard=guard), jax.random.key(0))
+    params, everywhere = sharding.parameters(state.model, mesh), sharding.replicated(mesh)
+    places = replace(
+        state,
+        step=everywhere,
+        params=params,
+        opt_state=sharding.like_parameters(optimizer.init, state.model, params),
+        guard=jax.tree.map(lambda _: everywhere, state.guard),
+    )
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places
+    )
 
 
 def shardings(state: State) -> State:
@@ -71,9 +81,29 @@ def shardings(state: State) -> State:
     return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
-def _places(state: State, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
-    params = sharding.parameters(state.model, mesh)
-    opt_state = sharding.like_parameters(optimizer.init, state.model, params)
-    everywhere = sharding.replicated(mesh)
-    beside = jax.tree.map(lambda _: everywhere, state.guard)
-    return replace(state, step=everywhere, params=params, opt_state=opt_state, guard=beside)
+def new_guard(config: GuardConfig) -> Guard | None:
+    """What is remembered of the first steps to come; None where no update is ever skipped."""
+    if not config.skips:
+        return None
+    guard = {"in_a_row": jnp.zeros((), jnp.int32)}
+    if config.spikes is not None:
+        guard |= {"made": jnp.zeros((), jnp.int32), "losses": jnp.zeros(WINDOW, jnp.float32)}
+    return guard
+
+
+def judge(config: GuardConfig, guard: Guard, loss: jax.Array, norm: jax.Array) -> tuple[jax.Array, Guard]:
+    """bool []: whether to make the update with this loss and gradient norm, float32 []; and the next guard.
+
+    A spike is a loss further above the mean of the last WINDOW updates than ``config.spikes`` times their
+    standard deviation; before there were so many updates, nothing is. The norm of the gradient need only be
+    finite: in ordinary runs with Adafactor it jumps to a hundred deviations while the loss stays within four.
+    """
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    good = finite | (config.non_finite == "stop")  # the loop stops when it reads these numbers
+    after = {}
+    if config.spikes is not None:
+        limit = guard["losses"].mean() + config.spikes * jnp.maximum(guard["losses"].std(), LEAST)
+        good &= ~(finite & (guard["made"] >= WINDOW) & (loss > limit))
+        losses = jnp.where(good, guard["losses"].at[guard["made"] % WINDOW].set(loss), guard["losses"])
+        after = {"made": guard["made"] + good, "losses": losses}
+    return good, after | {"in_a_row": jnp.where(good, 0, guard["in_a_row"] + 1)}

@@ -1,6 +1,6 @@
 """One step: state in, state out. Compiled once for all runs of one shape in a process."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -14,13 +14,13 @@ from jax.sharding import Mesh
 from lm import sharding
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.transformer import Transformer
-from lm.train import guard, signals, watchdog
+from lm.settings import SettingError
 from lm.train import state as states
 from lm.train.config import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig
 from lm.train.losses import Batch, Loss, language_model
-from lm.train.optimizers import learning_rate, optimizer
+from lm.train.optimizers import Tune, every_parameter, learning_rate, optimizer
 from lm.train.state import State
-from lm.train.tuning import Tune, every_parameter
+from lm.train.stopping import alive
 
 COMPILER_OPTIONS = {  # by platform
     # Else the partitioner turns products with fsdp-sharded matrices into chains of small permutes, here up to
@@ -58,39 +58,46 @@ class Steps:
     """The compiled functions of a run; the seed is an argument, so runs that differ in it share them."""
 
     mesh: Mesh
-    abstract: State  # shapes, dtypes and places
+    abstract: State  # shapes, dtypes and shardings
     create: Callable[[jax.Array], State]  # seed uint32 [] -> the state before the first step, sharded as made
-    # also takes the seed; the state is consumed
-    train: Callable[[State, Batch, jax.Array], tuple[State, Metrics]]
+    train: Callable[
+        [State, Batch, jax.Array], tuple[State, Metrics]
+    ]  # takes the seed too; consumes the state
     eval: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]  # (sum, sum of weights) by metric
 
     def init(self, seed: int) -> State:
-        return self.create(_on(self.mesh, seed))
+        """The state before the first step, at random by the seed."""
+        return self.create(self._on_devices(seed))
 
     def train_step(self, seed: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
-        """(state, batch) -> (state, metrics float32 []); dropout depends on ``seed`` and the state's step
-        alone.
-        """
-        seed = _on(self.mesh, seed)
+        """(state, batch) -> (state, metrics float32 []); dropout depends on seed and step alone."""
+        seed = self._on_devices(seed)
         return lambda state, batch: self.train(state, batch, seed)
 
+    def compile_train(self, batch: Batch) -> None:
+        """Compile the training step for batches of this shape: the first call then finds it."""
+        seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(self.mesh))
+        self.train.lower(self.abstract, sharding.described(batch), seed).compile()
+
     def put(self, batch: dict[str, np.ndarray]) -> Batch:
-        """A batch on the devices: of an evaluation, which a signal may end here."""
-        watchdog.beat()
-        signals.check()
+        """A batch of an evaluation on the devices; a signal may end the evaluation here."""
+        alive()
         return sharding.put_batch(batch, self.mesh)
 
     def evaluate(self, state: State, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Means over ``batches``, this process's parts of global ones, and ``tokens``: how many had a
-        loss.
-        """
-        sums = None
+        """Means over ``batches``, this process's parts of global ones; ``tokens``: how many had a loss."""
+        totals = None
         for batch in batches:
-            new = self.eval(state, self.put(batch))
-            sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
-        found = {name: (float(value), float(weight)) for name, (value, weight) in (sums or {}).items()}
-        means = {name: value / max(weight, 1.0) for name, (value, weight) in found.items()}
-        return means | {"tokens": found["loss"][1] if found else 0.0}
+            sums = self.eval(state, self.put(batch))
+            totals = sums if totals is None else jax.tree.map(jnp.add, totals, sums)
+        if totals is None:
+            return {"tokens": 0.0}
+        numbers = {name: (float(total), float(weight)) for name, (total, weight) in totals.items()}
+        means = {name: total / max(weight, 1.0) for name, (total, weight) in numbers.items()}
+        return means | {"tokens": numbers["loss"][1]}
+
+    def _on_devices(self, seed: int) -> jax.Array:
+        return jax.device_put(np.uint32(seed), sharding.replicated(self.mesh))
 
 
 @lru_cache(maxsize=16)
@@ -114,10 +121,7 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
         params = {name: value - rate * updates[name] for name, value in state.params.items()}
         metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
         after = State(state.step + 1, params, opt_state, state.structure, state.guard)
-        if spec.guard.leaves_out:
-            after, skipped = _guarded(spec.guard, state, after, metrics)
-            metrics |= skipped
-        return after, metrics
+        return _guarded(spec.guard, state, after, metrics) if spec.guard.skips else (after, metrics)
 
     def evaluate(state, batch):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -138,26 +142,35 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
     )
 
 
+def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
+    """SettingError for what cannot be split over mesh ``sizes``; cheap, before anything is compiled."""
+    axes = {"vocab_size": "tensor", "num_heads": "tensor", "d_ff": "tensor", "d_model": "fsdp"}
+    for field, axis in axes.items():
+        for side in (model, model.encoder_side):
+            sharding.check_division(f"model.{field}", getattr(side, field), {axis: sizes[axis]})
+    if microbatches < 1 or batch_size % microbatches:
+        raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
+    what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
+    rows = {axis: sizes[axis] for axis in sharding.BATCH}
+    sharding.check_division(what, batch_size // microbatches, rows)
+
+
 def _guarded(config: GuardConfig, before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
-    """``after``, or ``before`` but for its step if that update is to be left out; and how many were, one by
-    one.
-    """
-    good, memory = guard.judge(config, before.guard, metrics["loss"], metrics["grad_norm"])
+    """``after``, or ``before`` with the next step's number if the update is skipped; and how many were."""
+    good, guard = states.judge(config, before.guard, metrics["loss"], metrics["grad_norm"])
     params, opt_state = jax.tree.map(
         lambda new, old: jnp.where(good, new, old),
         (after.params, after.opt_state),
         (before.params, before.opt_state),
     )
-    kept = replace(after, params=params, opt_state=opt_state, guard=memory)
-    return kept, {"left_out": 1.0 - good, "left_out_in_a_row": memory["in_a_row"].astype(jnp.float32)}
+    counts = {"left_out": 1.0 - good, "left_out_in_a_row": guard["in_a_row"].astype(jnp.float32)}
+    return replace(after, params=params, opt_state=opt_state, guard=guard), metrics | counts
 
 
 def _gradients(
     spec: StepSpec, state: State, batch: Batch, key: jax.Array
 ) -> tuple[dict[str, jax.Array], Metrics]:
-    """Gradients by name and metrics: sums over the micro-batches, each over the weights of the whole
-    batch.
-    """
+    """Gradients by name and metrics: sums over the micro-batches, over the weights of all of the batch."""
     totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
     batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
     tokens = jnp.stack(list(totals.values())).max()  # of pairs there are fewer than of tokens
@@ -172,19 +185,15 @@ def _gradients(
         (_, metrics), gradients = gradient(state.params, batch, key)
         return gradients, metrics | {"tokens": tokens}
 
-    def add(sums, micro):
-        index, rows = micro
-        (_, metrics), gradients = gradient(state.params, rows, jax.random.fold_in(key, index))
+    def add(sums, numbered):
+        index, part = numbered
+        (_, metrics), gradients = gradient(state.params, part, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
 
     # Every microbatches-th row, so that each device cuts up the rows that it holds and none travels.
-    parts = spec.microbatches
-    cut = {name: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
-    first = {name: x[0] for name, x in cut.items()}
+    count = spec.microbatches
+    parts = {name: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
+    first = {name: x[0] for name, x in parts.items()}
     zeros = jax.tree.map(jnp.zeros_like, (state.params, jax.eval_shape(mean, state.params, first, key)[1]))
-    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(parts), cut))
+    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), parts))
     return gradients, metrics | {"tokens": tokens}
-
-
-def _on(mesh: Mesh, seed: int) -> jax.Array:
-    return jax.device_put(np.uint32(seed), sharding.replicated(mesh))
