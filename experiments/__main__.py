@@ -1,6 +1,4 @@
-"""The command ``lm``: finds the command, calls it, and turns what went wrong into a message and an exit
-code.
-"""
+"""The command ``lm``: calls the command that is named, and turns errors into a message and an exit code."""
 
 import os
 import select
@@ -8,14 +6,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from textwrap import indent
 
 from experiments.cli.commands import COMMANDS, HELP, RAW
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
-from experiments.processes import group, restart
 from experiments.processes.exit_codes import EXIT_CODES
+from experiments.processes.group import join_others
+from experiments.processes.place import choose_platform
+from experiments.processes.supervisor import RESUMABLE, say, supervise
 from lm.settings import SettingError, nearest
 from lm.train.stopping import end_in
 
@@ -46,15 +45,15 @@ def _help() -> str:
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
     speak_any_encoding()
-    if sys.argv[1:2] and sys.argv[1] in restart.COMMANDS:
+    if sys.argv[1:2] and sys.argv[1] in RESUMABLE:
         outlive_the_reader()
     report = None
     try:
-        if (code := restart.supervise(sys.argv[1:])) is not None:
-            sys.exit(code)
+        line = supervise(sys.argv[1:])
         signal.signal(signal.SIGTERM, _stop)
-        group.choose_platform()
-        report = group.join() if sys.argv[1:2] == ["run"] else None
+        choose_platform()
+        if line is not None:
+            report = join_others(line)
         code = dispatch(sys.argv[1:])
     except SettingError as error:
         code = _bad(error)
@@ -62,13 +61,13 @@ def main() -> None:
         # of rich
         code = EXIT_CODES["nobody reads"] if isinstance(asked.__context__, BrokenPipeError) else asked.code
     except MemoryError:
-        _say("the machine, or a limit on this process (ulimit -v), has no more memory")
+        say("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]
     except Exception as error:
         unread = isinstance(error, BrokenPipeError) and _unread()
         code = EXIT_CODES["nobody reads" if unread else "failed"]
         if isinstance(error, OSError) and error.filename:  # a disk is full, a file may not be written
-            _say(f"{error}. Mend that and give the same command again")
+            say(f"{error}. Mend that and give the same command again")
         elif not unread:
             traceback.print_exc()
     _unread()
@@ -92,19 +91,14 @@ def _stop(*_) -> None:
     What is raised inside of a callback gets lost, and some of what is to be left takes its time: hence the
     timer.
     """
-    _say("stopped by SIGTERM; to go on, give the same command again")
+    say("stopped by SIGTERM; to go on, give the same command again")
     end_in(GRACE, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])
 
 
 def _bad(error: SettingError) -> int:
-    _say(str(error))
+    say(str(error))
     return EXIT_CODES["bad settings"]
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # nobody reads any more
-        print(f"lm: {text}", file=sys.stderr)
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -122,7 +116,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     except SettingError as error:
         return _bad(error)
     except KeyboardInterrupt:
-        _say("interrupted; to go on, give the same command again")
+        say("interrupted; to go on, give the same command again")
         return EXIT_CODES["interrupted"]
     return EXIT_CODES["done"]
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from experiments.processes import group
-from experiments.processes.watch import fork
+from experiments.processes.supervisor import supervise
 
 HERE = Path(__file__).parent
 CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -140,7 +140,8 @@ def forever(folder):
 def trainer(how):
     """One that needs no jax, in ways in which they end badly; the first of the two is the worse."""
     first = os.environ["LM_PROCESS"] == "0"
-    line = fork(group.find(os.environ), start=60.0, silence=3.0)
+    os.environ |= {"LM_START_TIMEOUT": "60", "LM_HEARTBEAT": "3"}
+    line = supervise(["run"])
     line.need()
     line.end_with_it()
     if how in ("stays", "prepares"):  # deaf to SIGTERM, with a worker
@@ -163,7 +164,7 @@ def trainer(how):
 if __name__ == "__main__":
     if sys.argv[1] == "trainer":
         trainer(sys.argv[2])
-    end = group.join()
+    end = group.join_others(supervise(["run"]))
     code = {"laws": laws, "forever": forever}[sys.argv[1]](Path(sys.argv[2]))
     end(code)
     sys.exit(code)

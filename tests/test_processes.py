@@ -17,7 +17,7 @@ from pair import HERE, ends, start
 from test_run import SMALL
 
 from experiments.processes import place
-from experiments.processes.place import Place, find
+from experiments.processes.place import Place, find_place
 from experiments.study.scales import SCALES
 from lm.data.corpora import documentation
 from lm.settings import SettingError
@@ -202,9 +202,9 @@ GKE = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
 def test_a_process_knows_its_place_from_the_environment(environment, place):
     if isinstance(place, str):
         with pytest.raises(SettingError, match=place):
-            find(environment)
+            find_place(environment)
     else:
-        assert find(environment) == place
+        assert find_place(environment) == place
 
 
 @pytest.fixture
@@ -235,9 +235,9 @@ def test_a_tpu_vm_asks_its_metadata_server_again_if_that_fails(metadata, monkeyp
     told |= {"worker-network-endpoints": "w:0:10.0.0.1,w:1:10.0.0.2", "agent-worker-number": "1"}
     told["tpu-env"] = "ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
     faults += [503, 503]
-    assert find(environment) == Place("10.0.0.1", place.PORT, 4, 3)
+    assert find_place(environment) == Place("10.0.0.1", place.PORT, 4, 3)
     faults += [404]
-    assert find(environment) is None
+    assert find_place(environment) is None
     faults += [503] * 4
     with pytest.raises(OSError, match="503"):
-        find(environment)
+        find_place(environment)

@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 from waiting import gone, wait_for
 
-from experiments.processes import restart
+from experiments.processes.supervisor import supervise
 from lm.settings import SettingError
 
 ROOT = Path(__file__).parents[1]
 LIVES = """
 import os, signal, sys, time
 from pathlib import Path
-from experiments.processes import restart
-restart.LONGEST = 0.05
-code = restart.supervise(sys.argv[1:])
-if code is not None:
+from experiments.processes import supervisor
+supervisor.LONGEST_PAUSE = 0.05
+try:
+    supervisor.supervise(sys.argv[1:])
+except SystemExit:
     print([name for name in ("jax", "numpy", "tyro") if name in sys.modules])
-    sys.exit(code)
+    raise
 command, folder, *plan = sys.argv[1:]
 with open(Path(folder, "lives"), "a") as lives:
     print(os.getpid(), os.environ.get("LM_RESTART"), file=lives)
@@ -84,7 +85,7 @@ def test_a_signal_is_passed_on_and_nothing_is_started_again(tmp_path, number):
     assert len((tmp_path / "lives").read_text().splitlines()) == 1
 
 
-def test_the_command_dies_with_the_parent_that_would_start_it_again(tmp_path):
+def test_the_trainer_dies_with_its_supervisor(tmp_path):
     process = start(tmp_path, "waits", "--restart=5")
     assert wait_for((tmp_path / "ready").exists)
     process.kill()
@@ -92,7 +93,7 @@ def test_the_command_dies_with_the_parent_that_would_start_it_again(tmp_path):
 
 
 def test_only_what_goes_on_is_started_again_and_the_number_must_be_one():
-    assert restart.supervise(["run", "name"]) is restart.supervise(["report", "--restart", "3"]) is None
+    assert supervise(["run", "name"]) is supervise(["report", "--restart", "3"]) is None
     with pytest.raises(SettingError, match="--restart often should be a whole number from 0"):
-        restart.supervise(["run", "name", "--restart", "often"])
+        supervise(["run", "name", "--restart", "often"])
     assert os.environ.get("LM_RESTART") is None

@@ -1,4 +1,4 @@
-"""The watch over several processes: who is gone is named, and the cause of an end is not its consequences."""
+"""Supervisors of several processes: who is gone is named, the cause of an end is not its consequences."""
 
 import os
 import signal
@@ -12,15 +12,18 @@ import pytest
 from pair import HERE, ends, start
 from waiting import gone, wait_for
 
-from experiments.processes.line import Line, listen, proof
+from experiments.processes.exit_codes import Ended
+from experiments.processes.line import Line
+from experiments.processes.meeting import Meeting, listen, proof
 from experiments.processes.place import Place
-from experiments.processes.watch import ABORTED, Ended, Watch
+from experiments.processes.supervisor import ABORTED, Supervisor
 from lm.train.log import records
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("who", "how"), [("watch", signal.SIGKILL), ("watch", signal.SIGSTOP), ("trainer", signal.SIGKILL)]
+    ("who", "how"),
+    [("supervisor", signal.SIGKILL), ("supervisor", signal.SIGSTOP), ("trainer", signal.SIGKILL)],
 )
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_process_vanishes_the_others_end_in_time_and_name_it(tmp_path, victim, how, who):
@@ -29,7 +32,7 @@ def test_when_a_process_vanishes_the_others_end_in_time_and_name_it(tmp_path, vi
         assert all(process.poll() is None for process in started)
         time.sleep(0.2)
     pid = started[victim].pid
-    target = pid if who == "watch" else int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+    target = pid if who == "supervisor" else int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
     before = time.monotonic()
     os.kill(target, how)
     ((code, said),) = ends([started[1 - victim]])
@@ -53,11 +56,12 @@ def test_all_end_with_the_exit_code_of_the_one_that_failed_though_the_others_the
     assert f"process 0 of 2 on {socket.gethostname()} ended with exit code {code}" in said
 
 
-def watch_of(index):
+def supervisor_of(index):
     ours, theirs = socket.socketpair()
-    watch = Watch(Place("h", 5, 2, index), 9.0, 9.0, 0, Line(ours))
-    watch.lines = {0: Line(theirs)} if index else {}
-    return watch
+    supervisor = Supervisor(Place("h", 5, 2, index))
+    supervisor.begin(0, Line(ours))
+    supervisor.meeting.lines = {0: Line(theirs)} if index else {}
+    return supervisor
 
 
 @pytest.mark.parametrize(
@@ -71,14 +75,14 @@ def watch_of(index):
     ],
 )
 def test_what_may_follow_from_another_end_gives_way_to_it(events, code):
-    watch = watch_of(1)
+    supervisor = supervisor_of(1)
     try:
         for index, *how in events:
-            watch._child_ends(*how) if index is None else watch._other_ends(index, *how)
-        found = watch.verdict[1]
+            supervisor._trainer_ends(*how) if index is None else supervisor._other_ends(index, *how)
+        verdict = supervisor.verdict[1]
     except Ended as ended:
-        found = ended
-    assert found.code == code
+        verdict = ended
+    assert verdict.code == code
 
 
 def staying():
@@ -97,7 +101,7 @@ def test_a_second_signal_ends_a_trainer_that_does_not_heed_the_first_and_all_tha
     assert end(workers)
 
 
-def test_a_trainer_and_its_workers_do_not_outlive_the_watch():
+def test_a_trainer_and_its_workers_do_not_outlive_the_supervisor():
     started, workers = staying()
     started[0].kill()
     ends(started)
@@ -120,12 +124,12 @@ def test_a_trainer_that_hangs_when_all_are_done_is_ended():
     ("missing", "but", "code"), [([], {}, 42), ([1], {"proof": "another's"}, 2), ([1], {"count": 9}, 2)]
 )
 def test_who_comes_again_is_to_start_again_and_who_does_not_belong_is_told_so(missing, but, code):
-    watch, (ours, theirs) = watch_of(0), socket.socketpair()
-    watch.hosts[1] = "there"
+    meeting, (ours, theirs) = Meeting(Place("h", 5, 2, 0), 9.0), socket.socketpair()
+    meeting.hosts[1] = "there"
     told = {"index": 1, "count": 2, "host": "there", "proof": proof()} | but
     ours.settimeout(5)
     Line(ours).send({"hello": [*told.values()]})
-    watch._take_in(Line(theirs), missing)
+    meeting.take_in(Line(theirs), missing)
     told = Line(ours).next()
     assert told["code"] == code and not any(word in told["refused"] for word in sys.argv[1:])
 
@@ -135,17 +139,17 @@ def test_who_comes_again_is_to_start_again_and_who_does_not_belong_is_told_so(mi
     [b"[" * 99_999, b"{" * 9_999 + b"\n", b"GET / HTTP/1.1\n", b"[]\n", b'{"hello": 1}\n', b"[[[\n" * 999],
 )
 def test_a_stranger_at_the_door_is_not_answered_and_holds_nobody_up(sent):
-    watch, (ours, theirs) = watch_of(0), socket.socketpair()
+    meeting, (ours, theirs) = Meeting(Place("h", 5, 2, 0), 9.0), socket.socketpair()
     ours.settimeout(5)
     threading.Thread(target=ours.sendall, args=[sent], daemon=True).start()
     before = time.monotonic()
-    watch._take_in(Line(theirs), [1])
+    meeting.take_in(Line(theirs), [1])
     theirs.shutdown(socket.SHUT_WR)
-    assert watch.lines == {} and ours.recv(9) == b"" and time.monotonic() < before + 3
+    assert meeting.lines == {} and ours.recv(9) == b"" and time.monotonic() < before + 3
 
 
 def test_one_who_says_a_letter_at_a_time_is_not_waited_for():
-    watch, (ours, theirs) = watch_of(0), socket.socketpair()
+    meeting, (ours, theirs) = Meeting(Place("h", 5, 2, 0), 9.0), socket.socketpair()
     over = threading.Event()
 
     def drip():
@@ -154,17 +158,17 @@ def test_one_who_says_a_letter_at_a_time_is_not_waited_for():
 
     threading.Thread(target=drip, daemon=True).start()
     before = time.monotonic()
-    watch._take_in(Line(theirs), [1])
+    meeting.take_in(Line(theirs), [1])
     over.set()
     assert time.monotonic() < before + 3
 
 
 def test_only_who_knows_the_secret_belongs(monkeypatch):
-    watch, (ours, theirs) = watch_of(0), socket.socketpair()
+    meeting, (ours, theirs) = Meeting(Place("h", 5, 2, 0), 9.0), socket.socketpair()
     Line(ours).send({"hello": [1, 2, "there", proof()]})
     monkeypatch.setenv("LM_SECRET", "a secret")
-    watch._take_in(Line(theirs), [1])
-    assert watch.lines == {} and "another command or LM_SECRET" in Line(ours).next()["refused"]
+    meeting.take_in(Line(theirs), [1])
+    assert meeting.lines == {} and "another command or LM_SECRET" in Line(ours).next()["refused"]
 
 
 @pytest.mark.parametrize(

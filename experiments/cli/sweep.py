@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.processes.exit_codes import EXIT_CODES
-from experiments.processes.group import agreed, keep_compiled
+from experiments.processes.group import agreed, cache_compiled
 from experiments.runs.origin import allowed
 from experiments.runs.origin import check as check_origin
 from experiments.runs.progress import Reporter, duration, reporting
@@ -72,7 +72,7 @@ def train(wanted: Sequence[Run], runs: Path, allow: frozenset[str]) -> int:
     ]
     failed = 0
     if todo:
-        keep_compiled(runs / "cache")
+        cache_compiled(runs / "cache")
         with reporting(sum(work(experiment) for _, experiment, _ in todo)) as reporter:
             reporter.say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished; {len(todo)} to go")
             for name, experiment, folder in todo:
@@ -190,7 +190,7 @@ def run_row(
     from experiments.runs.run import check as check_run
 
     check_runs(runs)
-    keep_compiled(runs / "cache")
+    cache_compiled(runs / "cache")
     folder = run_folder(runs, scale, name, experiment.seed, by_hand(name, scale, experiment))
     with reporting(work(experiment), quiet=jax.process_index() > 0) as reporter:
         if check:

@@ -10,11 +10,11 @@ EXIT_CODES = {
     "bad settings": 2,
     "loss not finite": 3,
     "start again": 42,  # stopped by a signal, having saved what there was; or another process is gone
-    "stuck": STUCK,  # nothing was done for LM_STEP_TIMEOUT
+    "stuck": STUCK,  # no step was done for LM_STEP_TIMEOUT
     "interrupted": 130,  # by Ctrl-C, with nothing to save
-    # what is printed, as behind `| head`; run and sweep go on none the less
-    "nobody reads": 128 + signal.SIGPIPE,
+    "nobody reads": 128 + signal.SIGPIPE,  # what is printed, as behind `| head`; run and sweep continue
 }
+AGAIN = EXIT_CODES["start again"]
 
 OUT_OF_MEMORY = {
     signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, "
@@ -23,8 +23,16 @@ OUT_OF_MEMORY = {
 }
 
 
+class Ended(Exception):
+    """This process ends with the exit code ``code``; the message, if there is one, is its last line."""
+
+    def __init__(self, code: int, message: str = ""):
+        super().__init__(message)
+        self.code = code
+
+
 def killed_by(number: int) -> str:
     """``"killed by SIGABRT, ..."``: with the likely cause, where a process cannot say it itself any more."""
-    names = {each.value: each.name for each in signal.Signals}
-    why = OUT_OF_MEMORY.get(number)
-    return f"killed by {names.get(number, f'signal {number}')}" + f" ({why})" * bool(why)
+    names = {known.value: known.name for known in signal.Signals}
+    cause = OUT_OF_MEMORY.get(number)
+    return f"killed by {names.get(number, f'signal {number}')}" + (f" ({cause})" if cause else "")

@@ -1,4 +1,4 @@
-"""The processes that train one run, together: how one joins the others, and what they agree on."""
+"""The processes that train one run, together: how a trainer joins the others, and what they agree on."""
 
 import json
 import os
@@ -6,29 +6,19 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from experiments.processes.place import WAITS, find, has_tpu, wait
+from experiments.processes.line import Line
 from lm.settings import SettingError
 
-_tell: Callable[[dict], None] = dict  # the watch over this process, where there is one
+_tell: Callable[[dict], None] = dict  # the supervisor of this process, if it is one of several
 
 
-def choose_platform() -> None:
-    """Without a TPU or a GPU here jax need not try libtpu, which is there to plan with and complains at
-    length.
-    """
-    gpus = ("nvidiactl", "dxg", "kfd")  # of NVIDIA, in WSL2, of AMD
-    if find_spec("libtpu") and not has_tpu() and not any(Path("/dev", name).exists() for name in gpus):
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+def cache_compiled(cache: Path) -> None:
+    """Compiled programs are cached in ``cache/compiled``, or where JAX_COMPILATION_CACHE_DIR says.
 
-
-def keep_compiled(cache: Path) -> None:
-    """What is compiled is kept in ``cache/compiled``, or where JAX_COMPILATION_CACHE_DIR says.
-
-    With JAX_ENABLE_COMPILATION_CACHE=false nothing is kept.
+    With JAX_ENABLE_COMPILATION_CACHE=false none is.
     """
     import jax
 
@@ -38,37 +28,18 @@ def keep_compiled(cache: Path) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
-def join() -> Callable[[int], None]:
-    """Become one of several processes, if this is one; what to call with the exit code in the end.
-
-    The process that was started watches over the others and over the one that it forks here, which trains.
-    """
-    place = find(os.environ)
-    if place is None:
-        return lambda code: None
-    start, silence, _ = map(wait, WAITS)
-    from experiments.processes.line import is_loopback
-    from experiments.processes.watch import fork
-
+def join_others(line: Line) -> Callable[[int], None]:
+    """Become one of several processes, as the supervisor says; what to call with the exit code in the end."""
+    global _tell
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until jax has it save a step with the others
-    line = fork(place, start, silence)
     import jax  # meanwhile the others come
 
-    met = line.need()
+    others = line.need()
     line.end_with_it()
-    global _tell
     _tell = line.send
-    # of a Slurm task's GPUs
-    detection = None if os.environ.get("LM_COORDINATOR", "auto") == "auto" else "deactivate"
-    jax.distributed.initialize(
-        address := f"{place.host}:{met['port']}",
-        place.count,
-        place.index,
-        cluster_detection_method=detection,
-        coordinator_bind_address=address if is_loopback(place.host) else None,
-        initialization_timeout=round(start),
-        heartbeat_timeout_seconds=round(4 * silence + 1),
-    )
+    if os.environ.get("LM_COORDINATOR", "auto") != "auto":  # else jax finds out which GPUs are a Slurm task's
+        others["cluster_detection_method"] = "deactivate"
+    jax.distributed.initialize(**others)
 
     def report(code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -79,9 +50,9 @@ def join() -> Callable[[int], None]:
     return report
 
 
-def trains(now: bool) -> None:
-    """Whether a signal should wait for a checkpoint; otherwise the watch ends all processes at once."""
-    _tell({"trains": now})
+def trains(unsaved: bool) -> None:
+    """Whether a signal should wait for a checkpoint; otherwise the supervisors end all processes at once."""
+    _tell({"trains": unsaved})
 
 
 def agreed(find: Callable[[], Any]) -> Any:
@@ -95,21 +66,20 @@ def agreed(find: Callable[[], Any]) -> Any:
     text = b""
     if jax.process_index() == 0:
         try:
-            found = {"value": find()}
+            message = {"value": find()}
         except SettingError as error:
-            found = {"error": str(error)}
-        text = json.dumps(found).encode()
-    # few shapes, as each is compiled
-    room = -(-int(broadcast_one_to_all(np.int32(len(text)))) // 1024) * 1024
-    text = broadcast_one_to_all(np.frombuffer(text.ljust(room), np.uint8)).astype(np.uint8).tobytes()
-    found = json.loads(text)
-    if "error" in found:
-        raise SettingError(found["error"])
-    return found["value"]
+            message = {"error": str(error)}
+        text = json.dumps(message).encode()
+    length = _rounded(int(broadcast_one_to_all(np.int32(len(text)))))
+    text = broadcast_one_to_all(np.frombuffer(text.ljust(length), np.uint8)).astype(np.uint8).tobytes()
+    message = json.loads(text)
+    if "error" in message:
+        raise SettingError(message["error"])
+    return message["value"]
 
 
 def gathered(value: Any) -> list[Any]:
-    """What each process has to say, as JSON, by its number; all get it."""
+    """The ``value`` of each process, as JSON, by its number; all get it."""
     import jax
     import numpy as np
     from jax.experimental.multihost_utils import process_allgather
@@ -117,14 +87,18 @@ def gathered(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     text = json.dumps(value).encode()
-    # few shapes, as each is compiled
-    room = -(-int(process_allgather(np.int32(len(text))).max()) // 1024) * 1024
-    found = process_allgather(np.frombuffer(text.ljust(room), np.uint8))
-    return [json.loads(each.astype(np.uint8).tobytes()) for each in found]
+    length = _rounded(int(process_allgather(np.int32(len(text))).max()))
+    texts = process_allgather(np.frombuffer(text.ljust(length), np.uint8))
+    return [json.loads(text.astype(np.uint8).tobytes()) for text in texts]
+
+
+def _rounded(length: int) -> int:
+    """Up to a multiple of 1024: a collective is compiled for each length."""
+    return -(-length // 1024) * 1024
 
 
 def first_alone(work: Callable[[], Any]) -> Any:
-    """What ``work`` gives, which the first process does before the others: they then find it in the cache."""
-    made = []
-    agreed(lambda: made.append(work()))
-    return made[0] if made else work()
+    """What ``work`` gives. The first process does it before the others, which then find it in the cache."""
+    results = []
+    agreed(lambda: results.append(work()))
+    return results[0] if results else work()

@@ -1,10 +1,8 @@
-"""Several processes that train one run: which one this is, how they find each other, and what they agree on.
+"""The place of this process among those that train one run: which it is, and where they meet.
 
-``LM_COORDINATOR=host:port``, ``LM_PROCESSES=N`` and ``LM_PROCESS=i`` say it; without them a Slurm step of
-several tasks and a TPU of several hosts are recognised, and must be there with ``LM_COORDINATOR=auto``;
-``LM_PROCESSES=1`` is one alone, whatever is around it. Those with another ``LM_SECRET`` are turned away. Only
-the standard library is imported
-here: jax is loaded by the process that trains.
+``LM_COORDINATOR=host:port``, ``LM_PROCESSES=N`` and ``LM_PROCESS=i`` say it. Without them a Slurm step of
+several tasks and a TPU of several hosts are recognised; ``LM_COORDINATOR=auto`` insists on one of these.
+``LM_PROCESSES=1`` is one process alone, whatever is around it. Only the standard library is imported here.
 """
 
 import os
@@ -13,19 +11,17 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 from lm.settings import SettingError
 
 STARTED = time.monotonic()  # of this process, near enough
 PORT = 8483  # where the processes of a TPU meet
-METADATA = "metadata.google.internal"  # tells a TPU VM what it is
-WAITS = {  # for all processes to be there, for a sign of life of one, for a step [seconds]; 0: any
-    "LM_START_TIMEOUT": 300.0,
-    "LM_HEARTBEAT": 15.0,
-    "LM_STEP_TIMEOUT": 1_800.0,
-}
+METADATA = "metadata.google.internal"  # the server that knows what a TPU VM is
+# For all processes to be there, for a sign of life of one, for a step [seconds]; 0: any.
+WAITS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0, "LM_STEP_TIMEOUT": 1_800.0}
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,16 @@ class Place:
     index: int
 
 
-def number(environment: Mapping[str, str], name: str, default: Any, kind: type = int) -> Any:
+def wait(name: str) -> float:
+    """One of WAITS, as the environment has it."""
+    return _from_zero(os.environ, name, float, WAITS[name])
+
+
+def _whole(environment: Mapping[str, str], name: str, default: object = None) -> int:
+    return int(_from_zero(environment, name, int, default))
+
+
+def _from_zero(environment: Mapping[str, str], name: str, kind: type, default: object) -> float:
     """A number above or equal to 0 out of the environment; SettingError if it is none."""
     try:
         value = kind(environment.get(name, default))
@@ -49,74 +54,66 @@ def number(environment: Mapping[str, str], name: str, default: Any, kind: type =
     raise SettingError(f"{name}={environment.get(name)} should be a number from 0")
 
 
-def wait(name: str) -> float:
-    """One of WAITS, as the environment has it."""
-    return number(os.environ, name, WAITS[name], float)
-
-
-def find(environment: Mapping[str, str]) -> Place | None:
-    """Where this process stands among several; None if it is the only one."""
+def find_place(environment: Mapping[str, str]) -> Place | None:
+    """The place of this process among several; None if it is the only one."""
     if environment.get("LM_PROCESSES") == "1":
         return None
-    given = environment.get("LM_COORDINATOR", "")
-    if given in ("", "auto"):
-        place = slurm(environment) or tpu(environment)
-        if place is None and given:
+    coordinator = environment.get("LM_COORDINATOR", "")
+    if coordinator in ("", "auto"):
+        place = _slurm(environment) or _tpu(environment)
+        if place is None and coordinator:
             raise SettingError(
                 "LM_COORDINATOR=auto: this is neither a Slurm step nor a TPU; give host:port instead"
             )
     else:
-        host, _, port = given.rpartition(":")
+        host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or int(port) not in range(1, 65536):
-            raise SettingError(f"LM_COORDINATOR={given} should be host:port, of the first process, or auto")
-        count, index = (number(environment, name, None) for name in ("LM_PROCESSES", "LM_PROCESS"))
+            raise SettingError(
+                f"LM_COORDINATOR={coordinator} should be host:port, of the first process, or auto"
+            )
+        count, index = (_whole(environment, name) for name in ("LM_PROCESSES", "LM_PROCESS"))
         place = Place(host, int(port), count, index)
     if place is not None and place.index >= place.count:
         raise SettingError(f"LM_PROCESS={place.index} should be below LM_PROCESSES={place.count}")
     return place if place is not None and place.count > 1 else None
 
 
-def slurm(environment: Mapping[str, str]) -> Place | None:
+def _slurm(environment: Mapping[str, str]) -> Place | None:
     """Of a task of a Slurm step; ``srun`` sets these variables."""
-    count = number(environment, "SLURM_STEP_NUM_TASKS", 0)
+    count = _whole(environment, "SLURM_STEP_NUM_TASKS", 0)
     # such as node[01-04,7],big
     nodes = re.match(r"([^,[]+)(?:\[(\d+))?", environment.get("SLURM_STEP_NODELIST", ""))
     if not count or nodes is None:
         return None
-    port = 61440 + number(environment, "SLURM_JOB_ID", 0) % 4096  # most likely nobody else's
-    return Place(nodes[1] + (nodes[2] or ""), port, count, number(environment, "SLURM_PROCID", 0))
+    port = 61440 + _whole(environment, "SLURM_JOB_ID", 0) % 4096  # most likely nobody else's
+    return Place(nodes[1] + (nodes[2] or ""), port, count, _whole(environment, "SLURM_PROCID", 0))
 
 
-def tpu(environment: Mapping[str, str]) -> Place | None:
-    """Of a host of a TPU, or of several slices of them: GKE sets variables, a TPU VM asks its metadata
-    server.
-    """
-    about = {name: value for name, value in environment.items() if value}
-    hosts = about.get("TPU_PROCESS_ADDRESSES") or about.get("TPU_WORKER_HOSTNAMES")
-    if not hosts and has_tpu() and "TPU_SKIP_MDS_QUERY" not in about:
-        server = f"http://{about.get('GCE_METADATA_IP', METADATA)}/computeMetadata/v1/instance/attributes"
+def _tpu(environment: Mapping[str, str]) -> Place | None:
+    """Of a host of one or more TPU slices: GKE sets variables, a TPU VM asks its metadata server."""
+    known = {name: value for name, value in environment.items() if value}
+    hosts = known.get("TPU_PROCESS_ADDRESSES") or known.get("TPU_WORKER_HOSTNAMES")
+    if not hosts and has_tpu() and "TPU_SKIP_MDS_QUERY" not in known:
+        server = f"http://{known.get('GCE_METADATA_IP', METADATA)}/computeMetadata/v1/instance/attributes"
         try:
-            hosts, about["TPU_WORKER_ID"] = (
-                _ask(f"{server}/{key}") for key in ("worker-network-endpoints", "agent-worker-number")
-            )
-            lines = [line.partition(":") for line in _ask(f"{server}/tpu-env").splitlines()]
-        except LookupError:  # not Google's, or of an age that says nothing
+            hosts = _fetch(f"{server}/worker-network-endpoints")
+            known["TPU_WORKER_ID"] = _fetch(f"{server}/agent-worker-number")
+            lines = [line.partition(":") for line in _fetch(f"{server}/tpu-env").splitlines()]
+        except LookupError:  # not Google's, or too old to know
             return None
-        about = {key.strip(): value.strip(" '") for key, _, value in lines} | about
+        known = {key.strip(): value.strip(" '") for key, _, value in lines} | known
     if not hosts:
         return None
     ends = [end.split(":") for end in hosts.split(",")]  # name, name:port or name:number:address
     names = [end[2] if len(end) == 3 else end[0] for end in ends]
-    first = about.get("MEGASCALE_COORDINATOR_ADDRESS", names[0]).split(":")[0]
-    count = len(names) * number(about, "MEGASCALE_NUM_SLICES", 1)
-    worker = number(about, "TPU_WORKER_ID", about.get("CLOUD_TPU_TASK_ID", 0))
-    return Place(first, PORT, count, worker + len(names) * number(about, "MEGASCALE_SLICE_ID", 0))
+    first = known.get("MEGASCALE_COORDINATOR_ADDRESS", names[0]).split(":")[0]
+    count = len(names) * _whole(known, "MEGASCALE_NUM_SLICES", 1)
+    worker = _whole(known, "TPU_WORKER_ID", known.get("CLOUD_TPU_TASK_ID", 0))
+    return Place(first, PORT, count, worker + len(names) * _whole(known, "MEGASCALE_SLICE_ID", 0))
 
 
-def _ask(url: str) -> str:
-    """What the server says; LookupError if there is none or it does not know, OSError if it often does not
-    answer.
-    """
+def _fetch(url: str) -> str:
+    """The server's text; LookupError if it is not there or does not know, OSError after four failures."""
     import urllib.request  # which most need not wait for
 
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -127,15 +124,29 @@ def _ask(url: str) -> str:
                 return answer.read().decode()
         except OSError as error:
             tries -= 1
-            if getattr(error, "code", None) == 404 or isinstance(
-                getattr(error, "reason", None), socket.gaierror
-            ):
+            unknown = isinstance(getattr(error, "reason", None), socket.gaierror)
+            if unknown or getattr(error, "code", None) == 404:
                 raise LookupError(url) from error
             if not tries:
                 raise
         time.sleep(0.5)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is meant for this machine alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def has_tpu() -> bool:
     """Whether there is a TPU's device file."""
     return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+
+
+def choose_platform() -> None:
+    """Without a TPU or GPU here jax need not try libtpu, which is there to plan with and complains."""
+    gpus = ("nvidiactl", "dxg", "kfd")  # of NVIDIA, in WSL2, of AMD
+    if find_spec("libtpu") and not has_tpu() and not any(Path("/dev", name).exists() for name in gpus):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
