@@ -18,7 +18,7 @@ import test_run
 from test_run import SMALL
 
 from experiments.cli.convert import export_checkpoint
-from experiments.cli.sweep import run_row
+from experiments.cli.train import run_row
 from experiments.report.results import results
 from experiments.runs import origin, phase
 from experiments.runs.prepare import find_vocabulary, fingerprints

@@ -11,8 +11,8 @@ from flax import nnx
 from tiny import TINY
 
 from experiments import __main__ as cli
-from experiments.cli.inspection import generate, show_examples, written
-from experiments.cli.sweep import came_to, one, sweep
+from experiments.cli.models import generate, show_examples, written
+from experiments.cli.train import came_to, one, sweep
 from experiments.report.comparison import Finished
 from experiments.report.report import stand_ins
 from experiments.runs.finetuning import best_of, head_steps
@@ -302,7 +302,7 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
 
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997)
-    monkeypatch.setattr("experiments.cli.sweep.read_result", lambda folder: result)
+    monkeypatch.setattr("experiments.cli.train.read_result", lambda folder: result)
     assert came_to(tmp_path) == "held-out loss 3.472"
 
 
@@ -324,7 +324,7 @@ def test_the_command_line_gives_an_exit_code_and_the_nearest_name(capsys):
 def test_a_row_that_fails_is_left_and_the_others_go_on(tmp_path, monkeypatch):
     tried = []
     monkeypatch.setattr(
-        "experiments.cli.sweep.one", lambda name, *_: tried.append(name) or (3 if len(tried) == 1 else 0)
+        "experiments.cli.train.one", lambda name, *_: tried.append(name) or (3 if len(tried) == 1 else 0)
     )
     with pytest.raises(SystemExit) as stopped:
         sweep("t5/4-objective", "nano", 1, tmp_path)

@@ -10,7 +10,7 @@ from tiny import TINY
 
 from experiments.cli.attention import show_attention
 from experiments.cli.doctor import show_tasks
-from experiments.cli.scoring import score_file, score_run
+from experiments.cli.score import score_file, score_run
 from experiments.runs import origin
 from experiments.runs.finetuning import adapted, head_steps, questions
 from experiments.runs.stages import save_settings, stages_of
@@ -169,7 +169,7 @@ def test_answers_end_at_newlines_alone(name, text, rows, runs, tmp_path, monkeyp
     monkeypatch.setattr(
         type(TASKS["cola"]), "evaluate", lambda task, rows, found: read.extend(found) or {"score": 0}
     )
-    monkeypatch.setattr("experiments.cli.scoring.references", lambda *_: rows)
+    monkeypatch.setattr("experiments.cli.score.references", lambda *_: rows)
     (tmp_path / name).write_bytes(text.encode())
     score_file(tmp_path / name, "cola", "validation", 0, runs)
     assert read == rows

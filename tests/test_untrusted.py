@@ -20,7 +20,7 @@ from test_benchmarks import SETS, TEXT, prepare
 from test_layout import FILES
 from test_tokenizers import TEXTS, byte_pairs
 
-from experiments.cli.scoring import score_file
+from experiments.cli.score import score_file
 from experiments.runs.stages import load_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.convert import load

@@ -35,7 +35,7 @@ BOUND = 300.0  # in which a life does all that it does, on a busy machine [secon
 # The imports take a life longer than its training: this server makes them once, and forks for each life.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["experiments.__main__", "experiments.runs.run", "experiments.cli.sweep", "tyro", "tensorboardX"]
+    ["experiments.__main__", "experiments.runs.run", "experiments.cli.train", "tyro", "tensorboardX"]
 )
 
 FAMILIES = {

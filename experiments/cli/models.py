@@ -254,7 +254,7 @@ def score(
         task: the task that the predictions are for.
         runs: folder that holds the prepared data; of a run it is found beside it.
     """
-    from experiments.cli.scoring import score_file, score_run
+    from experiments.cli.score import score_file, score_run
 
     if run is not None and tasks and predictions is None:
         score_run(run, tasks.split(","), split, mixture, limit)

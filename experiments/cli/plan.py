@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> None:
     import tyro
 
     from experiments.cli.arguments import read
-    from experiments.cli.sweep import run_row
+    from experiments.cli.train import run_row
     from experiments.runs.origin import allowed
     from experiments.study.experiment import Experiment
     from experiments.study.registry import build
@@ -61,7 +61,7 @@ def sweep(arguments: Sequence[str]) -> None:
 
     import tyro
 
-    from experiments.cli import sweep as rows
+    from experiments.cli import train as rows
     from experiments.cli.arguments import read
     from experiments.study.experiment import Experiment
     from experiments.study.registry import build, find
