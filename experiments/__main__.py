@@ -128,9 +128,9 @@ def _call(name: str, arguments: Sequence[str]) -> None:
         command(arguments)
     else:
         # with tyro, which takes a third of a second: not for `lm --help`
-        from experiments.cli.arguments import read
+        from experiments.cli.arguments import parse
 
-        read(command, f"lm {name}", arguments)
+        parse(command, f"lm {name}", arguments)
 
 
 if __name__ == "__main__":

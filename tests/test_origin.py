@@ -18,7 +18,7 @@ import test_run
 from test_run import SMALL
 
 from experiments.cli.convert import export_checkpoint
-from experiments.cli.train import run_row
+from experiments.cli.train import Options, train_row
 from experiments.report.results import results
 from experiments.runs import origin, phase
 from experiments.runs.prepare import find_vocabulary, fingerprints
@@ -158,7 +158,7 @@ def written(tmp_path_factory):
         (home / "text" / f"{split}.txt").write_text(Path(module.__file__).read_text())
     SCALES["written"] = SMALL | TEXT | {"data.corpus": f"text:{home / 'text'}"}
     experiment = build(ROW, "written")
-    run_row(ROW, "written", experiment, home / "runs", check=False)
+    train_row(ROW, experiment, Options("written", home / "runs"), check=False)
     (folder,) = home.glob("runs/written/**/seed-0")
     yield (
         home,
@@ -191,10 +191,10 @@ def test_of_a_finished_run_whose_text_is_another_it_is_said_which(written, split
         with pytest.raises(
             SettingError, match=f"trained with other data:\n  data: corpus {name}: .*\nchoose"
         ):
-            run_row(ROW, "written", experiment, home / "runs", check=False)
-        run_row(ROW, "written", experiment, home / "runs", check=False, allow=frozenset({"data"}))
-    run_row(ROW, "written", experiment, home / "runs", check=False)
-    assert capsys.readouterr().out.count("finished before") == 2
+            train_row(ROW, experiment, Options("written", home / "runs"), check=False)
+        train_row(ROW, experiment, Options("written", home / "runs", "data"), check=False)
+    train_row(ROW, experiment, Options("written", home / "runs"), check=False)
+    assert capsys.readouterr().out.count("already finished") == 2
 
 
 def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(written):
@@ -249,7 +249,7 @@ def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp
         for use in (
             lambda: open_run(folder, answering(folder)),
             lambda: export_checkpoint(folder, tmp_path / "out"),
-            lambda: run_row(ROW, "written", experiment, home / "runs", check=False),
+            lambda: train_row(ROW, experiment, Options("written", home / "runs"), check=False),
             lambda: results(REGISTRY[ROW], "written", home / "runs"),
         ):
             with pytest.raises(SettingError, match="settings.json was edited or damaged"):
@@ -259,7 +259,7 @@ def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp
     with changed(path, path.read_text().replace('"fingerprint": "', '"fingerprint": "0')):
         for use in (
             lambda: open_run(folder, answering(folder)),
-            lambda: run_row(ROW, "written", experiment, home / "runs", check=False),
+            lambda: train_row(ROW, experiment, Options("written", home / "runs"), check=False),
         ):
             with pytest.raises(SettingError, match="origin.json was edited or damaged"):
                 use()

@@ -147,7 +147,7 @@ def test_a_number_that_makes_no_sense_is_refused_by_its_name(given, said, capsys
 @pytest.mark.parametrize("text", ["10000", "10_000", "1e4"])
 def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
     asked = []
-    monkeypatch.setattr("experiments.cli.train.run_row", lambda *all: asked.append(all[2]))
+    monkeypatch.setattr("experiments.cli.train.train_row", lambda *all: asked.append(all[1]))
     given = [
         "--pretraining.steps",
         text,
@@ -168,7 +168,7 @@ def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
 
 def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_those_runs(monkeypatch):
     wanted, reported = [], []
-    monkeypatch.setattr("experiments.cli.train.train", lambda runs, *_: wanted.extend(runs) or 0)
+    monkeypatch.setattr("experiments.cli.train.train_unfinished", lambda runs, *_: wanted.extend(runs) or 0)
     monkeypatch.setattr("experiments.report.report.print_report", lambda *all: reported.append(all[3]))
     given = {"objective.rate": 0.15, "model.d_ff": 200}
     assert (
@@ -189,9 +189,9 @@ def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_t
 )
 def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monkeypatch):
     name, asked = "t5/6-corruption-rate/50", []
-    monkeypatch.setattr("experiments.cli.train.run_row", lambda *all: asked.append(all))
+    monkeypatch.setattr("experiments.cli.train.train_row", lambda *all: asked.append(all))
     assert cli.dispatch(["run", name, *given]) == 0
-    assert asked[0][1:3] == ("nano", build(name, "nano"))
+    assert (asked[0][2].scale, asked[0][1]) == ("nano", build(name, "nano"))
 
 
 @pytest.mark.parametrize(

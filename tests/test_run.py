@@ -12,7 +12,7 @@ from tiny import TINY
 
 from experiments import __main__ as cli
 from experiments.cli.models import generate, show_examples, written
-from experiments.cli.train import came_to, one, sweep
+from experiments.cli.train import Options, RowRun, summary, train_one, train_rows
 from experiments.report.comparison import Finished
 from experiments.report.report import stand_ins
 from experiments.runs.finetuning import best_of, head_steps
@@ -69,7 +69,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def swept(runs):
-    sweep(RATE, "tiny", 1, runs)
+    train_rows(RATE, 1, {}, Options("tiny", runs))
     return runs
 
 
@@ -115,7 +115,7 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
 
 def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
-    sweep(RATE, "tiny", 1, swept)
+    train_rows(RATE, 1, {}, Options("tiny", swept))
     assert before == {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
 
 
@@ -125,7 +125,7 @@ def test_an_evaluation_whose_record_was_lost_is_made_anew(swept):
     whole, loss = path.read_text(), read_result(folder).held_out_loss
     path.write_text(whole[:-9])
     (folder / "scores.json").unlink()
-    sweep("t5/6-corruption-rate/50", "tiny", 1, swept)
+    train_rows("t5/6-corruption-rate/50", 1, {}, Options("tiny", swept))
     assert read_result(folder).held_out_loss == loss == records(path.parent)[-1]["loss"]
 
 
@@ -303,7 +303,7 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997)
     monkeypatch.setattr("experiments.cli.train.read_result", lambda folder: result)
-    assert came_to(tmp_path) == "held-out loss 3.472"
+    assert summary(tmp_path) == "held-out loss 3.472"
 
 
 def test_an_unwritable_folder_is_refused(runs, tmp_path):
@@ -324,10 +324,11 @@ def test_the_command_line_gives_an_exit_code_and_the_nearest_name(capsys):
 def test_a_row_that_fails_is_left_and_the_others_go_on(tmp_path, monkeypatch):
     tried = []
     monkeypatch.setattr(
-        "experiments.cli.train.one", lambda name, *_: tried.append(name) or (3 if len(tried) == 1 else 0)
+        "experiments.cli.train.train_one",
+        lambda run, *_: tried.append(run.name) or (3 if len(tried) == 1 else 0),
     )
     with pytest.raises(SystemExit) as stopped:
-        sweep("t5/4-objective", "nano", 1, tmp_path)
+        train_rows("t5/4-objective", 1, {}, Options(runs=tmp_path))
     assert stopped.value.code == 3
     assert tried == [*(registry.twin(row.name) for row in registry.find("t5/4-objective")), BASELINE]
 
@@ -340,8 +341,9 @@ def test_a_full_disk_is_told_in_a_line_even_if_nothing_more_can_be_written(tmp_p
     (tmp_path / "file").write_text("")
     told = []
     for folder in (tmp_path / "run", tmp_path / "file" / "run"):  # of which the second cannot be made
-        assert one("a", build(BASELINE, "nano"), folder, tmp_path, SimpleNamespace(complain=told.append)) == 1
-    assert all("No space left on device: 'metrics.jsonl'. Mend that and give" in line for line in told)
+        run, reporter = RowRun("a", build(BASELINE, "nano"), folder), SimpleNamespace(complain=told.append)
+        assert train_one(run, Options(runs=tmp_path), reporter) == 1
+    assert all("No space left on device: 'metrics.jsonl'. Fix that and run" in line for line in told)
     assert "error.txt" in told[0] and "error.txt" not in told[1] and (tmp_path / "run" / "error.txt").exists()
 
 
@@ -355,17 +357,18 @@ def test_a_run_that_diverged_fails_by_itself_with_the_loss(tmp_path, monkeypatch
 
     monkeypatch.setattr("experiments.runs.run.run", diverges)
     told = []
-    assert (
-        one("a", build(BASELINE, "nano"), tmp_path / "run", tmp_path, SimpleNamespace(complain=told.append))
-        == 2
+    run, reporter = (
+        RowRun("a", build(BASELINE, "nano"), tmp_path / "run"),
+        SimpleNamespace(complain=told.append),
     )
+    assert train_one(run, Options(runs=tmp_path), reporter) == 2
     assert "held_out_loss 800.0 should be a number from 0 to 700; the run diverged" in told[0]
 
 
 def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, monkeypatch, capsys):
     monkeypatch.setitem(SCALES, "tiny", SMALL | {"model.d_ff": 64})
     with pytest.raises(SystemExit) as stopped:
-        sweep("t5/6-corruption-rate/50", "tiny", 1, swept)
+        train_rows("t5/6-corruption-rate/50", 1, {}, Options("tiny", swept))
     assert stopped.value.code == 2
     assert "belongs to a run with other settings" in (said := capsys.readouterr().out)
     assert "\n  model.d_ff: 32 -> 64" in said

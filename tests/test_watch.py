@@ -186,6 +186,14 @@ def test_values_come_whole_though_their_pieces_do_not():
     assert Line(theirs).next() == {"a": 1}
 
 
+def test_no_value_is_lost_that_comes_together_with_another():
+    ours, theirs = socket.socketpair()
+    ours.sendall(b'{"a": 1}\n{"b": 2}\n')
+    ours.close()
+    line = Line(theirs)
+    assert [line.next(), line.receive(), line.receive()] == [{"a": 1}, [{"b": 2}], None]
+
+
 def test_a_signal_ends_at_once_what_has_nothing_to_save():
     started = start(HERE / "pair.py", "trainer", "prepares")
     workers = [int(each.stdout.readline()) for each in started]

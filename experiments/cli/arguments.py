@@ -1,6 +1,4 @@
-"""How the words of a command line become the arguments of a function, whose signature and docstring are its
-help.
-"""
+"""How command lines become arguments of a function, whose signature and docstring are the help."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,12 +6,38 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from experiments.study.registry import BASELINE_ROW
+from lm.settings import SettingError
+
 NUMBERS = ConstructorRegistry()
+FLAT = tyro.conf.arg(name="")  # Annotated[Options, FLAT]: the fields of Options are options of their own
 
 
-def read(function: Callable, program: str, arguments: Sequence[str]) -> Any:
-    """What ``function`` gives, called with ``arguments``."""
+def parse(function: Callable, program: str, arguments: Sequence[str]) -> Any:
+    """The value of ``function``, called with ``arguments``."""
     return tyro.cli(function, prog=program, args=arguments, registry=NUMBERS)
+
+
+def first_word(arguments: Sequence[str]) -> str:
+    """The row or pattern that stands first, on which the defaults of the options behind it depend."""
+    return arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
+
+
+def check_first(word: str, arguments: Sequence[str], command: str) -> None:
+    """SettingError unless ``word``, which the parser took for the row or pattern, stands first."""
+    if word != first_word(arguments):
+        raise SettingError(f"{word!r} should stand first: lm {command} {word} [OPTIONS]")
+
+
+def option(arguments: Sequence[str], flag: str, default: str) -> str:
+    """The value of ``flag``, before the arguments are parsed; of several the last, as the parser takes it."""
+    value = default
+    for place, argument in enumerate(arguments):
+        if argument == flag and place + 1 < len(arguments):
+            value = arguments[place + 1]
+        elif argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
+    return value
 
 
 @NUMBERS.primitive_rule
@@ -23,22 +47,19 @@ def _whole(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT",
-        instance_from_str=lambda words: whole(words[0]),
+        instance_from_str=lambda words: whole_number(words[0]),
         is_instance=lambda value: type(value) is int,
         str_from_instance=lambda value: [str(value)],
     )
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """``"20000"``, ``"20_000"`` and ``"2e4"`` alike."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        number = float(text)
-        if number.is_integer():
-            return int(number)
-    except ValueError:
-        pass
+    for kind in (int, float):
+        try:
+            number = kind(text)
+            if number == int(number):
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
     raise ValueError(f"{text!r} should be a whole number, such as 20000 or 2e4")

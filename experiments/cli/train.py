@@ -1,58 +1,136 @@
-"""Every row of a pattern and every seed, one after another; what is finished is left alone."""
+"""``lm run`` and ``lm sweep``: one row, or every row of a pattern and every seed, each trained to its end."""
 
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
-from experiments.processes.exit_codes import EXIT_CODES
+from experiments.cli.arguments import FLAT, check_first, first_word, option, parse
+from experiments.console import RUNS
+from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import agreed, cache_compiled
-from experiments.runs.origin import allowed
-from experiments.runs.origin import check as check_origin
+from experiments.runs import origin
 from experiments.runs.progress import Reporter, duration, reporting
 from experiments.runs.result import check_settings, read_result
 from experiments.runs.stages import check_runs, home_of, stages
 from experiments.study.experiment import Changes, Experiment
 from experiments.study.registry import baseline_of, build, by_hand, find, run_folder, tables, twin
 from lm.files import write
-from lm.settings import SettingError
-
-Run = tuple[str, Experiment, Path]  # a row's name, its settings with a seed, and where the run lies
+from lm.settings import SettingError, leaves
 
 
-def sweep(
-    pattern: str,
-    scale: str,
-    seeds: int,
-    runs: Path,
-    given: Changes | None = None,
-    *,
-    allow: str = "",
-) -> None:
-    """Train and evaluate every row that matches and has not finished, each with ``given``, then write the
-    report.
-    """
+@dataclass(frozen=True)
+class Options:
+    """What lm run and lm sweep take besides settings."""
+
+    scale: str = "nano"  # size of the study: nano, mini, mini-real or base
+    runs: Path = RUNS  # folder that holds the runs
+    # resume although these changed since a run was started: settings,vocabulary,data,code,packages
+    allow: str = ""
+    # restart up to N times after a crash or exit code 42; not after bad settings, a loss of NaN, or a signal
+    restart: int = 0
+
+    @property
+    def cache(self) -> Path:
+        return self.runs / "cache"
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        return origin.allowed(self.allow)
+
+
+class RowRun(NamedTuple):
+    """A row with a seed, and where its run lies."""
+
+    name: str
+    experiment: Experiment
+    folder: Path
+
+    @property
+    def steps(self) -> int:
+        """Of all its stages, for the progress."""
+        return sum(stage.training.steps for stage in stages(self.experiment))
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Train, fine-tune and evaluate one row; any of its settings can be changed on the command line."""
+    default = build(first_word(arguments), option(arguments, "--scale", "nano"))
+
+    def run(
+        name: str,
+        /,
+        settings: Annotated[Experiment, FLAT] = default,
+        options: Annotated[Options, FLAT] = Options(),
+        check: bool = False,
+    ) -> None:
+        """Train, fine-tune and evaluate one row; any of its settings can be changed.
+
+        Started again, it resumes where it stopped. Settings given here become part of the run's folder name.
+
+        Args:
+            name: row of the registry, such as t5/6-corruption-rate/15.
+            check: only check settings, data, vocabulary and folder; train nothing.
+        """
+        check_first(name, arguments, "run")
+        train_row(name, settings, options, check)
+
+    parse(run, "lm run", arguments)
+
+
+def sweep(arguments: Sequence[str]) -> None:
+    """Train and evaluate every row that matches and has not finished, then write the report."""
+    default = build(find(first_word(arguments))[0].name, option(arguments, "--scale", "nano"))
+
+    def sweep(
+        pattern: str,
+        /,
+        settings: Annotated[Experiment, FLAT] = default,
+        options: Annotated[Options, FLAT] = Options(),
+        seeds: int = 1,
+    ) -> None:
+        """Train and evaluate every row that matches and has not finished, then write the report.
+
+        Started again, it resumes where it stopped. Settings given here hold for every row.
+
+        Args:
+            pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
+            seeds: runs of each row, with seeds 0, 1, ...
+        """
+        check_first(pattern, arguments, "sweep")
+        train_rows(pattern, seeds, _named(arguments, settings), options)
+
+    parse(sweep, "lm sweep", arguments)
+
+
+def _named(arguments: Sequence[str], settings: Experiment) -> Changes:
+    """``{path: value}`` of the settings that the command line names, be they the row's or not."""
+    words = {word.partition("=")[0][2:].replace("-", "_") for word in arguments if word[:2] == "--"}
+    words |= {word.replace(".no_", ".") for word in words}
+    return {path: value for path, value in leaves(settings) if path in words}
+
+
+def train_rows(pattern: str, seeds: int, changes: Changes, options: Options) -> None:
+    """Train every row that matches and has not finished, with ``changes``, then write the report."""
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
-    given = given or {}
-    if "seed" in given:
-        raise SettingError(f"--seed {given['seed']}: a sweep takes --seeds N, and trains seeds 0 to N - 1")
-    check_runs(runs)
+    if "seed" in changes:
+        raise SettingError(f"--seed {changes['seed']}: a sweep takes --seeds N, and trains seeds 0 to N - 1")
+    check_runs(options.runs)
     rows = find(pattern)
     compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
-    wanted = []
-    for seed in range(seeds):
-        for name in dict.fromkeys(map(twin, compared)):
-            experiment = build(name, scale, {**given, "seed": seed})
-            wanted.append(
-                (name, experiment, run_folder(runs, scale, name, seed, by_hand(name, scale, experiment)))
-            )
-    failed = train(wanted, runs, allowed(allow))
-    from experiments.report.report import print_report  # whose pictures take their time to import
+    wanted = [
+        _row_run(name, build(name, options.scale, {**changes, "seed": seed}), options)
+        for seed in range(seeds)
+        for name in dict.fromkeys(map(twin, compared))
+    ]
+    failed = train_unfinished(wanted, options)
+    from experiments.report.report import print_report  # whose pictures take a while to import
 
     try:
-        print_report(tables(rows), scale, (str(runs),), given)
+        print_report(tables(rows), options.scale, (str(options.runs),), changes)
     except SettingError:
         if not failed:
             raise
@@ -60,149 +138,120 @@ def sweep(
         sys.exit(failed)
 
 
-def train(wanted: Sequence[Run], runs: Path, allow: frozenset[str]) -> int:
+def _row_run(name: str, experiment: Experiment, options: Options) -> RowRun:
+    changed = by_hand(name, options.scale, experiment)
+    return RowRun(name, experiment, run_folder(options.runs, options.scale, name, experiment.seed, changed))
+
+
+def train_unfinished(wanted: Sequence[RowRun], options: Options) -> int:
     """Train those of ``wanted`` that have not finished.
 
-    One that fails is named and left, the others go on; the exit code is that of the first failure.
+    One that fails is reported and the others are trained; the exit code is that of the first failure.
     """
-    todo = [
-        (name, experiment, folder)
-        for name, experiment, folder in wanted
-        if not is_done(experiment, folder, runs / "cache", allow)
-    ]
-    failed = 0
+    todo, failed = [run for run in wanted if not is_finished(run, options)], EXIT_CODES["done"]
     if todo:
-        cache_compiled(runs / "cache")
-        with reporting(sum(work(experiment) for _, experiment, _ in todo)) as reporter:
+        cache_compiled(options.cache)
+        with reporting(sum(run.steps for run in todo)) as reporter:
             reporter.say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished; {len(todo)} to go")
-            for name, experiment, folder in todo:
-                code = one(name, experiment, folder, runs, reporter, allow)
+            for run in todo:
+                code = train_one(run, options, reporter)
                 failed = failed or code
     return failed
 
 
-def is_done(experiment: Experiment, folder: Path, cache: Path, allow: frozenset[str]) -> bool:
-    """Whether the run in ``folder`` is this one and has finished; what is wrong with it is said when its turn
-    comes.
-    """
+def is_finished(run: RowRun, options: Options) -> bool:
+    """Whether this run has finished; what is wrong with its folder is reported when it is trained."""
     try:
-        check_settings(experiment, folder)
-        if read_result(folder) is None:
+        check_settings(run.experiment, run.folder)
+        if read_result(run.folder) is None:
             return False
-        check_data(experiment, folder, cache, allow, lambda line: None)
+        check_data(run, options, lambda line: None)
     except SettingError:
         return False
     return True
 
 
-def check_data(
-    experiment: Experiment, folder: Path, cache: Path, allow: frozenset[str], say: Callable[[str], object]
-) -> None:
-    """SettingError if the finished run in ``folder`` was trained or scored on other data than there are
-    now.
-    """
+def check_data(run: RowRun, options: Options, say: Callable[[str], object]) -> None:
+    """SettingError if the finished run was trained or scored on other data than there are now."""
     from experiments.runs.prepare import fingerprints
 
-    for stage in stages(experiment, folder, home_of(folder, cache)):
-        now = {"data": fingerprints(stage, cache)}
-        check_origin(stage.folder, now, "finished", allow, say)
+    for stage in stages(run.experiment, run.folder, home_of(run.folder, options.cache)):
+        data = {"data": fingerprints(stage, options.cache)}
+        origin.check(stage.folder, data, "finished", options.allowed, say)
 
 
-def work(experiment: Experiment) -> int:
-    """Steps of a run, for its progress."""
-    return sum(stage.training.steps for stage in stages(experiment))
-
-
-def one(
-    name: str,
-    experiment: Experiment,
-    folder: Path,
-    runs: Path,
-    reporter: Reporter,
-    allow: frozenset[str] = frozenset(),
-) -> int:
-    """One run to its end; its exit code. Being interrupted ends the process, with how to go on."""
-    from experiments.runs.run import run
+def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
+    """Train one run to its end; its exit code. An interruption ends the process and says how to resume."""
+    from experiments.runs.run import run as train
     from lm.train.checkpoints import CheckpointError
     from lm.train.log import NonFiniteLoss
     from lm.train.stopping import Interrupted
 
     began = time.perf_counter()
     try:
-        done = agreed(lambda: read_result(folder) is not None)  # SettingError if it is damaged
-        run(experiment, folder, runs / "cache", reporter, allow - {"settings"} if done else allow)
-        found = agreed(lambda: came_to(folder))
+        finished = agreed(lambda: read_result(run.folder) is not None)  # SettingError if it is damaged
+        allowed = options.allowed - {"settings"} if finished else options.allowed
+        train(run.experiment, run.folder, options.cache, reporter, allowed)
+        scores = agreed(lambda: summary(run.folder))
     except Interrupted as stopped:
-        reporter.say(f"{name}: {stopped}. To go on, give the same command again.")
-        sys.exit(EXIT_CODES["start again"])
+        reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
+        sys.exit(AGAIN)
     except (CheckpointError, NonFiniteLoss, SettingError) as error:
-        reporter.complain(f"{name} failed: {error}\n  folder: {folder}")
+        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
         kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
         return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
-    except Exception as error:  # the others go on none the less
-        text = traceback.format_exc()
-        said = f"{type(error).__name__}: {error}"
+    except Exception as error:  # the other runs of a sweep are trained nevertheless
+        trace, reason = traceback.format_exc(), f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
-            said = (
-                f"{error}. Mend that and give the same command again: it goes on from the newest checkpoint"
-            )
-        reporter.complain(f"{name} failed: {said}\n  folder: {folder}{keep(text, folder)}")
+            reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
+        reporter.complain(f"{run.name} failed: {reason}\n  folder: {run.folder}{_saved(trace, run.folder)}")
         return EXIT_CODES["failed"]
-    took = duration(time.perf_counter() - began)
-    reporter.say(f"{name} seed {experiment.seed}: {found} ({took})")
+    seconds = duration(time.perf_counter() - began)
+    reporter.say(f"{run.name} seed {run.experiment.seed}: {scores} ({seconds})")
     return EXIT_CODES["done"]
 
 
-def keep(text: str, folder: Path) -> str:
-    """Where the text of an error is kept, as a line; nothing if it cannot be written, perhaps for the same
-    reason.
-    """
+def _saved(trace: str, folder: Path) -> str:
+    """Write an error's trace; a line that says where, empty if the trace cannot be written either."""
     import jax
 
     path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
     try:
-        write(path, text)
+        write(path, trace)
     except OSError:
         return ""
     return f"\n  more in {path}"
 
 
-def came_to(folder: Path) -> str:
-    """What a finished run scored, in a line."""
+def summary(folder: Path) -> str:
+    """The scores of a finished run, in a line."""
     result = read_result(folder)
-    shown = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
-    return shown or (
-        "nothing to score" if (loss := result.held_out_loss) is None else f"held-out loss {loss:.3f}"
-    )
+    scores = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
+    if scores:
+        return scores
+    return "nothing to score" if result.held_out_loss is None else f"held-out loss {result.held_out_loss:.3f}"
 
 
-def run_row(
-    name: str,
-    scale: str,
-    experiment: Experiment,
-    runs: Path,
-    check: bool,
-    allow: frozenset[str] = frozenset(),
-) -> None:
-    """Bring one run to its end and say where it lies; with ``check`` only see whether it could be started."""
+def train_row(name: str, experiment: Experiment, options: Options, check: bool) -> None:
+    """Train one run to its end and say where it lies; with ``check`` only see whether it could be started."""
     import jax
 
     from experiments.runs.run import check as check_run
 
-    check_runs(runs)
-    cache_compiled(runs / "cache")
-    folder = run_folder(runs, scale, name, experiment.seed, by_hand(name, scale, experiment))
-    with reporting(work(experiment), quiet=jax.process_index() > 0) as reporter:
+    check_runs(options.runs)
+    cache_compiled(options.cache)
+    run = _row_run(name, experiment, options)
+    with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
         if check:
-            check_run(experiment, folder, runs / "cache", reporter.say, allow)
-            reporter.say(f"ready to train in {folder}")
+            check_run(experiment, run.folder, options.cache, reporter.say, options.allowed)
+            reporter.say(f"ready to train in {run.folder}")
             return
-        if agreed(lambda: read_result(folder) is not None):
-            agreed(lambda: check_settings(experiment, folder))
-            agreed(lambda: check_data(experiment, folder, runs / "cache", allow, reporter.say))
-            reporter.say(f"finished before: {folder}")
+        if agreed(lambda: read_result(run.folder) is not None):
+            agreed(lambda: check_settings(experiment, run.folder))
+            agreed(lambda: check_data(run, options, reporter.say))
+            reporter.say(f"already finished: {run.folder}")
             return
-        code = one(name, experiment, folder, runs, reporter, allow)
-        reporter.say(f"run: {folder}")
+        code = train_one(run, options, reporter)
+        reporter.say(f"run: {run.folder}")
     if code:
         sys.exit(code)

@@ -16,7 +16,8 @@ class Line:
     """JSON values through a socket, one a line."""
 
     def __init__(self, end: socket.socket):
-        self.end, self.heard, self._rest = end, time.monotonic(), b""
+        self.end, self.heard = end, time.monotonic()
+        self._values, self._rest = [], b""  # what came behind the last value of `next`, and behind that
 
     def fileno(self) -> int:
         return self.end.fileno()
@@ -28,6 +29,9 @@ class Line:
 
     def receive(self) -> list[dict] | None:
         """What has come, waiting for some of it; None at the end, and for what is too long or not JSON."""
+        if self._values:
+            values, self._values = self._values, []
+            return values
         try:
             data = self.end.recv(65536)
         except OSError:
@@ -46,7 +50,8 @@ class Line:
         end = time.monotonic() + within
         while (values := self.receive()) == [] and time.monotonic() < end:
             pass
-        return values[0] if values else None
+        value, *self._values = values or [None]
+        return value
 
     def need(self) -> dict:
         """The next value; where there is none this process ends, with those that it started."""
