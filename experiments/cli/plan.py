@@ -7,7 +7,6 @@ from typing import Annotated
 
 from experiments.cli.arguments import FLAT, first_word, option, parse
 from experiments.console import RUNS
-from experiments.plan.plans import row_of, show_plans
 from experiments.study.experiment import Experiment
 from experiments.study.registry import find
 
@@ -31,6 +30,8 @@ class Options:
 
 def plan(arguments: Sequence[str]) -> None:
     """Compile rows for a TPU slice that need not exist: memory, time and hours before you pay for them."""
+    from experiments.plan.plans import row_of, show_plans  # with jax
+
     early = (("--scale", Options.scale), ("--size", Options.size), ("--mesh", Options.mesh))
     scale_size_mesh = [option(arguments, flag, default) for flag, default in early]
     rows = {}

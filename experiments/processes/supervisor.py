@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
-from experiments.processes import place as places
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES, Ended, killed_by
 from experiments.processes.line import Line
 from experiments.processes.meeting import Meeting
@@ -39,6 +38,7 @@ BEAT = 1.0  # between two signs of life, and for news that are on their way [sec
 GRACE = 5.0  # for a process to end by itself, where another failed [seconds]
 TWICE = 2.0  # as in lm.train.signals, which would load jax [seconds]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LINE = "LM_LINE"  # in the environment of a trainer that is started again: its end of the line, of how many
 
 
 def supervise(arguments: Sequence[str]) -> Line | None:
@@ -49,13 +49,20 @@ def supervise(arguments: Sequence[str]) -> Line | None:
     """
     restarts, others = _restarts(arguments)
     restarts *= others[:1] != [] and others[0] in RESUMABLE
-    place = find_place(os.environ) if others[:1] == ["run"] else None
-    if not restarts and place is None:
-        return None
-    if restarts:
+    if LINE in os.environ:  # started again
+        number, _, count = os.environ.pop(LINE).partition(" of ")
+        line, count = Line(socket.socket(fileno=int(number))), int(count)
+        line.end.set_inheritable(False)
+    else:
+        place = find_place(os.environ) if others[:1] == ["run"] else None
+        if not restarts and place is None:
+            return None
+        place = place or Place("localhost", 0, 1, 0)
+        program = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # and options of Python
         sys.argv[1:] = others  # by which the processes know each other
-    line = _lives(Supervisor(place or Place("localhost", 0, 1, 0)), restarts)
-    if place is None:
+        line = _lives(Supervisor(place), restarts, [sys.executable, *program, *others])
+        count = place.count
+    if count == 1:
         line.end_with_it()
         return None
     return line
@@ -75,16 +82,22 @@ def _restarts(arguments: Sequence[str]) -> tuple[int, list[str]]:
     return int(times), others
 
 
-def _lives(supervisor: "Supervisor", restarts: int) -> Line:
-    """Start the trainer, and up to ``restarts`` times again; only the trainer returns."""
+def _lives(supervisor: "Supervisor", restarts: int, command: Sequence[str]) -> Line:
+    """Start the trainer, and up to ``restarts`` times again; only the first trainer returns.
+
+    The others are new processes of the ``command``: its code may have changed on the disk meanwhile.
+    """
     supervisor.take_signals()
     aborts, message = 0, ""
     for turn in range(restarts + 1):
         began = time.monotonic()
         if (line := supervisor.fork()) is not None:
-            if turn:
-                os.environ["LM_RESTART"] = f"{turn} of {restarts}: {message.partition(' (')[0]}"
-            return line
+            if turn == 0:
+                return line
+            os.environ["LM_RESTART"] = f"{turn} of {restarts}: {message.partition(' (')[0]}"
+            os.environ[LINE] = f"{line.fileno()} of {supervisor.place.count}"
+            line.end.set_inheritable(True)
+            os.execv(sys.executable, command)
         ended = supervisor.watch()
         code, message = ended.code, str(ended)
         aborts = aborts + 1 if code == ABORTED and time.monotonic() < began + SOON else 0
@@ -148,7 +161,6 @@ class Supervisor:
             self.begin(trainer, Line(end))
         else:
             end.close()
-            places.STARTED = time.monotonic()
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
