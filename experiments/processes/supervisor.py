@@ -59,7 +59,8 @@ def supervise(arguments: Sequence[str]) -> Line | None:
             return None
         place = place or Place("localhost", 0, 1, 0)
         program = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # and options of Python
-        sys.argv[1:] = others  # by which the processes know each other
+        if restarts:
+            sys.argv[1:] = others  # by which the processes know each other
         line = _lives(Supervisor(place), restarts, [sys.executable, *program, *others])
         count = place.count
     if count == 1:
