@@ -303,7 +303,7 @@ def test_processes_that_encode_at_once_or_are_killed_do_no_harm(tmp_path):
 
 
 def pages(path):
-    found = list(crawl.read(crawl.Piece(str(path), 0, os.path.getsize(path))))
+    found = list(crawl.read_pages(crawl.Piece(str(path), 0, os.path.getsize(path))))
     return [f for f in found if isinstance(f, crawl.Page)], [f for f in found if isinstance(f, crawl.Damage)]
 
 
@@ -327,7 +327,7 @@ def pages(path):
     ],
 )
 def test_a_malformed_line_is_named_and_the_others_are_read(tmp_path, line, monkeypatch):
-    monkeypatch.setattr(crawl, "LINE", 4096)
+    monkeypatch.setattr(crawl, "LONGEST_PAGE", 4096)
     for name, opened in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
         with opened(tmp_path / name, "wb") as file:
             file.write(b'{"text": "first"}\n' + line + b'\n{"text": "last", "text": "twice"}\n')

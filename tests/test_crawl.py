@@ -57,7 +57,8 @@ def source(tmp_path):
 
 def clean(source, name="pages", without=OFF, **settings):
     runs = source.parent / "runs"
-    command.clean(source, name, without, validation=0.2, workers=1, runs=runs, **settings)
+    options = command.Options(name, without, validation=0.2, workers=1, **settings)
+    command.clean(source, options, runs)
     return runs / "cache"
 
 
@@ -204,9 +205,9 @@ def test_unfiltered_pages_stay_as_they_are(source):
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_read(settings, message, tmp_path):
     (tmp_path / "empty").mkdir()
-    given = {"source": ".", "name": "x", "without": OFF, "runs": tmp_path / "runs"} | settings
+    given = {"source": ".", "name": "x", "without": OFF} | settings
     with pytest.raises(SettingError, match=message):
-        command.clean(tmp_path / given.pop("source"), **given)
+        command.clean(tmp_path / given.pop("source"), command.Options(**given), tmp_path / "runs")
 
 
 def test_a_finished_set_is_left_alone_and_other_settings_are_refused_with_the_difference(source):

@@ -244,7 +244,7 @@ def test_a_crawl_of_any_kind_is_pages_and_damage_that_can_be_written(tmp_path, n
     wet = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n" * 3
 
     def use():
-        for found in crawl.read(crawl.Piece(str(path), 0, os.path.getsize(path))):
+        for found in crawl.read_pages(crawl.Piece(str(path), 0, os.path.getsize(path))):
             assert isinstance(found, crawl.Page | crawl.Damage)
             str(found).encode()
 

@@ -1,6 +1,4 @@
-"""Pages of text files, JSON lines and WET files (C4's own input), a part at a time; what is damaged is
-named.
-"""
+"""Pages of text files, JSON lines and WET files (C4's own input), a part at a time; damage is named."""
 
 import functools
 import gzip
@@ -16,12 +14,12 @@ from typing import BinaryIO, NamedTuple
 from lm.data.text.sources import BLANK_LINE, document, pieces
 from lm.settings import SettingError
 
-# one process reads so much at a time, of small sources less; a compressed file is never split [bytes]
+# what one process reads at a time, of small sources less; a compressed file is never split [bytes]
 PART = 1 << 26
-PARTS = 64  # a source has as many, if they are of a mebibyte at least
-LINE = 1 << 27  # no page of JSON lines is as long [bytes]
+PARTS = 64  # of a source, if they have a mebibyte at least
+LONGEST_PAGE = 1 << 27  # in JSON lines [bytes]
 FIELDS = 1_000  # no record of a WET file has as many headers
-RECORD = 1 << 30  # no record of a WET file is as long [bytes]
+LONGEST_RECORD = 1 << 30  # in a WET file [bytes]
 
 
 class Piece(NamedTuple):
@@ -41,17 +39,16 @@ class Damage(NamedTuple):
 
 
 def find_parts(source: Path) -> list[list[Piece]]:
-    """The files below ``source`` in order of name, split and grouped into parts of equal size, PART at
-    most.
-    """
-    found = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    usable = [path for path in found if kind(path) and path.stat().st_size]
+    """The files below ``source`` by name, split and grouped into parts of equal size, at most PART."""
+    paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    usable = [path for path in paths if kind(path) and path.stat().st_size]
     if not usable:
-        there = f"none of its {len(found)} files ends so" if source.exists() else "it does not exist"
-        raise SettingError(f"source={source} should hold files {', '.join(READERS)}: {there}")
+        reason = f"none of its {len(paths)} files does" if source.exists() else "it does not exist"
+        raise SettingError(f"source={source} should hold files that end in {', '.join(READERS)}: {reason}")
     size = min(PART, max(1 << 20, sum(path.stat().st_size for path in usable) // PARTS))
-    parts, room = [], 0
-    for piece in (piece for path in usable for piece in split(path, size)):
+    parts: list[list[Piece]] = []
+    room = 0
+    for piece in (piece for path in usable for piece in split_file(path, size)):
         if (room := room - (piece.end - piece.start)) < 0:
             parts.append([])
             room = size - (piece.end - piece.start)
@@ -60,48 +57,46 @@ def find_parts(source: Path) -> list[list[Piece]]:
 
 
 def kind(path: Path) -> str | None:
-    """The ending that says how to read a file; None if it is not for us."""
+    """The ending that says how to read a file; None if no reader does."""
     name = path.name.lower()
     end = Path(name.removesuffix(".gz")).suffix
     return end if end in READERS and not name.endswith(".txt.gz") else None
 
 
-def split(path: Path, part: int) -> Iterator[Piece]:
-    """Cuts at the first mark behind each multiple of ``part``; what is compressed, or a WET file, stays
-    whole.
-    """
+def split_file(path: Path, part: int) -> Iterator[Piece]:
+    """Cut at the first mark behind each multiple of ``part``; compressed and WET files stay in one piece."""
     size, mark, cuts = path.stat().st_size, MARKS.get(path.suffix.lower()), [0]
     if mark and size > part:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for place in range(part, size, part):
-                if place >= cuts[-1] and (found := mark.search(data, place)) and found.end() < size:
-                    cuts.append(found.end())
+            for start in range(part, size, part):
+                if start >= cuts[-1] and (match := mark.search(data, start)) and match.end() < size:
+                    cuts.append(match.end())
     yield from (Piece(str(path), *ends) for ends in itertools.pairwise([*cuts, size]))
 
 
-def read(piece: Piece) -> Iterator[Page | Damage]:
+def read_pages(piece: Piece) -> Iterator[Page | Damage]:
     """The pages of a piece that hold text, and what could not be read."""
     try:
-        for found in READERS[kind(Path(piece.path)) or ""](piece):
-            if isinstance(found, Damage):
-                yield found
-            elif found.text.strip():
+        for page in READERS[kind(Path(piece.path)) or ""](piece):
+            if isinstance(page, Damage):
+                yield page
+            elif page.text.strip():
                 # JSON may hold half characters
-                yield Page(*(text.encode(errors="replace").decode() for text in found))
+                yield Page(*(text.encode(errors="replace").decode() for text in page))
     except (OSError, EOFError, zlib.error, SettingError) as error:
-        yield Damage(piece.path, f"{error}; the rest of it is left out")
+        yield Damage(piece.path, f"{error}; the rest of it is skipped")
 
 
 def _open(path: str) -> BinaryIO:
     return gzip.open(path) if path.lower().endswith(".gz") else open(path, "rb")
 
 
-def lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines; of one of more than LINE bytes that many, which is no JSON then."""
-    for line in iter(lambda: file.readline(LINE), b""):
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines, cut to LONGEST_PAGE bytes: a longer one is not JSON."""
+    for line in iter(lambda: file.readline(LONGEST_PAGE), b""):
         end = line
-        while len(end) == LINE and not end.endswith(b"\n"):
-            end = file.readline(LINE)
+        while len(end) == LONGEST_PAGE and not end.endswith(b"\n"):
+            end = file.readline(LONGEST_PAGE)
         yield line
 
 
@@ -112,32 +107,32 @@ def text_pages(piece: Piece) -> Iterator[Page]:
 
 
 def json_pages(piece: Piece) -> Iterator[Page | Damage]:
-    packed = piece.path.lower().endswith(".gz")
+    compressed = piece.path.lower().endswith(".gz")
     with _open(piece.path) as file:
         file.seek(piece.start)
-        for number, line in enumerate(lines(file), 1):
+        for number, line in enumerate(_lines(file), 1):
             try:
                 row = json.loads(line) if line.strip() else {"text": ""}
                 yield Page(row["text"] + "", (row.get("url") or "") + "")
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                place = f"{piece.path}, line {lines_before(piece) + number}"
+                place = f"{piece.path}, line {_lines_before(piece) + number}"
                 yield Damage(place, f'no {{"text": ...}}: {error!r:.200}')
-            if not packed and file.tell() >= piece.end:
+            if not compressed and file.tell() >= piece.end:
                 return
 
 
-@functools.lru_cache(maxsize=1)  # a damaged file may be so in every line
-def lines_before(piece: Piece) -> int:
+@functools.lru_cache(maxsize=1)  # every line of a damaged file may ask
+def _lines_before(piece: Piece) -> int:
     with open(piece.path, "rb") as file:
         chunks = iter(lambda: file.read(min(1 << 20, piece.start - file.tell())), b"")
         return sum(chunk.count(b"\n") for chunk in chunks)
 
 
 def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
-    """Of the records of WARC/1.0 (ISO 28500) those that hold the text of a page."""
+    """The records of WARC/1.0 (ISO 28500) that hold the text of a page."""
     with _open(piece.path) as file:
         number, lost = 1, False
-        for line in lines(file):
+        for line in _lines(file):
             place = f"{piece.path}, record {number}"
             if not line.startswith(b"WARC/"):
                 if line.strip() and not lost:
@@ -145,11 +140,11 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
                     yield Damage(place, f"begins with {line[:40]!r}, not with 'WARC/'")
                 continue
             number, lost = number + 1, False
-            head = itertools.islice(iter(lambda: next(lines(file), b"").strip(), b""), FIELDS)
+            head = itertools.islice(iter(lambda: next(_lines(file), b"").strip(), b""), FIELDS)
             rows = (row.decode(errors="replace").partition(":") for row in head)
             headers = {name.lower(): value.strip() for name, _, value in rows}
             length = headers.get("content-length", "")
-            if not re.fullmatch("[0-9]{1,10}", length) or int(length) >= RECORD:
+            if not re.fullmatch("[0-9]{1,10}", length) or int(length) >= LONGEST_RECORD:
                 lost = True
                 yield Damage(place, f"Content-Length is {length[:40]!r}")
                 continue
@@ -160,7 +155,8 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
                 yield Page(body.decode(errors="replace"), headers.get("warc-target-uri", ""))
 
 
-READERS: Mapping[str, Callable[[Piece], Iterator[Page | Damage]]] = {
+Reader = Callable[[Piece], Iterator[Page] | Iterator[Page | Damage]]
+READERS: Mapping[str, Reader] = {
     ".txt": text_pages,
     ".jsonl": json_pages,
     ".json": json_pages,

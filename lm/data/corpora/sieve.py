@@ -1,9 +1,8 @@
-"""The three passes of `lm clean` over the parts of a crawl, each a function of files that were there before.
+"""The three passes of `lm clean` over the parts of a crawl, each a function of files written before.
 
 1. Filter a part's pages and note the hashes of their spans, sorted. 2. For a range of hashes, find the spans
-that were there before. 3. Take those out of a part and write its share of the data set. What a pass has
-written appears whole and is not written again, so that a killed command goes on where it stopped; none holds
-more than a part or a range.
+that occurred before. 3. Take those out of a part and write its share of the dataset. What a pass has written
+appears complete and is not written again, so a killed command resumes; none holds more than a part or range.
 """
 
 import bisect
@@ -26,7 +25,7 @@ from lm.data.corpora.harvest import share
 FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
 SPLITS = ("train", "validation")
 SPAN = np.dtype([("hash", "<u8"), ("part", "<u4"), ("number", "<u4")])
-NAMED = 20  # so many damaged places are named; all are counted
+LISTED_DAMAGES = 20  # so many damaged places are named; all are counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,29 +40,29 @@ class Cleaning:
     rules: cleaning.Rules
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     files.write(path, json.dumps(content, indent=1, default=np.ndarray.tolist))
 
 
-def within(path: Path, field: str, bounds: tuple[int, int]) -> np.ndarray:
+def spans_within(path: Path, field: str, bounds: tuple[int, int]) -> np.ndarray:
     """SPAN [spans]: those of a table, sorted by ``field``, in which it is within bounds."""
     table = np.load(path, mmap_mode="r")
     first, last = (bisect.bisect_left(table, bound, key=lambda span: span[field]) for bound in bounds)
     return np.array(table[first:last])
 
 
-def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.Piece]) -> None:
-    """pages/PLACE: [text, address, spans] a line; spans/PLACE: SPAN, sorted by hash; counts/PLACE."""
+def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[crawl.Piece]) -> None:
+    """pages/PART: [text, address, spans] a line; spans/PART: SPAN, sorted by hash; counts/PART."""
     rules = settings.rules
     steps = cleaning.filters(rules, (name for name in cleaning.FILTERS if name not in settings.without))
     domains = frozenset(Path(rules.domains).read_text("utf-8").lower().split()) if rules.domains else None
-    counts = defaultdict(lambda: np.zeros(3, np.int64))
-    damaged, damages, found = 0, [], [np.zeros(0, "<u8")]
-    with files.complete(work / "pages" / str(place)) as file:
-        for page in (page for piece in pieces for page in crawl.read(piece)):
+    counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
+    damaged, damages, hashes = 0, [], [np.zeros(0, "<u8")]
+    with files.complete(work / "pages" / str(part)) as file:
+        for page in (page for piece in pieces for page in crawl.read_pages(piece)):
             if isinstance(page, crawl.Damage):
                 damaged += 1
-                damages += [page] if damaged <= NAMED else []
+                damages += [page] if damaged <= LISTED_DAMAGES else []
                 continue
             lines = page.text.splitlines()
             counts["read"] += cleaning.removed(lines, None)
@@ -71,40 +70,39 @@ def filter_part(work: Path, settings: Cleaning, place: int, pieces: list[crawl.P
                 counts["domains"] += cleaning.removed(lines, None)
             elif lines := cleaning.cleaned(lines, steps, counts):
                 if cleaning.DUPLICATES not in settings.without:
-                    found.append(cleaning.span_hashes(lines, settings.deduplicate))
-                row = ["\n".join(lines), page.url, len(found[-1])]
+                    hashes.append(cleaning.span_hashes(lines, settings.deduplicate))
+                row = ["\n".join(lines), page.url, len(hashes[-1])]
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-    hashes = np.concatenate(found)
-    spans = np.full(len(hashes), place, SPAN)
-    spans["number"] = np.argsort(hashes, kind="stable")
-    spans["hash"] = hashes[spans["number"]]
-    with files.complete(work / "spans" / f"{place}.npy") as file:
+    joined = np.concatenate(hashes)
+    spans = np.full(len(joined), part, SPAN)
+    spans["number"] = np.argsort(joined, kind="stable")
+    spans["hash"] = joined[spans["number"]]
+    with files.complete(work / "spans" / f"{part}.npy") as file:
         np.save(file, spans)
     about = {"spans": len(spans), "damaged": damaged, "damages": damages, "counts": counts}
-    write(work / "counts" / f"{place}.json", about)
+    write_json(work / "counts" / f"{part}.json", about)
 
 
-def find_repeats(work: Path, bounds: tuple[int, int], place: int, parts: int) -> None:
-    """repeats/PLACE: SPAN, sorted by part: each span whose hash is within bounds and was there before."""
-    spans = np.concatenate([within(work / "spans" / f"{part}.npy", "hash", bounds) for part in range(parts)])
-    with files.complete(work / "repeats" / f"{place}.npy") as file:
+def find_repeats(work: Path, bounds: tuple[int, int], number: int, parts: int) -> None:
+    """repeats/NUMBER: SPAN, sorted by part: each span whose hash is within bounds and occurred before."""
+    tables = (work / "spans" / f"{part}.npy" for part in range(parts))
+    spans = np.concatenate([spans_within(table, "hash", bounds) for table in tables])
+    with files.complete(work / "repeats" / f"{number}.npy") as file:
         np.save(file, spans[cleaning.repeated(spans["hash"])])
 
 
-def write_part(work: Path, settings: Cleaning, place: int, total: int) -> None:
-    """shards/SPLIT-PLACE, an array_record a split, and written/PLACE.json, their counts."""
+def write_part(work: Path, settings: Cleaning, part: int, total: int) -> None:
+    """shards/SPLIT-PART, an array_record a split, and written/PART.json, their counts."""
     repeated = np.zeros(total, bool)
     for path in (work / "repeats").glob("*.npy"):
-        repeated[within(path, "part", (place, place + 1))["number"]] = True
-    (work / "shards").mkdir(exist_ok=True)
-    shards = {
-        split: ArrayRecordWriter(str(work / "shards" / f"{split}-{place}"), "group_size:1")
-        for split in SPLITS
-    }
+        repeated[spans_within(path, "part", (part, part + 1))["number"]] = True
+    folder = work / "shards"
+    folder.mkdir(exist_ok=True)
+    shards = {split: ArrayRecordWriter(str(folder / f"{split}-{part}"), "group_size:1") for split in SPLITS}
     serializer = ExampleSerializer(FEATURES.get_serialized_info())
     sizes = {split: [0, 0] for split in SPLITS}  # pages, bytes
-    counts = defaultdict(lambda: np.zeros(3, np.int64))
-    for text, url in unique(work / "pages" / str(place), settings, repeated, counts):
+    counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
+    for text, url in unique_pages(work / "pages" / str(part), settings, repeated, counts):
         split = "validation" if share(text, "clean") < settings.validation else "train"
         example = serializer.get_tf_example(FEATURES.encode_example({"text": text, "url": url}))
         # else each process has an order of the fields
@@ -114,26 +112,24 @@ def write_part(work: Path, settings: Cleaning, place: int, total: int) -> None:
         sizes[split][1] += len(example)
     for shard in shards.values():
         shard.close()
-    write(work / "written" / f"{place}.json", {"sizes": sizes, "counts": counts})
+    write_json(work / "written" / f"{part}.json", {"sizes": sizes, "counts": counts})
 
 
-def unique(
+def unique_pages(
     path: Path, settings: Cleaning, repeated: np.ndarray, counts: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, str]]:
-    """(text, address) of what the repeated spans leave of a part's pages."""
-    first = 0
+    """(text, address) of what remains of a part's pages without the repeated spans."""
+    first, checks_length = 0, "sentences-per-page" not in settings.without
     with path.open("rb") as file:
         for text, url, spans in map(json.loads, file):
             marked, first = repeated[first : first + spans], first + spans
             lines = text.split("\n")
             if marked.any():
-                left = cleaning.without_spans(lines, marked, settings.deduplicate)
-                if "sentences-per-page" not in settings.without and not cleaning.long_enough(
-                    left, settings.rules
-                ):
-                    left = []
-                counts[cleaning.DUPLICATES] += cleaning.removed(lines, left)
-                lines = left
+                fresh = cleaning.without_spans(lines, marked, settings.deduplicate)
+                if checks_length and not cleaning.long_enough(fresh, settings.rules):
+                    fresh = []
+                counts[cleaning.DUPLICATES] += cleaning.removed(lines, fresh)
+                lines = fresh
             if lines:
                 counts["kept"] += cleaning.removed(lines, None)
                 yield "\n".join(lines), url
