@@ -64,8 +64,8 @@ class Options:
 def clean(source: Path, /, options: Annotated[Options, tyro.conf.arg(name="")], runs: Path = RUNS) -> None:
     """Make a corpus of text files, JSON lines or WET files by the rules that made C4.
 
-    If it is killed, the same command resumes. Run again, it checks that settings and the bytes of all files are
-    those that the dataset was made of. --data.corpus tfds:NAME reads what it wrote.
+    If it is killed, the same command resumes. Run again, it checks that settings and all bytes of the source
+    are those that the dataset was made of. --data.corpus tfds:NAME reads what it wrote.
 
     Args:
         source: folder or file: .txt, .jsonl ({"text", "url"}) or .wet; the last two may end in .gz.
