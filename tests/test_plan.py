@@ -13,12 +13,12 @@ import optax
 import pytest
 import tyro
 
-from experiments.plan import compiler, plans
-from experiments.plan.compiler import Compiled, compile_step, features, program_key, read_by_writing
-from experiments.plan.estimate import estimate, flops_of, needed, writing
-from experiments.plan.program import read, unexpected
-from experiments.plan.search import arrangements, candidates, memory
+from experiments.plan import compiler, plans, worker
+from experiments.plan.compiler import compile_step, planned_step, program_key
+from experiments.plan.estimate import arrangements, candidates, estimate, memory, writing
+from experiments.plan.program import read_program, unexpected_gathers
 from experiments.plan.slices import CHIPS, find_slice, shapes_of
+from experiments.plan.step import Compiled, PlannedStep
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from lm.data.objectives import Lengths
@@ -62,7 +62,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 
 
 def program(groups="{{0,2},{1,3}}"):
-    return read(PROGRAM.replace("GROUPS", groups), MESH)
+    return read_program(PROGRAM.replace("GROUPS", groups), MESH)
 
 
 def test_a_loop_counts_its_body_as_often_as_it_runs_and_a_collective_in_pieces_counts_once():
@@ -79,7 +79,7 @@ def test_what_comes_from_other_slices_is_counted():
     kind = '{_xla_megascale_transfer_type="ALL_REDUCE"}'
     line = f"  %recv.1 = (f32[36,8,128]{{2,1,0}}, u32[], token[]) recv(%t), x={kind}"
     text = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n{line}\n}}"
-    (one,) = read(text, MESH | {"slice": 2}).collectives
+    (one,) = read_program(text, MESH | {"slice": 2}).collectives
     assert (one.kind, one.axes, one.size, one.bytes) == ("all-reduce", ("slice",), 2, 4 * 36 * 8 * 128 + 4)
 
 
@@ -110,7 +110,7 @@ def test_the_mesh_axis_is_told_from_every_way_of_writing_groups(groups, axes):
     ],
 )
 def test_only_parameters_may_be_gathered_and_not_over_tensor(groups, parameter, count):
-    assert len(unexpected(program(groups), [parameter], MESH)) == count
+    assert len(unexpected_gathers(program(groups), [parameter], MESH)) == count
 
 
 @pytest.mark.parametrize(
@@ -152,23 +152,29 @@ def test_a_dimension_of_the_network_without_wrap_around_counts_half():
         assert find_slice(name).bandwidth(("fsdp",), size) == number * find_slice(name).chip.link
 
 
+LENGTHS = Lengths(511, 512, 200)
+
+
+def planned(experiment, slices, lengths=LENGTHS) -> PlannedStep:
+    return PlannedStep(experiment, find_slice(slices), {}, lengths)
+
+
 COMPILED = Compiled(parameters=10**8, read=6 * 10**7, arguments=2**30, temporaries=2**30, cycles=15 * 10**7)
 
 
 def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps():
-    place, lengths, experiment = find_slice("v5e:4x4"), Lengths(511, 512, 200), build(ROW, "base")
-    made = estimate(experiment, lengths, place, COMPILED)
+    step = planned(build(ROW, "base"), "v5e:4x4")
+    made = estimate(step, COMPILED)
     assert (made.bound, made.step) == ("compiler", pytest.approx(0.1))
-    assert made.utilization == pytest.approx(flops_of(experiment, 128, lengths) / (16 * 197e12 * 0.1))
-    short = changes(experiment, {"finetuning.steps": 0, "pretraining.steps": 36_000})
-    assert estimate(short, lengths, place, COMPILED).chip_hours == pytest.approx((16, 0))
+    assert made.utilization == pytest.approx(step.flops(128, step.lengths) / (16 * 197e12 * 0.1))
+    short = changes(step.experiment, {"finetuning.steps": 0, "pretraining.steps": 36_000})
+    assert estimate(replace(step, experiment=short), COMPILED).chip_hours == pytest.approx((16, 0))
     sent = replace(COMPILED, collectives=(("all-gather", ("fsdp",), 16, 10, 4e9),))
-    assert estimate(experiment, lengths, place, sent).bounds["network"] == pytest.approx(10 * 4e9 / 100e9)
+    assert estimate(step, sent).bounds["network"] == pytest.approx(10 * 4e9 / 100e9)
 
 
 def test_writing_reads_the_decoder_and_the_cache_for_each_token():
-    experiment, place, lengths = build(ROW, "base"), find_slice("v5e:2x2"), Lengths(511, 512, 100)
-    found = writing(experiment, lengths, place, COMPILED)
+    found = writing(planned(build(ROW, "base"), "v5e:2x2", Lengths(511, 512, 100)), COMPILED)
     assert (
         found.cache == 2 * 12 * 768 * (512 + 100) * 2
     )  # keys and values of self- and cross-attention, bfloat16
@@ -184,13 +190,13 @@ def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as
         "decoder.blocks.x": (7,),
     }
     cases = ({}, 2 + 7), ({"logits": "separate"}, 7), ({"shared_layers": True}, 2 + 12 * 7)
-    assert all(read_by_writing(ModelConfig(**new), shapes) == read for new, read in cases)
+    assert all(worker.read_by_writing(ModelConfig(**new), shapes) == read for new, read in cases)
 
 
 def test_what_overflows_hbm_does_not_fit_and_what_overflows_other_memory_has_failed():
-    assert compiler.overflow("Ran out of memory in memory space hbm. Used 2.50G of 1.75G hbm.") == 2.5 * 2**30
-    assert compiler.overflow("Ran out of memory in memory space vmem. It had size 20.00M.") == 0
-    made = plans.Plan("", "", "", build(ROW, "base"), find_slice("v5e:4x4"), {}, Lengths(1, 1, 1), COMPILED)
+    assert worker.overflow("Ran out of memory in memory space hbm. Used 2.50G of 1.75G hbm.") == 2.5 * 2**30
+    assert worker.overflow("Ran out of memory in memory space vmem. It had size 20.00M.") == 0
+    made = plans.Plan("", "", "", planned(build(ROW, "base"), "v5e:4x4"), COMPILED)
     wrong = replace(COMPILED, over=2e6), Compiled(failed="so")
     assert made.fits and not any(replace(made, compiled=each).fits for each in wrong)
 
@@ -201,7 +207,10 @@ def test_what_is_to_be_pasted_reads_back_as_the_same_settings():
         {"model.bias": True, "tuning.mixtures": ("glue", "squad"), "data.corpus": "text:a b"},
     )
     for before, after in permutations((old, changes(old, new))):
-        assert tyro.cli(Experiment, default=before, args=shlex.split(plans.options(before, after))) == after
+        assert (
+            tyro.cli(Experiment, default=before, args=shlex.split(plans.options_between(before, after)))
+            == after
+        )
 
 
 @pytest.fixture
@@ -217,7 +226,8 @@ def test_rows_of_one_last_name_are_told_apart_and_so_are_arrangements_and_small_
 ):
     stub(lambda *_: replace(COMPILED, cycles=10, collectives=(("all-gather", ("fsdp",), 4, 1, 1.0),)))
     rows = {name: build(name, "nano") for name in ("t5/6-corruption-rate/10", "t5/7-span-length/10")}
-    plans.show_plans(rows, "nano", "", "v5e:2x2", tmp_path, 1.0, True)
+    options = plans.PlanOptions("v5e:2x2", scale="nano", search=True, price=1.0, runs=tmp_path)
+    plans.show_plans(rows, options)
     shown = capsys.readouterr().out
     assert all(
         shown.count(f"{name} data 4, dots ") == 3 for name in rows
@@ -233,7 +243,7 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
     rows = {
         name: plans.row_of(name, "base", "", "fsdp=16") for name in ("t5/9-repeats/64", "t5/9-repeats/256")
     }
-    plans.show_plans(rows, "base", "", "v5e:4x4", tmp_path, 1.0, False)
+    plans.show_plans(rows, plans.PlanOptions(price=1.0, runs=tmp_path))
     assert len(asked) == 1
     assert capsys.readouterr().out.count("does not fit. Try --model.remat") == 2
 
@@ -251,9 +261,8 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
 def test_a_mesh_that_cannot_be_is_refused_before_anything_is_compiled(mesh, message, stub, tmp_path):
     stub(None)
     with pytest.raises(SettingError, match=message):
-        plans.show_plans(
-            {ROW: plans.row_of(ROW, "base", "", mesh)}, "base", "", "v5e:4x4", tmp_path, 0.0, False
-        )
+        rows = {ROW: plans.row_of(ROW, "base", "", mesh)}
+        plans.show_plans(rows, plans.PlanOptions(runs=tmp_path))
 
 
 def test_a_published_size_takes_the_place_of_the_scales_and_rows_change_it():
@@ -270,32 +279,30 @@ def test_without_libtpu_the_message_says_what_to_install(monkeypatch):
 def test_a_compiler_that_breaks_down_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler.metadata, "version", lambda name: "1")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    experiment = build(ROW, "nano")
-    found = compile_step(experiment, features(experiment)[0], find_slice("v5e:2x2"), tmp_path, print)
+    found = compile_step(planned_step(build(ROW, "nano"), find_slice("v5e:2x2")), tmp_path, print)
     assert "broke down, exit code 1" in found.failed
 
 
 def test_the_search_compiles_different_arrangements_that_fit_by_the_rough_count():
-    experiment, place = plans.row_of(ROW, "base", "t5-3b", ""), find_slice("v5e:8x8")
-    found = candidates(experiment, Lengths(511, 512, 200), place)
+    found = [
+        step.experiment for step in candidates(planned(plans.row_of(ROW, "base", "t5-3b", ""), "v5e:8x8"))
+    ]
     assert len({(each.mesh, each.model.remat) for each in found}) == len(found) > 1
     assert all(each.mesh.fsdp * each.mesh.tensor > 1 for each in found)  # 3B parameters fit on no chip
 
 
 @pytest.mark.parametrize("slice_", ["v5e:8x8", "v5e:1x1"])  # on which nothing fits
 def test_the_search_tries_the_leanest_arrangement_too(slice_):
-    rough = Lengths(511, 512, 200), find_slice(slice_), 3 * 10**9
-    experiment = plans.row_of(ROW, "base", "t5-3b", "")
-    tried, all_ = candidates(experiment, *rough[:2]), arrangements(experiment, rough[1])
-    assert min(memory(each, *rough) for each in tried) == min(memory(each, *rough) for each in all_)
+    step = planned(plans.row_of(ROW, "base", "t5-3b", ""), slice_)
+    tried, all_ = candidates(step), arrangements(step)
+    assert min(memory(each, 3 * 10**9) for each in tried) == min(memory(each, 3 * 10**9) for each in all_)
 
 
 def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_and_an_encoders_logits():
     def counted(**new):
-        experiment = replace(
-            build(ROW, "base"), model=ModelConfig(architecture="encoder", remat="full", **new)
-        )
-        return memory(experiment, Lengths(4_096, 4_096, 0), find_slice("v5e:4x4"), 10**8)
+        model = ModelConfig(architecture="encoder", remat="full", **new)
+        experiment = replace(build(ROW, "base"), model=model)
+        return memory(planned(experiment, "v5e:4x4", Lengths(4_096, 4_096, 0)), 10**8)
 
     assert (scores := counted(attention="xla") - counted()) > 2**30
     assert counted(attention="xla", num_encoder_layers=24) - counted(num_encoder_layers=24) == pytest.approx(
@@ -311,7 +318,7 @@ def test_the_rough_count_holds_what_any_optimiser_remembers(monkeypatch):
 
     def counted(**new):
         phase = replace(plain.pretraining, optimizer=OptimizerConfig(**new))
-        return memory(replace(plain, pretraining=phase), Lengths(511, 512, 200), find_slice("v5e:1x1"), 10**8)
+        return memory(planned(replace(plain, pretraining=phase), "v5e:1x1"), 10**8)
 
     lion, least = counted(name="lion"), counted(factor_from=1)
     assert lion == pytest.approx(counted(momentum=0.9, factor_from=1), rel=0.05)
@@ -327,19 +334,19 @@ def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_remembered(monkeyp
     small = {"model.architecture": "decoder", "model.num_decoder_layers": 1, "model.dropout": 0.0}
     small |= {"model.d_model": 256, "model.d_kv": 64}  # so that a device's part fills the chip's tiles of 128
     experiment = changes(plans.row_of(ROW, "nano", "", "fsdp=2,tensor=2"), small)
-    arguments = experiment, features(experiment)[0], find_slice("v5e:2x4"), tmp_path
-    found = compile_step(*arguments, print)
+    step = planned_step(experiment, find_slice("v5e:2x4"))
+    found = compile_step(step, tmp_path, print)
     assert (found.failed, found.over, found.lost, found.unexpected) == ("", 0, 0, [])
     assert found.arguments > found.parameters * 4 / 4  # float32, over fsdp and tensor
     assert found.arguments < found.parameters * 4 / 2
-    assert found.cycles > 0 < needed(found)
+    assert found.cycles > 0 < found.needed
     assert {axis for _, axes, *_ in found.collectives for axis in axes} >= {"data", "fsdp", "tensor"}
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert compile_step(*arguments, print) == found
-    wider, key = changes(experiment, {"model.d_ff": 512}), program_key(*arguments[:3])
-    assert program_key(wider, *arguments[1:3]) != key
+    assert compile_step(step, tmp_path, print) == found
+    wider, key = changes(experiment, {"model.d_ff": 512}), program_key(step)
+    assert program_key(replace(step, experiment=wider)) != key
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=1")
-    assert program_key(*arguments[:3]) != key
+    assert program_key(step) != key
 
 
 ABOVE = pytest.mark.xfail(strict=True, reason="temporaries are above the figure")
@@ -367,7 +374,7 @@ def test_published_sizes_stay_below_the_figures_and_gather_nothing_that_need_not
         "pretraining.batch_size": batch,
     }
     experiment = changes(plans.row_of(ROW, "base", size, mesh), new)
-    found = compile_step(experiment, features(experiment)[0], find_slice(slice_), tmp_path, print)
+    found = compile_step(planned_step(experiment, find_slice(slice_)), tmp_path, print)
     assert (found.failed, found.over, found.lost, found.unexpected) == ("", 0, 0, [])
     assert found.arguments / 2**30 <= arguments
     assert found.temporaries / 2**30 <= temporaries

@@ -1,35 +1,52 @@
-"""From what the compiler came to, to time, use of the chips, hours, and how fast the model can write: by
-roofline.
+"""From a compiled step to its time, the use of the chips, hours, and the speed of writing: by roofline.
+
+Before anything is compiled, a rough model of memory and time picks the arrangements worth compiling.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 
-from experiments.plan.compiler import Compiled
-from experiments.plan.slices import Slice
+import jax
+from flax import nnx
+
+from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.prepare import tuning_lengths
 from experiments.runs.stages import stages
-from experiments.study.experiment import Experiment
+from lm import sharding
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
-from lm.train.throughput import step_flops
+from lm.mesh import MeshConfig
+from lm.nn.config import ModelConfig
+from lm.nn.kernels import SHORT
+from lm.nn.layers import count
+from lm.nn.transformer import Transformer
+from lm.settings import SettingError
+from lm.train.config import OptimizerConfig
+from lm.train.optimizers import remembered
+from lm.train.step import check_mesh
 
 BOUNDS = ("compute", "HBM", "network", "compiler")
-WIDTH = {"float32": 4, "bfloat16": 2}  # of an activation [bytes]
 ASSUMPTIONS = """\
-compute: FLOPs by formula, what is computed again not counted, over the chips' peak. HBM: the state and
-temporaries read and written once, parameters read three times a micro-batch. network: the bytes of all
+compute: FLOPs by formula over the chips' peak; what rematerialisation repeats is not counted. HBM: the state
+and temporaries read and written once, parameters read three times per micro-batch. network: the bytes of all
 collectives over all links, both ways, of the dimensions that a group of devices spans; one without
 wrap-around counts half: sides other than 16 or, in three dimensions, all of slices less than 4 thick.
-compiler: its estimate of cycles, in which no collective is, loops
-counted out, over the clock. A step lasts as long as the longest (*); use is FLOPs over that time at peak."""
+compiler: its estimate of cycles, which has no collectives in it, with the trips of loops counted, over the
+clock. A step lasts as long as the longest (*); use is FLOPs over that time at peak."""
+TRIED = 4  # arrangements that are compiled
+MICROBATCHES = (1, 2, 4, 8)
+# rematerialisation -> what it multiplies the arithmetic by: of three passes "full" repeats the first
+REPEATED = {"none": 1.0, "dots": 1.1, "full": 4 / 3}
+REACHED = 0.6  # share of a chip's peak that products of a common size reach
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What bounds a step [s], and what follows of the slowest bound."""
+    """What bounds a step [s], and what follows from the slowest bound."""
 
     bounds: dict[str, float]
-    utilization: float  # of the chips' peak
     chip_hours: tuple[float, float]  # of all pre-training and of all fine-tuning, at least
 
     @property
@@ -38,59 +55,52 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        return max(self.bounds, key=self.bounds.get)
+        return max(self.bounds, key=self.bounds.__getitem__)
+
+    @property
+    def utilization(self) -> float:
+        """Share of the chips' peak that is used."""
+        return self.bounds["compute"] / self.step
 
 
-def flops_of(experiment: Experiment, batch_size: int, lengths: Lengths) -> float:
-    model = experiment.model
-    return step_flops(model, batch_size, lengths.inputs, row_length(model.architecture, lengths))
-
-
-def needed(compiled: Compiled) -> float:
-    """Bytes of a device that the step fills."""
-    return compiled.over or compiled.arguments + compiled.outputs + compiled.temporaries + compiled.code
-
-
-def estimate(experiment: Experiment, lengths: Lengths, place: Slice, compiled: Compiled) -> Estimate:
-    phase, chip, sizes = experiment.pretraining, place.chip, experiment.mesh.sizes(place.devices)
-    flops = flops_of(experiment, phase.batch_size, lengths)
-    read = 3 * phase.microbatches * compiled.parameters * WIDTH[experiment.model.dtype] / sizes["tensor"]
+def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
+    """The bounds of a compiled step, and the hours of the whole run at that speed."""
+    phase, slices, chip = step.experiment.pretraining, step.slices, step.slices.chip
+    flops = step.flops(phase.batch_size, step.lengths)
+    read = 3 * phase.microbatches * compiled.parameters * step.width / step.sizes["tensor"]
     moved = 2 * (compiled.arguments + compiled.temporaries) + compiled.outputs + read
-    sent = (
-        n * received / place.bandwidth(tuple(axes), size)
-        for _, axes, size, n, received in compiled.collectives
-    )
-    seconds = (
-        flops / (chip.peak * place.chips),
-        moved * chip.devices / chip.bandwidth,
-        sum(sent),
-        compiled.cycles / chip.clock,
-    )
-    bounds = dict(zip(BOUNDS, seconds, strict=True))
-    step = max(bounds.values())
-    hours = tuple(steps * step * place.chips / 3_600 for steps in run_steps(experiment, flops))
-    return Estimate(bounds, bounds["compute"] / step, hours)
+    sent = [
+        times * received / slices.bandwidth(tuple(axes), size)
+        for _, axes, size, times, received in compiled.collectives
+    ]
+    bounds = {
+        "compute": flops / (chip.peak * slices.chips),
+        "HBM": moved * chip.devices / chip.bandwidth,
+        "network": sum(sent),
+        "compiler": compiled.cycles / chip.clock,
+    }
+    pretraining, finetuning = _run_steps(step, flops)
+    hours = max(bounds.values()) * slices.chips / 3_600
+    return Estimate(bounds, (pretraining * hours, finetuning * hours))
 
 
-def run_steps(experiment: Experiment, flops: float) -> tuple[float, float]:
-    """Steps of pre-training and of fine-tuning a run has, in steps of pre-training, which take so many
-    ``flops``.
-    """
-    tuning, first, second = experiment.tuning, 0.0, 0.0
-    for stage in stages(experiment):
-        steps, batch_size = stage.training.steps, stage.training.batch_size
+def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
+    """Steps of pre-training and of fine-tuning in a run, in steps of pre-training, each of ``flops``."""
+    tuning, pretraining, finetuning = step.experiment.tuning, 0.0, 0.0
+    for stage in stages(step.experiment):
+        training, lengths = stage.training, Lengths(tuning.inputs_length, tuning.inputs_length, 0)
         if stage.kind == "pretrain":
-            first += steps
+            pretraining += training.steps
             continue
-        lengths = Lengths(tuning.inputs_length, tuning.inputs_length, 0)
-        lengths = tuning_lengths(experiment, stage.on) if stage.kind == "text" else lengths
-        second += steps * flops_of(experiment, batch_size, lengths) / flops
-    return first, second
+        if stage.kind == "text":
+            lengths = tuning_lengths(step.experiment, stage.on)
+        finetuning += training.steps * step.flops(training.batch_size, lengths) / flops
+    return pretraining, finetuning
 
 
 @dataclass(frozen=True)
 class Writing:
-    """What decoding needs and how fast it can be at most, where reading HBM is all that takes time."""
+    """What decoding needs, and how fast it can be at most, if reading HBM is all that takes time."""
 
     cache: float  # of a sequence [bytes]
     single: float  # with batch 1 [tokens/s]
@@ -98,13 +108,114 @@ class Writing:
     full: float  # with that batch [tokens/s]
 
 
-def writing(experiment: Experiment, lengths: Lengths, place: Slice, compiled: Compiled) -> Writing | None:
-    """All is spread evenly over the slice, and parameters are float32, as trained; None for encoders."""
-    model, chips = experiment.model, place.chips
+def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
+    """All is spread evenly over the slice, and parameters are float32, as in training; None for encoders."""
+    model, slices = step.experiment.model, step.slices
     if not model.has_decoder or not compiled.parameters:
         return None
-    kept = row_length(model.architecture, lengths) + (lengths.inputs if model.has_encoder else 0)
-    cache = 2 * model.num_decoder_layers * model.key_value_heads * model.d_kv * kept * WIDTH[model.dtype]
-    read, bandwidth = 4 * compiled.read, place.chip.bandwidth * chips
-    batch = max(int((place.chip.usable * chips - 4 * compiled.parameters) / cache), 0)
-    return Writing(cache, bandwidth / (read + cache), batch, batch * bandwidth / (read + batch * cache))
+    positions = row_length(model.architecture, step.lengths) + step.lengths.inputs * model.has_encoder
+    values = 2 * model.num_decoder_layers * model.key_value_heads * model.d_kv  # keys and values
+    cached, read = values * positions * step.width, 4 * compiled.read
+    bandwidth = slices.chip.bandwidth * slices.chips
+    batch = max(int((slices.chip.usable * slices.chips - 4 * compiled.parameters) / cached), 0)
+    return Writing(cached, bandwidth / (read + cached), batch, batch * bandwidth / (read + batch * cached))
+
+
+def candidates(step: PlannedStep) -> list[PlannedStep]:
+    """At most TRIED arrangements: those that should be fastest of those that should fit, and the leanest.
+
+    The leanest is tried since the model is rough. No two differ in micro-batches alone. A step that cannot be
+    arranged on the slice at all comes back as it is.
+    """
+    parameters = count(_shapes(step.experiment.model))
+    rough = [(memory(each, parameters), seconds(each, parameters), each) for each in arrangements(step)]
+    leanest = min(rough, key=lambda each: each[:2], default=(0, 0, step))[2]
+    fitting = sorted((each for each in rough if each[0] < step.slices.room), key=lambda each: each[1])
+    fastest: dict[tuple[MeshConfig, str], PlannedStep] = {}
+    for _, _, each in fitting:
+        fastest.setdefault((each.experiment.mesh, each.experiment.model.remat), each)
+    tried = list(fastest.values())[:TRIED]
+    return tried if leanest in tried else [*tried[: TRIED - 1], leanest]
+
+
+def arrangements(step: PlannedStep) -> Iterator[PlannedStep]:
+    """Every way to spread the step over the slice; the axes slice and sequence stay as they are."""
+    experiment, phase, fixed = step.experiment, step.experiment.pretraining, step.experiment.mesh
+    devices = step.slices.devices // (fixed.slice * fixed.sequence)
+    divisors = [size for size in range(1, devices + 1) if devices % size == 0]
+    for fsdp, tensor, parts, remat in product(divisors, divisors, MICROBATCHES, REPEATED):
+        if devices % (fsdp * tensor):
+            continue
+        mesh = MeshConfig(fixed.slice, devices // (fsdp * tensor), fsdp, fixed.sequence, tensor)
+        try:
+            check_mesh(experiment.model, mesh.sizes(step.slices.devices), phase.batch_size, parts)
+        except SettingError:
+            continue
+        model, pretraining = replace(experiment.model, remat=remat), replace(phase, microbatches=parts)
+        yield replace(step, experiment=replace(experiment, mesh=mesh, model=model, pretraining=pretraining))
+
+
+def memory(step: PlannedStep, parameters: int) -> float:
+    """About the bytes of a device that a step fills."""
+    model, phase, sizes = step.experiment.model, step.experiment.pretraining, step.sizes
+    tensor, width = sizes["tensor"], step.width
+    rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
+    # that a block makes at a position
+    features = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor
+    saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.remat]
+    words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
+    saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
+    for layers, queries, scores in _stacks(model, step.lengths):
+        saved += layers * rows * queries * width * saved_features
+        block = 3 * width * queries * features + 12 * model.num_heads / tensor * scores
+        working = max(working, rows * block)
+    states = 2 + _remembered(replace(model, remat="none"), phase.optimizer)  # parameters, gradients
+    gathered = (sizes["fsdp"] > 1) * 4 * width * parameters / tensor / model.num_decoder_layers
+    return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
+
+
+def seconds(step: PlannedStep, parameters: int) -> float:
+    """About the seconds of a step: arithmetic, HBM written and read, and half of what devices send.
+
+    The other half is sent while the devices compute.
+    """
+    model, phase, slices, sizes = step.experiment.model, step.experiment.pretraining, step.slices, step.sizes
+    fsdp, tensor, parts = sizes["fsdp"], sizes["tensor"], phase.microbatches
+    data, axes = sizes["slice"] * sizes["data"], ("slice",) if sizes["slice"] > 1 else ("data",)
+    arithmetic = step.flops(phase.batch_size, step.lengths) / (slices.chip.peak * slices.chips)
+    shard, width = parameters / tensor, step.width
+    positions = sum(layers * queries for layers, queries, _ in _stacks(model, step.lengths))
+    tokens = phase.batch_size / (data * fsdp) * positions
+    # parameters are gathered in the forward and the backward pass, and gradients are scattered
+    sent = 3 * parts * shard * width * (1 - 1 / fsdp) / slices.bandwidth(("fsdp",), fsdp)
+    # gradients in float32, there and back
+    sent += 8 * parts * shard / fsdp * (1 - 1 / data) / slices.bandwidth(axes, data)
+    # four sums over activations in a block, there and back
+    sent += 8 * tokens * model.d_model * width * (1 - 1 / tensor) / slices.bandwidth(("tensor",), tensor)
+    moved = 2 * memory(step, parameters) * parts * slices.chip.devices / slices.chip.bandwidth
+    return arithmetic * REPEATED[model.remat] / REACHED + moved + sent / 2
+
+
+@cache
+def _remembered(model: ModelConfig, optimizer: OptimizerConfig) -> float:
+    """Numbers that the optimiser remembers for each parameter, whichever optimiser it is."""
+    shapes = _shapes(model)
+    return remembered(optimizer, shapes) / count(shapes)
+
+
+def _shapes(model: ModelConfig) -> Transformer:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), key)
+
+
+def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
+    """(layers, queries, scores of a head that are in memory at a time) of each stack; a kernel needs none."""
+    inputs, targets = lengths.inputs, row_length(model.architecture, lengths)
+
+    def scores(queries: int, keys: int) -> int:
+        kernel = {"auto": max(queries, keys) > SHORT, "flash": True}.get(model.attention, False)
+        return 0 if kernel and not model.sparsity.random_blocks else queries * keys
+
+    encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs))] * model.has_encoder
+    most = max(scores(targets, targets), scores(targets, inputs) * model.has_encoder)
+    return encoder + [(model.num_decoder_layers, targets, most)] * model.has_decoder

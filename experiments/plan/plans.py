@@ -5,19 +5,18 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from experiments.console import CONSOLE, Cell, show_sheet
-from experiments.plan.compiler import Compiled, Features, check_compiler, compile_step, features, program_key
-from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, estimate, flops_of, needed, writing
-from experiments.plan.search import candidates, memory
-from experiments.plan.slices import GIB, Slice, find_slice
+from experiments.console import CONSOLE, RUNS, Cell, show_sheet
+from experiments.plan.compiler import check_compiler, compile_step, planned_step, program_key
+from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, candidates, estimate, memory, writing
+from experiments.plan.slices import GIB, find_slice
+from experiments.plan.step import Compiled, PlannedStep
 from experiments.study.experiment import BASELINE, Experiment, apply
 from experiments.study.registry import build, find_one
 from experiments.study.scales import SCALES
 from lm import sharding
-from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
@@ -33,48 +32,51 @@ SMALLER = (  # what to try, in this order, on a step that does not fit
 
 
 @dataclass(frozen=True)
+class PlanOptions:
+    """What ``lm plan`` is asked beside the settings of its rows."""
+
+    topology: str = "v5e:4x4"  # generation and shape of the slice: v4, v5e, v5p, v6e, tpu7x; as v5p:4x4x8
+    # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data takes the remaining devices
+    mesh: str = ""
+    scale: str = "base"  # size of the study: nano, mini, mini-real or base
+    size: str = ""  # a published model's size in place of the scale's, such as t5-11b
+    # compile likely meshes, rematerialisations and micro-batches; recommend the fastest that fits
+    search: bool = False
+    price: float = 0.0  # of a chip-hour [dollars]; 0: unknown
+    runs: Path = RUNS  # folder whose cache holds what was compiled
+
+
+@dataclass(frozen=True)
 class Plan:
-    """A row on a slice, its batch, what the compiler came to, and what follows."""
+    """A row on a slice: its step, and what the compiler found."""
 
     name: str
-    row: str  # its name, short where that will do
+    row: str  # its last part, if it is the only row of that name
     label: str  # what it is called where arrangements of one row are compared
-    experiment: Experiment
-    place: Slice
-    batch: Features
-    lengths: Lengths
-    compiled: Compiled = Compiled()
+    step: PlannedStep
+    compiled: Compiled = field(default_factory=Compiled)
 
     @property
     def estimate(self) -> Estimate:
-        return estimate(self.experiment, self.lengths, self.place, self.compiled)
+        return estimate(self.step, self.compiled)
 
     @property
     def fits(self) -> bool:
-        return (
-            self.compiled.cycles > 0 and not self.compiled.over and needed(self.compiled) <= self.place.room
-        )
+        compiled = self.compiled
+        return compiled.cycles > 0 and not compiled.over and compiled.needed <= self.step.slices.room
 
     def compile(self, folder: Path) -> Compiled:
-        mesh, remat = _arrangement(self.experiment, self.place)
-        about = f"  {self.row} ({mesh}, remat {remat}): "
-        return compile_step(
-            self.experiment,
-            self.batch,
-            self.place,
-            folder,
-            lambda line: CONSOLE.print(about + line, highlight=False, markup=False),
-        )
+        mesh, remat = self.step.arrangement
+        prefix = f"  {self.row} ({mesh}, remat {remat}): "
+        return compile_step(self.step, folder, lambda line: _say(prefix + line))
 
 
 def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
-    """Row ``name`` at ``scale``, of a published ``size`` if one is named, on a ``mesh`` such as
-    "fsdp=8,tensor=2".
-    """
+    """Row ``name`` at ``scale``, if given of a published ``size``, on a ``mesh`` like "fsdp=8,tensor=2"."""
     experiment = build(name, scale)
     if size:
         if size not in SIZES:
-            raise SettingError(f"--size {size}: no published model is called so{nearest(size, SIZES)}")
+            raise SettingError(f"--size {size}: unknown model size{nearest(size, SIZES)}")
         plain = dict(leaves(ModelConfig()))
         new = {f"model.{path}": x for path, x in leaves(SIZES[size]) if path in SHAPE or x != plain[path]}
         experiment = apply(apply(apply(BASELINE, SCALES[scale]), new), find_one(name).changes)
@@ -86,123 +88,101 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
     return experiment
 
 
-def show_plans(
-    rows: Mapping[str, Experiment],
-    scale: str,
-    size: str,
-    topology: str,
-    runs: Path,
-    price: float,
-    search: bool,
-) -> None:
-    """Compile each row, or with ``search`` a few arrangements of each, for the slice, and print what it comes
-    to.
-    """
+def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
+    """Compile each row, or a few arrangements of each if it is to search, and print what they need."""
     check_compiler()
-    wanted, last = [], [name.rpartition("/")[2] for name in rows]
-    for name, experiment in rows.items():
-        row = short if last.count(short := name.rpartition("/")[2]) == 1 else name
-        place = find_slice(topology, experiment.mesh.slice)
-        batch, lengths = features(experiment)
-        tried = candidates(experiment, lengths, place) if search else [experiment]
-        for each in tried:
-            _check(each, place, lengths)
-            label = f"{row} {', '.join(_arrangement(each, place))}" if search else row
-            wanted.append(Plan(name, row, label, each, place, batch, lengths))
-    plans = _compile_all(wanted, runs / "cache" / "plans")
-    _show(plans, scale, size, price)
-    for name in rows if search else ():
-        text = _recommended([plan for plan in plans if plan.name == name], scale)
-        CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
+    plans, names = [], [name.rpartition("/")[2] for name in rows]
+    for (name, experiment), last in zip(rows.items(), names, strict=True):
+        row = last if names.count(last) == 1 else name
+        step = planned_step(experiment, find_slice(options.topology, experiment.mesh.slice))
+        for tried in candidates(step) if options.search else [step]:
+            _check(tried)
+            label = f"{row} {', '.join(tried.arrangement)}" if options.search else row
+            plans.append(Plan(name, row, label, tried))
+    plans = _compile_all(plans, options.runs / "cache" / "plans")
+    _show(plans, options)
+    for name in rows if options.search else ():
+        _say(_recommended([plan for plan in plans if plan.name == name], options.scale))
     if any(plan.compiled.failed for plan in plans):
         sys.exit(1)
 
 
-def _check(experiment: Experiment, place: Slice, lengths: Lengths) -> None:
-    phase, sizes = experiment.pretraining, experiment.mesh.sizes(place.devices)
-    check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
-    sharding.check_rows(max(lengths.inputs, row_length(experiment.model.architecture, lengths)), sizes)
+def _check(step: PlannedStep) -> None:
+    """SettingError if the step cannot be spread over the slice."""
+    model, phase, lengths = step.experiment.model, step.experiment.pretraining, step.lengths
+    check_mesh(model, step.sizes, phase.batch_size, phase.microbatches)
+    sharding.check_rows(max(lengths.inputs, row_length(model.architecture, lengths)), step.sizes)
 
 
-def _compile_all(wanted: Sequence[Plan], folder: Path) -> list[Plan]:
-    """Each program once, as many at a time as there are processors, since compiling is mostly one thread's
-    work.
-    """
-    keys = [program_key(plan.experiment, plan.batch, plan.place) for plan in wanted]
-    first = dict(zip(reversed(keys), reversed(wanted), strict=True))
+def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:
+    """Each program once, as many at a time as there are processors: compiling mostly uses one thread."""
+    keys = [program_key(plan.step) for plan in plans]
+    first = dict(zip(reversed(keys), reversed(plans), strict=True))
     CONSOLE.print(
-        f"programs: {len(first)}; each takes a minute or more to compile, and no time if it was before"
+        f"programs: {len(first)}; each takes a minute or more to compile, and no time if it is cached"
     )
     with ThreadPoolExecutor(min(os.cpu_count() or 1, AT_ONCE)) as pool:
         try:
-            done = dict(zip(first, pool.map(lambda plan: plan.compile(folder), first.values()), strict=True))
+            compiled = pool.map(lambda plan: plan.compile(folder), first.values())
+            programs = dict(zip(first, compiled, strict=True))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [replace(plan, compiled=done[key]) for plan, key in zip(wanted, keys, strict=True)]
+    return [replace(plan, compiled=programs[key]) for plan, key in zip(plans, keys, strict=True)]
 
 
-def _arrangement(experiment: Experiment, place: Slice) -> tuple[str, str]:
-    """Mesh, and rematerialisation with micro-batches, as they are shown."""
-    parts, sizes = experiment.pretraining.microbatches, experiment.mesh.sizes(place.devices).items()
-    mesh = " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "1"
-    return mesh, experiment.model.remat + f", {parts} parts" * (parts > 1)
-
-
-def _show(plans: Sequence[Plan], scale: str, size: str, price: float) -> None:
-    place, batches = plans[0].place, sorted({plan.experiment.pretraining.batch_size for plan in plans})
-    about = f"{place.name}{f' x {place.count}' * (place.count > 1)}, {place.chips} chips, scale {scale}"
-    about += f", size {size}" * bool(size)
-    if batches != [apply(BASELINE, SCALES[scale]).pretraining.batch_size]:
-        about += f", batch {' or '.join(map(str, batches))}"
-    title = f"{about}: what a step fills of the {place.room / GIB:.2f} GiB of each device [GiB]"
-    _print(
-        title,
-        ["row", "mesh", "remat", "parameters", "args", "temps", "code", "all", "fits"],
-        map(_memory, plans),
-    )
-    known, heads = (
-        [plan for plan in plans if plan.compiled.cycles],
-        ["row", "tokens", "TFLOP", *BOUNDS, "use"],
-    )
+def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
+    """All tables, remarks, and what the estimates assume."""
+    slices = plans[0].step.slices
+    batches = sorted({plan.step.experiment.pretraining.batch_size for plan in plans})
+    usual = apply(BASELINE, SCALES[options.scale]).pretraining.batch_size
+    title = f"{slices.name}{f' x {slices.count}' * (slices.count > 1)}, {slices.chips} chips"
+    title += f", scale {options.scale}" + f", size {options.size}" * bool(options.size)
+    title += f", batch {' or '.join(map(str, batches))}" * (batches != [usual])
+    title += f": what a step fills of the {slices.room / GIB:.2f} GiB of each device [GiB]"
+    _print(title, "row, mesh, remat, parameters, args, temps, code, all, fits", map(_memory, plans))
+    compiled, price = [plan for plan in plans if plan.compiled.cycles], options.price
     title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
-    _print(title, heads, map(_time, known))
-    heads = ["row", "pre-training", "fine-tuning", *["cost"] * (price > 0)]
-    _print("The whole run: chip-hours, at least", heads, [_run(plan, price) for plan in known])
-    heads = ["row", "kind", "over", "times", "MiB", "ms"]
+    _print(title, f"row, tokens, TFLOP, {', '.join(BOUNDS)}, use", map(_time, compiled))
+    lines = [_run(plan, price) for plan in compiled]
+    heads = "row, pre-training, fine-tuning" + ", cost" * (price > 0)
+    _print("The whole run: chip-hours, at least", heads, lines)
     title = "What each device receives in a step, without what takes less than 1 % of the time"
-    _print(title, heads, [line for plan in plans for line in _traffic(plan)])
-    heads = ["row", "a sequence's cache", "batch 1", "largest batch", "with that"]
-    lines = [
-        _writing(plan) for plan in {plan.name: plan for plan in plans if plan.compiled.parameters}.values()
-    ]
+    _print(title, "row, kind, over, times, MiB, ms", [line for plan in plans for line in _traffic(plan)])
     title = "Writing: the ceiling on tokens/s over all chips that reading HBM sets, parameters in float32"
-    _print(title, heads, filter(None, lines))
+    last = {plan.name: plan for plan in plans if plan.compiled.parameters}.values()
+    heads = "row, a sequence's cache, batch 1, largest batch, with that"
+    _print(title, heads, filter(None, map(_writing, last)))
     for plan in plans:
         for line in _remarks(plan):
-            CONSOLE.print(f"{plan.label}: {line}", highlight=False, markup=False, soft_wrap=True)
+            _say(f"{plan.label}: {line}")
     CONSOLE.print(ASSUMPTIONS, highlight=False, markup=False, style="dim")
 
 
-def _print(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+def _say(text: str) -> None:
+    CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print(title: str, heads: str, lines: Iterable[Sequence[str]]) -> None:
+    """Print a table with these heads; nothing if it has no lines."""
     if columns := list(zip(*lines, strict=True)):
-        show_sheet(title, {head: list(map(Cell, x)) for head, x in zip(heads, columns, strict=True)})
+        cells = [list(map(Cell, column)) for column in columns]
+        show_sheet(title, dict(zip(heads.split(", "), cells, strict=True)))
 
 
 def _memory(plan: Plan) -> list[str]:
     compiled = plan.compiled
-    line = [plan.row, *_arrangement(plan.experiment, plan.place), f"{_digits(compiled.parameters / 1e6)} M"]
-    filled = (compiled.arguments + compiled.outputs, compiled.temporaries, compiled.code, needed(compiled))
-    line += [_digits(part / GIB) if part else "-" for part in filled]
-    return [*line, "failed" if compiled.failed else "yes" if plan.fits else "NO"]
+    parts = (compiled.arguments + compiled.outputs, compiled.temporaries, compiled.code, compiled.needed)
+    filled = [_digits(part / GIB) if part else "-" for part in parts]
+    verdict = "failed" if compiled.failed else "yes" if plan.fits else "NO"
+    return [plan.row, *plan.step.arrangement, f"{_digits(compiled.parameters / 1e6)} M", *filled, verdict]
 
 
 def _time(plan: Plan) -> list[str]:
-    size, lengths, made = plan.experiment.pretraining.batch_size, plan.lengths, plan.estimate
-    flops = flops_of(plan.experiment, size, lengths)
-    line = [plan.label, f"{size * (lengths.inputs + lengths.targets):,}", _digits(flops / 1e12)]
-    line += [_digits(1e3 * made.bounds[name]) + " *" * (name == made.bound) for name in BOUNDS]
-    return [*line, f"{made.utilization:.0%}"]
+    size, lengths, of_step = plan.step.experiment.pretraining.batch_size, plan.step.lengths, plan.estimate
+    tokens, flops = size * (lengths.inputs + lengths.targets), plan.step.flops(size, lengths)
+    bounds = [_digits(1e3 * s) + " *" * (name == of_step.bound) for name, s in of_step.bounds.items()]
+    return [plan.label, f"{tokens:,}", _digits(flops / 1e12), *bounds, f"{of_step.utilization:.0%}"]
 
 
 def _run(plan: Plan, price: float) -> list[str]:
@@ -211,21 +191,19 @@ def _run(plan: Plan, price: float) -> list[str]:
 
 
 def _digits(number: float) -> str:
-    """Three digits that count, or all of a larger whole number."""
+    """Three significant digits, or all of a larger whole number."""
     return f"{number:,.0f}" if number >= 99.95 or not number else f"{number:#.3g}"
 
 
 def _traffic(plan: Plan) -> list[list[str]]:
-    """A line for each kind of collective over each axis that takes a hundredth of all the time."""
-    sums: dict[tuple, list[float]] = {}
+    """A line for each kind of collective over each axis that takes more than 1 % of the time of all."""
+    sums: dict[tuple[str, str], tuple[int, float, float]] = {}  # times, MiB and milliseconds
     for kind, axes, size, times, received in plan.compiled.collectives:
-        found = sums.setdefault((kind, " x ".join(axes)), [0, 0.0, 0.0])
         moved = times * received
-        for index, value in enumerate(
-            (times, moved / 2**20, 1e3 * moved / plan.place.bandwidth(tuple(axes), size))
-        ):
-            found[index] += value
-    least = sum(found[2] for found in sums.values()) / 100
+        ms = 1e3 * moved / plan.step.slices.bandwidth(tuple(axes), size)
+        before = sums.get((kind, " x ".join(axes)), (0, 0.0, 0.0))
+        sums[kind, " x ".join(axes)] = (before[0] + times, before[1] + moved / 2**20, before[2] + ms)
+    least = sum(ms for _, _, ms in sums.values()) / 100
     return [
         [plan.label, *key, f"{times:,}", _digits(mib), _digits(ms)]
         for key, (times, mib, ms) in sorted(sums.items(), key=lambda pair: -pair[1][2])
@@ -234,51 +212,46 @@ def _traffic(plan: Plan) -> list[list[str]]:
 
 
 def _writing(plan: Plan) -> list[str]:
-    found = writing(plan.experiment, plan.lengths, plan.place, plan.compiled)
-    if not found:
+    speed = writing(plan.step, plan.compiled)
+    if not speed:
         return []
-    cache = f"{_digits(found.cache / 2**20)} MiB of {plan.experiment.model.dtype}"
-    return [plan.row, cache, _digits(found.single), f"{found.batch:,}", _digits(found.full)]
+    cache = f"{_digits(speed.cache / 2**20)} MiB of {plan.step.experiment.model.dtype}"
+    return [plan.row, cache, _digits(speed.single), f"{speed.batch:,}", _digits(speed.full)]
 
 
 def _remarks(plan: Plan) -> list[str]:
     compiled = plan.compiled
     lines = [compiled.failed] if compiled.failed else []
     for elements, axes, times, source in compiled.unexpected:
-        lines.append(
-            f"gathers {max(elements):,} elements over {' x '.join(axes)}, {times} times a step: {source}"
-        )
-    if compiled.kernels:
-        lines.append(
-            f"{compiled.kernels} calls of attention's kernel a step, whose time the compiler does not count"
-        )
-    if compiled.lost:
-        lines.append(
-            f"{compiled.lost} tensors are made whole on every device, for want of a way to reshard them"
-        )
+        over = " x ".join(axes)
+        lines.append(f"gathers {max(elements):,} elements over {over}, {times} times a step: {source}")
+    if kernels := compiled.kernels:
+        lines.append(f"{kernels} calls of attention's kernel a step, whose time the compiler does not count")
+    if lost := compiled.lost:
+        lines.append(f"{lost} tensors are made whole on every device, as there is no way to reshard them")
     if not plan.fits and not compiled.failed:
         lines.append(f"does not fit. {_smaller(plan)}")
     return lines
 
 
 def _smaller(plan: Plan) -> str:
-    """The first of SMALLER that should fit, by the rough model set right by what the compiler found."""
-    experiment, rough = plan.experiment, (plan.lengths, plan.place, plan.compiled.parameters)
-    right = needed(plan.compiled) / memory(experiment, *rough)
-    for mesh in (experiment.mesh, replace(experiment.mesh, fsdp=-1, data=1)):
+    """The first of SMALLER that should fit, by the rough model corrected by what the compiler found."""
+    step, parameters = plan.step, plan.compiled.parameters
+    correction = plan.compiled.needed / memory(step, parameters)
+    for mesh in (step.experiment.mesh, replace(step.experiment.mesh, fsdp=-1, data=1)):
         for new in SMALLER:
-            changed = apply(replace(experiment, mesh=mesh), new)
+            changed = replace(step, experiment=apply(replace(step.experiment, mesh=mesh), new))
             try:
-                _check(changed, plan.place, plan.lengths)
+                _check(changed)
             except SettingError:
                 continue
-            if changed != experiment and right * memory(changed, *rough) < plan.place.room:
-                return f"Try {options(experiment, changed)}"
+            if changed != step and correction * memory(changed, parameters) < step.slices.room:
+                return f"Try {options_between(step.experiment, changed.experiment)}"
     return "Take a larger slice, or see what --search finds"
 
 
-def options(old: Experiment, new: Experiment) -> str:
-    """What to add to a command line to come from ``old`` to ``new``."""
+def options_between(old: Experiment, new: Experiment) -> str:
+    """What to add to a command line to get from ``old`` to ``new``."""
     words = []
     for path, (_, value) in diff(old, new).items():
         group, dot, last = path.rpartition(".")
@@ -292,5 +265,5 @@ def _recommended(plans: Sequence[Plan], scale: str) -> str:
     if not fitting:
         return f"{plans[0].name}: none of these fits; take a larger slice"
     best = min(fitting, key=lambda plan: plan.estimate.step)
-    paste = options(build(best.name, scale), best.experiment)
-    return f"The fastest that fits:\n  lm run {best.name} --scale {scale} {paste}"
+    changed = options_between(build(best.name, scale), best.step.experiment)
+    return f"The fastest that fits:\n  lm run {best.name} --scale {scale} {changed}"

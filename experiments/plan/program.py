@@ -1,6 +1,4 @@
-"""Reads what the compiler made of a step: the text of an optimised program -> its loops, collectives and
-cycles.
-"""
+"""Reads a compiled step: the text of an optimised program -> its loops, collectives and cycles."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -12,6 +10,7 @@ import numpy as np
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 SMALL = 2**18  # a tensor of fewer elements may be whole everywhere [elements]
 
+Computations = Mapping[str, "list[Instruction]"]
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
@@ -29,30 +28,31 @@ class Instruction(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """What devices send each other at one place of the program."""
+    """What devices send each other at one point of the program."""
 
     kind: str
     axes: tuple[str, ...]  # of the mesh, along which it goes
     size: int  # devices that take part together
-    times: int  # how often a step does it
+    times: int  # a step
     bytes: float  # that a device receives each time
-    elements: tuple[int, ...]  # of each result that holds numbers, not ids
-    source: str  # what it was in the program that was compiled
+    elements: tuple[int, ...]  # of each result that holds floating-point numbers
+    source: str  # the operation of the traced program that it comes from
 
 
 class Program(NamedTuple):
-    cycles: int  # by the compiler's estimate, of a step; what devices send each other is not in them
+    cycles: int  # of a step, as the compiler estimates them, without collectives
     loops: dict[str, int]  # the body's name -> how often it runs in a step
     collectives: list[Collective]
-    kernels: int  # calls of hand-written ones, of which the compiler estimates no cycles
+    kernels: int  # calls of hand-written kernels, for which the compiler estimates no cycles
 
 
-def read(text: str, mesh: Mapping[str, int]) -> Program:
-    """The program compiled for mesh ``{axis: size}``; a loop is taken to count from 0, as the compiler's
-    do.
-    """
+def read_program(text: str, mesh: Mapping[str, int]) -> Program:
+    """The program compiled for mesh ``{axis: size}``; loops count from 0, as the compiler's do."""
     computations, entry = _computations(text)
-    cycles, kernels, loops, found, todo = 0, 0, {}, {}, [(entry, 1)]
+    cycles, kernels = 0, 0
+    loops: dict[str, int] = {}
+    collectives: dict[str, Collective] = {}
+    todo = [(entry, 1)]
     while todo:
         name, times = todo.pop()
         for instruction in computations[name]:
@@ -60,64 +60,67 @@ def read(text: str, mesh: Mapping[str, int]) -> Program:
             kernels += times * ('custom_call_target="tpu_custom_call"' in instruction.rest)
             called = _called(instruction, computations)
             if instruction.opcode == "while":
-                body, trips = (
-                    re.search(r"body=%?([\w.\-]+)", instruction.rest)[1],
-                    _trips(instruction, computations),
-                )
-                loops[body] = times * trips
-                called, times_inside = [body], times * trips
+                body = _name("body", instruction)
+                loops[body] = times * _trips(instruction, computations)
+                todo.append((body, loops[body]))
+            elif instruction.opcode in ("call", "conditional"):
+                todo += [(other, times) for other in called]
             else:
-                times_inside = times
-            if instruction.opcode in ("while", "call", "conditional"):
-                todo += [(other, times_inside) for other in called]
-                continue
-            for inner, within in [(instruction, name), *_inside(called, computations)]:
-                if one := _collective(inner, within, times, mesh):
-                    # One that runs beside other work is cut into fusions that share its channel; some of them
-                    # may be in a loop that it spans.
-                    channel = re.search(r"channel_id=(\d+)", inner.rest)
-                    key = channel[1] if channel else len(found)
-                    found[key] = min(found.get(key, one), one, key=lambda each: each.times)
-    return Program(cycles, loops, list(found.values()), kernels)
+                for inner, owner in [(instruction, name), *_inside(called, computations)]:
+                    if collective := _collective(inner, owner, times, mesh):
+                        # A collective that runs beside other work is cut into fusions that share its channel;
+                        # some of them may be in a loop that it spans: the fewest times count.
+                        channel = re.search(r"channel_id=(\d+)", inner.rest)
+                        key = channel[1] if channel else f"number {len(collectives)}"
+                        parts = (collectives.get(key, collective), collective)
+                        collectives[key] = min(parts, key=lambda part: part.times)
+    return Program(cycles, loops, list(collectives.values()), kernels)
 
 
-def unexpected(
+def unexpected_gathers(
     program: Program, shapes: Collection[tuple[int, ...]], mesh: Mapping[str, int]
 ) -> list[Collective]:
-    """The gathers that a well-placed program does not need, given the shapes of its parameters, stacked ones
-    whole.
+    """The gathers that a well-placed program does not need, given the shapes of its (stacked) parameters.
 
-    Expected are those of parameters, one layer or all, over what cuts them or the batch up (it may be the
-    second half of a sum), and those of keys and values over the positions (sequence).
+    Expected are those of parameters, of one layer or all, over the axes that shard them or the batch (such a
+    gather may be the second half of a sum), and those of keys and values over the positions (sequence).
     """
-    wholes = {prod(shape[first:]) for shape in shapes for first in (0, 1)}
-    wholes |= {whole // mesh[axis] for whole in wholes for axis in ("tensor", "fsdp")}
+    sizes = {prod(shape[first:]) for shape in shapes for first in (0, 1)}
+    sizes |= {size // mesh[axis] for size in sizes for axis in ("tensor", "fsdp")}
     return [
-        one
-        for one in program.collectives
-        if one.kind == "all-gather" and one.axes != ("sequence",)
-        if any(size >= SMALL and (size not in wholes or "tensor" in one.axes) for size in one.elements)
+        gather
+        for gather in program.collectives
+        if gather.kind == "all-gather" and gather.axes != ("sequence",)
+        if any(n >= SMALL and (n not in sizes or "tensor" in gather.axes) for n in gather.elements)
     ]
 
 
 def _computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    found, entry, current = {}, "", []
+    """Name -> instructions of each computation, and the name of the one that the program enters."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, current = "", []
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            current = found[head[2]] = []
+            current = computations[head[2]] = []
             entry = head[2] if head[1] else entry
         elif match := _LINE.match(line):
             current.append(Instruction(*match.groups()))
-    return found, entry
+    return computations, entry
 
 
-def _called(instruction: Instruction, computations: Mapping) -> list[str]:
-    """The computations that an instruction runs, those of a loop left out."""
+def _name(attribute: str, instruction: Instruction) -> str:
+    """The computation that an instruction names as its "body" or "condition"."""
+    match = re.search(rf"{attribute}=%?([\w.\-]+)", instruction.rest)
+    return match[1] if match else ""
+
+
+def _called(instruction: Instruction, computations: Computations) -> list[str]:
+    """The computations that an instruction runs, except those of a loop."""
     names = [name for match in _CALLS.findall(instruction.rest) for name in re.findall(r"[\w.\-]+", match)]
     return [name for name in names if name in computations]
 
 
-def _inside(names: list[str], computations: Mapping) -> Iterator[tuple[Instruction, str]]:
+def _inside(names: list[str], computations: Computations) -> Iterator[tuple[Instruction, str]]:
     """The instructions within fusions, and the computation that holds each."""
     for name in names:
         for instruction in computations[name]:
@@ -125,50 +128,49 @@ def _inside(names: list[str], computations: Mapping) -> Iterator[tuple[Instructi
             yield from _inside(_called(instruction, computations), computations)
 
 
-def _trips(loop: Instruction, computations: Mapping) -> int:
-    """How often a loop runs: the compiler says it, or it is the one number in the loop's condition."""
+def _trips(loop: Instruction, computations: Computations) -> int:
+    """How often a loop runs: the compiler says so, or it is the one number in the loop's condition."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
         return int(known[1])
-    inside = _inside([re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]], computations)
+    inside = _inside([_name("condition", loop)], computations)
     bounds = [re.match(r"(\d+)\)", each.rest) for each, _ in inside if each.opcode == "constant"]
     return max((int(bound[1]) for bound in bounds if bound), default=1)
 
 
 def _collective(
-    instruction: Instruction, within: str, times: int, mesh: Mapping[str, int]
+    instruction: Instruction, computation: str, times: int, mesh: Mapping[str, int]
 ) -> Collective | None:
+    """What an instruction of a computation sends; None if it sends nothing."""
     kind, outside = instruction.opcode.removesuffix("-start"), _OUTSIDE.search(instruction.rest)
-    if kind == "recv" and outside:  # what comes from other slices
+    if kind == "recv" and outside:  # from other slices
         kind = outside[1].lower().replace("_", "-")
     if kind not in KINDS:
         return None
-    arrays = [
-        (prod(map(int, filter(None, sides.split(",")))), name)
-        for name, sides in _ARRAY.findall(instruction.shape)
-    ]
+    results = [(prod(map(int, filter(None, x.split(",")))), t) for t, x in _ARRAY.findall(instruction.shape)]
     group = _group(instruction.rest, prod(mesh.values()))
-    places = np.unravel_index(group, tuple(mesh.values()))
-    axes = tuple(axis for axis, place in zip(mesh, places, strict=True) if np.ptp(place))
+    coordinates = np.unravel_index(group, tuple(mesh.values()))
+    axes = tuple(axis for axis, place in zip(mesh, coordinates, strict=True) if np.ptp(place))
     size, axes = (mesh["slice"], ("slice",)) if outside else (len(group), axes)
-    received = sum(count * _width(name) for count, name in arrays)
-    # the result of a start holds the operand too
-    if instruction.opcode.endswith("-start") and kind != "all-reduce":
+    received = sum(count * _width(dtype) for count, dtype in results)
+    if instruction.opcode.endswith("-start") and kind != "all-reduce":  # the result holds the operand too
         received *= size / (size + 1) if kind == "all-gather" else 1 / 2
-    if kind == "all-reduce" and within.startswith("all-reduce-scatter"):
+    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
         kind, received = "reduce-scatter", received / size
+    # of what a device holds in the end: in a ring, an all-reduce is a reduce-scatter and an all-gather
     factors = {"all-reduce": 2 * (size - 1) / size, "reduce-scatter": size - 1, "collective-permute": 1}
     received *= factors.get(kind, (size - 1) / size)
     source = re.search(r'op_name="([^"]*)"', instruction.rest)
-    elements = tuple(count for count, name in arrays if name[0] in "bcf")  # bf16, complex, float
+    elements = tuple(count for count, dtype in results if dtype[0] in "bcf")  # bf16, complex, float
     return Collective(kind, axes, size, times, received, elements, source[1] if source else "")
 
 
-def _width(name: str) -> float:
-    return 1 if name == "pred" else int((re.search(r"\d+", name) or "0")[0]) / 8
+def _width(dtype: str) -> float:
+    """Of an element [bytes]."""
+    return 1 if dtype == "pred" else int((re.search(r"\d+", dtype) or "0")[0]) / 8
 
 
 def _group(rest: str, devices: int) -> np.ndarray:
-    """The first of the groups of devices that take part together, by their places in the mesh, row by row."""
+    """The first of the groups of devices that take part together, by their flat indices in the mesh."""
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
         pairs = [pair.split(",") for pair in re.findall(r"\d+,\d+", pairs[1])]
         return np.array(next(([int(a), int(b)] for a, b in pairs if a != b), [0, 0]))

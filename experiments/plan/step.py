@@ -1,0 +1,67 @@
+"""A training step that is planned: what is compiled for which slice, and what the compiler found."""
+
+from dataclasses import dataclass
+
+from experiments.plan.slices import Slice
+from experiments.study.experiment import Experiment
+from lm.data.objectives import Lengths
+from lm.data.packing import row_length
+from lm.train.throughput import step_flops
+
+Features = dict[str, tuple[list[int], str]]  # of a batch: shape and dtype
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The step of pre-training of an experiment on a slice."""
+
+    experiment: Experiment
+    slices: Slice
+    batch: Features
+    lengths: Lengths  # of the rows of the batch [tokens]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Mesh axis -> devices along it."""
+        return self.experiment.mesh.sizes(self.slices.devices)
+
+    @property
+    def width(self) -> int:
+        """Of an activation [bytes]."""
+        return {"float32": 4, "bfloat16": 2}[self.experiment.model.dtype]
+
+    @property
+    def arrangement(self) -> tuple[str, str]:
+        """Mesh, and rematerialisation with micro-batches, as they are shown."""
+        parts = self.experiment.pretraining.microbatches
+        mesh = " ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1) or "1"
+        return mesh, self.experiment.model.remat + f", {parts} parts" * (parts > 1)
+
+    def flops(self, batch_size: int, lengths: Lengths) -> float:
+        """Floating-point operations of a step with this batch."""
+        model = self.experiment.model
+        return step_flops(model, batch_size, lengths.inputs, row_length(model.architecture, lengths))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler found; bytes are those of a device. If a step does not fit, most is unknown: 0."""
+
+    parameters: int = 0
+    read: int = 0  # parameters that are read to write one token, each as often as it is read
+    arguments: int = 0
+    temporaries: int = 0
+    outputs: int = 0  # that do not take the memory of arguments
+    code: int = 0
+    over: float = 0.0  # memory that a step needs which does not fit
+    cycles: int = 0
+    kernels: int = 0  # that run in a step without being in its cycles
+    collectives: tuple[tuple, ...] = ()  # (kind, mesh axes, devices, times a step, bytes each time)
+    unexpected: tuple[tuple, ...] = ()  # gathers: (elements, mesh axes, times, source)
+    lost: int = 0  # tensors that the partitioner makes whole on every device
+    failed: str = ""  # how the compiler broke down
+
+    @property
+    def needed(self) -> float:
+        """Memory of a device that the step fills [bytes]."""
+        return self.over or self.arguments + self.outputs + self.temporaries + self.code

@@ -1,0 +1,107 @@
+"""The process that compiles one step: ``python -m experiments.plan.worker FILE``.
+
+It reads a request from FILE, prints its progress, and writes what it found in the place of the request.
+"""
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from math import prod
+from pathlib import Path
+from time import perf_counter
+
+import jax
+from jax.experimental import topologies
+
+from experiments.plan.program import read_program, unexpected_gathers
+from experiments.plan.slices import Slice, find_slice
+from experiments.plan.step import Compiled, Features
+from experiments.runs.run import steps_of
+from experiments.study.experiment import Experiment
+from lm import sharding
+from lm.files import write
+from lm.nn.config import ModelConfig
+from lm.settings import SettingError, from_json
+
+
+def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Compiled:
+    """The step of pre-training, compiled in this process."""
+    options = dict(slices.chip.options) | ({"num_slices": slices.count} if slices.count > 1 else {})
+    if max(slices.shape) == 1:
+        options["chips_per_host_bounds"] = [1, 1, 1]
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=slices.name, **options).devices
+    steps = steps_of(experiment, sharding.make_mesh(experiment.mesh, list(devices)))
+    arrays = {feature: jax.ShapeDtypeStruct(shape, dtype) for feature, (shape, dtype) in batch.items()}
+    began = perf_counter()
+    lowered = steps.train.lower(steps.abstract, arrays, jax.ShapeDtypeStruct((), "uint32"))
+    print(f"traced in {perf_counter() - began:.0f} s; the compiler is at work", flush=True)
+    shapes = {name: leaf.shape for name, leaf in steps.abstract.params.items()}
+    parameters = sum(map(prod, shapes.values()))
+    counts = Compiled(parameters=parameters, read=read_by_writing(experiment.model, shapes))
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if needed := overflow(str(error)):
+            return replace(counts, over=needed)
+        return replace(counts, failed=f"the compiler gave up: {str(error).splitlines()[0][:200]}")
+    print(f"compiled in {perf_counter() - began:.0f} s", flush=True)
+    return _measured(counts, compiled, shapes, steps.mesh.shape)
+
+
+def _measured(
+    counts: Compiled,
+    compiled: jax.stages.Compiled,
+    shapes: Mapping[str, tuple[int, ...]],
+    mesh: Mapping[str, int],
+) -> Compiled:
+    """``counts`` with what the compiled step needs and does."""
+    memory, program = compiled.memory_analysis(), read_program(compiled.as_text(), mesh)
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    # What the compiler compares with the chip's memory. Its temp_size_in_bytes is more, by up to a quarter: a
+    # program with temporaries of 18.5 GiB by that number is compiled for a chip that has 15.75.
+    temporaries = max(memory.peak_memory_in_bytes - memory.argument_size_in_bytes - outputs, 0)
+    gathers = unexpected_gathers(program, shapes.values(), mesh)
+    return replace(
+        counts,
+        arguments=memory.argument_size_in_bytes,
+        temporaries=temporaries,
+        outputs=outputs,
+        code=memory.generated_code_size_in_bytes,
+        cycles=program.cycles,
+        kernels=program.kernels,
+        collectives=tuple(collective[:5] for collective in program.collectives),
+        unexpected=tuple((x.elements, x.axes, x.times, x.source) for x in gathers),
+    )
+
+
+def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Parameters that a decoder reads to write a token, each as often as it is used, as ALBERT's block is."""
+    # the encoder has run, its keys and values are cached, and of a separate embedding one row is read
+    skipped = ["encoder.", "decoder.blocks.cross.key.", "decoder.blocks.cross.value."]
+    skipped += ["embed."] if model.logits.startswith("separate") else []
+    layers = model.num_decoder_layers if model.shared_layers else 1
+    return sum(
+        prod(shape) * (layers if name.startswith("decoder.blocks.") else 1)
+        for name, shape in shapes.items()
+        if not name.startswith(tuple(skipped))
+    )
+
+
+def overflow(error: str) -> float:
+    """Bytes of HBM that a program needs, by the message that it does not fit; 0 for any other message."""
+    amount = re.search(r"memory space hbm\b.*?([\d.]+)([KMGT])\b", error)
+    return float(amount[1]) * 2 ** (10 + 10 * "KMGT".index(amount[2])) if amount else 0.0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the compiler too, which would not listen
+    file = Path(sys.argv[1])
+    settings, features, name, count = json.loads(file.read_text())
+    try:
+        answer = asdict(compile_here(from_json(Experiment, settings), features, find_slice(name, count)))
+    except SettingError as error:
+        answer = {"refused": str(error)}
+    write(file, json.dumps(answer))
