@@ -14,7 +14,7 @@ def plan(arguments: Sequence[str]) -> None:
 
     early = (("--scale", PlanOptions.scale), ("--size", PlanOptions.size), ("--mesh", PlanOptions.mesh))
     scale_size_mesh = [option(arguments, flag, default) for flag, default in early]
-    rows, options = {}, PlanOptions()
+    rows, options = {}, (defaults := PlanOptions())
     for row in find(first_word(arguments)):
         default = row_of(row.name, *scale_size_mesh)
 
@@ -22,7 +22,7 @@ def plan(arguments: Sequence[str]) -> None:
             pattern: str,
             /,
             settings: Annotated[Experiment, FLAT] = default,
-            options: Annotated[PlanOptions, FLAT] = PlanOptions(),
+            options: Annotated[PlanOptions, FLAT] = defaults,
         ) -> tuple[Experiment, PlanOptions]:
             """Compile the training step of rows for a TPU slice with libtpu, here, and print what it needs.
 
