@@ -75,13 +75,13 @@ def test_damage_to_any_file_is_found_and_the_step_before_is_taken(copied, capsys
             whole, more = path.read_bytes(), path.with_name(f"{path.name}.more")
             for damaged in toy.damages(whole, rng, 0):
                 path.unlink() if damaged is None else path.write_bytes(damaged)
-                assert checkpoints._good(None) == 1, (path, damaged)
+                assert checkpoints._good_step(None) == 1, (path, damaged)
                 assert path.name in capsys.readouterr().out
             path.write_bytes(whole)
             more.touch()
-            assert checkpoints._good(None) == 1 and more.name in capsys.readouterr().out
+            assert checkpoints._good_step(None) == 1 and more.name in capsys.readouterr().out
             more.unlink()
-        assert checkpoints._good(None) == 2
+        assert checkpoints._good_step(None) == 2
 
 
 def test_a_damaged_step_is_passed_over_and_its_numbers_are_never_used(copied):
@@ -233,7 +233,7 @@ def test_scores_that_cannot_be_written_are_an_error_that_names_the_checkpoint(co
             SaveError, match=f"the scores of {folder}/2 could not be written: .*File too large"
         ):
             checkpoints.score(2, {f"score {i}": 1.0 for i in range(100)})
-        assert checkpoints.newest() == 2
+        assert checkpoints._good_step(None) == 2
 
 
 def kept_of(times, **settings):
@@ -242,7 +242,7 @@ def kept_of(times, **settings):
     for step, minutes in enumerate(times):
         saved = 60.0 * minutes
         there[step] = {"saved": saved, "hour": manifest.hour(there, saved, config), "scores": {}}
-        there = {step: there[step] for step in manifest.kept(there, config)}
+        there = {step: there[step] for step in manifest.retain(there, config)}
     return sorted(there)
 
 

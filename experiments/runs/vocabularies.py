@@ -8,7 +8,7 @@ from experiments.runs import origin
 from experiments.study.experiment import Experiment
 from lm.data.text.published import open_vocabulary
 from lm.data.text.vocabulary import Vocabulary
-from lm.files import complete, naming
+from lm.files import write
 from lm.settings import SettingError
 
 FOLDER = "tokenizer"  # in the folder of a phase
@@ -26,8 +26,7 @@ def keep(phase: Path, vocabulary: Vocabulary) -> None:
     for name, contents in files.items():
         path = place / name
         if not path.exists() or path.read_bytes() != contents:
-            with naming(path), complete(path) as file:
-                file.write(contents)
+            write(path, contents)
 
 
 def kept(phase: Path, experiment: Experiment) -> Vocabulary:

@@ -1,21 +1,16 @@
-"""Checkpoints that are proved: written by orbax, listed with a checksum for every file, verified before use.
-
-A step is written under another name, then its manifest, then it is renamed: what has a step's name was
-complete. What is taken away gets another name before it is deleted.
-"""
+"""The checkpoints of a run: written by orbax in the background, with checksums, verified before use."""
 
 import logging
 import math
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from errno import ECHILD, ENOSPC
+from errno import ECHILD
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -28,14 +23,14 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from lm import sharding
-from lm.files import write
 from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.config import EVERY_UPDATE, CheckpointConfig, GuardConfig
-from lm.train.manifest import MANIFEST, REPLACED, UNFINISHED, Manifest
+from lm.train.manifest import UNFINISHED, Manifest
 from lm.train.state import State
 
-GUARD = "guard."  # before the names of what is remembered to leave updates out
+GUARD = "guard."  # before the names of what the guard remembers
+NOTHING, ALL_BAD = -1, -2  # in place of a step
 
 Scores = Mapping[str, float | None]
 
@@ -57,10 +52,12 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = EVERY_UPDATE):
         self.folder, self.config, self._stops = Path(folder).absolute(), config, guard.failed_save == "stop"
-        _hush()
+        _silence_orbax()
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._saving: tuple[int, Future[Exception | None]] | None = None  # its step, and what went wrong here
+        self._saving: tuple[int, Future[Exception | None]] | None = (
+            None  # step, and the error in this process
+        )
         self._failed: SaveError | None = None  # of the last save, which the next one makes good
 
     def __enter__(self) -> "Checkpoints":
@@ -71,8 +68,7 @@ class Checkpoints:
             if kind is None:
                 self.wait()
             elif self._saving is not None and (error := self._saving[1].result()) is not None:
-                # what came before it is raised
-                print(f"warning: {self._said(self._saving[0], error)}", flush=True)
+                print(f"warning: {self._message(self._saving[0], error)}", flush=True)  # the first is raised
         finally:
             self._thread.shutdown()
             self._orbax.close()
@@ -85,290 +81,207 @@ class Checkpoints:
         """Start saving; returns when the state may be changed."""
         self.settle()
         self._failed = None
-        arrays, stops = sharding.named(state), self._stops
-        about = {"step": int(state.step), "saved": time.time(), "scores": {}, "losses": {}}
-        about["arrays"] = {name: _about(array) for name, array in arrays.items()}
-        unfinished = self.folder / f"{UNFINISHED}{about['step']}"
-        error = self._agreed(_error(partial(self._begin, sum(array.nbytes for array in arrays.values()))))
+        arrays, step = sharding.named(state), int(state.step)
+        size = sum(array.nbytes for array in arrays.values())
+        shapes = {name: _shape(array) for name, array in arrays.items()}
+        header = {"step": step, "saved": time.time(), "scores": {}, "losses": {}, "arrays": shapes}
+        error = None
+        if jax.process_index() == 0:
+            error = _error(manifest.prepare, self.folder, size)
+        error, draft = self._agreed(error), self.folder / f"{UNFINISHED}{step}"
         if error is None:
-            error = _error(
-                partial(self._orbax.save, unfinished, args=ocp.args.PyTreeSave(arrays), force=True)
-            )
+            error = _error(self._orbax.save, draft, args=ocp.args.PyTreeSave(arrays), force=True)
             if error is not None and jax.process_count() > 1:  # the others wait for this one, inside of orbax
-                raise SaveError(self._said(about["step"], error)) from error
-        self._saving = about["step"], self._thread.submit(self._finish, unfinished, about, error)
-        if error is not None and stops:
+                raise SaveError(self._message(step, error)) from error
+        self._saving = step, self._thread.submit(self._finish, draft, header, error)
+        if error is not None and self._stops:
             self.wait()
 
     def score(self, step: int, scores: Scores, losses: Scores = MappingProxyType({})) -> None:
-        """Rank the checkpoint of ``step``, if it was saved, by these ``scores``, by name: those that are
-        finite.
+        """Rank the checkpoint of ``step``, if it was saved, by those of these ``scores`` that are finite.
 
         ``losses``: by the name of the score, decide where it ties. SaveError if they cannot be written.
         """
         self.settle()
         ranks = {} if jax.process_index() else {"scores": _finite(scores), "losses": _finite(losses)}
-        if (error := self._agreed(_error(partial(manifest.rank, self.folder, step, ranks)))) is not None:
-            raise SaveError(
-                f"the scores of {self.folder / str(step)} could not be written: {error}"
-            ) from error
+        if (error := self._agreed(_error(manifest.rank, self.folder, step, ranks))) is not None:
+            message = f"the scores of {self.folder / str(step)} could not be written: {error}"
+            raise SaveError(message) from error
         self.tidy(step)
 
     def settle(self) -> None:
-        """Return when the last save is complete and proved; SaveError if it failed and the next one is no
-        remedy.
-        """
+        """The newest good state, or that of ``step``, placed as in ``abstract``; None if none was saved.
         self._settle(self._stops)
 
     def wait(self) -> None:
-        """Return when the last save is complete and proved; SaveError if it failed."""
+        """Return when the last save is complete and verified; SaveError if it failed."""
         self._settle(stops=True)
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
 
     def restore(self, abstract: State, step: int | None = None) -> State | None:
-        """The newest good state, or that of ``step``, placed as ``abstract`` says; None if nothing was ever
-        saved.
+        """The newest good state, or that of ``step``, placed as ``abstract``; None if nothing was saved.
 
-        A bad checkpoint is passed over with a warning. CheckpointError where there are some and none is good.
-        Updates may be left out from now on though none were before, or no more.
+        A bad checkpoint is skipped with a warning. CheckpointError where there are some and none is good.
+        The guard may differ from the one that it was saved with.
         """
-        step = self._good(step)
+        step = self._good_step(step)
         if step is None:
             return None
         like = sharding.named(abstract)
-        found = self._read(step, like, whole=True)
-        return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in like])
+        arrays = self._read(step, like, complete=True)
+        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in like])
 
     def restore_model(
         self, state: State, step: int | None = None, source: Callable[[str], str | None] = str
     ) -> State:
-        """``state`` with the parameters alone from here; never without: CheckpointError if there is no
-        checkpoint.
+        """``state`` with only the parameters from here; CheckpointError if there is no checkpoint.
 
         ``source`` gives the name here of a parameter of ``state``, None for one that stays as it is.
         """
-        step = self._good(step)
+        step = self._good_step(step)
         if step is None:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
-        names = {name: found for name in state.params if (found := source(name)) is not None}
+        sources = {name: f"params.{saved}" for name in state.params if (saved := source(name)) is not None}
         like = sharding.described(state.params)
-        found = self._read(
-            step, {f"params.{there}": like[name] for name, there in names.items()}, whole=False
-        )
-        return replace(
-            state, params=state.params | {name: found[f"params.{there}"] for name, there in names.items()}
-        )
+        arrays = self._read(step, {saved: like[name] for name, saved in sources.items()}, complete=False)
+        return replace(state, params=state.params | {name: arrays[saved] for name, saved in sources.items()})
 
     def best(self, name: str = "score") -> int | None:
         """The step with the best score of this name; None if no step has one."""
         return manifest.best(manifest.manifests(self.folder), name, self.config.best)
 
     def tidy(self, last: int) -> None:
-        """Take away what is not kept now that ``last`` is the newest step, and what a kill left of doing
-        so.
-        """
-        if jax.process_index():
-            return
-        try:
-            # later ones are of a course given up: this run began before them
-            found = manifest.manifests(self.folder)
-            stay = manifest.kept({n: each for n, each in found.items() if n <= last}, self.config)
-            for each in found.keys() - stay:
-                self._remove(self._place(each))
-            self._sweep()
-        except OSError as error:
-            print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
+        """Remove what is not retained now that ``last`` is the newest step; a warning where that fails."""
+        if jax.process_index() == 0:
+            try:
+                manifest.tidy(self.folder, last, self.config)
+            except OSError as error:
+                print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
 
-    def _place(self, step: int) -> Path:
-        return manifest.steps(self.folder).get(step, self.folder / str(step))
-
-    def newest(self) -> int | None:
-        """The newest good step; None if nothing was ever saved."""
-        return self._good(None)
-
-    def _good(self, step: int | None) -> int | None:
+    def _good_step(self, step: int | None) -> int | None:
         """The newest good step, or ``step`` if that is good; the first process looks and tells the others."""
         self.wait()
-        found, faults = -1, {}
+        good, faults = NOTHING, {}
         if jax.process_index() == 0:
-            for candidate in reversed(self.steps()) if step is None else [step]:
-                fault = manifest.fault(self._place(candidate), candidate)
+            paths = manifest.steps(self.folder)
+            for candidate in reversed(paths) if step is None else [step]:
+                path = self.folder / str(candidate)
+                fault = manifest.fault(paths.get(candidate, path), candidate)
                 if fault is None:
-                    found = candidate
+                    good = candidate
                     break
-                faults[candidate] = fault
-                print(
-                    f"warning: checkpoint {self.folder / str(candidate)} is passed over: {fault}", flush=True
-                )
-            found = -2 if found < 0 and faults else found
-        found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
-        if found == -2:
-            listed = "".join(f"\n  {self.folder / str(step)}: {fault}" for step, fault in faults.items())
-            older = f"without {self.folder / str(step)} training goes on from an older one"
+                faults[path], good = fault, ALL_BAD
+                print(f"warning: checkpoint {path} is skipped: {fault}", flush=True)
+        good = int(multihost_utils.broadcast_one_to_all(np.int32(good)))
+        if good == ALL_BAD:
+            listed = "".join(f"\n  {path}: {fault}" for path, fault in faults.items())
+            older = f"without {self.folder / str(step)} training resumes from an older one"
             mend = f"remove {self.folder} to start from scratch" if step is None else older
             raise CheckpointError(f"no checkpoint is good; {mend}:{listed}")
-        return None if found == -1 else found
+        return None if good == NOTHING else good
 
-    def _read(self, step: int, like: Mapping[str, Any], whole: bool) -> dict[str, jax.Array]:
+    def _read(self, step: int, like: Mapping[str, Any], complete: bool) -> dict[str, jax.Array]:
         """The arrays named in ``like``, bit for bit: orbax would cast another dtype without a word.
 
-        Of a ``whole`` state nothing else may be there. What is remembered to leave updates out may be
-        missing, or left
-        over: it begins with zeros.
+        Of a ``complete`` state the checkpoint may hold no others. What the guard remembers may be missing or
+        superfluous: it begins with zeros.
         """
-        folder = self._place(step)
-        saved = manifest.read(folder, step)["arrays"]
+        folder = manifest.steps(self.folder).get(step, self.folder / str(step))
+        saved = manifest.read_manifest(folder, step)["arrays"]
         new = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
         like = {name: leaf for name, leaf in like.items() if name not in new}
-        due = {name: _about(leaf) for name, leaf in like.items()}
-        others = {name for name in saved if whole and not name.startswith(GUARD)}
-        names = sorted(due.keys() | others)
+        shapes = {name: _shape(leaf) for name, leaf in like.items()}
+        others = {name for name in saved if complete and not name.startswith(GUARD)}
         wrong = [
-            f"\n  {n}: saved {saved.get(n)}, due {due.get(n)}" for n in names if saved.get(n) != due.get(n)
+            f"\n  {name}: saved {saved.get(name)}, needed {shapes.get(name)}"
+            for name in sorted(shapes.keys() | others)
+            if saved.get(name) != shapes.get(name)
         ]
         if wrong:
             raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
         arguments = ocp.checkpoint_utils.construct_restore_args(like)
-        found = self._orbax.restore(
-            folder, args=ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
-        )
+        how = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
         zeros = {
-            n: jax.jit(partial(jnp.zeros, x.shape, x.dtype), out_shardings=x.sharding)()
-            for n, x in new.items()
+            name: jax.jit(partial(jnp.zeros, leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
+            for name, leaf in new.items()
         }
-        return found | zeros
+        return self._orbax.restore(folder, args=how) | zeros
 
     def _settle(self, stops: bool) -> None:
-        """Wait for the last save; if it failed, raise or, unless it ``stops``, warn. All processes do the
-        same.
-        """
+        """Wait for the last save; if it failed, raise where that ``stops``, else warn; all alike."""
         saving, self._saving = self._saving, None
         if saving is None or (error := self._agreed(saving[1].result())) is None:
             return
         if jax.process_index() == 0:
             with suppress(OSError):
-                self._sweep()
-        said = self._said(saving[0], error)
+                manifest.sweep(self.folder)
+        message = self._message(saving[0], error)
         if stops:
-            raise SaveError(said) from error
-        self._failed = SaveError(said)
-        print(f"warning: {said}, or with the next save", flush=True)
+            raise SaveError(message) from error
+        self._failed = SaveError(message)
+        print(f"warning: {message}, or with the next save", flush=True)
 
     def _agreed(self, error: Exception | None) -> Exception | None:
-        """The error of this process or, where all go on after one, that of another.
+        """The error of this process or, where all continue after one, that of another.
 
         Where it stops, the process that failed ends at once, and so do the others, which may wait for it.
         """
         if jax.process_count() == 1 or self._stops:
             return error
         failed = multihost_utils.process_allgather(np.asarray(error is not None)).any()
-        return error or (
-            ChildProcessError(ECHILD, "another process could not write its part") if failed else None
-        )
+        other = ChildProcessError(ECHILD, "another process could not write its part")
+        return error or (other if failed else None)
 
-    def _said(self, step: int, error: Exception) -> str:
+    def _message(self, step: int, error: Exception) -> str:
         code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it, among much else
         why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or repr(error)
         good = "no checkpoint is good"
         with suppress(OSError):
-            places = reversed(manifest.steps(self.folder).items())
-            newest = (
-                f"the newest good checkpoint is {n}" for n, path in places if manifest.fault(path, n) is None
-            )
-            good = next(newest, good)
-        return (
-            f"step {step} could not be saved in {self.folder}: {why}; {good}. "
-            "Mend this and start again: training goes on from the newest"
-        )
+            paths = reversed(manifest.steps(self.folder).items())
+            newest = next((n for n, path in paths if manifest.fault(path, n) is None), None)
+            good = good if newest is None else f"the newest good checkpoint is {newest}"
+        failed = f"step {step} could not be saved in {self.folder}: {why}; {good}"
+        return f"{failed}. Mend this and start again: training resumes from the newest"
 
-    def _begin(self, size: int) -> None:
-        """Make the folder, and OSError if nothing can be made in it or there is no room for ``size``
-        bytes.
-        """
-        if jax.process_index() == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            disk = shutil.disk_usage(self.folder)
-            if disk.free < size and disk.total:  # some file systems say 0 of everything
-                raise OSError(ENOSPC, f"{size / 1e9:.2g} GB are needed, {disk.free / 1e9:.2g} GB are free")
-            probe = self.folder / f"{UNFINISHED}probe"
-            probe.mkdir()
-            probe.rmdir()
-
-    def _finish(self, unfinished: Path, about: Manifest, error: Exception | None) -> Exception | None:
-        """In the thread, of each process: what went wrong."""
+    def _finish(self, draft: Path, header: Manifest, error: Exception | None) -> Exception | None:
+        """In the thread of each process: the error if the step was not saved."""
         error = error or _error(self._orbax.wait_until_finished)
         if error is None and jax.process_index() == 0:
-            error = _error(partial(self._complete, unfinished, about))
+            error = _error(manifest.complete, draft, header, self.config)
+            error = error or _error(self.tidy, header["step"])
         return error
-
-    def _complete(self, unfinished: Path, about: Manifest) -> None:
-        """Give the checkpoint its manifest and its name, and take those away that are not kept."""
-        step = about["step"]
-        before = {n: each for n, each in manifest.manifests(self.folder).items() if n < step}
-        about["hour"] = manifest.hour(before, about["saved"], self.config)
-        about["files"] = manifest.checksums(unfinished)
-        write(unfinished / MANIFEST, manifest.sealed(about))
-        done = self.folder / str(step)
-        if done.exists():
-            done.rename(self.folder / f"{REPLACED}{step}")
-        unfinished.rename(done)
-        self.tidy(step)
-
-    def _remove(self, path: Path) -> None:
-        _delete(path.rename(self.folder / f"{UNFINISHED}{path.name}-removed"))
-
-    def _sweep(self) -> None:
-        """Clear away what a kill or a failed save left; what it was about to replace gets its name back."""
-        for path in [*self.folder.iterdir()]:
-            done = self.folder / path.name.removeprefix(REPLACED)
-            if path.name.startswith(UNFINISHED):
-                _delete(path)
-            elif done != path and done.exists():
-                self._remove(path)
-            elif done != path:
-                path.rename(done)
 
 
 def _finite(values: Scores) -> dict[str, float]:
-    return {
-        name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)
-    }
+    return {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
 
 
-def _error(work: Callable[[], Any]) -> Exception | None:
+def _error(work: Callable[..., Any], *args: Any, **options: Any) -> Exception | None:
     try:
-        work()
+        work(*args, **options)
     except Exception as error:
         return error
     return None
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _about(array: Any) -> list:
+def _shape(array: Any) -> list:
     return [list(array.shape), str(array.dtype)]
 
 
 @cache
-def _hush() -> None:
-    """Keep off the terminal what orbax's threads write there of an error: it is raised to us too."""
+def _silence_orbax() -> None:
+    """Keep off the terminal what orbax's threads print of an error: it is raised here too."""
     before = sys.unraisablehook
 
     def is_news(record: logging.LogRecord) -> bool:
         return not record.exc_info or not {"orbax", "asyncio"} & {*Path(record.pathname).parts}
 
-    def tell(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":  # which others of its writes would have told
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":  # others of its writes would have told that
             before(unraisable)
 
-    sys.unraisablehook = tell
+    sys.unraisablehook = hook
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(is_news)

@@ -79,7 +79,7 @@ if __name__ == "__main__":
         checkpoints.score(int(state.step), {"score": 0.5, "cola/score": 0.25})
     folder = HERE / str(STEP)
     (folder / "commit_success.txt").write_text("orbax names the machine's folder here\n")
-    sealed = manifest.read(folder, STEP) | {"files": manifest.checksums(folder)}
+    sealed = manifest.read_manifest(folder, STEP) | {"files": manifest.checksums(folder)}
     (folder / manifest.MANIFEST).write_text(seal(sealed))
     about = {"arrays": hashes(state), "next_loss": next_step(made, state)[1]}
     HERE.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
