@@ -1,4 +1,4 @@
-"""A corpus or a data set by its name. The documentation is written when it is first asked for.
+"""A corpus or a dataset by its name. The documentation is written when it is first needed.
 
 A corpus is ``documentation`` (what is installed here) or ``documentation/PART``, ``text:PATH`` (a file, a
 folder of .txt files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as
@@ -19,7 +19,7 @@ from lm.settings import SettingError, nearest
 def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[str]:
     """The texts of a corpus, ``train`` or ``validation``, with a ``fingerprint`` of their content.
 
-    ``corrupt="skip"`` leaves out records of a TFDS set that cannot be read.
+    ``corrupt="skip"`` skips records of a TFDS set that cannot be read.
     """
     if split not in ("train", "validation"):
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
@@ -36,21 +36,19 @@ def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> 
     if kind == "text" and name:
         return text_files(name, split)
     kinds = ("documentation", "documentation/PART", "text:PATH", "tfds:NAME")
-    path = ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec))
-    why = f"should be 'text:{spec}'" if path else f"is unknown{nearest(kind, kinds)}"
+    is_path = ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec))
+    why = f"should be 'text:{spec}'" if is_path else f"is unknown{nearest(kind, kinds)}"
     raise SettingError(f"data.corpus={spec!r} {why}")
 
 
 def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Rows:
-    """The rows of a data set, as ``lm.data.text.tfds.examples``; those of the documentation are written if
-    need be.
-    """
+    """The rows of a dataset, as ``lm.data.text.tfds.examples``; the documentation is written if need be."""
     write_documentation(name, cache)
     return tfds.examples(name, split, cache, corrupt)
 
 
 def write_documentation(name: str, cache: Path) -> None:
-    """Nothing but for ``documentation/SET``, which is there afterwards."""
+    """Writes ``documentation/SET`` unless it is there; does nothing for any other name."""
     kind, _, part = name.partition(":")[0].partition("/")
     if kind == "documentation" and part:
         from lm.data.corpora import documentation

@@ -1,5 +1,4 @@
-"""The default corpus and its four tasks: installed documentation as TFDS sets, written once, on the user's
-machine.
+"""The default corpus and its four tasks: installed documentation as TFDS sets, written once per machine.
 
 ``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks
 (``summarise``, ``acceptability``, ``follows``, ``cloze``) are made of the corpus's validation and test
@@ -26,30 +25,24 @@ from lm.data.text import sources
 from lm.data.text.tfds import Corrupt, Row
 from lm.settings import SettingError, nearest
 
-# a document's share below the first: train; below the second: validation; else test
+# a document is in train if its share is below the first, in validation below the second, else in test
 TRAIN, VALIDATION = 0.8, 0.9
 # at most so many validation rows per task: the standard error of an accuracy is then 2 % [rows]
 EVALUATED = 500
-WORDS = 60  # a task's context has at most so many words, to fit the inputs of the small scales [words]
+WORDS = 60  # at most in a task's context, to fit the inputs of the small scales [words]
 
 TEXT = tfds.features.Text()
+ACCEPTABLE = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
+BOOLEAN = tfds.features.ClassLabel(names=["False", "True"])
 FEATURES = {
     "corpus": {"text": TEXT},
     "summarise": {"document": TEXT, "summary": TEXT},
-    "acceptability": {
-        "sentence": TEXT,
-        "label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"]),
-    },
-    "follows": {
-        "sentence1": TEXT,
-        "sentence2": TEXT,
-        "label": tfds.features.ClassLabel(names=["False", "True"]),
-    },
+    "acceptability": {"sentence": TEXT, "label": ACCEPTABLE},
+    "follows": {"sentence1": TEXT, "sentence2": TEXT, "label": BOOLEAN},
     "cloze": {"question": TEXT, "context": TEXT, "answers": tfds.features.Sequence(TEXT)},
     "unfiltered": {"text": TEXT},
 }
-# Parts of the corpus as lists of domains are of C4, by a module's package: of what they speak, and in what
-# style.
+# Parts of the corpus, as lists of domains are parts of C4: by a module's package, for their topic and style
 SCIENCE = """
 contourpy einops flax grain jax jaxlib joblib matplotlib ml_dtypes mpl_toolkits numpy opt_einsum optax orbax
 scipy sklearn tensorboardX tensorflow_datasets tensorstore treescope
@@ -62,22 +55,17 @@ PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split
 
 
 class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Writes rows that are there, by split, as a TFDS set; a class of its own names the set."""
+    """Writes rows, by split, as a TFDS set named like the subclass."""
 
     VERSION = tfds.core.Version("1.0.0")
 
     def __init__(
-        self,
-        features: Mapping[str, Any],
-        rows: Mapping[str, Iterable[Row]],
-        *,
-        config: str | None,
-        **rest: Any,
+        self, features: Mapping[str, Any], rows: Mapping[str, Iterable[Row]], config: str | None, **rest: Any
     ):
         self.features, self.rows = tfds.features.FeaturesDict(features), rows
         config = config and tfds.core.BuilderConfig(name=config)
         tfds.disable_progress_bar()
-        logging.set_verbosity(logging.ERROR)  # that a configuration is not one of TFDS's own is no news
+        logging.set_verbosity(logging.ERROR)  # a configuration that TFDS does not know is no news
         super().__init__(config=config, file_format="array_record", **rest)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -101,22 +89,22 @@ def prepare(
     packages: Iterable[str] = STDLIB + PACKAGES,
     report: Callable[[str], object] = lambda line: None,
 ) -> Path:
-    """cache/tfds/documentation, written first if it is not there; every set appears complete or not at all.
+    """cache/tfds/documentation, written first if it is missing; every set appears complete or not at all.
 
-    ``unfiltered`` is written when it is asked for, the other sets all at once.
+    ``unfiltered`` is written when it is named, the other sets all at once.
     """
     home = Path(cache) / "tfds" / "documentation"
     names = [name] if name == "unfiltered" else [key for key in FEATURES if key != "unfiltered"]
-    parts = [Path(key, str(Prepared.VERSION)) for key in names]
-    if all((home / part).exists() for part in parts):
+    folders = [home / key / str(Prepared.VERSION) for key in names]
+    if all(folder.exists() for folder in folders):
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
     sets = {name: by_split(unfiltered(packages))} if name == "unfiltered" else build(harvest(packages))
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as folder:
-            for (name, rows), part in zip(sets.items(), parts, strict=True):
-                write_set(name, rows, Path(folder), home / part)
+        with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
+            for (key, rows), folder in zip(sets.items(), folders, strict=True):
+                write_set(key, rows, Path(draft), folder)
     except (OSError, RuntimeError) as error:  # the second is ArrayRecord's, with several lines
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise SettingError(
@@ -127,27 +115,25 @@ def prepare(
     return home
 
 
-def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, place: Path) -> None:
-    """One of FEATURES, made in ``draft``, at ``place`` when it is whole."""
+def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Path) -> None:
+    """One of FEATURES, made in ``draft`` and moved to ``folder`` when it is complete."""
     with contextlib.redirect_stdout(io.StringIO()):
-        builder = Documentation({"name": TEXT, **FEATURES[name]}, rows, config=name, data_dir=draft)
+        builder = Documentation({"name": TEXT, **FEATURES[name]}, rows, name, data_dir=draft)
         builder.download_and_prepare()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not place.exists():  # else another process was faster and wrote the same
-        os.replace(builder.data_dir, place)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():  # else another process was faster and wrote the same
+        os.replace(builder.data_dir, folder)
 
 
 def texts(part: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> sources.Texts:
-    """The whole corpus (""), "unfiltered", or the modules of one of PARTS: a view, nothing is written for
-    it.
-    """
+    """The whole corpus (""), "unfiltered", or a view of the modules of one of PARTS."""
     if part in ("", "unfiltered"):
         return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache, corrupt)
     if part not in PARTS:
         raise SettingError(f"documentation has no part {part!r}{nearest(part, (*PARTS, 'unfiltered'))}")
-    whole = sources.tfds_texts("documentation/corpus", split, cache, corrupt)
-    chosen = (i for i, row in enumerate(whole.rows) if row["name"].partition(".")[0] in PARTS[part])
-    return dataclasses.replace(whole, chosen=tuple(chosen))
+    corpus = sources.tfds_texts("documentation/corpus", split, cache, corrupt)
+    chosen = (i for i, row in enumerate(corpus.rows) if row["name"].partition(".")[0] in PARTS[part])
+    return dataclasses.replace(corpus, chosen=tuple(chosen))
 
 
 def build(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
@@ -159,59 +145,50 @@ def build(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
         if share(document.name, "corpus") >= TRAIN:
             held_out["train" if share(document.name, "task") < TRAIN else "validation"].append(document)
     if not all(corpus.values()) or not all(held_out.values()):
-        found = sum(map(len, corpus.values()))
-        raise SettingError(f"documentation: {found} documents found; too few to split. Name more packages")
+        raise SettingError(f"documentation: {len(documents)} documents are too few to split: add packages")
     sets = {"corpus": corpus}
     for name, make in MAKERS.items():
-        sets[name] = {
-            split: list(make(documents, random.Random(name))) for split, documents in held_out.items()
-        }
+        sets[name] = {split: list(make(part, random.Random(name))) for split, part in held_out.items()}
         rows = sets[name]["validation"]
         sets[name]["validation"] = random.Random(name).sample(rows, min(len(rows), EVALUATED))
     return sets
 
 
 def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
-    """Where a document belongs depends on its name alone, so that no set trains on what another is evaluated
-    on.
-    """
+    """A document's split depends on its name alone: no set trains on what another is evaluated on."""
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     for document in documents:
-        place = share(document.name, "corpus")
-        splits["train" if place < TRAIN else "validation" if place < VALIDATION else "test"].append(
-            document._asdict()
-        )
+        number = share(document.name, "corpus")
+        split = "train" if number < TRAIN else "validation" if number < VALIDATION else "test"
+        splits[split].append(document._asdict())
     return splits
+
+
+def docstrings_of(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
+    """(name of the document, sentences) of each docstring."""
+    for name, text in documents:
+        for docstring in text.split("\n\n"):
+            yield name, sentences(docstring.replace("\n", " "))
 
 
 def summarise(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
     """The opening sentence of a docstring from what follows it, where the two share a word."""
-    for name, text in documents:
-        for docstring in text.split("\n\n"):
-            summary, *rest = sentences(docstring.replace("\n", " "))
-            body = " ".join(" ".join(rest).split()[:WORDS])
-            if (
-                len(body.split()) >= 12
-                and len(summary.split()) <= WORDS // 2
-                and content(summary) & content(body)
-            ):
-                yield {"name": name, "document": body, "summary": summary}
+    for name, (summary, *rest) in docstrings_of(documents):
+        body = " ".join(" ".join(rest).split()[:WORDS])
+        is_long = len(body.split()) >= 12 and len(summary.split()) <= WORDS // 2
+        if is_long and content(summary) & content(body):
+            yield {"name": name, "document": body, "summary": summary}
 
 
 def acceptability(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Every other sentence has its order of words damaged inside, where no capital or full stop gives it
-    away.
-    """
+    """Every other sentence has words inside moved or doubled, where no capital or full stop gives it away."""
     label = 0
     for name, text in documents:
         for sentence in sentences(text.replace("\n", " ")):
             words = sentence.split()
             if 6 <= len(words) <= 24:
-                yield {
-                    "name": name,
-                    "sentence": " ".join(words if label else damaged(words, rng)),
-                    "label": label,
-                }
+                shown = " ".join(words if label else damaged(words, rng))
+                yield {"name": name, "sentence": shown, "label": label}
                 label = 1 - label
 
 
@@ -227,14 +204,12 @@ def damaged(words: list[str], rng: random.Random) -> list[str]:
 
 
 def follows(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Two neighbouring sentences of a paragraph; in every other pair the second comes from another
-    document.
-    """
+    """Two neighbouring sentences of a paragraph; in every other pair the second is another document's."""
     pairs = []
     for name, text in documents:
         for line in text.split("\n"):
-            found = [sentence for sentence in sentences(line) if 4 <= len(sentence.split()) <= WORDS // 2]
-            pairs += [(name, *found[i : i + 2]) for i in range(0, len(found) - 1, 2)]
+            parts = [sentence for sentence in sentences(line) if 4 <= len(sentence.split()) <= WORDS // 2]
+            pairs += [(name, *parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
     for i, (name, first, second) in enumerate(pairs):
         others = [pairs[rng.randrange(len(pairs))] for _ in range(20)]
         other = next((pair[2] for pair in others if pair[0] != name), None)
@@ -243,23 +218,17 @@ def follows(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
 
 
 def cloze(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """A sentence lacks a word which stands in its docstring's other sentences behind the same word as
-    here.
-    """
-    for name, text in documents:
-        for docstring in text.split("\n\n"):
-            found = sentences(docstring.replace("\n", " "))
-            for i, sentence in enumerate(found):
-                context = " ".join(" ".join(found[max(0, i - 3) : i] + found[i + 1 : i + 4]).split()[:WORDS])
-                words, known = sentence.split(), set(bigrams(context))
-                gaps = [
-                    j for j, pair in enumerate(bigrams(sentence), 1) if pair in known and content(words[j])
-                ]
-                if gaps and len(words) <= WORDS // 2:
-                    gap = rng.choice(gaps)
-                    answer = bare(words[gap])
-                    question = " ".join([*words[:gap], words[gap].replace(answer, "_"), *words[gap + 1 :]])
-                    yield {"name": name, "question": question, "context": context, "answers": [answer]}
+    """A sentence lacks a word that stands behind the same word in other sentences of its docstring."""
+    for name, parts in docstrings_of(documents):
+        for i, sentence in enumerate(parts):
+            context = " ".join(" ".join(parts[max(0, i - 3) : i] + parts[i + 1 : i + 4]).split()[:WORDS])
+            words, known = sentence.split(), set(bigrams(context))
+            gaps = [j for j, pair in enumerate(bigrams(sentence), 1) if pair in known and content(words[j])]
+            if gaps and len(words) <= WORDS // 2:
+                gap = rng.choice(gaps)
+                answer = bare(words[gap])
+                question = " ".join([*words[:gap], words[gap].replace(answer, "_"), *words[gap + 1 :]])
+                yield {"name": name, "question": question, "context": context, "answers": [answer]}
 
 
 MAKERS: dict[str, Callable[[Iterable[Document], random.Random], Iterator[Row]]] = {

@@ -1,6 +1,4 @@
-"""English prose from the docstrings and help topics of installed Python packages, read as text: nothing is
-imported.
-"""
+"""English prose from the docstrings and help topics of installed Python packages, which are not imported."""
 
 import ast
 import hashlib
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 from lm.data.corpora import cleaning
 
-# What a default install brings, by import name; a package that is absent is left out.
+# What a default install brings, by import name; a package that is absent is skipped.
 INSTALLED = """
 absl array_record attr click contourpy cycler dateutil docstring_parser einops etils flax fontTools fsspec
 google grain humanize idna importlib_resources jax jaxlib joblib lxml markdown_it matplotlib ml_dtypes
@@ -26,17 +24,7 @@ urllib3 wrapt yaml zipp
 """
 PACKAGES = tuple(INSTALLED.split())
 STDLIB = tuple(sorted(sys.stdlib_module_names))
-SKIPPED = {
-    "__pycache__",
-    "test",
-    "tests",
-    "testing",
-    "_testing",
-    "idlelib",
-    "idle_test",
-    "lib2to3",
-    "turtledemo",
-}
+SKIPPED = set("__pycache__ test tests testing _testing idlelib idle_test lib2to3 turtledemo".split())
 
 RULES = cleaning.Rules()
 LINE_FILTERS = cleaning.filters(RULES, cleaning.LINE_FILTERS)
@@ -58,7 +46,7 @@ class Document(NamedTuple):
 
 
 def files(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """(module name, file) of every module of the packages that is no test, in order of name."""
+    """(module name, file) of every module of the packages except tests, in order of name."""
     for package in sorted(set(packages)):
         spec = importlib.machinery.PathFinder.find_spec(package)
         for root in spec.submodule_search_locations or () if spec else ():
@@ -78,31 +66,26 @@ def _below(package: str, root: str) -> Iterator[tuple[str, Path]]:
 
 
 def docstrings(source: str) -> Iterator[str]:
-    """Triple-quoted strings that open a module or stand behind a line ending in a colon: 10 times as fast as
-    ast.
-    """
+    """Triple-quoted strings opening a module or behind a line ending in a colon; 10 times faster than ast."""
     position = 0
     if head := HEAD.match(source):
         position = source.find(head[1], head.end())
         yield source[head.end() : position]
         position += 3
-    while found := OPENING.search(source, max(position, 0)):
-        position = found.end()
-        line_end = len(source[max(0, found.start() - 500) : found.start()].rstrip()) + max(
-            0, found.start() - 500
-        )
+    while opening := OPENING.search(source, max(position, 0)):
+        position = opening.end()
+        window = max(0, opening.start() - 500)  # copying all before it would take quadratic time
+        line_end = window + len(source[window : opening.start()].rstrip())
         line = source[source.rfind("\n", 0, line_end) + 1 : line_end]
         if line.split("#")[0].rstrip().endswith(":"):
-            end = source.find(found[1], position)
+            end = source.find(opening[1], position)
             if end > 0:
                 yield source[position:end]
                 position = end + 3
 
 
 def paragraphs(docstring: str) -> Iterator[str]:
-    """The paragraphs of a docstring, each joined to one line; bullets and fields lose their mark, tables are
-    lost.
-    """
+    """The paragraphs of a docstring, a line each; bullets and fields lose their mark, tables are dropped."""
     lines: list[str] = []
     base, hanging = 0, False
     for line in [*inspect.cleandoc(docstring).splitlines(), ""]:
@@ -111,9 +94,9 @@ def paragraphs(docstring: str) -> Iterator[str]:
         if not word and RULER.match(text):
             text, lines = "", []
         indent = len(line) - len(line.lstrip())
-        goes_on = bool(lines) and bool(text) and (indent > base if hanging else indent == base)
+        continues = bool(lines) and bool(text) and (indent > base if hanging else indent == base)
         bullet = None if word else BULLET.match(text)
-        if not goes_on or bullet:
+        if not continues or bullet:
             if lines:
                 yield " ".join(lines)
             mark = bullet or FIELD.match(text)
@@ -126,7 +109,7 @@ def paragraphs(docstring: str) -> Iterator[str]:
 
 def prose(paragraph: str) -> str | None:
     """The paragraph without mark-up, or None if it is not plain English."""
-    if not cleaning.ends_a_sentence(paragraph.rstrip("`*")):  # most of what is no prose, cheaply
+    if not cleaning.ends_a_sentence(paragraph.rstrip("`*")):  # a cheap test for most of what is not prose
         return None
     text = " ".join(ROLE.sub(r"\1", paragraph).translate(ASCII).replace("`", "").replace("*", "").split())
     if not (text.isascii() and cleaning.ends_a_sentence(text) and (text[0].isalpha() or text[0] in "\"'(")):
@@ -134,10 +117,10 @@ def prose(paragraph: str) -> str | None:
     return None if CODE.search(text) or len(NO_LETTER.findall(text)) > 0.15 * len(text) else text
 
 
-def clean(docstring: str) -> tuple[list[str], str | None]:
+def clean_paragraphs(docstring: str) -> tuple[list[str], str | None]:
     """(clean paragraphs, the docstring's opening if it is one of them)."""
-    found = [prose(paragraph) for paragraph in paragraphs(docstring)]
-    return cleaning.cleaned(list(filter(None, found)), LINE_FILTERS) or [], next(iter(found), None)
+    texts = [prose(paragraph) for paragraph in paragraphs(docstring)]
+    return cleaning.cleaned(list(filter(None, texts)), LINE_FILTERS) or [], next(iter(texts), None)
 
 
 def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
@@ -153,14 +136,12 @@ def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def harvest(packages: Iterable[str] = STDLIB + PACKAGES) -> Iterator[Document]:
-    """One document per module, in order of name; no sentence of five words is in two of them, nor twice in
-    one.
-    """
+    """One document per module, in order of name; no sentence of five words occurs twice in all of them."""
     seen: set[str] = set()
     for name, strings in pages(packages):
         text = ""
         for string in strings:
-            lines, opening = clean(string)
+            lines, opening = clean_paragraphs(string)
             if fresh := [line for line in lines if _is_new(line, seen)]:
                 text += ("\n\n" if fresh[0] == opening else "\n") + "\n".join(fresh)
         if cleaning.long_enough(text.split("\n"), RULES):
@@ -175,18 +156,14 @@ def unfiltered(packages: Iterable[str]) -> Iterator[Document]:
 
 
 def _is_new(line: str, seen: set[str]) -> bool:
-    found = cleaning.sentences(line)
-    keys = {
-        cleaning.normal(sentence) for sentence in found if sentence.count(" ") + 1 >= RULES.words_per_line
-    }
-    new = not keys & seen
+    sentences = [s for s in cleaning.sentences(line) if s.count(" ") + 1 >= RULES.words_per_line]
+    keys = set(map(cleaning.normal, sentences))
+    is_new = not keys & seen
     seen |= keys
-    return new
+    return is_new
 
 
 def share(name: str, purpose: str) -> float:
-    """A number in [0, 1) fixed by the name: where a document belongs does not depend on the other
-    documents.
-    """
+    """A number in [0, 1) fixed by the name: a document's split does not depend on the other documents."""
     digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
