@@ -15,7 +15,7 @@ SECTIONS = dict(SECTION.findall((ROOT / "CONTRIBUTING.md").read_text()))
 
 
 def patch(text: str, hunk: str) -> str:
-    """``text`` with the lines of ``hunk`` that begin with "+", where its other lines stand, which they do once."""
+    """``text`` changed as a hunk of a diff says; the lines it changes must stand in the text exactly once."""
     lines = hunk.splitlines()
     before = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
     after = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "-")
@@ -36,8 +36,7 @@ def test_what_the_guide_adds_works_in_the_files_that_it_names_and_no_others(titl
     checks = [body for kind, body in blocks if kind == "python"]
     assert checks, "the section should end with Python that fails where its change has no effect"
     for check in checks:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
         command = [sys.executable, "-c", check]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
-        )
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
