@@ -110,7 +110,7 @@ class Checkpoints:
         self.tidy(step)
 
     def settle(self) -> None:
-        """The newest good state, or that of ``step``, placed as in ``abstract``; None if none was saved.
+        """Return when the last save is complete; SaveError if it failed and will not be retried."""
         self._settle(self._stops)
 
     def wait(self) -> None:
