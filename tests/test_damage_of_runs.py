@@ -22,7 +22,7 @@ from experiments.runs.stages import load_settings, save_settings
 from experiments.runs.vocabularies import keep, kept
 from experiments.study.registry import REGISTRY, build, run_folder
 from lm.data.text.own import SentencePiece, train_sentencepiece
-from lm.evaluate.questions import write as write_predictions
+from lm.evaluate.questions import write_predictions
 from lm.files import seal, seal_line, unseal, unseal_lines
 from lm.settings import SettingError
 from lm.train import manifest

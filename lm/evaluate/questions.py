@@ -12,8 +12,6 @@ from jax.experimental import multihost_utils
 from lm import files
 from lm.data.tasks.task import Row, Scored
 
-HostBatch = dict[str, np.ndarray]
-
 
 @dataclass(frozen=True)
 class Questions:
@@ -21,36 +19,32 @@ class Questions:
 
     task: Scored
     rows: Sequence[Row]
-    batches: Sequence[HostBatch]  # this process's parts of the global batches
-    # model, batch -> of each row the tokens it writes, or what its head gives
-    output: Callable[[Any, Any], jax.Array]
-    read: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
+    batches: Sequence[dict[str, np.ndarray]]  # this process's parts of the global batches
+    output: Callable[[Any, Any], jax.Array]  # model, batch -> for each row tokens, or what a head gives
+    answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
 
 
-def predict(model: Any, asked: Questions, put: Callable) -> list[Any]:
+def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
     """The model's prediction for every row, in order; ``put`` places this process's part of a batch."""
     outputs: list[np.ndarray] = []
-    for batch in map(put, asked.batches):
-        # by which a model places what it computes
-        with jax.set_mesh(next(iter(batch.values())).sharding.mesh):
-            outputs.extend(multihost_utils.process_allgather(asked.output(model, batch), tiled=True))
-    # The last batch is filled up with rows of padding.
-    return [asked.read(row, np.asarray(output)) for row, output in zip(asked.rows, outputs, strict=False)]
+    for batch in map(put, questions.batches):
+        with jax.set_mesh(next(iter(batch.values())).sharding.mesh):  # by which a model places activations
+            outputs.extend(multihost_utils.process_allgather(questions.output(model, batch), tiled=True))
+    pairs = zip(questions.rows, outputs, strict=False)  # the last batch is filled up with rows of padding
+    return [questions.answer(row, np.asarray(output)) for row, output in pairs]
 
 
-def score(model: Any, asked: Questions, put: Callable, path: Path | None) -> dict[str, float]:
-    """The metrics of the model's answers, 0 to 100, and ``score``, the task's one number; answers go to
-    ``path``.
-    """
-    predictions = predict(model, asked, put)
+def score(model: Any, questions: Questions, put: Callable, path: Path | None) -> dict[str, float]:
+    """Metrics of the model's answers, 0 to 100, ``score`` being the task's main one; answers go to ``path``."""
+    predictions = predict(model, questions, put)
     if path is not None:
-        write(path, asked.task, asked.rows, predictions)
-    return asked.task.evaluate(asked.rows, predictions)
+        write_predictions(path, questions.task, questions.rows, predictions)
+    return questions.task.evaluate(questions.rows, predictions)
 
 
-def write(path: Path, task: Scored, rows: Iterable[Row], predictions: Iterable[Any]) -> None:
-    """As JSON lines, each of which follows from the one before by a checksum, by the first process."""
+def write_predictions(path: Path, task: Scored, rows: Iterable[Row], predictions: Iterable[Any]) -> None:
+    """As JSON lines, each with a checksum of itself and of the line before; the first process writes them."""
     if jax.process_index() == 0:
         pairs = zip(map(task.to_text, rows), predictions, strict=True)
-        lines = ({"inputs": inputs, "target": target, "prediction": made} for (inputs, target), made in pairs)
+        lines = ({"inputs": text, "target": target, "prediction": answer} for (text, target), answer in pairs)
         files.write(path, files.seal_lines(lines))

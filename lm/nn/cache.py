@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lm.ops.masks import Mask
+
 
 class KeyValue(NamedTuple):
     """Keys and values [B,S,K,H] of a layer; with a leading axis, of a stack."""
@@ -35,7 +37,7 @@ class Cache:
     carry: Carry  # of the mixers of all layers, leaves [layers,B,...]
     length: jax.Array  # int32 [B]: positions held, which is the position of the next token
     crossed: KeyValue | None  # of the encoder's output, [layers,B,S,K,H]
-    cross_mask: jax.Array | None  # bool [B,1,S]: the slots of the encoder's output that are no padding
+    cross_mask: jax.Array | Mask | None  # bool [B,1,S]: the slots of the encoder's output that are no padding
     slots: int = field(metadata={"static": True})  # longest row that fits, with its prompt [tokens]
 
     def repeated(self, beams: int) -> "Cache":

@@ -31,8 +31,7 @@ class RotaryConfig:
     original_length: int = 2_048  # row length of training; unused without scaling [tokens]
     low_frequency_factor: float = 1.0  # "llama3": wavelengths above original_length over this are stretched
     high_frequency_factor: float = 4.0  # "llama3": wavelengths below original_length over this are not
-    # "yarn": features that turn more often in original_length are not stretched [turns]
-    beta_fast: float = 32.0
+    beta_fast: float = 32.0  # "yarn": features that turn more often are not stretched [turns]
     beta_slow: float = 1.0  # "yarn": features that turn less often are stretched wholly [turns]
 
     def frequencies(self, width: int) -> tuple[np.ndarray, float]:
@@ -82,8 +81,7 @@ class SparsityConfig:
         if self.layer_windows and (max(self.layer_windows) != self.window or min(self.layer_windows) < 0):
             raise SettingError(
                 f"model.sparsity.layer_windows={self.layer_windows} should be from 0 to "
-                "model.sparsity.window="
-                f"{self.window}, the widest"
+                f"model.sparsity.window={self.window}, the widest"
             )
         for name in ("global_tokens", "random_blocks"):
             if self.window is None and getattr(self, name):
@@ -121,7 +119,7 @@ _AT_LEAST_1 = """
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that decides which function a Transformer computes and how it is compiled."""
+    """Model architecture, and how it is compiled."""
 
     architecture: Architecture = "encoder-decoder"  # which stacks there are, and what each position sees
     vocab_size: int = 32_128  # rows of the embedding; at least the vocabulary with its sentinels [tokens]
@@ -131,13 +129,11 @@ class ModelConfig:
     d_ff: int = 3_072  # width of the feed-forward layer [features]
     d_kv: int = 64  # width of one attention head [features]
     num_heads: int = 12  # attention heads [heads]
-    # heads of keys and values, which query heads share; None: num_heads [heads]
-    num_key_value_heads: int | None = None
+    num_key_value_heads: int | None = None  # of keys and values, which query heads share; None: num_heads
     encoder: SideConfig = SideConfig()
-    # width of the embedding where it is projected to d_model; None: d_model [features]
-    d_embed: int | None = None
+    d_embed: int | None = None  # width of the embedding, if it is projected to d_model [features]
     shared_layers: bool = False  # whether all blocks of a stack are one and the same (ALBERT)
-    positions: Positions = "relative"  # how a position is told from another
+    positions: Positions = "relative"  # position encoding
     max_length: int = 512  # longest row with learned positions or random blocks [tokens]
     position_offset: int = 0  # unused rows in front of the learned positions; 2 in BART and RoBERTa [rows]
     sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"  # order of sines and cosines
@@ -150,16 +146,16 @@ class ModelConfig:
     mlp: Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"] = "relu"
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
     norm: Literal["rms", "layer"] = "rms"  # T5 and Llama leave out the mean and the bias
-    # where norms stand; parallel: GPT-NeoX
-    residual: Literal["pre-norm", "post-norm", "parallel"] = "pre-norm"
+    residual: Literal["pre-norm", "post-norm", "parallel"] = (
+        "pre-norm"  # where norms stand; parallel: GPT-NeoX
+    )
     norm_epsilon: float = 1e-6  # added to the (mean) square before its root is taken
     embed_norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
     embed_scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
     type_vocab_size: int = 0  # kinds of tokens with an embedding: first and second sentence (BERT) [types]
     bias: bool = False  # whether linear layers add a bias
     mlp_bias: bool | None = None  # whether those of the feed-forward layer do; None: as the others
-    # output matrix, the embedding or its own; scaled: by d_model^-0.5 (T5 1.0)
-    logits: Logits = "tied-scaled"
+    logits: Logits = "tied-scaled"  # output matrix: the embedding or its own; scaled by d_model^-0.5 (T5 1.0)
     logits_transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
     logits_bias: bool = False  # whether each token has a bias (BERT, BART)
     heads: tuple[PretrainingHead, ...] = ()  # what else is trained with the model
@@ -169,8 +165,9 @@ class ModelConfig:
     attention: Literal["auto", "xla", "cudnn", "flash"] = "auto"  # auto: by device and length; CPU: xla
     layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled; the numbers are the same
     published: str = ""  # the config.json that the model was loaded with, kept for lm convert export
-    # what the backward pass recomputes: nothing, all but matmuls, all
-    remat: Literal["none", "dots", "full"] = "none"
+    remat: Literal["none", "dots", "full"] = (
+        "none"  # the backward pass recomputes nothing, all but matmuls, all
+    )
 
     def __post_init__(self):
         at_least(
@@ -191,14 +188,10 @@ class ModelConfig:
     def _check_heads(self) -> None:
         """Heads of attention, of pre-training, and the output matrix."""
         if self.num_heads % self.key_value_heads:
-            raise SettingError(
-                f"model.num_key_value_heads={self.num_key_value_heads} should divide "
-                f"model.num_heads={self.num_heads}"
-            )
+            heads = f"model.num_key_value_heads={self.num_key_value_heads}"
+            raise SettingError(f"{heads} should divide model.num_heads={self.num_heads}")
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
-            raise SettingError(
-                f"model.heads={self.heads} should have 'pooler' too, which judges pairs of texts"
-            )
+            raise SettingError(f"model.heads={self.heads} needs 'pooler' too, which judges pairs of texts")
         if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
             raise SettingError(
                 f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states "
@@ -229,10 +222,8 @@ class ModelConfig:
                 f"{self.architecture!r}"
             )
         if self.attention in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
-            raise SettingError(
-                f"model.attention={self.attention!r} lacks model.sparsity.random_blocks={count}: "
-                "choose 'auto'"
-            )
+            message = f"model.attention={self.attention!r} lacks model.sparsity.random_blocks={count}"
+            raise SettingError(f"{message}: choose 'auto'")
         unfit = self.dtype != "bfloat16" or self.d_kv > 128 or self.d_kv % 8
         if self.attention == "cudnn" and (unfit or self.positions.startswith(BIASES)):
             raise SettingError(
@@ -268,8 +259,8 @@ class ModelConfig:
     @property
     def encoder_side(self) -> "ModelConfig":
         """The settings as the encoder's blocks have them."""
-        own = {name: value for name, value in asdict(self.encoder).items() if value is not None}
-        return replace(self, encoder=SideConfig(), **own) if own else self
+        sizes = {name: value for name, value in asdict(self.encoder).items() if value is not None}
+        return replace(self, encoder=SideConfig(), **sizes) if sizes else self
 
     @property
     def mlp_has_bias(self) -> bool:
@@ -293,10 +284,9 @@ class ModelConfig:
 class HeadConfig:
     """What a model is fine-tuned to predict instead of the next token (lm.nn.heads)."""
 
-    # of a text, a text, each token, a text, texts
-    kind: Literal["classes", "regression", "tokens", "span", "choice"]
+    kind: Literal[
+        "classes", "regression", "tokens", "span", "choice"
+    ]  # of a text, of tokens, of several texts
     classes: int = 1  # of "classes" and "tokens" [classes]
-    # which position speaks for a text, or all of them
-    pool: Literal["first", "last", "mean", "max"] = "first"
-    # mixed: a learned mean of all layers, which stay as they are
-    layers: Literal["last", "mixed-frozen"] = "last"
+    pool: Literal["first", "last", "mean", "max"] = "first"  # which position speaks for a text, or all
+    layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which are frozen

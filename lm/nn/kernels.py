@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,9 @@ from lm.settings import SettingError
 from lm.sharding import ACTIVATION_AXES
 
 SHORT = 1_024  # rows up to which explicit scores are quicker than a kernel that never keeps them [tokens]
+
+
+Kernel = Callable[[jax.Array | None], Callable[..., jax.Array]]  # the first query's place -> attention
 
 
 def implementation(
@@ -68,17 +70,15 @@ def attend(
     chosen = implementation(config, query.shape[1], seen.key.shape[1], mask, bias)
     if chosen == "xla":
         return dot_product_attention(query, *seen, mask, bias, softmax)
-    kernel = partial(Flash, BACKENDS[_platform()]) if chosen == "flash" else lambda offset: cudnn_attention
-    return _sharded(kernel, query, seen, mask, bias, softmax)
+    kernels: dict[str, Kernel] = {
+        "cudnn": lambda offset: cudnn_attention,
+        "flash": lambda offset: Flash(BACKENDS[_platform()], offset),
+    }
+    return _sharded(kernels[chosen], query, seen, mask, bias, softmax)
 
 
 def _sharded(
-    kernel: Callable[[jax.Array | None], Callable[..., jax.Array]],
-    query: jax.Array,
-    seen: KeyValue,
-    mask: Mask | None,
-    bias: Bias | None,
-    softmax: Softmax,
+    kernel: Kernel, query: jax.Array, seen: KeyValue, mask: Any, bias: Any, softmax: Softmax
 ) -> jax.Array:
     """``kernel(offset)`` of each device's rows, queries and heads: the compiler cannot take a kernel apart.
 
@@ -93,15 +93,15 @@ def _sharded(
     if seen.key.shape[2] % mesh.shape[heads]:
         seen = KeyValue(*(jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in seen))
 
-    def numbers(axis: str | None, named: dict[str, jax.Array]) -> dict[str, PartitionSpec]:
+    def numbers(axis):
         """Where numbers [B|1,L|1] of a mask live."""
-        return {
-            name: PartitionSpec(batch if len(x) > 1 else None, axis if x.shape[1] > 1 else None)
-            for name, x in named.items()
-        }
+        return lambda x: PartitionSpec(batch if len(x) > 1 else None, axis if x.shape[1] > 1 else None)
 
     queries, keys = PartitionSpec(batch, length, heads), PartitionSpec(batch, None, heads)
-    masks = mask and replace(mask, query=numbers(length, mask.query), key=numbers(None, mask.key))
+    masks = mask
+    if mask is not None:
+        query_numbers = jax.tree.map(numbers(length), mask.query)
+        masks = replace(mask, query=query_numbers, key=jax.tree.map(numbers(None), mask.key))
     biases = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads), bias)
     keeps = None if softmax.keep is None else PartitionSpec(batch, heads)
 

@@ -1,5 +1,6 @@
 """The layers of a Transformer; each parameter names its axes where it is made."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -127,7 +128,7 @@ class Norm(nnx.Module):
         return (y if self.bias is None else y + along(self.bias[...], y)).astype(x.dtype)
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "gelu": partial(jax.nn.gelu, approximate=False),  # of the error function, as BERT
     "gelu-tanh": jax.nn.gelu,  # as GPT-2

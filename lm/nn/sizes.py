@@ -1,83 +1,52 @@
 """Published models by name, each a change to its family's first; their sources stand beside them."""
 
 from dataclasses import replace
+from typing import Any
 
 from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig, SpecialTokens
 
 
+def _family(
+    base: ModelConfig, vocab_size: int, special: tuple[int, int | None, int | None], **new: Any
+) -> ModelConfig:
+    """``base`` with a vocabulary whose ``special`` ids pad, end and start, and with ``new`` settings."""
+    return replace(base, vocab_size=vocab_size, special=SpecialTokens(*special), **new)
+
+
 def _sized(
-    family: ModelConfig, layers: int, d_model: int, num_heads: int, *, d_ff: int | None = None, **new
+    family: ModelConfig, layers: int, d_model: int, num_heads: int, *, d_ff: int = 0, **new: Any
 ) -> ModelConfig:
     """A model of ``family`` with the usual proportions: d_ff is 4 d_model, heads share d_model."""
-    shape = {
-        "d_model": d_model,
-        "num_heads": num_heads,
-        "d_ff": d_ff or 4 * d_model,
-        "d_kv": d_model // num_heads,
-    }
-    return replace(family, num_encoder_layers=layers, num_decoder_layers=layers, **shape | new)
+    layer = {"num_heads": num_heads, "d_ff": d_ff or 4 * d_model, "d_kv": d_model // num_heads}
+    layers_of = {"num_encoder_layers": layers, "num_decoder_layers": layers}
+    return replace(family, d_model=d_model, **layers_of | layer | new)
 
 
 T5 = ModelConfig()
 T5_1_1 = replace(T5, mlp="gated-gelu", logits="separate")
 UMT5 = replace(T5_1_1, positions="relative-per-layer", vocab_size=256_384)  # Chung et al. 2023
 
-# What all the others have in common: scaled scores, layer norm, biases, an output matrix that is the
-# embedding.
+# All the others have scaled scores, layer norm, biases, and an output matrix that is the embedding.
 _CLASSIC = ModelConfig(
     scores="scaled-dot", norm="layer", norm_epsilon=1e-5, bias=True, logits="tied", mlp="gelu"
 )
-TRANSFORMER = replace(  # Vaswani et al. 2017
-    _CLASSIC,
-    vocab_size=37_000,
-    positions="sinusoidal",
-    sinusoid="tensor2tensor",
-    residual="post-norm",
-    embed_scale="sqrt",
-    mlp="relu",
+_POST_NORM = replace(_CLASSIC, positions="learned", residual="post-norm")
+_WAVES = replace(_CLASSIC, positions="sinusoidal", residual="post-norm", embed_scale="sqrt")
+_MASKED: dict[str, Any] = {"embed_norm": True, "logits_transform": True, "logits_bias": True}
+
+# Vaswani et al. 2017
+TRANSFORMER = replace(_WAVES, vocab_size=37_000, sinusoid="tensor2tensor", mlp="relu")
+MARIAN = _family(  # Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020
+    _WAVES, 58_101, (58_100, 0, 58_100), sinusoid="halves", mlp="silu", logits_bias=True
 )
-MARIAN = replace(  # Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020
-    TRANSFORMER,
-    vocab_size=58_101,
-    sinusoid="halves",
-    mlp="silu",
-    logits_bias=True,
-    special=SpecialTokens(pad=58_100, eos=0, start=58_100),
-)
-BART = replace(  # Lewis et al. 2020
-    _CLASSIC,
-    vocab_size=50_265,
-    positions="learned",
-    max_length=1_024,
-    position_offset=2,
-    residual="post-norm",
-    embed_norm=True,
-    logits_bias=True,
-    special=SpecialTokens(pad=1, eos=2, start=2),
+BART = _family(  # Lewis et al. 2020
+    _POST_NORM, 50_265, (1, 2, 2), max_length=1_024, position_offset=2, embed_norm=True, logits_bias=True
 )
 
-BERT = replace(  # Devlin et al. 2019
-    _CLASSIC,
-    architecture="encoder",
-    vocab_size=30_522,
-    positions="learned",
-    residual="post-norm",
-    norm_epsilon=1e-12,
-    embed_norm=True,
-    type_vocab_size=2,
-    logits_transform=True,
-    logits_bias=True,
-    heads=("pooler", "next-sentence"),
-    special=SpecialTokens(pad=0, eos=None, start=None),
-)
-ROBERTA = replace(  # Liu et al. 2019
-    BERT,
-    vocab_size=50_265,
-    position_offset=2,
-    type_vocab_size=1,
-    norm_epsilon=1e-5,
-    heads=(),
-    special=SpecialTokens(pad=1, eos=2, start=0),
+_ENCODER = replace(_POST_NORM, architecture="encoder", norm_epsilon=1e-12, type_vocab_size=2, **_MASKED)
+BERT = _family(_ENCODER, 30_522, (0, None, None), heads=("pooler", "next-sentence"))  # Devlin et al. 2019
+ROBERTA = _family(  # Liu et al. 2019
+    BERT, 50_265, (1, 2, 0), position_offset=2, type_vocab_size=1, norm_epsilon=1e-5, heads=()
 )
 DISTILBERT = replace(BERT, type_vocab_size=0, heads=())  # Sanh et al. 2019
 ALBERT = replace(  # Lan et al. 2020
@@ -90,73 +59,27 @@ ALBERT = replace(  # Lan et al. 2020
 )
 ELECTRA = replace(BERT, logits="none", logits_transform=False, logits_bias=False, heads=("replaced-token",))
 ELECTRA_GENERATOR = replace(BERT, heads=())  # Clark et al. 2020
-LONGFORMER = replace(  # Beltagy et al. 2020
-    ROBERTA, max_length=4_096, sparsity=SparsityConfig(window=256, projections="separate")
-)
+_LONG = SparsityConfig(window=256, projections="separate")
+LONGFORMER = replace(ROBERTA, max_length=4_096, sparsity=_LONG)  # Beltagy et al. 2020
 
-GPT = replace(  # Radford et al. 2018
-    _CLASSIC,
-    architecture="decoder",
-    vocab_size=40_478,
-    positions="learned",
-    residual="post-norm",
-    mlp="gelu-tanh",
-    special=SpecialTokens(pad=0, eos=None, start=None),
-)
-GPT2 = replace(  # Radford et al. 2019
-    GPT,
-    vocab_size=50_257,
-    max_length=1_024,
-    residual="pre-norm",
-    special=SpecialTokens(pad=0, eos=50_256, start=None),
-)
+# Radford et al. 2018, 2019
+GPT = _family(_POST_NORM, 40_478, (0, None, None), architecture="decoder", mlp="gelu-tanh")
+GPT2 = _family(GPT, 50_257, (0, 50_256, None), max_length=1_024, residual="pre-norm")
 GPT3 = replace(GPT2, max_length=2_048)  # Brown et al. 2020, table 2.1; its sparse layers are not published
-BIGCODE = replace(  # Ben Allal et al. 2023; Li et al. 2023
-    GPT2,
-    vocab_size=49_152,
-    num_key_value_heads=1,
-    max_length=8_192,
-    special=SpecialTokens(pad=0, eos=0, start=None),
+# Ben Allal et al. 2023; Li et al. 2023
+BIGCODE = _family(GPT2, 49_152, (0, 0, None), num_key_value_heads=1, max_length=8_192)
+_ROTARY = replace(GPT2, positions="rotary", logits="separate")
+NEOX = _family(  # Black et al. 2022; Biderman et al. 2023
+    _ROTARY, 50_432, (0, 0, None), rotary=RotaryConfig(fraction=0.25), residual="parallel", mlp="gelu"
 )
-NEOX = replace(  # Black et al. 2022; Biderman et al. 2023
-    GPT2,
-    vocab_size=50_432,
-    positions="rotary",
-    rotary=RotaryConfig(fraction=0.25),
-    residual="parallel",
-    mlp="gelu",
-    logits="separate",
-    special=SpecialTokens(pad=0, eos=0, start=None),
-)
-BLOOM = replace(  # Le Scao et al. 2022
-    GPT2,
-    vocab_size=250_880,
-    positions="alibi",
-    embed_norm=True,
-    special=SpecialTokens(pad=3, eos=2, start=None),
-)
-LLAMA = replace(  # Touvron et al. 2023
-    GPT2,
-    vocab_size=32_000,
-    positions="rotary",
-    norm="rms",
-    norm_epsilon=1e-6,
-    bias=False,
-    mlp="gated-silu",
-    logits="separate",
-    special=SpecialTokens(pad=0, eos=2, start=None),
+BLOOM = _family(GPT2, 250_880, (3, 2, None), positions="alibi", embed_norm=True)  # Le Scao et al. 2022
+LLAMA = _family(  # Touvron et al. 2023
+    _ROTARY, 32_000, (0, 2, None), norm="rms", norm_epsilon=1e-6, bias=False, mlp="gated-silu"
 )
 _LLAMA3_1 = RotaryConfig(base=500_000.0, scaling="llama3", factor=8.0, original_length=8_192)
 _LLAMA3_2 = replace(_LLAMA3_1, factor=32.0)
-LLAMA3 = replace(  # Grattafiori et al. 2024
-    LLAMA,
-    vocab_size=128_256,
-    num_heads=32,
-    num_key_value_heads=8,
-    norm_epsilon=1e-5,
-    rotary=_LLAMA3_1,
-    special=SpecialTokens(pad=0, eos=128_001, start=None),
-)
+_GROUPED: dict[str, Any] = {"num_heads": 32, "num_key_value_heads": 8, "norm_epsilon": 1e-5}
+LLAMA3 = _family(LLAMA, 128_256, (0, 128_001, None), rotary=_LLAMA3_1, **_GROUPED)  # Grattafiori et al. 2024
 
 SIZES = {
     "t5-small": _sized(T5, 6, 512, 8),

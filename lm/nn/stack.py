@@ -1,7 +1,6 @@
 """Blocks, and a stack of them: an encoder or a decoder without the embedding of tokens."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -139,13 +138,11 @@ class Stack(nnx.Module):
         config = self.config
         ends, inner = self._draw_keep(x, view, key)
 
-        def step(x, layer, view):
-            block, *rest = layer
-            return (self._only if block is None else block)(x, view, *rest)
+        def step(block, x, inputs, view):
+            return block(x, view, *inputs)
 
         x = self._enter(x, types, view, ends.get("in"))
-        layers = (None if config.shared_layers else self.blocks, inner, carry, crossed)
-        x, carry = self._run(step, x, layers, view)
+        x, carry = self._run(step, x, (inner, carry, crossed), view)
         return dropout(self.leave(x), ends.get("out"), config.dropout), carry
 
     def leave(self, x: jax.Array) -> jax.Array:
@@ -165,33 +162,34 @@ class Stack(nnx.Module):
     def hidden(self, x: jax.Array, types: jax.Array | None, view: View) -> jax.Array:
         """[layers+1,B,T,D]: what each block reads, and what the last one gives before the final norm."""
 
-        def step(x, block, view):
-            return (self._only if block is None else block)(x, view, {}, None, None)[0], x
+        def step(block, x, _, view):
+            return block(x, view, {}, None, None)[0], x
 
-        x = self._enter(x, types, view, None)
-        last, inputs = self._run(step, x, None if self.config.shared_layers else self.blocks, view)
-        return jnp.concatenate([inputs, last[None]])
+        last, before = self._run(step, self._enter(x, types, view, None), None, view)
+        return jnp.concatenate([before, last[None]])
 
     def weights(self, hidden: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
         """float32 [layers,B,N,T,S] of self- and of cross-attention, from ``hidden``."""
 
-        def step(_, layer, view):
-            block, x = layer
-            return None, (self._only if block is None else block).weights(x, view)
+        def step(block, _, x, view):
+            return None, block.weights(x, view)
 
-        blocks = None if self.config.shared_layers else self.blocks
-        return self._run(step, None, (blocks, hidden[:-1]), view)[1]
+        return self._run(step, None, hidden[:-1], view)[1]
 
-    def _run(self, step: Callable, x: Any, layers: Any, view: View) -> tuple[Any, Any]:
-        """``step(x, layer, view)`` from block to block; neighbours with the same view share a loop."""
+    def _run(self, step: Callable, x: Any, inputs: Any, view: View) -> tuple[Any, Any]:
+        """``step(block, x, inputs, view)`` from block to block; neighbours with one view share a loop."""
         config, results, start = self.config, [], 0
+        layers = (None if config.shared_layers else self.blocks, inputs)
 
         def run(x, layers, view, count):
-            layer = partial(step, view=view)
+            def one_layer(x, layer):
+                block, inputs = layer
+                return step(self._only if block is None else block, x, inputs, view)
+
             if config.remat != "none":
-                unrolled = config.layers == "unroll"
-                layer = jax.checkpoint(layer, policy=REMAT[config.remat], prevent_cse=unrolled)
-            return RUN[config.layers](layer, x, layers, length=count)
+                policy, unrolled = REMAT[config.remat], config.layers == "unroll"
+                one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=unrolled)
+            return RUN[config.layers](one_layer, x, layers, length=count)
 
         if not view.masks:
             return run(x, layers, view, self.num_layers)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from lm.nn.config import ModelConfig
 from lm.nn.kernels import implementation
 from lm.nn.layers import RelativeBias
-from lm.ops.masks import Mask, Rule, key_segments
+from lm.ops.masks import Mask, Numbers, Rule, key_segments
 from lm.ops.positions import Alibi, Bias, alibi_slopes
 from lm.settings import SettingError
 
@@ -37,9 +37,8 @@ def full_view(
     """What the rows of ``side``, "encoder" or "decoder", see of themselves, or of a cache of ``slots``."""
     length, sparsity, causal = batch[f"{side}_input_tokens"].shape[1], config.sparsity, side == "decoder"
     slots = length if slots is None else slots
-    segments, positions = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
-    counted = positions is None
-    positions = positions_of(length, segments) if counted else positions
+    segments, named_positions = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
+    positions = positions_of(length, segments) if named_positions is None else named_positions
     prefix = batch["decoder_causal_attention"] > 0 if config.architecture == "prefix-decoder" else None
     numbers = {"segment": segments, "prefix": prefix}
     everything = _mask(Rule(causal), numbers, slots)
@@ -47,7 +46,7 @@ def full_view(
     everywhere = _everywhere(config, positions, None if causal else batch.get("encoder_global_attention"))
     if sparsity.window is not None:
         # Within a segment, places that were counted are as far apart as positions.
-        by_place = counted and sparsity.block == 1 and not sparsity.random_blocks
+        by_place = named_positions is None and sparsity.block == 1 and not sparsity.random_blocks
         numbers |= {"position": None if by_place else positions // sparsity.block, "everywhere": everywhere}
     windows = [sparsity.window, *(window for window, _ in sparsity.spans)]
     mask, *masks = [_mask(_rule(config, causal, window, length), numbers, slots) for window in windows]
@@ -71,12 +70,7 @@ def step_view(config: ModelConfig, length: jax.Array, slots: int, relative: Rela
     """What the next token of each row sees of a cache with ``length`` [B] positions in ``slots`` slots."""
     slot, position = jnp.arange(slots)[None, :], length[:, None]
     distance = slot[:, None, :] - position[:, :, None]
-    query, key = {}, {}
-    if config.sparsity.window is not None:
-        for numbers, places in ((query, position), (key, slot)):
-            everywhere = _everywhere(config, places, None)
-            numbers |= {"position": places // config.sparsity.block}
-            numbers |= {} if everywhere is None else {"everywhere": everywhere}
+    query, key = (_window_numbers(config, places) for places in (position, slot))
     mask = Mask(query, key, _rule(config, True, config.sparsity.window, slots)).at(distance)
     both_ways = config.architecture == "prefix-decoder"
     biases = _biases(config, relative, both_ways, lambda bias: bias.at(distance))
@@ -143,6 +137,15 @@ def _everywhere(config: ModelConfig, positions: jax.Array, named: jax.Array | No
     if first:
         everywhere = positions < first if everywhere is None else everywhere | (positions < first)
     return everywhere
+
+
+def _window_numbers(config: ModelConfig, positions: jax.Array) -> Numbers:
+    """What a window compares of positions [B|1,T] while decoding."""
+    if config.sparsity.window is None:
+        return {}
+    everywhere = _everywhere(config, positions, None)
+    numbers = {} if everywhere is None else {"everywhere": everywhere}
+    return numbers | {"position": positions // config.sparsity.block}
 
 
 def _biases(

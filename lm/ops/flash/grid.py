@@ -78,9 +78,6 @@ class Tiles(NamedTuple):
     places: tuple[jax.Array, jax.Array]  # of the first query and the first key
     number: Callable[[int], jax.Array]  # the r-th number of the head
 
-    def __getitem__(self, name: str) -> jax.Array:
-        return self.arrays[name]
-
 
 class Fold(NamedTuple):
     """What is computed for a still tile from all the tiles that pass it."""
@@ -213,7 +210,8 @@ def _sweep_gpu(job, offset, numbers):
             tiles = Tiles(arrays, job.places(still, moving, begin), lambda r: numbers[head, r])
             return job.fold.step(carry, tiles)
 
-        carry = jax.lax.fori_loop(*job.bounds(still, begin), step, job.fold.start())
+        low, high = job.bounds(still, begin)
+        carry = jax.lax.fori_loop(low, high, step, job.fold.start())
         for ref, x in zip(outputs, job.fold.finish(carry), strict=True):
             ref[...] = x.astype(ref.dtype)
 

@@ -56,7 +56,8 @@ class Flash(NamedTuple):
         key, value = drop_values(key, value, softmax.keep)
         query = query * softmax.scale if softmax.scale != 1.0 else query
         tiles = self.backend.tiles(length), self.backend.tiles(key.shape[1])
-        plan = TilePlan(self.backend, mask and mask.rule, bias and bias.form, key.shape[1], *tiles)
+        rule, form = None if mask is None else mask.rule, None if bias is None else bias.form
+        plan = TilePlan(self.backend, rule, form, key.shape[1], *tiles)
         turned = [
             _padded(x.transpose(0, 2, 3, 1), {2: self.backend.width(width), 3: _multiple(x.shape[1], tile)})
             for x, tile in ((query, tiles[0]), (key, tiles[1]), (value, tiles[1]))
@@ -109,7 +110,7 @@ def _forward(plan, query, key, value, numbers, places):
         new = jnp.maximum(highest, scores.max(0, keepdims=True))
         finite = jnp.where(new == -jnp.inf, 0.0, new)  # of queries that have seen nothing yet
         weights, old = jnp.exp(scores - finite), jnp.exp(highest - finite)
-        out = out * old + _product(tiles["value"], weights.astype(value.dtype), 1, 0)
+        out = out * old + _product(tiles.arrays["value"], weights.astype(value.dtype), 1, 0)
         return new, total * old + weights.sum(0, keepdims=True), out
 
     def finish(carry):
@@ -191,7 +192,7 @@ def _query_gradient(scan: Scan):
     def step(carry, tiles):
         out, d_numbers = carry
         _, d_scores = _score_gradient(plan, tiles)
-        out += _product(tiles["key"], d_scores.astype(tiles["key"].dtype), 1, 0)
+        out += _product(tiles.arrays["key"], d_scores.astype(tiles.arrays["key"].dtype), 1, 0)
         if plan.form is not None:
             index = jax.lax.broadcasted_iota(jnp.int32, d_numbers.shape, 0)
             d_numbers += plan.form.gradient(d_scores, _distances(plan, tiles), index)
@@ -216,8 +217,8 @@ def _key_gradient(scan: Scan):
     def step(carry, tiles):
         d_key, d_value = carry
         weights, d_scores = _score_gradient(scan.plan, tiles)
-        d_key += _product(tiles["query"], d_scores.astype(dtype), 1, 1)
-        return d_key, d_value + _product(tiles["gradient"], weights.astype(dtype), 1, 1)
+        d_key += _product(tiles.arrays["query"], d_scores.astype(dtype), 1, 1)
+        return d_key, d_value + _product(tiles.arrays["gradient"], weights.astype(dtype), 1, 1)
 
     output = jax.ShapeDtypeStruct((rows, heads, width, size), dtype if groups == heads else jnp.float32)
     by_head = scan.by_key((output, output), Fold(start, step, lambda carry: carry))
@@ -255,7 +256,7 @@ def _distances(plan: TilePlan, tiles: Tiles) -> Distances:
 
 def _tile_scores(plan, tiles):
     """float32 [S,T] of a tile; minus infinity where a query does not see a key."""
-    scores = _product(tiles["key"], tiles["query"], 0, 0)
+    scores = _product(tiles.arrays["key"], tiles.arrays["query"], 0, 0)
     distances = _distances(plan, tiles)
     if plan.form is not None:
         scores += plan.form.tile(distances, tiles.number)
@@ -274,9 +275,9 @@ def _tile_scores(plan, tiles):
 
 def _score_gradient(plan, tiles):
     """float32 [S,T]: the weights of a tile, and the gradient of its scores."""
-    weights = jnp.exp(_tile_scores(plan, tiles) - tiles["normaliser"])
-    d_weights = _product(tiles["value"], tiles["gradient"], 0, 0)
-    return weights, weights * (d_weights - tiles["carried"])
+    weights = jnp.exp(_tile_scores(plan, tiles) - tiles.arrays["normaliser"])
+    d_weights = _product(tiles.arrays["value"], tiles.arrays["gradient"], 0, 0)
+    return weights, weights * (d_weights - tiles.arrays["carried"])
 
 
 def _product(a, b, axis, other):
