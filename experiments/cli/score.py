@@ -24,7 +24,7 @@ from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.data.tasks.mixtures import MIXTURES
 from lm.data.tasks.task import Row, Scored, Task
 from lm.evaluate.decode import greedy
-from lm.evaluate.questions import Questions, predict, write
+from lm.evaluate.questions import Questions, predict, write_predictions
 from lm.nn.composed import Ensemble
 from lm.settings import SettingError, nearest, parse_json
 
@@ -48,7 +48,7 @@ def score_run(folder: Path, names: Sequence[str], split: str, mixture: str, limi
         # Labels of test sets are not public.
         metrics = {} if any(row.get("label") == -1 for row in given) else task.evaluate(given, found)
         place = folder / "scores" / team[0].group / task.name / split
-        write(place / "predictions.jsonl", task, given, found)
+        write_predictions(place / "predictions.jsonl", task, given, found)
         (place / "scores.json").write_text(
             json.dumps({"rows": len(given), "metrics": metrics}, indent=1) + "\n"
         )

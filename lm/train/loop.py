@@ -13,11 +13,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.nn.view import Batch
 from lm.settings import SettingError
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss
-from lm.train.losses import Batch
 from lm.train.meter import Meter
 from lm.train.state import State
 from lm.train.step import Metrics, Steps

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from lm.ops.losses import accuracy, cross_entropy
+from lm.nn.view import Batch
+from lm.ops.losses import cross_entropy, token_accuracy
 from lm.train.config import LossConfig
 
-Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 Loss = Callable[[nnx.Module, Batch, jax.Array | None, LossConfig], tuple[jax.Array, Sums]]
 
@@ -81,7 +81,7 @@ def _tokens(logits, targets, weights, config):
     loss, total, z_loss = cross_entropy(
         logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
     )
-    right, _ = accuracy(logits, targets, weights)
+    right, _ = token_accuracy(logits, targets, weights)
     return loss, {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
 
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 
+from lm.nn.view import Batch
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss
-from lm.train.losses import Batch
 from lm.train.step import Metrics
 from lm.train.throughput import peak
 

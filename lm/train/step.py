@@ -14,10 +14,11 @@ from jax.sharding import Mesh
 from lm import sharding
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.transformer import Transformer
+from lm.nn.view import Batch
 from lm.settings import SettingError
 from lm.train import state as states
 from lm.train.config import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig
-from lm.train.losses import Batch, Loss, language_model
+from lm.train.losses import Loss, language_model
 from lm.train.optimizers import Tune, every_parameter, learning_rate, optimizer
 from lm.train.state import State
 from lm.train.stopping import alive
