@@ -19,7 +19,7 @@ from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
 from lm.convert import load, save
 from lm.convert.config_json import config_json, model_config, parts_in
-from lm.convert.settings import SETTINGS
+from lm.convert.families import FAMILIES
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
@@ -54,7 +54,7 @@ def test_what_is_loaded_is_saved_to_the_byte(name, tmp_path):
     assert load(tmp_path / "out")[0] == config
 
 
-FAMILIES = {  # beginning of a size's name: its family; the longest counts
+BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
     "spanbert": "bert",
     "gpt": "openai-gpt",
     "gpt3": "gpt2",
@@ -76,8 +76,8 @@ def test_every_published_size_is_a_model_of_its_family(name):
         with pytest.raises(SettingError, match=UNPUBLISHED[name]):
             config_json(SIZES[name])
     else:
-        begins = max(filter(name.startswith, [*SETTINGS, *FAMILIES]), key=len)
-        assert config_json(SIZES[name])["model_type"] == FAMILIES.get(begins, begins)
+        begins = max(filter(name.startswith, [*FAMILIES, *BEGINNINGS]), key=len)
+        assert config_json(SIZES[name])["model_type"] == BEGINNINGS.get(begins, begins)
 
 
 def test_shards_hold_what_one_file_would(tmp_path):

@@ -18,7 +18,8 @@ from jax.flatten_util import ravel_pytree
 
 from lm.convert import load
 from lm.convert.config_json import config_json
-from lm.convert.names import NAMES, tensors
+from lm.convert.families import FAMILIES
+from lm.convert.tensors import tensors
 from lm.evaluate.decode import beam_search, decode
 from lm.nn.config import SpecialTokens
 from lm.nn.transformer import Transformer
@@ -184,7 +185,7 @@ def loss(model, batch, arrays):
 
 def norms(gradients, model):
     """``{their name: norm}`` of our gradients."""
-    names = NAMES[config_json(model.config)["model_type"]]
+    names = FAMILIES[config_json(model.config)["model_type"]]
     due = tensors(names, model.config, {path: part.shape for path, part in gradients.items()})
     parts = {
         name: [gradients[path] if layer is None else gradients[path][layer] for path, layer in tensor.parts]

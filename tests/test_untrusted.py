@@ -24,7 +24,7 @@ from experiments.cli.score import score_file
 from experiments.runs.stages import load_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.convert import load
-from lm.convert.settings import SETTINGS
+from lm.convert.families import FAMILIES
 from lm.data.corpora import crawl
 from lm.data.text import tfds as rows
 from lm.data.text.own import SentencePiece, train_sentencepiece
@@ -33,7 +33,7 @@ from lm.files import seal
 from lm.settings import SettingError, from_json, leaves, to_json
 
 GOLDEN = Path(__file__).parent / "golden"
-FAMILIES = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "longformer", "marian_sinusoidal"]
+GOLDENS = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "longformer", "marian_sinusoidal"]
 # what one example may add to the memory [bytes], and how long it may take [seconds]
 MOST, LONGEST = 1 << 29, 20.0
 WEIRD = [
@@ -130,7 +130,7 @@ def fuzz(count, path, contents, use):
     check()
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=GOLDENS)
 def folder(request, tmp_path):
     return shutil.copytree(
         GOLDEN / request.param, tmp_path / "in", ignore=shutil.ignore_patterns("golden.npz")
@@ -203,7 +203,7 @@ def test_a_config_of_any_kind_describes_a_model_or_is_refused(folder, count):
 @pytest.mark.parametrize("size", [10**6, 10**15, 10**400], ids=["million", "vast", "endless"])
 def test_a_model_far_larger_than_its_files_is_refused_before_it_is_made(folder, size):
     theirs = json.loads((folder / "config.json").read_text())
-    names = {row.theirs for row in SETTINGS[theirs["model_type"]].rows} & theirs.keys()
+    names = {row.theirs for row in FAMILIES[theirs["model_type"]].rows} & theirs.keys()
     for name in [name for name in names if type(theirs[name]) is int and "token_id" not in name]:
         (folder / "config.json").write_text(json.dumps(theirs | {name: size}))
         start = time.perf_counter()

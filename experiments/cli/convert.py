@@ -39,7 +39,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     """
     from experiments.runs.trained import prefix_of
     from lm import convert, sharding
-    from lm.convert.settings import SETTINGS as PUBLISHED
+    from lm.convert.families import FAMILIES as PUBLISHED
     from lm.convert.unread import unknown_fields
     from lm.train.checkpoints import Checkpoints
     from lm.train.config import CheckpointConfig

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from lm.convert.config_json import MATRIX, config_json, family_of, model_config, parts_in, parts_of
-from lm.convert.names import NAMES, Names, Tensor, is_constant, tensors
-from lm.convert.rows import Json
-from lm.convert.settings import SETTINGS
+from lm.convert.families import FAMILIES
+from lm.convert.family import Family, Json
+from lm.convert.tensors import Tensor, is_constant, tensors
 from lm.files import complete_folder
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
@@ -44,15 +44,14 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
     with ExitStack() as stack:
         files = _open(folder, stack)
         try:
-            family = family_of(theirs)
-            names = NAMES[family]
-            stored = _renamed(names, files)
+            family = FAMILIES[family_of(theirs)]
+            stored = _renamed(family, files)
 
             def read(name):
                 return files[stored[name]].get_tensor(stored[name])
 
             parts = parts_in(theirs, stored)
-            if SETTINGS[family].says_tied and _has_matrix(names, stored, read):
+            if family.says_tied and _has_matrix(family, stored, read):
                 parts |= {MATRIX}
             config = replace(model_config(theirs, parts), published=json.dumps(theirs, sort_keys=True))
             _check_sizes(config, [files[name].get_slice(name).get_shape() for name in files])
@@ -60,13 +59,13 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:  # of values that no model has
             raise SettingError(f"{folder / CONFIG} makes no sense: {error!r:.300}") from error
         shapes = {path: leaf.shape for path, leaf in named(abstract).items()}
-        due = tensors(names, config, shapes)
+        due = tensors(family, config, shapes)
         wrong = [*_misfits(due, {name: files[old].get_slice(old) for name, old in stored.items()})]
         if not wrong:
             wrong = [
-                _unknown(name, names)
+                _unknown(name, family)
                 for name in stored.keys() - due
-                if not _known(name, names, config, due, read)
+                if not _known(name, family, config, due, read)
             ]
         if wrong:
             raise SettingError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
@@ -131,13 +130,13 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
             )
 
 
-def _renamed(names: Names, stored: Iterable[str]) -> dict[str, str]:
+def _renamed(family: Family, stored: Iterable[str]) -> dict[str, str]:
     """``{name as the table has it: name as it is stored}``, of files by older programs or of models without
     output.
     """
     stored = list(stored)
-    prefix = "" if any(name.startswith(names.prefix) for name in stored) else names.prefix
-    above = {*names.top.values(), *names.copies}
+    prefix = "" if any(name.startswith(family.prefix) for name in stored) else family.prefix
+    above = {*family.above.values(), *family.copies}
     found = {}
     for name in stored:
         new = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
@@ -159,9 +158,9 @@ def _misfits(due: Mapping[str, Tensor], stored: Mapping[str, Any]) -> Iterator[s
             yield f"not a float: {name} is of {dtype}"
 
 
-def _known(name: str, names: Names, config: ModelConfig, due: Mapping[str, Tensor], read: Read) -> bool:
+def _known(name: str, family: Family, config: ModelConfig, due: Mapping[str, Tensor], read: Read) -> bool:
     """Whether a tensor beside the parameters repeats one of them, or is the same in every model."""
-    source = next((n for n, t in due.items() if t.parts == ((names.copies.get(name), None),)), None)
+    source = next((n for n, t in due.items() if t.parts == ((family.copies.get(name), None),)), None)
     if source is not None:
         return _repeats(name, source, read)
     try:
@@ -170,20 +169,20 @@ def _known(name: str, names: Names, config: ModelConfig, due: Mapping[str, Tenso
         return False
 
 
-def _unknown(name: str, names: Names) -> str:
-    if name not in names.copies:
+def _unknown(name: str, family: Family) -> str:
+    if name not in family.copies:
         return f"unknown: {name}"
     return (
-        f"unknown: {name} differs from {names.copies[name]}, which it should repeat here "
+        f"unknown: {name} differs from {family.copies[name]}, which it should repeat here "
         "(tie_word_embeddings)"
     )
 
 
-def _has_matrix(names: Names, stored: Collection[str], read: Read) -> bool:
+def _has_matrix(family: Family, stored: Collection[str], read: Read) -> bool:
     """Whether there is an output matrix that does not repeat the embedding, whatever the settings say of
     it.
     """
-    both = [f"{names.modules.get(module)}.weight" for module in ("head", "embed")]
+    both = [f"{family.modules.get(module)}.weight" for module in ("head", "embed")]
     return {*both} <= {*stored} and not _repeats(*both, read)
 
 
@@ -195,10 +194,10 @@ def _repeats(name: str, source: str, read: Read) -> bool:
 
 
 def _tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    names = NAMES[config_json(config)["model_type"]]
+    family = FAMILIES[config_json(config)["model_type"]]
     bare = config.logits == "none" and parts_of(config) <= {"pooler"}  # as BertModel: nothing stands above
-    found = tensors(names, config, shapes)
-    return {name.removeprefix(names.prefix) if bare else name: tensor for name, tensor in found.items()}
+    found = tensors(family, config, shapes)
+    return {name.removeprefix(family.prefix) if bare else name: tensor for name, tensor in found.items()}
 
 
 def save(

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 
-from lm.convert.names import NAMES
-from lm.convert.rows import OPTIONAL, REQUIRED, Json, Settings
-from lm.convert.settings import SETTINGS
+from lm.convert.families import FAMILIES
+from lm.convert.family import OPTIONAL, REQUIRED, Family, Json
 from lm.convert.unread import check_fields
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, from_json, leaves, nearest
@@ -42,9 +41,9 @@ _UNSTRETCHED = {  # what a way of stretching does not read
 def family_of(theirs: Json) -> str:
     """The family that a config.json names."""
     family = theirs.get("model_type")
-    if family not in SETTINGS:
+    if family not in FAMILIES:
         raise SettingError(
-            f"config.json: model_type={family!r} is not supported{nearest(str(family), SETTINGS)}"
+            f"config.json: model_type={family!r} is not supported{nearest(str(family), FAMILIES)}"
         )
     return family
 
@@ -56,7 +55,7 @@ def parts_in(theirs: Json, names: Collection[str]) -> set[str]:
     head too.
     """
     family = family_of(theirs)
-    modules, classes = NAMES[family].modules, SETTINGS[family].classes
+    modules, classes = FAMILIES[family].modules, FAMILIES[family].parts
     due = set().union(*(classes.get(name, ()) for name in theirs.get("architectures") or ()))
     marks = {part: modules[module] for part, module in PARTS.items() if module in modules}
     return due | {part for part, mark in marks.items() if {mark, f"{mark}.weight"} & set(names)}
@@ -71,9 +70,9 @@ def parts_of(config: ModelConfig) -> set[str]:
 def model_config(theirs: Json, parts: Collection[str]) -> ModelConfig:
     """Our settings from theirs; SettingError for what is missing or not implemented."""
     family = family_of(theirs)
-    table, modules = SETTINGS[family], NAMES[family].modules
+    table, modules = FAMILIES[family], FAMILIES[family].modules
     check_fields(theirs, table)
-    theirs = {new: theirs[old] for old, new in table.aliases.items() if old in theirs} | theirs
+    theirs = {new: theirs[old] for old, new in table.usual_names.items() if old in theirs} | theirs
     matrix = MATRIX in parts
     parts = [part for part, module in PARTS.items() if part in parts and module in modules]
     ours: Json = {}
@@ -152,12 +151,12 @@ def _candidates(config: ModelConfig) -> Iterator[tuple[str, Callable[[str, Model
     if config.published:
         own = family_of(json.loads(config.published))
         yield from ((own, _revise), (own, _write))
-    yield from ((family, _write) for family in SETTINGS)
+    yield from ((family, _write) for family in FAMILIES)
 
 
 def _revise(family: str, config: ModelConfig) -> Json:
     """The published config.json with the settings that are other ones now; weights are written in float32."""
-    theirs, table, now = json.loads(config.published), SETTINGS[family], dict(leaves(config))
+    theirs, table, now = json.loads(config.published), FAMILIES[family], dict(leaves(config))
     before = dict(leaves(model_config(theirs, parts_of(config))))
     theirs |= {
         row.theirs: row.write(now[row.ours], config)
@@ -171,8 +170,8 @@ def _revise(family: str, config: ModelConfig) -> Json:
 
 
 def _write(family: str, config: ModelConfig) -> Json:
-    table, values, parts = SETTINGS[family], dict(leaves(config)), parts_of(config)
-    classes = [name for name, due in table.classes.items() if due <= parts]
+    table, values, parts = FAMILIES[family], dict(leaves(config)), parts_of(config)
+    classes = [name for name, due in table.parts.items() if due <= parts]
     theirs = {
         "model_type": family,
         "architectures": classes[:1],
@@ -184,7 +183,7 @@ def _write(family: str, config: ModelConfig) -> Json:
     return theirs | _write_rotary(config, table)
 
 
-def _read_rotary(theirs: Json, table: Settings) -> Json:
+def _read_rotary(theirs: Json, table: Family) -> Json:
     """Both spellings: rope_theta and rope_scaling (transformers 4), or rope_parameters with all in one
     (5).
     """
@@ -213,7 +212,7 @@ def _read_rotary(theirs: Json, table: Settings) -> Json:
     return ours
 
 
-def _write_rotary(config: ModelConfig, table: Settings) -> Json:
+def _write_rotary(config: ModelConfig, table: Family) -> Json:
     """As transformers 4 has it, which 5 reads too."""
     if table.rotary is None:
         return {}

@@ -4,7 +4,7 @@ known use.
 
 import re
 
-from lm.convert.rows import Json, Settings
+from lm.convert.family import Family, Json
 from lm.settings import SettingError, nearest
 
 # read as a family, parts, and copies of tensors
@@ -56,23 +56,23 @@ _COMPUTES = frozenset(
 )
 
 
-def accounted(table: Settings) -> set[str]:
+def accounted(table: Family) -> set[str]:
     """The fields of a family that are read or have no effect; rates of dropout have none but in training."""
-    return read_fields(table) | IDLE | table.idle
+    return read_fields(table) | IDLE | {*table.idle.split()}
 
 
-def read_fields(table: Settings) -> set[str]:
+def read_fields(table: Family) -> set[str]:
     """Those of them on which it depends what is computed here, or whether it is refused."""
-    read = {row.theirs for row in table.rows} | {*table.aliases, *ELSEWHERE, *ONLY, *table.only}
+    read = {row.theirs for row in table.rows} | {*table.usual_names, *ELSEWHERE, *ONLY, *table.only}
     return read if table.rotary is None else read | {*ROTARY, *table.rotary[:2]}
 
 
-def check_fields(theirs: Json, table: Settings) -> None:
+def check_fields(theirs: Json, table: Family) -> None:
     """SettingError for a field that asks for what is not implemented, or may do so by its name."""
     for key, value in (ONLY | dict(table.only)).items():
         if theirs.get(key) not in (None, value) or key in theirs and theirs[key] is None and value:
             raise SettingError(f"config.json: {key}={theirs[key]!r} is not supported, only {value!r}")
-    for old, new in table.aliases.items():
+    for old, new in table.usual_names.items():
         if theirs.get(old, theirs.get(new)) != theirs.get(new, theirs.get(old)):
             raise SettingError(
                 f"config.json: {old}={theirs[old]!r} and {new}={theirs[new]!r} should be the same"
@@ -86,7 +86,7 @@ def check_fields(theirs: Json, table: Settings) -> None:
             )
 
 
-def unknown_fields(theirs: Json, table: Settings) -> list[str]:
+def unknown_fields(theirs: Json, table: Family) -> list[str]:
     """The fields that nothing here or in the reference reads: they are kept, and say nothing."""
     return sorted(key for key in theirs.keys() - accounted(table) if not _dropout(key))
 
