@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from lm.data.corpora.documentation import Prepared
+from lm.data.corpora.documentation import PreparedSet
 from lm.data.tasks.benchmarks import TASKS
 
 SHARED = Path(__file__).parents[1].parent / "shared"
@@ -98,7 +98,7 @@ READS = {
 def prepare(source, folder, given):
     """Write a set of that name as TFDS does."""
     (features, rows, splits), (name, _, config) = given, source.partition("/")
-    builder = type(name, (Prepared,), {"name": name}, skip_registration=True)
+    builder = type(name, (PreparedSet,), {"name": name}, skip_registration=True)
     builder(
         features, dict.fromkeys(splits.split(), rows), config=config or None, data_dir=folder / "tfds"
     ).download_and_prepare()

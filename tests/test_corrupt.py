@@ -114,14 +114,14 @@ def test_a_missing_or_broken_file_is_named_before_anything_is_read(folder, tmp_p
             DataError, match=rf"(?s)mine/1\.0\.0, split 'train'.*train\.array_record.*{message}"
         ):
             corpus.documents("tfds:mine", "train", tmp_path, corrupt)
-    assert len(rows.examples("mine", "validation", tmp_path)) == len(MINE)
+    assert len(rows.prepared_rows("mine", "validation", tmp_path)) == len(MINE)
 
 
 def test_a_file_with_another_number_of_records_is_named(folder, tmp_path):
     about = folder / "dataset_info.json"
     about.write_text(about.read_text().replace('"40"', '"41"'))
     with pytest.raises(DataError, match="has 40 records, dataset_info.json counts 41"):
-        rows.examples("mine", "train", tmp_path)
+        rows.prepared_rows("mine", "train", tmp_path)
 
 
 @pytest.mark.parametrize("form", ["pythonClassName", "type", "json"])
@@ -138,23 +138,25 @@ def test_a_set_that_names_code_outside_of_tfds_is_refused_and_the_code_does_not_
         about = {form: "evil.Text", "content": {}} if form == "type" else {**about, form: "evil.Text"}
     (folder / "features.json").write_text(json.dumps(about))
     with pytest.raises(DataError, match=r"'evil\.Text', code outside of TFDS"):
-        rows.examples("mine", "train", tmp_path)
+        rows.prepared_rows("mine", "train", tmp_path)
     assert not Path("ran").exists()
 
 
 def test_corrupt_records_are_left_out_of_training_counted_and_never_of_evaluation(stored, tmp_path):
-    whole = rows.examples("mine", "train", tmp_path)
-    prints = [rows.examples("mine", "train", tmp_path, corrupt).fingerprint for corrupt in ("stop", "skip")]
+    whole = rows.prepared_rows("mine", "train", tmp_path)
+    prints = [
+        rows.prepared_rows("mine", "train", tmp_path, corrupt).fingerprint for corrupt in ("stop", "skip")
+    ]
     assert prints == [whole.fingerprint] * 2  # nothing changes where nothing is corrupt
     damage(shard(stored), 0, 7, 8, 39)
     damage(shard(stored, "validation"), 3)
-    left = rows.examples("mine", "train", tmp_path, "skip")
+    left = rows.prepared_rows("mine", "train", tmp_path, "skip")
     assert left.left_out == (0, 7, 8, 39)
     assert [row["text"] for row in left] == [text for k, text in enumerate(MINE) if k not in left.left_out]
     found = corpus.documents("tfds:mine", "train", tmp_path, "skip")
     assert list(found) == [row["text"] for row in left]
     assert sources.left_out(found) == sources.left_out(left) == 4
-    assert rows.corrupt_records(rows.Rows(stored, "train"), tmp_path) == left.left_out
+    assert rows.corrupt_records(rows.StoredRows(stored, "train"), tmp_path) == left.left_out
     with pytest.raises(DataError, match="record 3 .*never out of evaluation"):
         list(corpus.documents("tfds:mine", "validation", tmp_path))
 
@@ -172,7 +174,7 @@ def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behi
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_corrupt_record_in_the_middle_of_training_arrives_as_it_is_named(stored, tmp_path, workers):
     damage(shard(stored), 20)
-    stream = batches.stream(Lengths(rows.Rows(stored, "train")), 0, 40, workers=workers)
+    stream = batches.stream(Lengths(rows.StoredRows(stored, "train")), 0, 40, workers=workers)
     with pytest.raises(Exception, match=r"(?s)record 20 \(number 20 of mine-train\.array_record") as caught:
         list(stream)
     assert isinstance(caught.value, DataError)
@@ -210,7 +212,7 @@ def test_damage_in_the_middle_of_a_corpus_that_is_not_read_at_the_start_is_refus
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tokens, "BLOCK", 64)
-    monkeypatch.setattr(tokens, "CHECKED", 128)
+    monkeypatch.setattr(tokens, "CHECKED_AT_START", 128)
     made = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
     good, path = made.tokens.tolist(), made.folder / "tokens"
     whole, rng = path.read_bytes(), random.Random(0)

@@ -57,13 +57,13 @@ def source(tmp_path):
 
 def clean(source, name="pages", without=OFF, **settings):
     runs = source.parent / "runs"
-    options = command.Options(name, without, validation=0.2, workers=1, **settings)
+    options = command.CleanOptions(name, without, validation=0.2, workers=1, **settings)
     command.clean(source, options, runs)
     return runs / "cache"
 
 
 def texts(cache, name="pages"):
-    return [text for split in command.SPLITS for text in corpus.documents(f"tfds:{name}", split, cache)]
+    return [text for split in command.BOTH_SPLITS for text in corpus.documents(f"tfds:{name}", split, cache)]
 
 
 def files(cache, name="pages"):
@@ -207,7 +207,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_read(settings, messag
     (tmp_path / "empty").mkdir()
     given = {"source": ".", "name": "x", "without": OFF} | settings
     with pytest.raises(SettingError, match=message):
-        command.clean(tmp_path / given.pop("source"), command.Options(**given), tmp_path / "runs")
+        command.clean(tmp_path / given.pop("source"), command.CleanOptions(**given), tmp_path / "runs")
 
 
 def test_a_finished_set_is_left_alone_and_other_settings_are_refused_with_the_difference(source):

@@ -31,12 +31,12 @@ def documents():
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
-    documentation.prepare(folder, packages=SOME.split())
+    documentation.prepare_sets(folder, packages=SOME.split())
     return folder
 
 
 def names(part, split, cache):
-    return {row["name"] for row in sources.examples(f"documentation/{part}", split, cache)}
+    return {row["name"] for row in sources.prepared_rows(f"documentation/{part}", split, cache)}
 
 
 def test_docstrings_are_those_that_python_finds():
@@ -101,7 +101,7 @@ def test_every_line_passes_the_rules_and_a_name_is_there_once(documents):
     assert any(document.name.startswith("help.") for document in documents)
     for _, text in documents:
         lines = [line for line in text.split("\n") if line]
-        assert cleaning.cleaned(lines, harvest.LINE_FILTERS) == lines
+        assert cleaning.cleaned(lines, harvest.PARAGRAPH_FILTERS) == lines
 
 
 def test_no_sentence_is_in_two_documents_or_twice_in_one(documents):
@@ -124,10 +124,12 @@ def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
 
 
 def test_no_part_trains_on_what_another_is_evaluated_on(cache):
-    documentation.prepare(cache, name="unfiltered", packages=SOME.split())
+    documentation.prepare_sets(cache, name="unfiltered", packages=SOME.split())
     assert not names("corpus", "validation+test", cache) & names("unfiltered", "train", cache)
     whole = {split: corpus.documents("documentation", split, cache) for split in ("train", "validation")}
-    parts = {name: corpus.documents(f"documentation/{name}", "train", cache) for name in documentation.PARTS}
+    parts = {
+        name: corpus.documents(f"documentation/{name}", "train", cache) for name in documentation.CORPUS_PARTS
+    }
     assert len(parts["science"]) == 0 < len(parts["topics"]) < len(parts["libraries"])
     assert len(parts["topics"]) + len(parts["libraries"]) == len(whole["train"])
     assert set(parts["topics"]) | set(parts["libraries"]) == set(whole["train"])
@@ -143,9 +145,9 @@ def test_unfiltered_documents_keep_what_the_rules_remove(documents):
 
 def test_labels_are_balanced_and_answers_stand_in_their_context(cache):
     for task in ("acceptability", "follows"):
-        labels = [row["label"] for row in sources.examples(f"documentation/{task}", "train", cache)]
+        labels = [row["label"] for row in sources.prepared_rows(f"documentation/{task}", "train", cache)]
         assert 0.45 < sum(labels) / len(labels) < 0.55
-    for row in sources.examples("documentation/cloze", "train", cache):
+    for row in sources.prepared_rows("documentation/cloze", "train", cache):
         assert row["answers"][0] in row["context"]
         assert "_" in row["question"]
 
@@ -160,7 +162,7 @@ def test_damage_leaves_first_and_last_word_and_changes_the_order():
 
 
 def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
-    documentation.prepare(tmp_path, packages=SOME.split())
+    documentation.prepare_sets(tmp_path, packages=SOME.split())
     prints = [corpus.documents("documentation", "train", folder).fingerprint for folder in (cache, tmp_path)]
     assert prints[0] == prints[1]
     assert prints[0] != corpus.documents("documentation", "validation", cache).fingerprint
@@ -168,7 +170,7 @@ def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
 
 def test_too_little_documentation_is_an_error():
     with pytest.raises(SettingError, match="too few"):
-        documentation.build(harvest.harvest(["json"]))
+        documentation.make_sets(harvest.harvest(["json"]))
 
 
 FULL = """
@@ -177,7 +179,7 @@ from lm.settings import SettingError
 from lm.data.corpora import documentation
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # of a file: as a full disk has it
 try:
-    documentation.prepare(sys.argv[1], packages=sys.argv[2:])
+    documentation.prepare_sets(sys.argv[1], packages=sys.argv[2:])
 except SettingError as error:
     print(error)
 """
@@ -199,11 +201,11 @@ def test_a_full_disk_is_told_in_a_line_with_the_set_and_leaves_nothing(tmp_path)
 @pytest.mark.slow
 def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     start = time.process_time()
-    documentation.prepare(tmp_path)
+    documentation.prepare_sets(tmp_path)
     seconds = time.process_time() - start
     parts = [corpus.documents("documentation", split, tmp_path) for split in ("train", "validation")]
     assert sum(len(text) for part in parts for text in part) > 7.2e6  # and the test split
     assert seconds < 60  # 20 s on an idle core
     for task in documentation.MAKERS:
-        assert len(sources.examples(f"documentation/{task}", "train", tmp_path)) >= 1500
-        assert len(sources.examples(f"documentation/{task}", "validation", tmp_path)) >= 200
+        assert len(sources.prepared_rows(f"documentation/{task}", "train", tmp_path)) >= 1500
+        assert len(sources.prepared_rows(f"documentation/{task}", "validation", tmp_path)) >= 200

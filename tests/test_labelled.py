@@ -8,7 +8,7 @@ import pytest
 
 from lm.data.batches import Batches
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches, shortened
-from lm.data.tasks.labelled import LABELLED, endings, labelled, whole_word
+from lm.data.tasks.labelled import LABELLED, endings, find_labelled, whole_word
 from lm.data.text.own import Bytes
 from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
@@ -164,7 +164,7 @@ def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda pos: labelled("squat"), "did you mean 'squad'"),
+        (lambda pos: find_labelled("squat"), "did you mean 'squad'"),
         (lambda pos: Reader(pos, VOCABULARY, "encoder", 7), "tuning.inputs_length=7"),
         (lambda pos: Reader(pos, Bytes(0), "encoder", 8), "no token for cls"),
         (lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], seed=0), "no examples"),

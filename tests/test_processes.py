@@ -150,7 +150,7 @@ def row(runs, count, signals=()):
 
 @pytest.mark.slow
 def test_a_row_comes_to_the_same_with_one_process_and_with_two_however_they_are_stopped(tmp_path):
-    documentation.prepare(tmp_path / "cache", packages=documentation.STDLIB)
+    documentation.prepare_sets(tmp_path / "cache", packages=documentation.STDLIB)
     for each in ("one", "two"):
         shutil.copytree(tmp_path / "cache", tmp_path / each / "cache")
     codes, due, there = row(tmp_path / "one", 1, [signal.SIGTERM])

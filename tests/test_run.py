@@ -59,7 +59,7 @@ TEXT = {"tuning.mixtures": ("documentation",), "tuning.heads": ()}
 def runs(tmp_path_factory):
     """A folder of runs whose cache holds a small documentation corpus, and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs")
-    documentation.prepare(folder / "cache", packages=documentation.STDLIB)
+    documentation.prepare_sets(folder / "cache", packages=documentation.STDLIB)
     (folder / "words").mkdir()
     (folder / "words" / "vocab.txt").write_text("[PAD]\n[UNK]\n</s>\n[CLS]\n[SEP]\n[MASK]\n")
     SCALES["tiny"] = SMALL

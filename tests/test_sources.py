@@ -121,7 +121,7 @@ def test_a_corpus_without_text_is_an_error(tmp_path):
 @needs_data
 def test_the_nearest_split_is_offered(tmp_path):
     with pytest.raises(SettingError, match="did you mean 'validation'"):
-        sources.examples("glue/sst2", "validaton", tmp_path)
+        sources.prepared_rows("glue/sst2", "validaton", tmp_path)
 
 
 @needs_data
@@ -139,10 +139,10 @@ def test_prepared_texts_are_read(name, tmp_path):
 
 @needs_data
 def test_rows_hold_plain_python_values(tmp_path):
-    row = sources.examples("squad/v1.1", "validation", tmp_path)[0]
+    row = sources.prepared_rows("squad/v1.1", "validation", tmp_path)[0]
     assert json.loads(json.dumps(row)) == row
     assert isinstance(row["answers"]["text"][0], str)
-    assert len(sources.examples("glue/sst2", "train[:10]+validation[:5]", tmp_path)) == 15
+    assert len(sources.prepared_rows("glue/sst2", "train[:10]+validation[:5]", tmp_path)) == 15
 
 
 def test_values_become_plain():
@@ -152,7 +152,7 @@ def test_values_become_plain():
         "c": np.zeros((1, 2)),
         "d": np.array(b"z", object),
     }
-    assert rows.plain(value) == {"a": ["x", "y"], "b": 3, "c": [[0.0, 0.0]], "d": "z"}
+    assert rows.plain_values(value) == {"a": ["x", "y"], "b": 3, "c": [[0.0, 0.0]], "d": "z"}
 
 
 @needs_data

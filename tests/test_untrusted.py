@@ -256,10 +256,10 @@ def test_records_of_any_kind_are_those_that_were_written_or_are_refused(tmp_path
     texts = [f"text {i} " * (1 + i % 5) for i in range(12)]
     prepare("mine", tmp_path, ({"text": TEXT}, [{"text": text} for text in texts], "train"))
     path = next(tmp_path.glob("tfds/mine/1.0.0/*array_record*"))
-    good = sorted(row["text"] for row in rows.examples("mine", "train", tmp_path))
+    good = sorted(row["text"] for row in rows.prepared_rows("mine", "train", tmp_path))
 
     def use():
-        assert sorted(row["text"] for row in rows.examples("mine", "train", tmp_path)) == good
+        assert sorted(row["text"] for row in rows.prepared_rows("mine", "train", tmp_path)) == good
 
     content = path.read_bytes()
     bits = st.tuples(
@@ -282,7 +282,7 @@ def test_with_a_description_of_any_kind_a_set_has_all_its_rows_or_is_refused(tmp
 
     def use():
         rows.open_set.cache_clear()
-        assert len(list(rows.examples("mine", "train", tmp_path))) == 3
+        assert len(list(rows.prepared_rows("mine", "train", tmp_path))) == 3
 
     fuzz(4 * count, path, written(json.loads(good)) | broken(good), use)
 

@@ -22,7 +22,7 @@ import tyro
 from experiments.console import RUNS
 from experiments.runs.progress import Reporter, reporting
 from lm.data.corpora import cleaning, crawl, sieve
-from lm.data.corpora.sieve import SPLITS, Cleaning
+from lm.data.corpora.sieve import BOTH_SPLITS, Cleaning
 from lm.data.text.sources import HELD_OUT
 from lm.settings import SettingError, diff, from_json, to_json
 
@@ -32,7 +32,7 @@ RANGE = 1 << 21  # hashes that one process compares at a time [spans]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class CleanOptions:
     """What the dataset is called, and how it is made."""
 
     name: str  # of the dataset: small letters, digits and _
@@ -61,7 +61,10 @@ class Options:
             raise SettingError(f"rules.language={language!r} should be one of {', '.join(known)}")
 
 
-def clean(source: Path, /, options: Annotated[Options, tyro.conf.arg(name="")], runs: Path = RUNS) -> None:
+Flat = Annotated[CleanOptions, tyro.conf.arg(name="")]  # --name instead of --options.name
+
+
+def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
     """Make a corpus of text files, JSON lines or WET files by the rules that made C4.
 
     If it is killed, the same command resumes. Run again, it checks that settings and all bytes of the source
@@ -86,7 +89,7 @@ def clean(source: Path, /, options: Annotated[Options, tyro.conf.arg(name="")], 
             run_passes(work, settings, parts, options.workers, report)
             finish(work, folder, settings, len(parts))
     shutil.rmtree(work, ignore_errors=True)
-    print(summary(json.loads((folder / "clean.json").read_text())))
+    print(removed_table(json.loads((folder / "clean.json").read_text())))
     print(f"{folder} holds it; to train on it: --data.corpus tfds:{options.name}")
 
 
@@ -197,12 +200,12 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     infos = []
-    for split in SPLITS:
+    for split in BOTH_SPLITS:
         sizes = {i: part["sizes"][split] for i, part in enumerate(written) if part["sizes"][split][0]}
         if not sizes:
             shutil.rmtree(work)
             raise SettingError(
-                f"source={settings.source}: too little is left for a {split} split\n{summary(about)}"
+                f"source={settings.source}: too little is left for a {split} split\n{removed_table(about)}"
             )
         for shard, part in enumerate(sizes):
             name = f"{folder.parent.name}-{split}.array_record-{shard:05}-of-{len(sizes):05}"
@@ -211,7 +214,7 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
         infos.append(tfds.core.SplitInfo(split, list(pages), sum(lengths)))
     description = {"version": folder.name, "description": f"Pages of {settings.source}, cleaned."}
     tfds.folder_dataset.write_metadata(
-        data_dir=draft, features=sieve.FEATURES, split_infos=infos, check_data=False, **description
+        data_dir=draft, features=sieve.PAGE_FEATURES, split_infos=infos, check_data=False, **description
     )
     sieve.write_json(draft / "clean.json", about)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +233,7 @@ def totals(settings: Cleaning, read: list[dict], written: list[dict]) -> dict[st
     }
 
 
-def summary(about: dict[str, Any]) -> str:
+def removed_table(about: dict[str, Any]) -> str:
     """A line per filter, in order: what it removed; then what could not be read."""
     lines = [f"{'':22}{'pages':>12}{'lines':>14}{'characters':>16}"]
     lines += [f"{name:22}{row[0]:12,}{row[1]:14,}{row[2]:16,}" for name, row in about["counts"].items()]

@@ -16,7 +16,7 @@ from experiments.runs.prepare import Encoded, prepare, pretraining_batches, tuni
 from experiments.study.registry import build
 from lm.data.batches import Batch
 from lm.data.supervised import eval_batches
-from lm.data.tasks.labelled import LabelledTask, labelled
+from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
 from lm.data.text.vocabulary import EOS, MASK, Vocabulary
@@ -64,7 +64,7 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
             architecture = experiment.model.architecture
             for batch in eval_batches(few, architecture=architecture, lengths=lengths, batch_size=len(few)):
                 _print(_parts(batch, row, prepared.vocabulary) for row in range(len(few)))
-    for task in map(labelled, experiment.tuning.heads):
+    for task in map(find_labelled, experiment.tuning.heads):
         rows = task.rows("train", runs / "cache", experiment.data.corrupt_records)
         CONSOLE.print(
             f"[bold]{task.name}[/], {len(rows):,} examples for a head, for the paper's column {task.column}"

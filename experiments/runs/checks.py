@@ -29,7 +29,7 @@ from lm.data.batches import Batches, check_size
 from lm.data.checks import check_rows
 from lm.data.labelled import Reader
 from lm.data.packing import row_length
-from lm.data.tasks.labelled import labelled
+from lm.data.tasks.labelled import find_labelled
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, check_numbers, leaves
@@ -70,7 +70,7 @@ def check(
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
         check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
     for name in tuning.heads if tunes else ():
-        Reader(labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
+        Reader(find_labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(experiment.model, mesh)
     return prepared, mesh

@@ -22,8 +22,7 @@ from lm.data.labelled import Labelled, Reader, labelled_eval_batches
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Mixed, eval_batches
-from lm.data.tasks.labelled import LabelledTask
-from lm.data.tasks.labelled import labelled as labelled_task
+from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Task
 from lm.data.text.vocabulary import Vocabulary
@@ -125,7 +124,7 @@ def on_mixture(session: Session, name: str) -> FineTuning:
 
 def on_labels(session: Session, name: str) -> FineTuning:
     """Of a new head, and the model under it."""
-    experiment, task = session.experiment, labelled_task(name)
+    experiment, task = session.experiment, find_labelled(name)
     length, phase = experiment.tuning.inputs_length, experiment.finetuning
     reader = Reader(task, session.prepared.vocabulary, experiment.model.architecture, length)
     rows = task.rows("train", session.cache, experiment.data.corrupt_records)
@@ -205,7 +204,7 @@ def tune_of(experiment: Experiment) -> Tune:
 
 def head_steps(experiment: Experiment, mesh: jax.sharding.Mesh, name: str) -> Steps:
     """The steps of the model with a head for the labelled task ``name``."""
-    task, model, phase = labelled_task(name), adapted(experiment), experiment.finetuning
+    task, model, phase = find_labelled(name), adapted(experiment), experiment.finetuning
     head = HeadConfig(
         kind=task.kind,
         classes=max(len(task.labels), 1),

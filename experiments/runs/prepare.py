@@ -19,13 +19,13 @@ from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Example, Mixed, Unsupervised
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.labelled import labelled
+from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Scored, Task
 from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
 from lm.data.text.published import open_vocabulary
 from lm.data.text.sources import Joined, left_out
-from lm.data.text.tfds import Rows
+from lm.data.text.tfds import StoredRows
 from lm.data.text.tokens import Tokens, encode_corpus
 from lm.data.text.vocabulary import EOS, PAD, Vocabulary
 from lm.files import is_sealed
@@ -96,14 +96,14 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
 def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
     """The tasks that a stage is trained on ("train") and evaluated on ("validation")."""
     if stage.kind == "head":
-        return {split: [labelled(name) for name in stage.on] for split in SPLITS}
+        return {split: [find_labelled(name) for name in stage.on] for split in SPLITS}
     return {
         "train": [task for name in stage.on for task in mixture(name) if task.train],
         "validation": [task for name in stage.scored_on for task in mixture(name).evaluated],
     }
 
 
-def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> Rows:
+def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows:
     """The stored rows of a task; corrupt ones may only be left out of what is trained on."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
     return examples(task.source, getattr(task, split), cache, corrupt)
@@ -169,7 +169,7 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     return SentencePiece(path, data.sentinels)
 
 
-def task_rows(experiment: Experiment, cache: Path) -> dict[str, Rows]:
+def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
     """The training sets of all tasks that the experiment is tuned on, by task."""
     tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
     return {

@@ -13,7 +13,7 @@ from lm.data.corpora import documentation
 def prepare(tmp_path_factory):
     """A new folder of runs each time, with one cache of data, vocabularies and compiled steps."""
     shared = tmp_path_factory.mktemp("shared")
-    documentation.prepare(shared, packages=documentation.STDLIB)
+    documentation.prepare_sets(shared, packages=documentation.STDLIB)
 
     def new(name):
         runs = tmp_path_factory.mktemp(name)

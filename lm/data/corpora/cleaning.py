@@ -183,7 +183,7 @@ def removed(before: Lines, after: Lines | None) -> np.ndarray:
 # Duplicates: the paper keeps one of each span of three sentences, TFDS one of each line.
 
 
-def normal(line: str) -> str:
+def match_key(line: str) -> str:
     """Equal for lines or sentences that count as the same."""
     return line.lower().strip()
 
@@ -197,7 +197,7 @@ UNITS: Mapping[str, tuple[Callable[[str], list[str]], int]] = {
 def span_hashes(lines: Lines, unit: Unit) -> np.ndarray:
     """uint64 [spans]: of each span that starts with a unit of the page; a page of fewer units is one span."""
     split, width = UNITS[unit]
-    keys = [normal(text) for line in lines for text in split(line)]
+    keys = [match_key(text) for line in lines for text in split(line)]
     spans = ["\n".join(keys[i : i + width]) for i in range(max(1, len(keys) - width + 1) if keys else 0)]
     return np.frombuffer(b"".join(hashlib.blake2b(s.encode(), digest_size=8).digest() for s in spans), "<u8")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lm.data.text import tfds
 from lm.data.text.sources import Joined, text_files, tfds_texts
-from lm.data.text.tfds import Corrupt, Rows
+from lm.data.text.tfds import Corrupt, StoredRows
 from lm.settings import SettingError, nearest
 
 
@@ -41,10 +41,10 @@ def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> 
     raise SettingError(f"data.corpus={spec!r} {why}")
 
 
-def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Rows:
-    """The rows of a dataset, as ``lm.data.text.tfds.examples``; the documentation is written if need be."""
+def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> StoredRows:
+    """``prepared_rows`` of a dataset; those of the documentation are written first if need be."""
     write_documentation(name, cache)
-    return tfds.examples(name, split, cache, corrupt)
+    return tfds.prepared_rows(name, split, cache, corrupt)
 
 
 def write_documentation(name: str, cache: Path) -> None:
@@ -53,4 +53,4 @@ def write_documentation(name: str, cache: Path) -> None:
     if kind == "documentation" and part:
         from lm.data.corpora import documentation
 
-        documentation.prepare(cache, name=part, report=lambda line: print(line, file=sys.stderr))
+        documentation.prepare_sets(cache, name=part, report=lambda line: print(line, file=sys.stderr))

@@ -16,7 +16,7 @@ from lm.settings import SettingError
 
 # what one process reads at a time, of small sources less; a compressed file is never split [bytes]
 PART = 1 << 26
-PARTS = 64  # of a source, if they have a mebibyte at least
+PART_COUNT = 64  # of a source, if they have a mebibyte at least
 LONGEST_PAGE = 1 << 27  # in JSON lines [bytes]
 FIELDS = 1_000  # no record of a WET file has as many headers
 LONGEST_RECORD = 1 << 30  # in a WET file [bytes]
@@ -45,7 +45,7 @@ def find_parts(source: Path) -> list[list[Piece]]:
     if not usable:
         reason = f"none of its {len(paths)} files does" if source.exists() else "it does not exist"
         raise SettingError(f"source={source} should hold files that end in {', '.join(READERS)}: {reason}")
-    size = min(PART, max(1 << 20, sum(path.stat().st_size for path in usable) // PARTS))
+    size = min(PART, max(1 << 20, sum(path.stat().st_size for path in usable) // PART_COUNT))
     parts: list[list[Piece]] = []
     room = 0
     for piece in (piece for path in usable for piece in split_file(path, size)):
@@ -87,7 +87,7 @@ def read_pages(piece: Piece) -> Iterator[Page | Damage]:
         yield Damage(piece.path, f"{error}; the rest of it is skipped")
 
 
-def _open(path: str) -> BinaryIO:
+def _decompressed(path: str) -> BinaryIO:
     return gzip.open(path) if path.lower().endswith(".gz") else open(path, "rb")
 
 
@@ -108,7 +108,7 @@ def text_pages(piece: Piece) -> Iterator[Page]:
 
 def json_pages(piece: Piece) -> Iterator[Page | Damage]:
     compressed = piece.path.lower().endswith(".gz")
-    with _open(piece.path) as file:
+    with _decompressed(piece.path) as file:
         file.seek(piece.start)
         for number, line in enumerate(_lines(file), 1):
             try:
@@ -130,7 +130,7 @@ def _lines_before(piece: Piece) -> int:
 
 def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
     """The records of WARC/1.0 (ISO 28500) that hold the text of a page."""
-    with _open(piece.path) as file:
+    with _decompressed(piece.path) as file:
         number, lost = 1, False
         for line in _lines(file):
             place = f"{piece.path}, record {number}"
@@ -155,8 +155,8 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
                 yield Page(body.decode(errors="replace"), headers.get("warc-target-uri", ""))
 
 
-Reader = Callable[[Piece], Iterator[Page] | Iterator[Page | Damage]]
-READERS: Mapping[str, Reader] = {
+PageReader = Callable[[Piece], Iterator[Page] | Iterator[Page | Damage]]
+READERS: Mapping[str, PageReader] = {
     ".txt": text_pages,
     ".jsonl": json_pages,
     ".json": json_pages,

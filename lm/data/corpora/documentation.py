@@ -20,7 +20,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from lm.data.corpora.cleaning import sentences
-from lm.data.corpora.harvest import PACKAGES, STDLIB, Document, harvest, share, unfiltered
+from lm.data.corpora.harvest import INSTALLED, STDLIB, Document, harvest, share, unfiltered
 from lm.data.text import sources
 from lm.data.text.tfds import Corrupt, Row
 from lm.settings import SettingError, nearest
@@ -32,13 +32,13 @@ EVALUATED = 500
 WORDS = 60  # at most in a task's context, to fit the inputs of the small scales [words]
 
 TEXT = tfds.features.Text()
-ACCEPTABLE = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
-BOOLEAN = tfds.features.ClassLabel(names=["False", "True"])
+ACCEPTABILITY = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
+TRUTH_LABEL = tfds.features.ClassLabel(names=["False", "True"])
 FEATURES = {
     "corpus": {"text": TEXT},
     "summarise": {"document": TEXT, "summary": TEXT},
-    "acceptability": {"sentence": TEXT, "label": ACCEPTABLE},
-    "follows": {"sentence1": TEXT, "sentence2": TEXT, "label": BOOLEAN},
+    "acceptability": {"sentence": TEXT, "label": ACCEPTABILITY},
+    "follows": {"sentence1": TEXT, "sentence2": TEXT, "label": TRUTH_LABEL},
     "cloze": {"question": TEXT, "context": TEXT, "answers": tfds.features.Sequence(TEXT)},
     "unfiltered": {"text": TEXT},
 }
@@ -51,10 +51,10 @@ TOPICS = """
 docstring_parser fontTools help lxml markdown_it narwhals nltk pygments pyparsing regex rich rouge_score
 sacrebleu sentencepiece yaml
 """  # the language's own help topics, and what reads and writes texts
-PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
+CORPUS_PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
 
 
-class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Writes rows, by split, as a TFDS set named like the subclass."""
 
     VERSION = tfds.core.Version("1.0.0")
@@ -78,15 +78,15 @@ class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         raise NotImplementedError("every split comes with its own rows")
 
 
-class Documentation(Prepared, skip_registration=True):
+class Documentation(PreparedSet, skip_registration=True):
     """Documentation of the installed Python packages; the texts keep the licences of their packages."""
 
 
-def prepare(
+def prepare_sets(
     cache: Path,
     *,
     name: str = "corpus",
-    packages: Iterable[str] = STDLIB + PACKAGES,
+    packages: Iterable[str] = STDLIB + INSTALLED,
     report: Callable[[str], object] = lambda line: None,
 ) -> Path:
     """cache/tfds/documentation, written first if it is missing; every set appears complete or not at all.
@@ -95,11 +95,11 @@ def prepare(
     """
     home = Path(cache) / "tfds" / "documentation"
     names = [name] if name == "unfiltered" else [key for key in FEATURES if key != "unfiltered"]
-    folders = [home / key / str(Prepared.VERSION) for key in names]
+    folders = [home / key / str(PreparedSet.VERSION) for key in names]
     if all(folder.exists() for folder in folders):
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
-    sets = {name: by_split(unfiltered(packages))} if name == "unfiltered" else build(harvest(packages))
+    sets = {name: by_split(unfiltered(packages))} if name == "unfiltered" else make_sets(harvest(packages))
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
@@ -126,17 +126,19 @@ def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Pat
 
 
 def texts(part: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> sources.Texts:
-    """The whole corpus (""), "unfiltered", or a view of the modules of one of PARTS."""
+    """The whole corpus (""), "unfiltered", or a view of the modules of one of CORPUS_PARTS."""
     if part in ("", "unfiltered"):
         return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache, corrupt)
-    if part not in PARTS:
-        raise SettingError(f"documentation has no part {part!r}{nearest(part, (*PARTS, 'unfiltered'))}")
+    if part not in CORPUS_PARTS:
+        raise SettingError(
+            f"documentation has no part {part!r}{nearest(part, (*CORPUS_PARTS, 'unfiltered'))}"
+        )
     corpus = sources.tfds_texts("documentation/corpus", split, cache, corrupt)
-    chosen = (i for i, row in enumerate(corpus.rows) if row["name"].partition(".")[0] in PARTS[part])
+    chosen = (i for i, row in enumerate(corpus.rows) if row["name"].partition(".")[0] in CORPUS_PARTS[part])
     return dataclasses.replace(corpus, chosen=tuple(chosen))
 
 
-def build(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
+def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
     """``{set: {split: rows}}`` of the corpus and the four tasks."""
     documents = list(documents)
     corpus = by_split(documents)

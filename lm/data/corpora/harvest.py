@@ -21,13 +21,12 @@ mpl_toolkits msgpack narwhals nltk numpy opt_einsum optax orbax packaging PIL po
 pygments pyparsing regex requests rich rouge_score sacrebleu safetensors scipy sentencepiece simple_parsing
 sklearn tensorboardX tensorflow_datasets tensorstore threadpoolctl toml tqdm tree treescope typeguard tyro
 urllib3 wrapt yaml zipp
-"""
-PACKAGES = tuple(INSTALLED.split())
-STDLIB = tuple(sorted(sys.stdlib_module_names))
+""".split()
+STDLIB = sorted(sys.stdlib_module_names)
 SKIPPED = set("__pycache__ test tests testing _testing idlelib idle_test lib2to3 turtledemo".split())
 
 RULES = cleaning.Rules()
-LINE_FILTERS = cleaning.filters(RULES, cleaning.LINE_FILTERS)
+PARAGRAPH_FILTERS = cleaning.filters(RULES, cleaning.LINE_FILTERS)
 HEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*[rRuU]?(\"\"\"|''')")
 OPENING = re.compile(r"^[ \t]*[rRuU]?(\"\"\"|''')", re.MULTILINE)
 BULLET = re.compile(r"(?:[-*+•]|\(?\d+[.)]|#\.)\s+")
@@ -35,7 +34,7 @@ FIELD = re.compile(r"(?::\w[^:]*:|\*{0,2}\w[\w.]*(?: ?\([^)]*\))?:)\s+")  # ":pa
 NO_PROSE = re.compile(r"[^\n:]{1,80} : |[^\w\"'(`*:\[“‘]")  # "x : int", directives, prompts
 RULER = re.compile(r"([=\-~^*+#])\1{2,}$")  # under a heading
 ROLE = re.compile(r"(?::[\w:]+:)?`[~!]?([^`<]+?)(?:\s*<[^`]*>)?`_*")
-CODE = re.compile(r"[\\{}|<>@]|[=:]{2}| = |https?:")
+CODE_MARK = re.compile(r"[\\{}|<>@]|[=:]{2}| = |https?:")
 NO_LETTER = re.compile(r"[^A-Za-z ]")
 ASCII = str.maketrans("‘’“”–—\u00a0", "''\"\"-- ")
 
@@ -114,13 +113,13 @@ def prose(paragraph: str) -> str | None:
     text = " ".join(ROLE.sub(r"\1", paragraph).translate(ASCII).replace("`", "").replace("*", "").split())
     if not (text.isascii() and cleaning.ends_a_sentence(text) and (text[0].isalpha() or text[0] in "\"'(")):
         return None
-    return None if CODE.search(text) or len(NO_LETTER.findall(text)) > 0.15 * len(text) else text
+    return None if CODE_MARK.search(text) or len(NO_LETTER.findall(text)) > 0.15 * len(text) else text
 
 
 def clean_paragraphs(docstring: str) -> tuple[list[str], str | None]:
     """(clean paragraphs, the docstring's opening if it is one of them)."""
     texts = [prose(paragraph) for paragraph in paragraphs(docstring)]
-    return cleaning.cleaned(list(filter(None, texts)), LINE_FILTERS) or [], next(iter(texts), None)
+    return cleaning.cleaned(list(filter(None, texts)), PARAGRAPH_FILTERS) or [], next(iter(texts), None)
 
 
 def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
@@ -135,7 +134,7 @@ def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
             yield name, docstrings(source)
 
 
-def harvest(packages: Iterable[str] = STDLIB + PACKAGES) -> Iterator[Document]:
+def harvest(packages: Iterable[str] = STDLIB + INSTALLED) -> Iterator[Document]:
     """One document per module, in order of name; no sentence of five words occurs twice in all of them."""
     seen: set[str] = set()
     for name, strings in pages(packages):
@@ -157,7 +156,7 @@ def unfiltered(packages: Iterable[str]) -> Iterator[Document]:
 
 def _is_new(line: str, seen: set[str]) -> bool:
     sentences = [s for s in cleaning.sentences(line) if s.count(" ") + 1 >= RULES.words_per_line]
-    keys = set(map(cleaning.normal, sentences))
+    keys = set(map(cleaning.match_key, sentences))
     is_new = not keys & seen
     seen |= keys
     return is_new

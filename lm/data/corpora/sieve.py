@@ -22,8 +22,8 @@ from lm import files
 from lm.data.corpora import cleaning, crawl
 from lm.data.corpora.harvest import share
 
-FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
-SPLITS = ("train", "validation")
+PAGE_FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
+BOTH_SPLITS = ("train", "validation")
 SPAN = np.dtype([("hash", "<u8"), ("part", "<u4"), ("number", "<u4")])
 LISTED_DAMAGES = 20  # so many damaged places are named; all are counted
 
@@ -98,13 +98,14 @@ def write_part(work: Path, settings: Cleaning, part: int, total: int) -> None:
         repeated[spans_within(path, "part", (part, part + 1))["number"]] = True
     folder = work / "shards"
     folder.mkdir(exist_ok=True)
-    shards = {split: ArrayRecordWriter(str(folder / f"{split}-{part}"), "group_size:1") for split in SPLITS}
-    serializer = ExampleSerializer(FEATURES.get_serialized_info())
-    sizes = {split: [0, 0] for split in SPLITS}  # pages, bytes
+    paths = {split: str(folder / f"{split}-{part}") for split in BOTH_SPLITS}
+    shards = {split: ArrayRecordWriter(path, "group_size:1") for split, path in paths.items()}
+    serializer = ExampleSerializer(PAGE_FEATURES.get_serialized_info())
+    sizes = {split: [0, 0] for split in BOTH_SPLITS}  # pages, bytes
     counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
     for text, url in unique_pages(work / "pages" / str(part), settings, repeated, counts):
         split = "validation" if share(text, "clean") < settings.validation else "train"
-        example = serializer.get_tf_example(FEATURES.encode_example({"text": text, "url": url}))
+        example = serializer.get_tf_example(PAGE_FEATURES.encode_example({"text": text, "url": url}))
         # else each process has an order of the fields
         example = example.SerializeToString(deterministic=True)
         shards[split].write(example)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from lm import metrics
-from lm.data.tasks.task import Column, Row, Task, fields, label, label_word
+from lm.data.tasks.task import Column, Row, Task, fields, label_word, to_class
 from lm.settings import SettingError, nearest
 
 ACCURACY = {"accuracy": metrics.accuracy}
@@ -24,13 +24,13 @@ SQUAD = {"exact_match": metrics.exact_match, "f1": metrics.answer_f1}
 STSB = {"pearson": metrics.pearson, "spearman": metrics.spearman}
 MULTIRC = {"f1": metrics.ungrouped(metrics.binary_f1), "exact_match": metrics.group_exact_match}
 ROUGE = {kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")}
-BOOLEAN = ("False", "True")
+TRUTH = ("False", "True")
 ACCEPTABLE = ("unacceptable", "acceptable")
 CHOICES = ("choice1", "choice2")
 MNLI, CB = ("entailment", "neutral", "contradiction"), ("entailment", "contradiction", "neutral")
 # the paper's mean of two accuracies: the halves have 9,815 and 9,832 rows
 BOTH_HALVES = "validation_matched+validation_mismatched"
-SHORT: dict[str, Any] = {"targets_length": 32}  # of the tasks on the documentation
+ALONE: dict[str, Any] = {"targets_length": 32}  # of the tasks on the documentation
 ENTAILMENT = ("entailment", "not_entailment")
 PRONOUNS = "he she they it her his their them him".split()
 DETERMINERS = """
@@ -49,7 +49,7 @@ def classification(
     def to_text(row: Row) -> tuple[str, str]:
         return fields(name, row, inputs.split()), label_word(labels, row)
 
-    settings = {"name": name, "from_text": label(labels), "labels": labels} | rest
+    settings = {"name": name, "from_text": to_class(labels), "labels": labels} | rest
     return Task(source=source, column=column, target=CLASS, metrics=scores, to_text=to_text, **settings)
 
 
@@ -102,7 +102,7 @@ def multirc_text(row: Row) -> tuple[str, str]:
     """Fields in this order, and without the mark-up of the paragraph."""
     names = ("question", "answer", "paragraph")
     plain = {name: re.sub("</?b>", "", row[name].replace("<br>", " ")) for name in names}
-    return fields("multirc", plain, names), label_word(BOOLEAN, row)
+    return fields("multirc", plain, names), label_word(TRUTH, row)
 
 
 def multirc_key(row: Row) -> tuple[Any, int]:
@@ -133,14 +133,14 @@ def record_training(row: Row) -> list[Row]:
 # WSC, WNLI, DPR: name what the marked pronoun stands for
 
 
-def marked(text: str, index: int, pronoun: str) -> str:
+def with_marks(text: str, index: int, pronoun: str) -> str:
     """The text with asterisks around the first ``pronoun`` at or after word ``index``."""
     before, word = rf"((?:\S+\s+){{{index}}}.*?)", rf"(?<!\w)({re.escape(pronoun)})(?!\w)"
     return "wsc: " + re.sub(f"^{before}{word}", r"\1*\2*", text, count=1, flags=re.DOTALL)
 
 
 def wsc_text(row: Row) -> tuple[str, str]:
-    return marked(row["text"], row["span2_index"], row["span2_text"]), row["span1_text"]
+    return with_marks(row["text"], row["span2_index"], row["span2_text"]), row["span1_text"]
 
 
 def if_right(row: Row) -> list[Row]:
@@ -149,7 +149,7 @@ def if_right(row: Row) -> list[Row]:
 
 
 def dpr_text(row: Row) -> tuple[str, str]:
-    return marked(row["sentence"], 0, row["pronoun"]), dpr_target(row)
+    return with_marks(row["sentence"], 0, row["pronoun"]), dpr_target(row)
 
 
 def dpr_target(row: Row) -> str:
@@ -215,10 +215,10 @@ def squad_target(row: Row) -> list[str]:
 _TABLE = (
     summarisation("documentation/summarise", "document", "summary", 32),
     classification(
-        "documentation/acceptability", "sentence", ACCEPTABLE, BOTH, "GLUE", **SHORT, beside=("accuracy",)
+        "documentation/acceptability", "sentence", ACCEPTABLE, BOTH, "GLUE", **ALONE, beside=("accuracy",)
     ),
-    classification("documentation/follows", "sentence1 sentence2", BOOLEAN, ACCURACY, "SGLUE", **SHORT),
-    Task("cloze", "documentation/cloze", "SQuAD", ANSWERS, SQUAD, cloze_text, **SHORT, beside=("f1",)),
+    classification("documentation/follows", "sentence1 sentence2", TRUTH, ACCURACY, "SGLUE", **ALONE),
+    Task("cloze", "documentation/cloze", "SQuAD", ANSWERS, SQUAD, cloze_text, **ALONE, beside=("f1",)),
     classification("glue/cola", "sentence", ACCEPTABLE, MATTHEWS, "GLUE"),
     classification("glue/sst2", "sentence", ("negative", "positive"), ACCURACY, "GLUE"),
     classification("glue/mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), F1_ACCURACY, "GLUE"),
@@ -227,11 +227,17 @@ _TABLE = (
     classification("glue/mnli", "hypothesis premise", MNLI, ACCURACY, "GLUE", validation=BOTH_HALVES),
     classification("glue/qnli", "question sentence", ENTAILMENT, ACCURACY, "GLUE"),
     classification("glue/rte", "sentence1 sentence2", ENTAILMENT, ACCURACY, "GLUE"),
-    classification("super_glue/boolq", "passage question", BOOLEAN, ACCURACY, "SGLUE"),
+    classification("super_glue/boolq", "passage question", TRUTH, ACCURACY, "SGLUE"),
     classification("super_glue/cb", "hypothesis premise", CB, F1_OF_3, "SGLUE"),
     classification("super_glue/copa", "choice1 choice2 premise question", CHOICES, ACCURACY, "SGLUE"),
     Task(
-        "multirc", "super_glue/multirc", "SGLUE", multirc_key, MULTIRC, multirc_text, from_text=label(BOOLEAN)
+        "multirc",
+        "super_glue/multirc",
+        "SGLUE",
+        multirc_key,
+        MULTIRC,
+        multirc_text,
+        from_text=to_class(TRUTH),
     ),
     Task(
         "record", "super_glue/record", "SGLUE", record_answers, SQUAD, record_text, training=record_training
@@ -239,7 +245,7 @@ _TABLE = (
     classification(
         "super_glue/rte", "hypothesis premise", ENTAILMENT, ACCURACY, "SGLUE", name="super_glue_rte"
     ),
-    classification("super_glue/wic", "sentence1 sentence2 word", BOOLEAN, ACCURACY, "SGLUE"),
+    classification("super_glue/wic", "sentence1 sentence2 word", TRUTH, ACCURACY, "SGLUE"),
     Task(
         "wsc", "super_glue/wsc.fixed", "SGLUE", CLASS, ACCURACY, wsc_text, from_text=refers, training=if_right
     ),

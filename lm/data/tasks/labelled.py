@@ -37,7 +37,7 @@ class LabelledTask(Scored):
     make: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from the source's; None: the same
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return labelled, (self.name,)  # its functions do not pickle, its name does
+        return find_labelled, (self.name,)  # its functions do not pickle, its name does
 
     def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)
@@ -48,7 +48,7 @@ class LabelledTask(Scored):
         return self.texts(row), self.target(row)
 
 
-def labelled(name: str) -> LabelledTask:
+def find_labelled(name: str) -> LabelledTask:
     """``LABELLED[name]``, or a SettingError with the nearest name."""
     if name not in LABELLED:
         raise SettingError(f"tuning.heads: there is no labelled task {name!r}{nearest(name, LABELLED)}")
@@ -95,7 +95,7 @@ def copa(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((f"{row['premise']} {question}", row[choice]) for choice in ("choice1", "choice2"))
 
 
-def choice(
+def multiple_choice(
     name: str, source: str, stem: str, candidates: Callable[[Row], Sequence[str]], **settings: Any
 ) -> LabelledTask:
     """Which of the candidates goes with the field ``stem``."""
@@ -120,7 +120,7 @@ _TASKS = (
     with_head("acceptability", "classes", "sentence"),
     with_head("follows", "classes", "sentence1 sentence2"),
     with_head("cloze", "span", "question context", place=whole_word),
-    choice("next", "documentation/follows", "sentence", itemgetter("endings"), make=endings),
+    multiple_choice("next", "documentation/follows", "sentence", itemgetter("endings"), make=endings),
     with_head("cola", "classes", "sentence"),
     with_head("sst2", "classes", "sentence"),
     with_head("mrpc", "classes", "sentence1 sentence2"),
@@ -129,8 +129,8 @@ _TASKS = (
     with_head("stsb", "regression", "sentence1 sentence2"),
     with_head("squad", "span", "question context", place=first_answer, target=squad_answers),
     with_head("copa", "choice", copa),
-    choice("piqa", "piqa", "goal", itemgetter("sol1", "sol2")),
-    choice("codah", "codah", "prompt", itemgetter("endings")),
+    multiple_choice("piqa", "piqa", "goal", itemgetter("sol1", "sol2")),
+    multiple_choice("codah", "codah", "prompt", itemgetter("endings")),
     LabelledTask("pos", EWT, "GLUE", POS, BY_WORD, "tokens", words, labels=UPOS, validation="dev"),
 )
 

@@ -63,7 +63,7 @@ class Task(Scored):
         return [example for row in rows for example in self.training(row)]
 
 
-def label(labels: Sequence[str]) -> Callable[[str, Row], int]:
+def to_class(labels: Sequence[str]) -> Callable[[str, Row], int]:
     """Text to class: the position of a label word, -1 for any other text."""
     return lambda text, row: list(labels).index(text) if text in labels else -1
 

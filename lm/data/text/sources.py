@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.data.text.tfds import Corrupt, Rows, examples, find, open_set, stamp
+from lm.data.text.tfds import Corrupt, StoredRows, find_prepared, open_set, prepared_rows, stamp
 from lm.settings import DataError, SettingError
 
 DOCUMENT = 8192  # a longer file is cut, at a blank line if there is one in the second half [bytes]
@@ -55,7 +55,7 @@ def left_out(texts: Sequence[Any]) -> int:
 class Texts(Sequence[str]):
     """One text feature of ``rows``, of all or of those that are ``chosen``."""
 
-    rows: Rows
+    rows: StoredRows
     feature: str
     chosen: Sequence[int]
 
@@ -76,7 +76,7 @@ class Texts(Sequence[str]):
 
 def tfds_texts(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Texts:
     """The texts of a TFDS set; the last of ``train`` are held out if it has no validation split."""
-    folder = find(name, cache)
+    folder = find_prepared(name, cache)
     info = open_set(folder).info
     features = [key for key, feature in info.features.items() if type(feature).__name__ == "Text"]
     if "text" not in features and len(features) != 1:
@@ -87,7 +87,7 @@ def tfds_texts(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") ->
     percent = round(100 * (1 - HELD_OUT))
     train = "train" if validation else f"train[:{percent}%]"
     part = train if split == "train" else validation or f"train[{percent}%:]"
-    rows = examples(name, part, cache, corrupt)
+    rows = prepared_rows(name, part, cache, corrupt)
     if not len(rows):
         raise SettingError(f"{name} at {folder}: split {part!r} has no rows")
     return Texts(rows, "text" if "text" in features else features[0], range(len(rows)))

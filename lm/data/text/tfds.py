@@ -29,25 +29,26 @@ READ_AT_ONCE = 1_024  # records, to find the corrupt ones
 MEND = "restore the files, or delete the folder and prepare the set again"
 # a fault of the machine, such as "open() failed: Too many open files"
 MACHINE = re.compile(r"\w\(\) failed:")
-LISTED = 5  # of a set's faults are listed; all are counted
+LISTED_FAULTS = 5  # of a set's faults are listed; all are counted
 
 
-def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> "Rows":
+def prepared_rows(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> "StoredRows":
     """The rows of a prepared TFDS set, text as str; ``split`` may be an expression of TFDS (``train[:10%]``).
 
     SettingError or DataError if the set or a file of the split is missing or damaged. Corrupt records are
     skipped with ``corrupt="skip"``, else reading one is a DataError.
     """
-    folder = find(name, cache)
+    folder = find_prepared(name, cache)
     info = open_set(folder).info
     for part in split.split("+"):
         if part.partition("[")[0] not in info.splits:
             raise SettingError(f"{name} at {folder} has no split {part!r}{nearest(part, info.splits)}")
     check_files(folder, split)
-    return Rows(folder, split, corrupt_records(Rows(folder, split), cache) if corrupt == "skip" else ())
+    skipped = corrupt_records(StoredRows(folder, split), cache) if corrupt == "skip" else ()
+    return StoredRows(folder, split, skipped)
 
 
-def find(name: str, cache: Path) -> Path:
+def find_prepared(name: str, cache: Path) -> Path:
     """The folder that ``name[:version]`` was prepared in; without a version, the newest."""
     name, _, version = name.partition(":")
     if folder := newest(name, version or "*.*.*", cache):
@@ -100,7 +101,7 @@ def open_set(folder: Path) -> Any:
 
     _description(folder / "dataset_info.json")
     features = folder / "features.json"
-    for name in _classes(_description(features)):
+    for name in _imported_classes(_description(features)):
         if not name.startswith(CLASSES):
             raise DataError(
                 f"{features} names {name!r}, code outside of TFDS that would run: do not use this set"
@@ -128,15 +129,15 @@ def _description(path: Path) -> Row:
         raise DataError(f"{error}; it is damaged or missing: {MEND}") from error
 
 
-def _classes(description: Any) -> Iterator[str]:
+def _imported_classes(description: Any) -> Iterator[str]:
     """What features.json has TFDS import, in its present form, its former one, and JSON within JSON."""
     for key, value in description.items() if isinstance(description, dict) else enumerate(description):
         if isinstance(value, dict | list):
-            yield from _classes(value)
+            yield from _imported_classes(value)
         elif key in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):
             yield value
         elif key == "json" and isinstance(value, str):
-            yield from _classes([parse_json(value, "features.json")])
+            yield from _imported_classes([parse_json(value, "features.json")])
 
 
 def split_sizes(folder: Path) -> dict[str, int]:
@@ -167,7 +168,7 @@ def check_files(folder: Path, split: str) -> None:
     if faults := [fault for path, count in files.items() if (fault := _fault(path, count))]:
         raise DataError(
             f"{folder}, split {split!r}: {len(faults)} of {len(files)} files are damaged ({MEND}):"
-            + "".join(f"\n  {fault}" for fault in faults[:LISTED])
+            + "".join(f"\n  {fault}" for fault in faults[:LISTED_FAULTS])
         )
 
 
@@ -203,7 +204,7 @@ def _count_records(path: Path, size: int, changed: int) -> int | str:
     return records
 
 
-def corrupt_records(rows: "Rows", cache: Path) -> tuple[int, ...]:
+def corrupt_records(rows: "StoredRows", cache: Path) -> tuple[int, ...]:
     """Numbers of the records that cannot be read; searched for once, then cached in ``cache``."""
     files = files_of(rows.folder, rows.split)
     key = repr([(file.filename, file.skip, file.take, stamp(file.filename)) for file in files])
@@ -222,7 +223,7 @@ def corrupt_records(rows: "Rows", cache: Path) -> tuple[int, ...]:
     return tuple(corrupt)
 
 
-def _is_readable(rows: "Rows", number: int) -> bool:
+def _is_readable(rows: "StoredRows", number: int) -> bool:
     try:
         rows[number]
     except DataError:
@@ -236,7 +237,7 @@ def stamp(path: str | Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-class Rows(Sequence[Row]):
+class StoredRows(Sequence[Row]):
     """Rows of one split of a TFDS set, without those ``left_out``; opened on first use, in any process.
 
     A record that cannot be read is a DataError with its file and number.
@@ -253,7 +254,7 @@ class Rows(Sequence[Row]):
         return open_set(self.folder).as_data_source(split=self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Rows, (self.folder, self.split, self.left_out)
+        return StoredRows, (self.folder, self.split, self.left_out)
 
     def __len__(self) -> int:
         return len(self.source) - len(self.left_out)
@@ -264,7 +265,7 @@ class Rows(Sequence[Row]):
         number = index % len(self)
         number += bisect.bisect_right(self._shifts, number)
         try:
-            return {name: plain(value) for name, value in self.source[number].items()}
+            return {name: plain_values(value) for name, value in self.source[number].items()}
         except Exception as error:  # array_record, TFDS and protobuf each have their own
             if isinstance(error, OSError | MemoryError) or MACHINE.search(str(error)):
                 raise
@@ -302,14 +303,14 @@ def _digest(path: Path, size: int, changed: int) -> bytes:
     return digest.digest()
 
 
-def plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """str, numbers, lists and dicts from what TFDS decodes."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
     if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
+        return {name: plain_values(item) for name, item in value.items()}
     if isinstance(value, np.ndarray) and value.dtype != object and value.ndim:
         return value.tolist()
     if isinstance(value, (np.ndarray, list, tuple)):
-        return [plain(item) for item in value] if np.ndim(value) else plain(value.item())
+        return [plain_values(item) for item in value] if np.ndim(value) else plain_values(value.item())
     return value.item() if isinstance(value, np.generic) else value

@@ -22,8 +22,8 @@ CHUNK = 4_000_000  # text that is encoded at a time [characters]
 ABANDONED = 3600  # a draft to which nothing was written for so long is deleted [seconds]
 BLOCK = 1 << 18  # of tokens with a checksum of its own [bytes]
 # at each end of the tokens, checked before they are used; the rest is checked when it is first read [bytes]
-CHECKED = 1 << 28
-ORDER = 0  # seed of the order in which documents are stored
+CHECKED_AT_START = 1 << 28
+ORDER_SEED = 0  # seed of the order in which documents are stored
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Stored:
 
 def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path) -> Tokens:
     """The encoded corpus, from ``folder`` if it is there undamaged. Documents are stored shuffled, once."""
-    key = f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER}"
+    key = f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER_SEED}"
     fingerprint = hashlib.sha256(key.encode()).hexdigest()
     path = Path(folder) / fingerprint[:16]
     if is_intact(path, fingerprint):
@@ -117,7 +117,7 @@ def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path
     damaged = draft_of(path)
     try:
         with complete_folder(path) as draft:
-            _write(documents, vocabulary, draft, fingerprint)
+            _encode_into(documents, vocabulary, draft, fingerprint)
             if path.exists() and not is_intact(path, fingerprint):
                 os.rename(path, damaged)
     except OSError:
@@ -138,7 +138,7 @@ def is_intact(folder: Path, fingerprint: str) -> bool:
         if (folder / "tokens").stat().st_size != about["tokens"] * item:
             return False
         stored = Stored(folder, about["dtype"], None)
-        starts, ends = np.arange(0, len(stored), BLOCK // item), CHECKED // item
+        starts, ends = np.arange(0, len(stored), BLOCK // item), CHECKED_AT_START // item
         stored[starts[(starts < ends) | (starts >= len(stored) - ends)]]
     except (OSError, SettingError, KeyError, TypeError, ValueError):
         return False
@@ -160,7 +160,7 @@ def _fingerprint(documents: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _write(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, fingerprint: str) -> None:
+def _encode_into(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, fingerprint: str) -> None:
     """Appends chunk by chunk, so that memory does not grow with the text."""
     dtype = np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.uint32)
     counts = [np.zeros(1, np.int64)]
@@ -182,7 +182,7 @@ def _write(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, finge
 
 def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:
     """The documents in their stored order, about CHUNK characters at a time."""
-    order = np.random.Generator(np.random.Philox(key=[ORDER, 0])).permutation(len(documents))
+    order = np.random.Generator(np.random.Philox(key=[ORDER_SEED, 0])).permutation(len(documents))
     texts, size = [], 0
     for index in order.tolist():
         texts.append(documents[index])
