@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from textwrap import indent
 
-from experiments.cli.commands import COMMANDS, HELP, RAW
+from experiments.cli import COMMANDS, HELP, RAW
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.group import join_others

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli.commands import COMMANDS, HELP
+from experiments.cli import COMMANDS, HELP
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("lm/**/*.py"), *ROOT.glob("experiments/**/*.py"), *ROOT.glob("launch/**/*.py")])
@@ -206,7 +206,7 @@ def test_every_command_is_in_the_help_and_can_be_asked_for_its_own_without_jax()
     assert [line.split()[0] for line in HELP.splitlines()] == list(COMMANDS)
     code = (
         "import sys; from importlib import import_module as load\n"
-        "from experiments.cli.commands import COMMANDS\n"
+        "from experiments.cli import COMMANDS\n"
         "places = [command.split(':') for command in COMMANDS.values()]\n"
         "found = [getattr(load(f'experiments.cli.{m}'), f) for m, f in places]\n"
         "print(len(found), 'jax' in sys.modules)"

@@ -12,7 +12,7 @@ import pytest
 from golden import make_study
 
 from experiments import __main__ as cli
-from experiments.cli.commands import COMMANDS
+from experiments.cli import COMMANDS
 from experiments.runs.progress import duration, reporting
 from experiments.study import classic, registry
 from experiments.study.experiment import BASELINE, Experiment

@@ -10,7 +10,7 @@ from tiny import TINY
 
 from experiments.cli.attention import show_attention
 from experiments.cli.doctor import show_tasks
-from experiments.cli.score import score_file, score_run
+from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
 from experiments.runs.finetuning import adapted, head_steps, questions
 from experiments.runs.stages import save_settings, stages_of
@@ -88,7 +88,7 @@ def read(place):
 )
 def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, given, runs):
     folder, experiment, made = run_of(runs, f"{task.name}-{given.get('model.architecture')}", given)
-    score_run(folder, [task.name], "validation", "", 0)
+    score_run(folder, [task.name], "", Rows())
     scores, lines = read(folder / "scores" / task.name / task.name / "validation")
     (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
     expected = predict(state.model, questions(experiment, Bytes(100), steps.mesh, task, rows, 64), steps.put)
@@ -103,15 +103,15 @@ def test_rows_that_are_others_than_in_training_are_scored_and_said(runs, capsys)
     now = TASKS["xquad_enro"].rows("validation", runs / "cache").fingerprint
     for known, count in ((now, 0), ("other", 1)):
         origin.record(place, origin.read(place) | {"data": {"xquad_enro validation": known}})
-        score_run(folder, ["xquad_enro"], "validation", "", 1)
-        assert capsys.readouterr().out.count("these rows are others than") == count
+        score_run(folder, ["xquad_enro"], "", Rows(limit=1))
+        assert capsys.readouterr().out.count("these rows are not those") == count
 
 
 def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unknown_labels_by_no_score(
     runs, capsys
 ):
     folder, *_ = run_of(runs, "texts", TEXTS)
-    score_run(folder, ["sst2", "xquad_enro"], "validation", "pretraining", 1)
+    score_run(folder, ["sst2", "xquad_enro"], "pretraining", Rows(limit=1))
     scores, lines = read(folder / "scores" / "pretraining" / "sst2" / "validation")
     assert scores == {"rows": 1, "metrics": {}}
     assert lines[0]["inputs"] == "sst2 sentence: It is so."
@@ -135,7 +135,7 @@ def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, s
     folder = runs / "nano" / "untrained"
     save_settings(folder, changes(Experiment(), SMALL | given))
     with pytest.raises(SettingError, match=message):
-        score_run(folder, names, **{"split": "validation", "mixture": "", "limit": 0} | settings)
+        score_run(folder, names, settings.get("mixture", ""), Rows(limit=settings.get("limit", 0)))
 
 
 def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, tmp_path, capsys):
@@ -144,16 +144,16 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
         ("a.jsonl", '{"prediction": "acceptable"}\n"unacceptable"'),
     ):
         (tmp_path / name).write_text(text)
-        score_file(tmp_path / name, "cola", "validation", 0, runs)
+        score_file(tmp_path / name, "cola", Rows(runs=runs))
         assert "100.00" in capsys.readouterr().out
     with pytest.raises(SettingError, match="has 2 predictions .* has 1 references"):
-        score_file(tmp_path / "a.txt", "cola", "validation", 1, runs)
+        score_file(tmp_path / "a.txt", "cola", Rows(limit=1, runs=runs))
     for path, name, message in (
         (tmp_path / "b.txt", "cola", "b.txt"),
         (tmp_path / "a.txt", "cole", "mean 'cola'"),
     ):
         with pytest.raises(SettingError, match=message):
-            score_file(path, name, "validation", 0, runs)
+            score_file(path, name, Rows(runs=runs))
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_answers_end_at_newlines_alone(name, text, rows, runs, tmp_path, monkeyp
     monkeypatch.setattr(
         type(TASKS["cola"]), "evaluate", lambda task, rows, found: read.extend(found) or {"score": 0}
     )
-    monkeypatch.setattr("experiments.cli.score.references", lambda *_: rows)
+    monkeypatch.setattr(Rows, "of", lambda *_: rows)
     (tmp_path / name).write_bytes(text.encode())
-    score_file(tmp_path / name, "cola", "validation", 0, runs)
+    score_file(tmp_path / name, "cola", Rows(runs=runs))
     assert read == rows
 
 

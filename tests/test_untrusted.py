@@ -20,7 +20,7 @@ from test_benchmarks import SETS, TEXT, prepare
 from test_layout import FILES
 from test_tokenizers import TEXTS, byte_pairs
 
-from experiments.cli.score import score_file
+from experiments.cli.score import Rows, score_file
 from experiments.runs.stages import load_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.convert import load
@@ -354,7 +354,7 @@ def test_answers_of_any_kind_are_scored_or_refused(tmp_path, count):
         lambda lines: "\n".join(map(json.dumps, lines)).encode()
     )
     contents = two | broken(b'"Ann ran."\n{"prediction": "Bea"}\n') | st.just(b"[" * 100_000)
-    fuzz(2 * count, path, contents, lambda: score_file(path, "cnn_dailymail", "validation", 0, tmp_path))
+    fuzz(2 * count, path, contents, lambda: score_file(path, "cnn_dailymail", Rows(runs=tmp_path)))
 
 
 def dangerous(node):

@@ -229,41 +229,6 @@ def fill_in(
         CONSOLE.print(f"{escape(MASK)} {place}: {found}", highlight=False)
 
 
-def score(
-    run: Path | None = None,
-    /,
-    tasks: str = "",
-    split: str = "validation",
-    mixture: str = "",
-    limit: int = 0,
-    predictions: Path | None = None,
-    task: str = "",
-    runs: Path = RUNS,
-) -> None:
-    """Score a run or an imported checkpoint on tasks, or predictions that were made elsewhere.
-
-    Answers and scores go to RUN/scores/PHASE/TASK/SPLIT.
-
-    Args:
-        run: folder of a run.
-        tasks: names of tasks or mixtures, with commas between them, such as glue_small,squad.
-        split: split of the data sets; may be one of TFDS's expressions, such as 'validation[:10%]'.
-        mixture: which fine-tuned model answers; by default one tuned for the task, else the pre-trained one.
-        limit: rows of each task, from its start; 0 takes all.
-        predictions: file of predictions to score: a text a line, or .jsonl with {"prediction": ...} lines.
-        task: the task that the predictions are for.
-        runs: folder that holds the prepared data; of a run it is found beside it.
-    """
-    from experiments.cli.score import score_file, score_run
-
-    if run is not None and tasks and predictions is None:
-        score_run(run, tasks.split(","), split, mixture, limit)
-    elif predictions is not None and task and run is None:
-        score_file(predictions, task, split, limit, runs)
-    else:
-        raise SettingError("lm score takes RUN --tasks NAME,NAME or --predictions FILE --task NAME")
-
-
 def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
     """Draw where each head of a run's model looks in a text, a row a layer.
 

@@ -25,6 +25,7 @@ from experiments.processes.line import Line
 from experiments.processes.meeting import Meeting
 from experiments.processes.place import Place, find_place, is_loopback, wait
 from lm.settings import SettingError
+from lm.train.stopping import TWICE
 
 RESUMABLE = ("run", "sweep")  # the commands that resume where they stopped
 FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite", "interrupted")}
@@ -36,7 +37,6 @@ SOON = 3600.0  # after a start [seconds]
 LONGEST_PAUSE = 60.0  # before a restart; the first is a second, each twice the last [seconds]
 BEAT = 1.0  # between two signs of life, and for news that are on their way [seconds]
 GRACE = 5.0  # for a process to end by itself, where another failed [seconds]
-TWICE = 2.0  # as in lm.train.signals, which would load jax [seconds]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LINE = "LM_LINE"  # in the environment of a trainer that is started again: its end of the line, of how many
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.cli.commands import COMMANDS
+from experiments.cli import COMMANDS
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
