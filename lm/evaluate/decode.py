@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from lm.nn.cache import Cache
 from lm.nn.composed import Ensemble
@@ -32,12 +33,12 @@ Model = Transformer | Ensemble
 class Decoded(NamedTuple):
     """What was written."""
 
-    tokens: jax.Array  # int32 [B,max_length], padded after EOS
-    lengths: jax.Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
-    record: jax.Array | None  # [B,max_length,...]: ``record`` of each step's logits, until all rows are done
+    tokens: Array  # int32 [B,max_length], padded after EOS
+    lengths: Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
+    record: Array | None  # [B,max_length,...]: ``record`` of each step's logits, until all rows are done
 
 
-def greedy(model: Model, batch: Batch, *, max_length: int) -> jax.Array:
+def greedy(model: Model, batch: Batch, *, max_length: int) -> Array:
     """int32 [B,max_length]: the likeliest token at each step, up to and with EOS, then padding."""
     return decode(model, batch, Decoding(max_length)).tokens
 
@@ -47,9 +48,9 @@ def decode(
     batch: Batch,
     decoding: Decoding,
     *,
-    key: jax.Array | None = None,
+    key: Array | None = None,
     special: SpecialTokens | None = None,
-    record: Callable[[jax.Array], jax.Array] | None = None,
+    record: Callable[[Array], Array] | None = None,
 ) -> Decoded:
     """The likeliest tokens, or sampled ones; compiles once for equal shapes, ``decoding`` and ``record``.
 
@@ -67,7 +68,7 @@ def beam_search(
     *,
     rules: BeamRules = T5_RULES,
     special: SpecialTokens | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """tokens int32 [B,beams,max_length], padded after EOS, and scores float32 [B,beams], best first."""
     special = special or model.config.special
     return _beam_search(model, _prompt(model, batch), search=Search(decoding, rules), special=special)

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
@@ -23,14 +24,14 @@ def _candidates(model, batch, *, k):
     return tokens, probabilities
 
 
-def _masked(batch: Batch, mask: int) -> jax.Array:
+def _masked(batch: Batch, mask: int) -> Array:
     """bool [B,S]: the masks of the text."""
     tokens = jnp.asarray(batch["encoder_input_tokens"])
     return (tokens == mask) & (jnp.asarray(batch.get("encoder_segment_ids", jnp.ones_like(tokens))) > 0)
 
 
 @partial(jax.jit, static_argnames=("iterations", "mask"))
-def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> jax.Array:
+def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> Array:
     """int32 [B,S]: the text with every mask filled (Ghazvininejad et al. 2019).
 
     Each pass predicts what is masked, all at once. Of n places that were masked at first, the n (T - t) / T

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.experimental import multihost_utils
 
 from lm import files
@@ -20,7 +21,7 @@ class Questions:
     task: Scored
     rows: Sequence[Row]
     batches: Sequence[dict[str, np.ndarray]]  # this process's parts of the global batches
-    output: Callable[[Any, Any], jax.Array]  # model, batch -> for each row tokens, or what a head gives
+    output: Callable[[Any, Any], Array]  # model, batch -> for each row tokens, or what a head gives
     answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from lm.nn.cache import Cache
 from lm.nn.config import HeadConfig, ModelConfig
@@ -31,7 +32,7 @@ class Tuned(nnx.Module):
         layers = config.num_decoder_layers if config.has_decoder else config.num_encoder_layers
         self.mixture = LayerMixture(layers) if head.layers == "mixed-frozen" else None
 
-    def __call__(self, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, batch: Batch, key: Array | None = None) -> Array:
         if self.settings.kind != "choice":
             return self._read(batch, key)
         rows, choices, length = batch[f"{self._side}_input_tokens"].shape
@@ -42,7 +43,7 @@ class Tuned(nnx.Module):
     def _side(self) -> str:
         return "decoder" if self.config.has_decoder else "encoder"
 
-    def _read(self, batch: Batch, key: jax.Array | None) -> jax.Array:
+    def _read(self, batch: Batch, key: Array | None) -> Array:
         body_key, head_key = split(key, 2)
         if self.mixture is None:
             x = self.body.features(batch, body_key)
@@ -68,9 +69,7 @@ class Electra(nnx.Module):
         self.generator = Transformer(generator, rngs)
         del self.generator.embed  # the discriminator's is used
 
-    def __call__(
-        self, batch: Batch, sample: jax.Array, key: jax.Array | None = None
-    ) -> tuple[jax.Array, ...]:
+    def __call__(self, batch: Batch, sample: Array, key: Array | None = None) -> tuple[Array, ...]:
         """Generator's logits [B,S,V]; tokens int32 [B,S] with its samples, drawn with key ``sample``, where
         ``encoder_loss_weights`` are above 0; the discriminator's logits [B,S] of their not being the text's.
         """
@@ -101,16 +100,16 @@ class Ensemble(nnx.Module):
         self.members = nnx.List(members)
         self.config = members[0].config
 
-    def prefill(self, batch: Batch, size: int) -> tuple[jax.Array, tuple[Cache, ...]]:
+    def prefill(self, batch: Batch, size: int) -> tuple[Array, tuple[Cache, ...]]:
         """As ``Transformer.prefill``."""
         return _mean_logits([member.prefill(batch, size) for member in self.members])
 
-    def step(self, tokens: jax.Array, cache: tuple[Cache, ...]) -> tuple[jax.Array, tuple[Cache, ...]]:
+    def step(self, tokens: Array, cache: tuple[Cache, ...]) -> tuple[Array, tuple[Cache, ...]]:
         """As ``Transformer.step``."""
         pairs = zip(self.members, cache, strict=True)
         return _mean_logits([member.step(tokens, member_cache) for member, member_cache in pairs])
 
 
-def _mean_logits(outputs: Sequence[tuple[jax.Array, Cache]]) -> tuple[jax.Array, tuple[Cache, ...]]:
+def _mean_logits(outputs: Sequence[tuple[Array, Cache]]) -> tuple[Array, tuple[Cache, ...]]:
     logits, caches = zip(*outputs, strict=True)
     return sum(logits) / len(logits), caches

@@ -8,6 +8,7 @@ mixture of layers).
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.layers import ACTIVATIONS, Linear, Norm, dropout, param
@@ -25,7 +26,7 @@ class Transform(nnx.Module):
         )
         self.norm = Norm(config, config.embed_width)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         return self.norm(ACTIVATIONS[self.config.mlp](self.dense(x)))
 
 
@@ -38,7 +39,7 @@ class Replaced(nnx.Module):
         self.dense = Linear(config, rngs, (width, width), ("embed", "kv"), std)
         self.out = Linear(config, rngs, (width, 1), ("embed", "classes"), std)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         return self.out(ACTIVATIONS[self.config.mlp](self.dense(x)))[..., 0].astype(jnp.float32)
 
 
@@ -67,7 +68,7 @@ class LayerMixture(nnx.Module):
         self.weights = param(jnp.zeros(num_layers + 1, jnp.float32), "classes")
         self.size = param(jnp.ones(1, jnp.float32), "classes")
 
-    def __call__(self, hidden: jax.Array) -> jax.Array:
+    def __call__(self, hidden: Array) -> Array:
         weights = self.size[...] * jax.nn.softmax(self.weights[...])
         return jnp.einsum("l,lbtd->btd", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
 
@@ -85,7 +86,7 @@ class Head(nnx.Module):
         ]
         self.out = Linear(config, rngs, (config.d_model, outputs), ("embed", "classes"), config.d_model**-0.5)
 
-    def __call__(self, x: jax.Array, segments: jax.Array, key: jax.Array | None) -> jax.Array:
+    def __call__(self, x: Array, segments: Array, key: Array | None) -> Array:
         """From pooled states [B,D], or from states [B,T,D] with segments [B,T]; a key switches dropout on."""
         if key is not None and self.config.dropout:
             keep = jax.random.bernoulli(key, 1 - self.config.dropout, x.shape)

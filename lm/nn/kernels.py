@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from lm.nn.cache import KeyValue
@@ -13,23 +14,19 @@ from lm.nn.config import ModelConfig
 from lm.ops.attention import SCORE_SCALES, Softmax, cudnn_attention, dot_product_attention
 from lm.ops.flash.grid import BACKENDS
 from lm.ops.flash.kernel import Flash
-from lm.ops.masks import CAUSAL, Mask
-from lm.ops.positions import Bias
+from lm.ops.masks import CAUSAL, AnyMask, Mask
+from lm.ops.positions import AnyBias, Bias
 from lm.settings import SettingError
 from lm.sharding import ACTIVATION_AXES
 
 SHORT = 1_024  # rows up to which explicit scores are quicker than a kernel that never keeps them [tokens]
 
 
-Kernel = Callable[[jax.Array | None], Callable[..., jax.Array]]  # the first query's place -> attention
+Kernel = Callable[[Array | None], Callable[..., Array]]  # the first query's place -> attention
 
 
 def implementation(
-    config: ModelConfig,
-    length: int,
-    key_length: int,
-    mask: jax.Array | Mask | None,
-    bias: jax.Array | Bias | None,
+    config: ModelConfig, length: int, key_length: int, mask: AnyMask, bias: AnyBias
 ) -> Literal["xla", "cudnn", "flash"]:
     """What computes the attention of ``length`` queries to ``key_length`` keys on this program's devices."""
     platform, chosen, mesh = _platform(), config.attention, jax.sharding.get_abstract_mesh()
@@ -58,13 +55,8 @@ def _platform() -> str:
 
 
 def attend(
-    config: ModelConfig,
-    query: jax.Array,
-    seen: KeyValue,
-    mask: jax.Array | Mask | None,
-    bias: jax.Array | Bias | None,
-    keep: jax.Array | None,
-) -> jax.Array:
+    config: ModelConfig, query: Array, seen: KeyValue, mask: AnyMask, bias: AnyBias, keep: Array | None
+) -> Array:
     """[B,T,N,H] as ``dot_product_attention`` of query [B,T,N,H], by whatever computes it here."""
     softmax = Softmax(SCORE_SCALES[config.scores](config.d_kv), keep)
     chosen = implementation(config, query.shape[1], seen.key.shape[1], mask, bias)
@@ -77,9 +69,7 @@ def attend(
     return _sharded(kernels[chosen], query, seen, mask, bias, softmax)
 
 
-def _sharded(
-    kernel: Kernel, query: jax.Array, seen: KeyValue, mask: Any, bias: Any, softmax: Softmax
-) -> jax.Array:
+def _sharded(kernel: Kernel, query: Array, seen: KeyValue, mask: Any, bias: Any, softmax: Softmax) -> Array:
     """``kernel(offset)`` of each device's rows, queries and heads: the compiler cannot take a kernel apart.
 
     ``offset`` int32 [1] is the place of a device's first query in its row.

@@ -9,26 +9,27 @@ from math import prod
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from lm.nn.config import ModelConfig
 from lm.ops.positions import Relative
 from lm.sharding import constrain
 
-Keep = dict[str, jax.Array]  # dropout masks by where they go; none of them when evaluating
+Keep = dict[str, Array]  # dropout masks by where they go; none of them when evaluating
 
 
-def param(value: jax.Array, *axes: str) -> nnx.Param:
+def param(value: Array, *axes: str) -> nnx.Param:
     """A parameter and the names of its axes; stacked over layers it has one more axis, in front."""
     if len(axes) != value.ndim:
         raise ValueError(f"a parameter of shape {value.shape} needs {value.ndim} axis names, not {axes}")
     return nnx.Param(value, axes=axes)
 
 
-def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> jax.Array:
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> Array:
     return std * jax.random.normal(rngs.params(), shape, jnp.float32)
 
 
-def draw_keep(key: jax.Array, rate: float, rows: int, shapes: dict[str, tuple[int, ...]]) -> Keep:
+def draw_keep(key: Array, rate: float, rows: int, shapes: dict[str, tuple[int, ...]]) -> Keep:
     """Dropout masks, bool [B,*shape] for each shape, True with probability 1 - rate.
 
     All come from one draw: a random generator is the costliest thing to compile in a training step. None has
@@ -40,17 +41,17 @@ def draw_keep(key: jax.Array, rate: float, rows: int, shapes: dict[str, tuple[in
     return {name: part.reshape(rows, *shapes[name]) for name, part in zip(shapes, parts, strict=True)}
 
 
-def dropout(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
+def dropout(x: Array, keep: Array | None, rate: float) -> Array:
     """x where ``keep``, else 0, scaled so that the mean stays; x itself where there is no mask."""
     return x if keep is None else x * scaled(keep, rate).astype(x.dtype)
 
 
-def scaled(keep: jax.Array, rate: float) -> jax.Array:
+def scaled(keep: Array, rate: float) -> Array:
     """float32: 1 / (1 - rate) where ``keep``, else 0."""
     return keep / jnp.float32(1 - rate)
 
 
-def split(key: jax.Array | None, count: int) -> list[jax.Array | None]:
+def split(key: Array | None, count: int) -> list[Array | None]:
     """``count`` keys, or as many times no key."""
     return [None] * count if key is None else list(jax.random.split(key, count))
 
@@ -70,12 +71,12 @@ class Linear(nnx.Module):
         self.kernel = param(normal(rngs, shape, std), *axes)
         self.bias = param(jnp.zeros(shape[1:], jnp.float32), axes[1]) if config.bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         x = x @ self.kernel[...].astype(x.dtype)
         return x if self.bias is None else x + along(self.bias[...], x)
 
 
-def along(vector: jax.Array, x: jax.Array) -> jax.Array:
+def along(vector: Array, x: Array) -> Array:
     """``vector`` [D] in the dtype of x [...,D], with as many axes."""
     return vector.astype(x.dtype).reshape((1,) * (x.ndim - 1) + vector.shape)
 
@@ -90,7 +91,7 @@ class Embed(nnx.Module):
         std = config.embed_width**-0.5 if config.logits in ("tied", "none") else 1.0
         self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
+    def __call__(self, ids: Array) -> Array:
         if len(ids) == 1:  # positions that all rows share
             return self._rows(ids)
         # Each device looks up its features of the rows of others too, which then change places: the compiler,
@@ -100,12 +101,12 @@ class Embed(nnx.Module):
             constrain(x, "batch_of_features", "key_length", "features"), "batch", "length", "embed"
         )
 
-    def _rows(self, ids: jax.Array) -> jax.Array:
+    def _rows(self, ids: Array) -> Array:
         # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen.
         # Gradients of a frequent token's many places are added up in float32.
         return self.table[...].at[ids].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
 
-    def logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: Array) -> Array:
         """float32 [B,T,rows]: how well x [B,T,D] fits each row."""
         table = self.table[...].astype(x.dtype)
         return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
@@ -120,7 +121,7 @@ class Norm(nnx.Module):
         self.bias = param(jnp.zeros((width,), jnp.float32), "norm") if config.norm == "layer" else None
 
     @recomputed
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         y = x.astype(jnp.float32)
         if self.bias is not None:
             y -= y.mean(-1, keepdims=True)
@@ -128,7 +129,7 @@ class Norm(nnx.Module):
         return (y if self.bias is None else y + along(self.bias[...], y)).astype(x.dtype)
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "gelu": partial(jax.nn.gelu, approximate=False),  # of the error function, as BERT
     "gelu-tanh": jax.nn.gelu,  # as GPT-2
@@ -150,13 +151,13 @@ class Mlp(nnx.Module):
         self.linear = Linear(*inward) if config.mlp.startswith("gated") else None
         self.out = Linear(config, rngs, (config.d_ff, config.d_model), ("mlp", "embed"), config.d_ff**-0.5)
 
-    def __call__(self, x: jax.Array, keep: jax.Array | None) -> jax.Array:
+    def __call__(self, x: Array, keep: Array | None) -> Array:
         hidden = constrain(self.hidden(x), "batch", "length", "mlp")
         linear = None if self.linear is None else constrain(self.linear(x), "batch", "length", "mlp")
         return self._outward(hidden, linear, keep)
 
     @recomputed  # but for the product, which its gradients do not ask for
-    def _outward(self, hidden: jax.Array, linear: jax.Array | None, keep: jax.Array | None) -> jax.Array:
+    def _outward(self, hidden: Array, linear: Array | None, keep: Array | None) -> Array:
         hidden = ACTIVATIONS[self.config.mlp](hidden)
         return self.out(dropout(hidden if linear is None else hidden * linear, keep, self.config.dropout))
 
@@ -177,7 +178,7 @@ class Adapter(nnx.Module):
         self.hidden = Linear(config, rngs, (width, inner), ("embed", "adapter"), width**-0.5)
         self.out = Linear(config, rngs, (inner, width), ("adapter", "embed"), 1e-2)
 
-    def __call__(self, x: jax.Array, keep: jax.Array | None) -> jax.Array:
+    def __call__(self, x: Array, keep: Array | None) -> Array:
         return self.out(dropout(jax.nn.relu(self.hidden(self.norm(x))), keep, self.config.dropout))
 
 

@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
@@ -19,7 +19,7 @@ from lm.sharding import constrain
 class Mixer(Protocol):
     """What a block asks of the layer by which the positions of a row learn of each other."""
 
-    def __call__(self, x: jax.Array, view: View, carry: Carry | None, keep: Keep) -> tuple[jax.Array, Carry]:
+    def __call__(self, x: Array, view: View, carry: Carry | None, keep: Keep) -> tuple[Array, Carry]:
         """[B,T,D] from x [B,T,D], and the carry for the tokens that follow, None where none came in."""
 
     def empty(self, rows: int, slots: int) -> Carry:
@@ -45,11 +45,11 @@ class Projections(nnx.Module):
         self.key = Linear(config, rngs, (d_model, groups), ("embed", self._key_axis), d_model**-0.5)
         self.value = Linear(config, rngs, (d_model, groups), ("embed", self._key_axis), d_model**-0.5)
 
-    def queries(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
+    def queries(self, x: Array, positions: Array | None) -> Array:
         """[B,T,N,H] of x [B,T,D]."""
         return self._turn(self._heads(self.query(x), "length", "heads"), positions)
 
-    def key_value(self, x: jax.Array, positions: jax.Array | None) -> KeyValue:
+    def key_value(self, x: Array, positions: Array | None) -> KeyValue:
         """Keys and values [B,S,K,H] of x [B,S,D]; in cross-attention without positions."""
         key, value = (self._heads(layer(x), "key_length", self._key_axis) for layer in (self.key, self.value))
         return KeyValue(self._turn(key, positions), value)
@@ -59,10 +59,10 @@ class Projections(nnx.Module):
         # Few heads of keys may not divide over as many devices as there are for heads of queries.
         return "heads" if self.config.num_key_value_heads is None else "kv_heads"
 
-    def _heads(self, x: jax.Array, length: str, axis: str) -> jax.Array:
+    def _heads(self, x: Array, length: str, axis: str) -> Array:
         return constrain(x.reshape(*x.shape[:-1], -1, self.config.d_kv), "batch", length, axis, "kv")
 
-    def _turn(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
+    def _turn(self, x: Array, positions: Array | None) -> Array:
         if self.config.positions != "rotary" or positions is None:
             return x
         return rotate(x, positions, *self.config.rotary.frequencies(self.config.d_kv))
@@ -82,8 +82,8 @@ class Attention(Projections):
         self.globals = Projections(config, rngs) if separate else None
 
     def __call__(
-        self, x: jax.Array, view: View, carry: KeyValue | None, keep: Keep
-    ) -> tuple[jax.Array, KeyValue | None]:
+        self, x: Array, view: View, carry: KeyValue | None, keep: Keep
+    ) -> tuple[Array, KeyValue | None]:
         """[B,T,D] of x [B,T,D] seeing itself or, with a carry, what was before it too."""
         seen = self.key_value(x, view.positions)
         if carry is not None:
@@ -99,7 +99,7 @@ class Attention(Projections):
         """One mask [N,1,S] of a row's attention weights, shared by its queries."""
         return {"attention": (self.config.num_heads, 1, length)}
 
-    def read(self, x: jax.Array, seen: KeyValue, view: View, keep: jax.Array | None) -> jax.Array:
+    def read(self, x: Array, seen: KeyValue, view: View, keep: Array | None) -> Array:
         """[B,T,D] from x [B,T,D] and the keys and values that it sees; ``keep`` bool [B,N,1,S]."""
         query = self._query(self, x, view)
         keep = None if keep is None else scaled(keep, self.config.dropout)
@@ -110,7 +110,7 @@ class Attention(Projections):
             out = jnp.where(view.everywhere[:, :, None, None], everywhere, out)
         return self.out(out.reshape(*x.shape[:-1], -1))
 
-    def weights(self, x: jax.Array, seen: KeyValue, view: View) -> jax.Array:
+    def weights(self, x: Array, seen: KeyValue, view: View) -> Array:
         """float32 [B,N,T,S]: how much each head of x [B,T,D] takes from what it sees."""
         scale = SCORE_SCALES[self.config.scores](self.config.d_kv)
         query = self._query(self, x, view)
@@ -125,7 +125,7 @@ class Attention(Projections):
         """Whether there are global positions with projections of their own."""
         return self.globals is not None and view.everywhere is not None
 
-    def _query(self, projections: Projections, x: jax.Array, view: View) -> jax.Array:
+    def _query(self, projections: Projections, x: Array, view: View) -> Array:
         query = projections.queries(x, view.positions)
         return query if self.bilinear is None else bilinear(query, self.bilinear[...].astype(x.dtype))
 

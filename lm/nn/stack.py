@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
@@ -31,8 +32,8 @@ class Block(nnx.Module):
         self.adapter = Adapter(config, rngs) if config.adapter_width else None
 
     def __call__(
-        self, x: jax.Array, view: View, keep: Keep, carry: Carry | None, crossed: KeyValue | None
-    ) -> tuple[jax.Array, Carry | None]:
+        self, x: Array, view: View, keep: Keep, carry: Carry | None, crossed: KeyValue | None
+    ) -> tuple[Array, Carry | None]:
         """x [B,T,D] and the mixer's carry; ``crossed``: keys and values of ``view.encoded``, if known."""
         start = x
         h = self._read(start, x, self.attention_norm)
@@ -61,7 +62,7 @@ class Block(nnx.Module):
             shapes |= {"cross": (config.num_heads, 1, encoded_length), "cross_out": out}
         return shapes
 
-    def weights(self, x: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
+    def weights(self, x: Array, view: View) -> tuple[Array, Array | None]:
         """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention, from x [B,T,D]."""
         start, view = x, self._own(view)
         h = self._read(start, x, self.attention_norm)
@@ -76,13 +77,13 @@ class Block(nnx.Module):
     def _own(self, view: View) -> View:
         return view if self.relative is None else view._replace(bias=view.layer_bias(self.relative))
 
-    def _read(self, start: jax.Array, x: jax.Array, norm: Norm) -> jax.Array:
+    def _read(self, start: Array, x: Array, norm: Norm) -> Array:
         """What a sub-layer reads: x [B,T,D] or, of a parallel block, what the block began with."""
         if self.config.residual == "post-norm":
             return x
         return norm(start if self.config.residual == "parallel" else x)
 
-    def _add(self, x: jax.Array, h: jax.Array, norm: Norm, keep: jax.Array | None) -> jax.Array:
+    def _add(self, x: Array, h: Array, norm: Norm, keep: Array | None) -> Array:
         x = constrain(x + dropout(h, keep, self.config.dropout), "batch", "length", "embed")
         return norm(x) if self.config.residual == "post-norm" else x
 
@@ -127,13 +128,13 @@ class Stack(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,
-        types: jax.Array | None,
+        x: Array,
+        types: Array | None,
         view: View,
-        key: jax.Array | None = None,
+        key: Array | None = None,
         carry: Carry | None = None,
         crossed: KeyValue | None = None,
-    ) -> tuple[jax.Array, Carry | None]:
+    ) -> tuple[Array, Carry | None]:
         """[B,T,D] from embeddings x [B,T,d_embed] and types [B,T]; the rest as ``Block``, of all layers."""
         config = self.config
         ends, inner = self._draw_keep(x, view, key)
@@ -145,11 +146,11 @@ class Stack(nnx.Module):
         x, carry = self._run(step, x, (inner, carry, crossed), view)
         return dropout(self.leave(x), ends.get("out"), config.dropout), carry
 
-    def leave(self, x: jax.Array) -> jax.Array:
+    def leave(self, x: Array) -> Array:
         """[B,T,D] of what the last block gives: the norm at the end, where there is one."""
         return x if self.norm is None else self.norm(x)
 
-    def cross_key_value(self, encoded: jax.Array) -> KeyValue:
+    def cross_key_value(self, encoded: Array) -> KeyValue:
         """Keys and values [layers,B,S,K,H] of the encoder's output [B,S,D], for all blocks."""
         seen = jax.vmap(lambda block: block.cross.key_value(encoded, None))(self.blocks)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), seen)
@@ -159,7 +160,7 @@ class Stack(nnx.Module):
         carry = self.blocks.attention.empty(rows, slots)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), carry)
 
-    def hidden(self, x: jax.Array, types: jax.Array | None, view: View) -> jax.Array:
+    def hidden(self, x: Array, types: Array | None, view: View) -> Array:
         """[layers+1,B,T,D]: what each block reads, and what the last one gives before the final norm."""
 
         def step(block, x, _, view):
@@ -168,7 +169,7 @@ class Stack(nnx.Module):
         last, before = self._run(step, self._enter(x, types, view, None), None, view)
         return jnp.concatenate([before, last[None]])
 
-    def weights(self, hidden: jax.Array, view: View) -> tuple[jax.Array, jax.Array | None]:
+    def weights(self, hidden: Array, view: View) -> tuple[Array, Array | None]:
         """float32 [layers,B,N,T,S] of self- and of cross-attention, from ``hidden``."""
 
         def step(block, _, x, view):
@@ -205,7 +206,7 @@ class Stack(nnx.Module):
         """The block that all layers share."""
         return jax.tree.map(lambda leaf: leaf[0], self.blocks)
 
-    def _enter(self, x: jax.Array, types: jax.Array | None, view: View, keep: jax.Array | None) -> jax.Array:
+    def _enter(self, x: Array, types: Array | None, view: View, keep: Array | None) -> Array:
         """[B,T,D] as the first block reads it."""
         config = self.config
         if config.embed_scale == "sqrt":
@@ -221,7 +222,7 @@ class Stack(nnx.Module):
         x = x if self.projection is None else self.projection(x)
         return constrain(x, "batch", "length", "embed")
 
-    def _draw_keep(self, x: jax.Array, view: View, key: jax.Array | None) -> tuple[Keep, Keep]:
+    def _draw_keep(self, x: Array, view: View, key: Array | None) -> tuple[Keep, Keep]:
         """The dropout masks of the stack's two ends [B,...] and of its blocks [layers,B,...]."""
         config = self.config
         if key is None or config.dropout == 0:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from lm.nn.cache import Cache
 from lm.nn.config import ModelConfig
@@ -15,7 +15,7 @@ from lm.nn.view import Batch, View, cross_mask, full_view, step_view
 from lm.settings import SettingError
 from lm.sharding import constrain
 
-StackInputs = tuple[jax.Array, jax.Array | None, View]  # embeddings [B,T,D], types [B,T]
+StackInputs = tuple[Array, Array | None, View]  # embeddings [B,T,D], types [B,T]
 
 
 class Transformer(nnx.Module):
@@ -46,11 +46,11 @@ class Transformer(nnx.Module):
         self.sentence_order = Linear(config, rngs, *pair) if "sentence-order" in heads else None
         self.replaced = Replaced(config, rngs) if "replaced-token" in heads else None
 
-    def __call__(self, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, batch: Batch, key: Array | None = None) -> Array:
         """float32 [B,T,V]: of what follows each decoder token, or of what an encoder's token stands for."""
         return self.logits(self.features(batch, key))
 
-    def features(self, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+    def features(self, batch: Batch, key: Array | None = None) -> Array:
         """[B,T,D]: the last hidden states, of the decoder if there is one."""
         encoder_key, decoder_key = split(key, 2)
         encoded = self.encode(batch, encoder_key) if self.config.has_encoder else None
@@ -58,11 +58,11 @@ class Transformer(nnx.Module):
             return encoded
         return self.decoder(*self._decoder_inputs(batch, encoded), decoder_key)[0]
 
-    def encode(self, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+    def encode(self, batch: Batch, key: Array | None = None) -> Array:
         """[B,S,D]: the encoder's output for ``encoder_input_tokens``; a shared model's one stack is both."""
         return self._encoder(*self._encoder_inputs(batch), key)[0]
 
-    def logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: Array) -> Array:
         """float32 [B,T,V] of last hidden states x [B,T,D]."""
         config = self.config
         if config.logits == "none":
@@ -78,15 +78,15 @@ class Transformer(nnx.Module):
         logits = logits if self.logits_bias is None else logits + along(self.logits_bias[...], logits)
         return constrain(logits, "batch", "length", "vocab")
 
-    def pooled(self, x: jax.Array) -> jax.Array:
+    def pooled(self, x: Array) -> Array:
         """[B,D]: the first position of x [B,T,D] through the pooler, which speaks for the whole text."""
         return jnp.tanh(self.pooler(x[:, 0]))
 
-    def hidden(self, batch: Batch) -> dict[str, jax.Array]:
+    def hidden(self, batch: Batch) -> dict[str, Array]:
         """``{"encoder", "decoder": [layers+1,B,T,D]}``: what each block reads, and the last one's output."""
         return {side: states for side, (_, states, _) in self._traced(batch).items()}
 
-    def attention(self, batch: Batch) -> dict[str, jax.Array]:
+    def attention(self, batch: Batch) -> dict[str, Array]:
         """``{"encoder", "decoder", "cross": float32 [layers,B,N,T,S]}``: attention weights of each head."""
         weights = {}
         for side, (stack, states, view) in self._traced(batch).items():
@@ -94,7 +94,7 @@ class Transformer(nnx.Module):
             weights |= {} if cross is None else {"cross": cross}
         return weights
 
-    def _traced(self, batch: Batch) -> dict[str, tuple[Stack, jax.Array, View]]:
+    def _traced(self, batch: Batch) -> dict[str, tuple[Stack, Array, View]]:
         """Each side's stack, its hidden states [layers+1,B,T,D], and what it saw."""
         sides, encoded = {}, None
         if self.config.has_encoder:
@@ -115,7 +115,7 @@ class Transformer(nnx.Module):
         view = full_view(self._encoder.config, batch, "encoder", self._encoder.relative)
         return self.embed(batch["encoder_input_tokens"]), batch.get("encoder_token_types"), view
 
-    def _decoder_inputs(self, batch: Batch, encoded: jax.Array | None) -> StackInputs:
+    def _decoder_inputs(self, batch: Batch, encoded: Array | None) -> StackInputs:
         """Embeddings, types and view of the decoder's stack."""
         view = full_view(self.config, batch, "decoder", self.decoder.relative)
         if encoded is not None:
@@ -124,7 +124,7 @@ class Transformer(nnx.Module):
             view = view._replace(encoded=encoded, cross_mask=cross_mask(self.config, length, *segments))
         return self.embed(batch["decoder_input_tokens"]), batch.get("decoder_token_types"), view
 
-    def prefill(self, batch: Batch, size: int) -> tuple[jax.Array, Cache]:
+    def prefill(self, batch: Batch, size: int) -> tuple[Array, Cache]:
         """Logits [B,V] of the token after each row's prompt, and a cache of ``size`` slots with all before
         it.
 
@@ -147,7 +147,7 @@ class Transformer(nnx.Module):
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
         return self.logits(last)[:, 0], Cache(carry, lengths, crossed, sees, size)
 
-    def step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    def step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits [B,V] of what follows ``tokens`` [B], the next after ``cache``, and the new cache."""
         view = step_view(self.config, cache.length, cache.slots, self.decoder.relative)
         view = view._replace(cross_mask=cache.cross_mask, slot=cache.length)

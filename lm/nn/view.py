@@ -5,30 +5,31 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from lm.nn.config import ModelConfig
 from lm.nn.kernels import implementation
 from lm.nn.layers import RelativeBias
-from lm.ops.masks import Mask, Numbers, Rule, key_segments
-from lm.ops.positions import Alibi, Bias, alibi_slopes
+from lm.ops.masks import AnyMask, Mask, Numbers, Rule, key_segments
+from lm.ops.positions import Alibi, AnyBias, Bias, alibi_slopes
 from lm.settings import SettingError
 
-Batch = dict[str, jax.Array]  # features by name, of the rows that a device or a program has
+Batch = dict[str, Array]  # features by name, of the rows that a device or a program has
 
 
 class View(NamedTuple):
     """What all blocks of a stack see alike. By default everything is visible, and positions are unknown."""
 
-    mask: jax.Array | Mask | None = None  # bool [B|1,T,S]; None: everything is visible
-    masks: tuple[jax.Array | Mask | None, ...] = ()  # of each span of blocks, where their windows differ
-    bias: jax.Array | Bias | None = None  # float32 [B|1,N,T,S]
-    layer_bias: Callable[[RelativeBias], jax.Array | Bias] | None = None  # of a block with a table of its own
-    positions: jax.Array | None = None  # int32 [B|1,T] of queries and keys
-    everywhere: jax.Array | None = None  # bool [B,T]: global positions, with projections of their own
-    everything: jax.Array | Mask | None = None  # bool [B|1,T,S]: what they see
-    encoded: jax.Array | None = None  # the encoder's output [B,S,D], for cross-attention
-    cross_mask: jax.Array | Mask | None = None  # bool [B,T,S] of cross-attention
-    slot: jax.Array | None = None  # int32 [B]: the first slot of the cache to write; None: nothing is cached
+    mask: AnyMask = None
+    masks: tuple[AnyMask, ...] = ()  # of each span of blocks, where their windows differ
+    bias: AnyBias = None
+    layer_bias: Callable[[RelativeBias], Array | Bias] | None = None  # of a block with a table of its own
+    positions: Array | None = None  # int32 [B|1,T] of queries and keys
+    everywhere: Array | None = None  # bool [B,T]: global positions, with projections of their own
+    everything: AnyMask = None  # bool [B|1,T,S]: what they see
+    encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
+    cross_mask: AnyMask = None  # bool [B,T,S] of cross-attention
+    slot: Array | None = None  # int32 [B]: the first slot of the cache to write; None: nothing is cached
 
 
 def full_view(
@@ -66,7 +67,7 @@ def full_view(
     )
 
 
-def step_view(config: ModelConfig, length: jax.Array, slots: int, relative: RelativeBias | None) -> View:
+def step_view(config: ModelConfig, length: Array, slots: int, relative: RelativeBias | None) -> View:
     """What the next token of each row sees of a cache with ``length`` [B] positions in ``slots`` slots."""
     slot, position = jnp.arange(slots)[None, :], length[:, None]
     distance = slot[:, None, :] - position[:, :, None]
@@ -78,8 +79,8 @@ def step_view(config: ModelConfig, length: jax.Array, slots: int, relative: Rela
 
 
 def cross_mask(
-    config: ModelConfig, length: int, segments: jax.Array | None, encoder_segments: jax.Array | None
-) -> jax.Array | Mask | None:
+    config: ModelConfig, length: int, segments: Array | None, encoder_segments: Array | None
+) -> AnyMask:
     """What ``length`` queries with segments [B,T] or [B,1] see of the encoder's [B,S], laid out if it must
     be.
 
@@ -96,7 +97,7 @@ def cross_mask(
     return mask.dense(segments.shape[1], slots) if explicit else mask
 
 
-def positions_of(length: int, segments: jax.Array | None) -> jax.Array:
+def positions_of(length: int, segments: Array | None) -> Array:
     """int32 [B|1,T]: the place of each token in its segment."""
     index = jnp.arange(length, dtype=jnp.int32)[None, :]
     if segments is None:
@@ -119,7 +120,7 @@ def _rule(config: ModelConfig, causal: bool, window: int | None, length: int) ->
     return Rule(causal, (reach, reach, sparsity.dilation), random if sparsity.random_blocks else None)
 
 
-def _mask(rule: Rule, numbers: dict[str, jax.Array | None], slots: int) -> Mask | None:
+def _mask(rule: Rule, numbers: dict[str, Array | None], slots: int) -> Mask | None:
     """Of a rule and the numbers [B|1,T] of positions, which see those of a cache of ``slots``."""
     query = {name: x for name, x in numbers.items() if x is not None}
     if rule == Rule() and "segment" not in query:
@@ -130,7 +131,7 @@ def _mask(rule: Rule, numbers: dict[str, jax.Array | None], slots: int) -> Mask 
     return Mask(query, key, rule)
 
 
-def _everywhere(config: ModelConfig, positions: jax.Array, named: jax.Array | None) -> jax.Array | None:
+def _everywhere(config: ModelConfig, positions: Array, named: Array | None) -> Array | None:
     """bool [B|1,T]: positions that see and are seen by all: ``named`` by the batch, or first in a row."""
     first = config.sparsity.global_tokens * config.sparsity.block
     everywhere = None if named is None else named > 0
@@ -139,7 +140,7 @@ def _everywhere(config: ModelConfig, positions: jax.Array, named: jax.Array | No
     return everywhere
 
 
-def _window_numbers(config: ModelConfig, positions: jax.Array) -> Numbers:
+def _window_numbers(config: ModelConfig, positions: Array) -> Numbers:
     """What a window compares of positions [B|1,T] while decoding."""
     if config.sparsity.window is None:
         return {}
@@ -152,11 +153,11 @@ def _biases(
     config: ModelConfig,
     relative: RelativeBias | None,
     both_ways: bool,
-    lay_out: Callable[[Bias], jax.Array | Bias],
+    lay_out: Callable[[Bias], Array | Bias],
 ) -> dict[str, Any]:
     """Biases of a ``View``: of the stack, if its positions are biases, and of a block with its own table."""
 
-    def learned(table: RelativeBias) -> jax.Array | Bias:
+    def learned(table: RelativeBias) -> Array | Bias:
         return lay_out(table(both_ways))
 
     bias = None if relative is None else learned(relative)

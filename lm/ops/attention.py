@@ -6,29 +6,30 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from lm.ops.masks import CAUSAL, Mask
-from lm.ops.positions import Bias
+from lm.ops.masks import CAUSAL, AnyMask, Mask
+from lm.ops.positions import AnyBias, Bias
 
 
 class Softmax(NamedTuple):
     """What is done to scores before the softmax, and to attention weights after it."""
 
     scale: float = 1.0  # scores are multiplied by it
-    keep: jax.Array | None = None  # float32 [B,N,1,S]: weights are multiplied by it, which is dropout
+    keep: Array | None = None  # float32 [B,N,1,S]: weights are multiplied by it, which is dropout
 
 
 PLAIN = Softmax()
 
 
 def dot_product_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | Mask | None = None,
-    bias: jax.Array | Bias | None = None,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: AnyMask = None,
+    bias: AnyBias = None,
     softmax: Softmax = PLAIN,
-) -> jax.Array:
+) -> Array:
     """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], mask bool [B|1,T,S], bias float [B|1,N,T,S].
 
     Query heads n*N/K ... (n+1)*N/K-1 read key head n. Scores and softmax are float32 whatever the inputs are.
@@ -52,13 +53,8 @@ def dot_product_attention(
 
 
 def cudnn_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | Mask | None = None,
-    bias: None = None,
-    softmax: Softmax = PLAIN,
-) -> jax.Array:
+    query: Array, key: Array, value: Array, mask: AnyMask = None, bias: None = None, softmax: Softmax = PLAIN
+) -> Array:
     """As ``dot_product_attention`` without a bias, on a GPU; any mask but the causal one is laid out."""
     key, value = drop_values(key, value, softmax.keep)
     call = partial(
@@ -71,7 +67,7 @@ def cudnn_attention(
     return jnp.where(seen.any(-1)[:, :, None, None], out, 0)  # cuDNN takes the mean where nothing is seen
 
 
-def drop_values(key: jax.Array, value: jax.Array, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def drop_values(key: Array, value: Array, keep: Array | None) -> tuple[Array, Array]:
     """Keys and values [B,S,K,H], the latter times ``keep`` [B,N,1,S]; with it both get N heads."""
     if keep is None:
         return key, value
@@ -80,19 +76,14 @@ def drop_values(key: jax.Array, value: jax.Array, keep: jax.Array | None) -> tup
 
 
 def attention_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | Mask | None = None,
-    bias: jax.Array | Bias | None = None,
-    *,
-    scale: float = 1.0,
-) -> jax.Array:
+    query: Array, key: Array, mask: AnyMask = None, bias: AnyBias = None, *, scale: float = 1.0
+) -> Array:
     """float32 [B,N,T,S], what ``dot_product_attention`` multiplies values by; 0 where nothing is seen."""
     weights, total = _exponentials(query, key, mask, bias, scale)
     return weights / total[..., None]
 
 
-def bilinear(query: jax.Array, weight: jax.Array) -> jax.Array:
+def bilinear(query: Array, weight: Array) -> Array:
     """[B,T,N,H], whose product with a key is query * weight [N,H,H] * key ("general", Luong et al. 2015)."""
     return jnp.einsum("btnh,nhg->btng", query, weight)
 
@@ -139,7 +130,7 @@ def _split_heads(x, shape):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _for_rows(bias: jax.Array, rows: int) -> jax.Array:
+def _for_rows(bias: Array, rows: int) -> Array:
     """[B,N,T,S] of bias [1,N,T,S]; its gradient sums rows by a product, on CPU 60 times faster than a sum."""
     return jnp.broadcast_to(bias, (rows, *bias.shape[1:]))
 

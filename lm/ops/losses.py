@@ -5,11 +5,12 @@ from math import log
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 
 def cross_entropy(
-    logits: jax.Array, targets: jax.Array, weights: jax.Array, *, z_loss: float, label_smoothing: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    logits: Array, targets: Array, weights: Array, *, z_loss: float, label_smoothing: float
+) -> tuple[Array, Array, Array]:
     """(sum of loss, sum of weights, sum of z-loss) from logits [B,T,V], targets int [B,T], weights [B,T].
 
     ``z_loss`` times the squared log-partition function is added: it keeps logits from drifting (in the first
@@ -21,7 +22,7 @@ def cross_entropy(
     return (loss * weights).sum(), weights.sum(), z_loss * (jnp.square(log_z) * weights).sum()
 
 
-def token_accuracy(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+def token_accuracy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
     """(sum of weights where no token is likelier than the target, sum of weights) from logits [B,T,V]."""
     weights = weights.astype(jnp.float32)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-Numbers = dict[str, jax.Array]  # int32 or bool, what a rule compares of each position, by name
+Numbers = dict[str, Array]  # int32 or bool, what a rule compares of each position, by name
 
 
-def distances(length: int, key_length: int) -> jax.Array:
+def distances(length: int, key_length: int) -> Array:
     """int32 [1,T,S] of rows that both begin at place 0."""
     return (jnp.arange(key_length)[None, :] - jnp.arange(length)[:, None])[None]
 
@@ -35,7 +36,7 @@ class Rule(NamedTuple):
     window: tuple[int, int, int] | None = None  # how far behind and ahead, and in which steps
     random: tuple[int, int] | None = None  # besides the window: so many random blocks, of so many in a row
 
-    def seen(self, distance: jax.Array, query: Numbers, key: Numbers) -> jax.Array:
+    def seen(self, distance: Array, query: Numbers, key: Numbers) -> Array:
         """bool of distances and of numbers, all of shapes that broadcast."""
         conditions = []
         if self.causal:
@@ -47,9 +48,7 @@ class Rule(NamedTuple):
             conditions.append(query["segment"] == key["segment"])
         return reduce(and_, conditions)
 
-    def _near(
-        self, window: tuple[int, int, int], distance: jax.Array, query: Numbers, key: Numbers
-    ) -> jax.Array:
+    def _near(self, window: tuple[int, int, int], distance: Array, query: Numbers, key: Numbers) -> Array:
         behind, ahead, step = window
         away = key["position"] - query["position"] if "position" in key else distance
         near = (away >= -behind) & (away <= ahead)
@@ -67,7 +66,7 @@ class Rule(NamedTuple):
         behind, ahead = self.window[:2] if by_place else (None, None)
         return behind, 0 if self.causal and "prefix" not in names else ahead
 
-    def meets(self, query: Numbers, key: Numbers) -> jax.Array:
+    def meets(self, query: Numbers, key: Numbers) -> Array:
         """bool scalar: False if, by their least and greatest numbers, no query of a tile sees a key."""
         possible = jnp.bool_(True)
         if "segment" in key:
@@ -77,7 +76,7 @@ class Rule(NamedTuple):
         return possible
 
 
-def _overlap(query: jax.Array, key: jax.Array, behind: int, ahead: int) -> jax.Array:
+def _overlap(query: Array, key: Array, behind: int, ahead: int) -> Array:
     return (key.max() >= query.min() - behind) & (key.min() <= query.max() + ahead)
 
 
@@ -101,19 +100,20 @@ class Mask:
     key: Numbers
     rule: Rule = field(metadata={"static": True})
 
-    def dense(self, length: int, key_length: int) -> jax.Array:
+    def dense(self, length: int, key_length: int) -> Array:
         """bool [B|1,T,S] of rows that both begin at place 0."""
         return self.at(distances(length, key_length))
 
-    def at(self, distance: jax.Array) -> jax.Array:
+    def at(self, distance: Array) -> Array:
         """bool [B|1,T,S] of queries and keys at distances int32 [B|1,T,S]."""
         query = {name: x[:, :, None] for name, x in self.query.items()}
         return self.rule.seen(distance, query, {name: x[:, None, :] for name, x in self.key.items()})
 
 
+AnyMask = Array | Mask | None  # bool [B|1,T,S], or not laid out; None: everything is visible
 CAUSAL = Mask({}, {}, Rule(causal=True))
 
 
-def key_segments(segments: jax.Array) -> jax.Array:
+def key_segments(segments: Array) -> Array:
     """int32 [B,S] as a mask compares them: segment 0 is padding, which nobody sees."""
     return jnp.where(segments > 0, segments, -1)

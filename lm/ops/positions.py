@@ -12,13 +12,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from lm.ops.masks import distances
 
 
 def relative_position_bucket(
-    relative_position: jax.Array, *, bidirectional: bool, num_buckets: int, max_distance: int
-) -> jax.Array:
+    relative_position: Array, *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> Array:
     """Bucket int32, same shape, of key position minus query position (Raffel et al. 2020, section 2.1).
 
     Half of the buckets hold one distance each, the others logarithmically growing ranges up to
@@ -65,7 +66,7 @@ _SINUSOIDS = {
 }
 
 
-def sinusoids(positions: jax.Array, width: int, *, layout: str) -> jax.Array:
+def sinusoids(positions: Array, width: int, *, layout: str) -> Array:
     """float32 [B|1,T,D] of positions int [B|1,T]: sines and cosines of wavelengths 2 pi to 20,000 pi."""
     exponents, join = _SINUSOIDS[layout]
     frequencies = 10_000.0 ** -exponents(np.arange(width // 2), width // 2)
@@ -73,7 +74,7 @@ def sinusoids(positions: jax.Array, width: int, *, layout: str) -> jax.Array:
     return join((jnp.sin(angles), jnp.cos(angles))).reshape(*positions.shape, width)
 
 
-def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray, factor: float) -> jax.Array:
+def rotate(x: Array, positions: Array, frequencies: np.ndarray, factor: float) -> Array:
     """x [B,T,N,H] with its first R features turned by positions [B|1,T] times ``frequencies`` [R/2].
 
     Rotary positions of Su et al. 2021. Feature i turns with feature i + R/2, as in GPT-NeoX and Llama; Su et
@@ -87,7 +88,7 @@ def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray, factor: 
     return jnp.concatenate([*(part.astype(x.dtype) for part in turned), rest], axis=-1)
 
 
-def _angles(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
+def _angles(positions: Array, frequencies: np.ndarray) -> Array:
     """float32 [..., F] of positions [...] and frequencies [F]; in bfloat16 positions above 256 collide."""
     positions = jnp.asarray(positions, jnp.float32)
     return positions[..., None] * jnp.asarray(frequencies, jnp.float32).reshape(*(1,) * positions.ndim, -1)
@@ -106,16 +107,16 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([slopes(power), slopes(2 * power)[::2]])[:heads].astype(np.float32)
 
 
-Number = Callable[[int], jax.Array]  # the r-th number of a head
+Number = Callable[[int], Array]  # the r-th number of a head
 STATIC = {"static": True}
 
 
 class Distances(NamedTuple):
     """Those of a tile of scores, keys by queries."""
 
-    each: jax.Array  # int32 [S,T]
-    low: jax.Array  # the least of them
-    high: jax.Array  # the greatest
+    each: Array  # int32 [S,T]
+    low: Array  # the least of them
+    high: Array  # the greatest
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Buckets:
 
     starts: tuple[int, ...]
 
-    def tile(self, distances: Distances, number: Number) -> jax.Array:
+    def tile(self, distances: Distances, number: Number) -> Array:
         """float32 [S,T], the bias of a tile."""
         shape = distances.each.shape
 
@@ -139,7 +140,7 @@ class Buckets:
 
         return jax.lax.cond(self._constant(distances), far, near)
 
-    def gradient(self, scores: jax.Array, distances: Distances, r: jax.Array) -> jax.Array:
+    def gradient(self, scores: Array, distances: Distances, r: Array) -> Array:
         """float32 [R,1], the gradient of numbers int32 ``r`` [R,1], from that of a tile of scores [S,T]."""
 
         def near():
@@ -154,10 +155,10 @@ class Buckets:
 
         return jax.lax.cond(self._constant(distances), far, near)
 
-    def _right(self, distances: Distances) -> jax.Array:
+    def _right(self, distances: Distances) -> Array:
         return distances.low >= self.starts[-1]
 
-    def _constant(self, distances: Distances) -> jax.Array:
+    def _constant(self, distances: Distances) -> Array:
         return self._right(distances) | (distances.high < self.starts[0])
 
 
@@ -165,11 +166,11 @@ class Buckets:
 class Slope:
     """Minus the distance times the one number."""
 
-    def tile(self, distances: Distances, number: Number) -> jax.Array:
+    def tile(self, distances: Distances, number: Number) -> Array:
         """float32 [S,T], the bias of a tile."""
         return -jnp.abs(distances.each).astype(jnp.float32) * number(0)
 
-    def gradient(self, scores: jax.Array, distances: Distances, r: jax.Array) -> jax.Array:
+    def gradient(self, scores: Array, distances: Distances, r: Array) -> Array:
         """float32 [R,1], the gradient of numbers int32 ``r`` [R,1], from that of a tile of scores [S,T]."""
         return jnp.where(r == 0, (-jnp.abs(distances.each).astype(jnp.float32) * scores).sum(), 0.0)
 
@@ -179,15 +180,15 @@ class Slope:
 class Relative:
     """T5's: a learnt number for each head and bucket of distances."""
 
-    table: jax.Array  # float32 [buckets,N]
+    table: Array  # float32 [buckets,N]
     bidirectional: bool = field(metadata=STATIC)
     max_distance: int = field(metadata=STATIC)
 
-    def at(self, distance: jax.Array) -> jax.Array:
+    def at(self, distance: Array) -> Array:
         """float32 [B|1,N,T,S] of distances int32 [B|1,T,S]."""
         return self._by_head(distance).swapaxes(0, 1)
 
-    def dense(self, length: int, key_length: int) -> jax.Array:
+    def dense(self, length: int, key_length: int) -> Array:
         """float32 [1,N,T,S]: as many different numbers for each head as distances, along the diagonals."""
         # With a period of one more than the row length, the rows of a repeated sequence slide by one to the
         # right.
@@ -201,7 +202,7 @@ class Relative:
         return rows[None, :, :length, :key_length]
 
     @property
-    def numbers(self) -> jax.Array:
+    def numbers(self) -> Array:
         """float32 [N,R]: the table's rows in the order in which their distances grow."""
         return self.table[np.array([bucket for _, bucket in self._runs()])].T
 
@@ -209,7 +210,7 @@ class Relative:
     def form(self) -> Buckets:
         return Buckets(tuple(start for start, _ in self._runs()[1:]))
 
-    def _by_head(self, distance: jax.Array) -> jax.Array:
+    def _by_head(self, distance: Array) -> Array:
         """float32 [N,...] of distances of any shape [...]."""
         count = len(self.table)
         bucket = relative_position_bucket(
@@ -234,18 +235,18 @@ class Relative:
 class Alibi:
     """The farther, the less: a slope for each head (Press et al. 2022)."""
 
-    slopes: jax.Array  # float32 [N]
+    slopes: Array  # float32 [N]
 
-    def at(self, distance: jax.Array) -> jax.Array:
+    def at(self, distance: Array) -> Array:
         """float32 [B|1,N,T,S] of distances int32 [B|1,T,S]."""
         return -jnp.abs(distance)[:, None] * self.slopes[None, :, None, None]
 
-    def dense(self, length: int, key_length: int) -> jax.Array:
+    def dense(self, length: int, key_length: int) -> Array:
         """float32 [1,N,T,S]."""
         return self.at(distances(length, key_length))
 
     @property
-    def numbers(self) -> jax.Array:
+    def numbers(self) -> Array:
         """float32 [N,1]."""
         return self.slopes[:, None]
 
@@ -255,3 +256,4 @@ class Alibi:
 
 
 Bias = Relative | Alibi
+AnyBias = Array | Bias | None  # float32 [B|1,N,T,S], or not laid out

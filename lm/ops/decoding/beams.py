@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError
@@ -48,7 +49,7 @@ class Search(NamedTuple):
     decoding: Decoding
     rules: BeamRules
 
-    def score(self, sums: jax.Array, length: jax.Array | int) -> jax.Array:
+    def score(self, sums: Array, length: Array | int) -> Array:
         """The scores of sequences of ``length`` tokens."""
         return sums / self.rules.penalty(jnp.float32(length), self.decoding.length_penalty)
 
@@ -56,14 +57,14 @@ class Search(NamedTuple):
 class Beams(NamedTuple):
     """The state of a search; sums and scores are minus infinity where there is no sequence."""
 
-    tokens: jax.Array  # int32 [B,K,T] of the running beams, best first
-    sums: jax.Array  # float32 [B,K]
-    finished: jax.Array  # int32 [B,K,T], best first
-    scores: jax.Array  # float32 [B,K]
-    done: jax.Array  # bool [B]: nothing running can change what is finished
+    tokens: Array  # int32 [B,K,T] of the running beams, best first
+    sums: Array  # float32 [B,K]
+    finished: Array  # int32 [B,K,T], best first
+    scores: Array  # float32 [B,K]
+    done: Array  # bool [B]: nothing running can change what is finished
 
 
-def begin(search: Search, rows: jax.Array, pad: int) -> Beams:
+def begin(search: Search, rows: Array, pad: int) -> Beams:
     """One empty beam for each of ``rows`` bool [B] that is True; the others are done."""
     shape = (rows.shape[0], search.decoding.beams)
     tokens, none = jnp.full((*shape, search.decoding.max_length), pad, jnp.int32), jnp.full(shape, -jnp.inf)
@@ -71,8 +72,8 @@ def begin(search: Search, rows: jax.Array, pad: int) -> Beams:
 
 
 def advance(
-    search: Search, beams: Beams, log_probabilities: jax.Array, step: jax.Array, eos: int | None
-) -> tuple[Beams, jax.Array, jax.Array]:
+    search: Search, beams: Beams, log_probabilities: Array, step: Array, eos: int | None
+) -> tuple[Beams, Array, Array]:
     """The beams after token number ``step`` of [B,K,V], and of each running one [B,K] parent and token."""
     count, vocabulary, length = search.decoding.beams, log_probabilities.shape[-1], step + 1
     sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
@@ -94,7 +95,7 @@ def advance(
     return Beams(_take(tokens, chosen), sums, finished, scores, done), parent, token
 
 
-def _settled(search: Search, best: jax.Array, worst: jax.Array, length: jax.Array) -> jax.Array:
+def _settled(search: Search, best: Array, worst: Array, length: Array) -> Array:
     """bool [B]: K are finished, and by the rule no running beam counts; from the best sum and worst score."""
     bound = search.score(best, length)
     if search.rules.early_stopping == "never":  # sums only fall, but a longer sequence may divide by more
@@ -103,7 +104,7 @@ def _settled(search: Search, best: jax.Array, worst: jax.Array, length: jax.Arra
     return settled | (worst > -jnp.inf) if search.rules.early_stopping is True else settled
 
 
-def ranked(search: Search, beams: Beams, length: jax.Array, pad: int) -> tuple[jax.Array, jax.Array]:
+def ranked(search: Search, beams: Beams, length: Array, pad: int) -> tuple[Array, Array]:
     """tokens [B,K,T] and scores [B,K], best first; running beams of ``length`` tokens come last."""
     scores = jnp.concatenate([beams.scores, search.score(beams.sums, length)], axis=1)
     count = search.decoding.beams
@@ -114,6 +115,6 @@ def ranked(search: Search, beams: Beams, length: jax.Array, pad: int) -> tuple[j
     return jnp.where((scores == -jnp.inf)[:, :, None], pad, tokens), scores
 
 
-def _take(values: jax.Array, index: jax.Array) -> jax.Array:
+def _take(values: Array, index: Array) -> Array:
     """[B,L,...] of values [B,K,...] at index [B,L]."""
     return jnp.take_along_axis(values, index.reshape(*index.shape, *(1,) * (values.ndim - 2)), axis=1)

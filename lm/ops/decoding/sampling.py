@@ -2,18 +2,19 @@
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from lm.ops.decoding.config import Decoding
 
 
-def next_token(decoding: Decoding, logits: jax.Array, key: jax.Array | None) -> jax.Array:
+def next_token(decoding: Decoding, logits: Array, key: Array | None) -> Array:
     """int32 [B]: the likeliest token of logits [B,V], or with a temperature one sampled with ``key``."""
     if not decoding.temperature:
         return logits.argmax(-1).astype(jnp.int32)
     return jax.random.categorical(key, warp(decoding, logits)).astype(jnp.int32)
 
 
-def warp(decoding: Decoding, logits: jax.Array) -> jax.Array:
+def warp(decoding: Decoding, logits: Array) -> Array:
     """Logits [B,V] over the temperature, minus infinity where a token is not to be sampled.
 
     ``top_k`` tokens stay (0: all), and of these as many of the likeliest as it takes to reach the share

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton
@@ -48,7 +49,7 @@ BACKENDS = {
 class Input(NamedTuple):
     """An array [B|1,N|K|1,...] that is read in tiles along ``axis``."""
 
-    array: jax.Array
+    array: Array
     axis: int
     tile: int
 
@@ -65,7 +66,7 @@ class Input(NamedTuple):
 
         return tuple(shape), index
 
-    def read(self, ref: Any, tile: jax.Array) -> jax.Array:
+    def read(self, ref: Any, tile: Array) -> Array:
         """A tile of the reference to a row's and head's."""
         places = pl.ds(pl.multiple_of(tile * self.tile, self.tile), self.tile)
         return ref[(places, slice(None)) if self.axis == 2 else (slice(None), places)]
@@ -74,17 +75,17 @@ class Input(NamedTuple):
 class Tiles(NamedTuple):
     """What a step reads."""
 
-    arrays: dict[str, jax.Array]
-    places: tuple[jax.Array, jax.Array]  # of the first query and the first key
-    number: Callable[[int], jax.Array]  # the r-th number of the head
+    arrays: dict[str, Array]
+    places: tuple[Array, Array]  # of the first query and the first key
+    number: Callable[[int], Array]  # the r-th number of the head
 
 
 class Fold(NamedTuple):
     """What is computed for a still tile from all the tiles that pass it."""
 
-    start: Callable[[], tuple[jax.Array, ...]]  # what is carried from tile to tile
-    step: Callable[[tuple[jax.Array, ...], Tiles], tuple[jax.Array, ...]]
-    finish: Callable[[tuple[jax.Array, ...]], tuple[jax.Array, ...]]
+    start: Callable[[], tuple[Array, ...]]  # what is carried from tile to tile
+    step: Callable[[tuple[Array, ...], Tiles], tuple[Array, ...]]
+    finish: Callable[[tuple[Array, ...]], tuple[Array, ...]]
 
 
 class Sweep(NamedTuple):
@@ -111,7 +112,7 @@ class Sweep(NamedTuple):
         """Places of a still and of a moving tile."""
         return next(iter(self.still.values())).tile, next(iter(self.moving.values())).tile
 
-    def bounds(self, tile: jax.Array, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def bounds(self, tile: Array, offset: Array) -> tuple[Array, Array]:
         """The first moving tile within reach of a still one, and the one after the last."""
         size, other = self.sizes
         first = tile * size + (self.origins[0] - self.origins[1]) * offset
@@ -124,14 +125,14 @@ class Sweep(NamedTuple):
         low = jnp.int32(0) if behind is None else whole(first - behind)
         return low, end if ahead is None else whole(first + size - 1 + ahead + other)
 
-    def places(self, still: jax.Array, moving: jax.Array, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def places(self, still: Array, moving: Array, offset: Array) -> tuple[Array, Array]:
         """Of the first query and the first key of two tiles."""
         (size, other), (origin, other_origin) = self.sizes, self.origins
         first, second = still * size + origin * offset, moving * other + other_origin * offset
         return (first, second) if origin else (second, first)
 
 
-def sweep_tiles(job: Sweep, offset: jax.Array, numbers: jax.Array) -> list[jax.Array]:
+def sweep_tiles(job: Sweep, offset: Array, numbers: Array) -> list[Array]:
     """The outputs, from ``offset`` int32 [1] and the numbers float32 [N,R] of each head."""
     return {"tpu": _sweep_tpu, "gpu": _sweep_gpu}[job.backend.platform](job, offset, numbers)
 

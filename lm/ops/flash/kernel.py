@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from lm.ops.attention import PLAIN, Softmax, drop_values
 from lm.ops.flash.grid import Backend, Fold, Input, Sweep, Tiles, power_of_two, sweep_tiles
@@ -31,7 +32,7 @@ class TilePlan(NamedTuple):
 class Places(NamedTuple):
     """What the kernels know of queries and keys besides their features."""
 
-    offset: jax.Array  # int32 [1]: the first query's place among the keys
+    offset: Array  # int32 [1]: the first query's place among the keys
     query_numbers: Numbers  # int32 [B|1,T], of the mask
     key_numbers: Numbers  # int32 [B|1,S]
 
@@ -40,17 +41,17 @@ class Flash(NamedTuple):
     """``dot_product_attention`` with memory linear in T and S; a dropout mask has no gradient."""
 
     backend: Backend
-    offset: jax.Array | None = None  # int32 [1]: place of the first query, of rows whose others are elsewhere
+    offset: Array | None = None  # int32 [1]: place of the first query, of rows whose others are elsewhere
 
     def __call__(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        query: Array,
+        key: Array,
+        value: Array,
         mask: Mask | None = None,
         bias: Bias | None = None,
         softmax: Softmax = PLAIN,
-    ) -> jax.Array:
+    ) -> Array:
         """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H]."""
         _, length, heads, width = query.shape
         key, value = drop_values(key, value, softmax.keep)
@@ -92,7 +93,7 @@ def _numbers(numbers, length, size, value):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: TilePlan, query, key, value, numbers, places: Places) -> jax.Array:
+def _attend(plan: TilePlan, query, key, value, numbers, places: Places) -> Array:
     """[B,N,H,T] from query [B,N,H,T], key and value [B,K,H,S] and the bias's numbers float32 [N,R]."""
     return _forward(plan, query, key, value, numbers, places)[0]
 
@@ -146,17 +147,17 @@ class Scan(NamedTuple):
     """One pass over all scores: the arrays it reads, tile by tile."""
 
     plan: TilePlan
-    queries: dict[str, jax.Array]  # [B,N,H|1,T]
-    keys: dict[str, jax.Array]  # [B,K,H,S]
-    numbers: jax.Array  # float32 [N,R] of the bias
+    queries: dict[str, Array]  # [B,N,H|1,T]
+    keys: dict[str, Array]  # [B,K,H,S]
+    numbers: Array  # float32 [N,R] of the bias
     places: Places
 
-    def by_query(self, outputs: tuple[jax.ShapeDtypeStruct, ...], fold: Fold) -> list[jax.Array]:
+    def by_query(self, outputs: tuple[jax.ShapeDtypeStruct, ...], fold: Fold) -> list[Array]:
         """``fold`` for each tile of queries over the tiles of keys that it sees."""
         queries, keys = self._inputs()
         return self._sweep(queries, keys, outputs, self._reach(), (1, 0), fold)
 
-    def by_key(self, outputs: tuple[jax.ShapeDtypeStruct, ...], fold: Fold) -> list[jax.Array]:
+    def by_key(self, outputs: tuple[jax.ShapeDtypeStruct, ...], fold: Fold) -> list[Array]:
         """``fold`` for each tile of keys over the tiles of queries that see it."""
         queries, keys = self._inputs()
         return self._sweep(keys, queries, outputs, self._reach()[::-1], (0, 1), fold)
