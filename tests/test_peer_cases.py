@@ -19,7 +19,7 @@ from lm.data.corpora import cleaning
 from lm.data.tasks import benchmarks
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.mixtures import rates
-from lm.data.tasks.task import label
+from lm.data.tasks.task import to_class
 from lm.data.text.own import Bytes
 from lm.nn.layers import ACTIVATIONS
 from lm.ops.masks import CAUSAL
@@ -106,7 +106,7 @@ ADAPTERS = {
     "t5.postprocessors.wsc_simple": lambda prediction, example, **_: benchmarks.refers(
         prediction, {"span1_text": example["targets_pretokenized"]}
     ),
-    "t5.postprocessors.string_label_to_class_id": lambda string_label, label_classes: label(label_classes)(
+    "t5.postprocessors.string_label_to_class_id": lambda string_label, label_classes: to_class(label_classes)(
         string_label, {}
     ),
     "t5.postprocessors.string_to_float": lambda string: metrics.number(string),
