@@ -22,9 +22,8 @@ class BeamRules:
 
     penalty: Callable[[Any, float], Any]  # (tokens of a sequence, exponent) -> what its sum is divided by
     ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
-    cut: Literal[
-        "finished", "spare"
-    ]  # beams without EOS at the end: like finished ones, or only for want of those
+    # Beams without EOS at the end count like finished ones, or only for want of those.
+    cut: Literal["finished", "spare"]
     # With K finished, stop: True at once; False when no running beam, as long as it is then, could score
     # higher; "never" when none could at any length.
     early_stopping: bool | Literal["never"]

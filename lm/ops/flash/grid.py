@@ -80,6 +80,9 @@ class Tiles(NamedTuple):
     number: Callable[[int], Array]  # the r-th number of the head
 
 
+Outputs = tuple[jax.ShapeDtypeStruct, ...]
+
+
 class Fold(NamedTuple):
     """What is computed for a still tile from all the tiles that pass it."""
 
@@ -94,9 +97,7 @@ class Sweep(NamedTuple):
     backend: Backend
     still: dict[str, Input]
     moving: dict[str, Input]
-    outputs: tuple[
-        jax.ShapeDtypeStruct, ...
-    ]  # in tiles as the still ones: [B,N,..., places] or [B,N,tiles,...]
+    outputs: Outputs  # in tiles as the still ones: [B,N,..., places] or [B,N,tiles,...]
     reach: tuple[int | None, int | None]  # places behind and ahead of a still tile; None: all
     origins: tuple[int, int]  # 1 for the side, still or moving, whose first place is ``offset``: the queries
     fold: Fold

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lm.ops.attention import PLAIN, Softmax, drop_values
-from lm.ops.flash.grid import Backend, Fold, Input, Sweep, Tiles, power_of_two, sweep_tiles
+from lm.ops.flash.grid import Backend, Fold, Input, Outputs, Sweep, Tiles, power_of_two, sweep_tiles
 from lm.ops.masks import Mask, Numbers, Rule
 from lm.ops.positions import Bias, Buckets, Distances, Slope
 
@@ -152,12 +152,12 @@ class Scan(NamedTuple):
     numbers: Array  # float32 [N,R] of the bias
     places: Places
 
-    def by_query(self, outputs: tuple[jax.ShapeDtypeStruct, ...], fold: Fold) -> list[Array]:
+    def by_query(self, outputs: Outputs, fold: Fold) -> list[Array]:
         """``fold`` for each tile of queries over the tiles of keys that it sees."""
         queries, keys = self._inputs()
         return self._sweep(queries, keys, outputs, self._reach(), (1, 0), fold)
 
-    def by_key(self, outputs: tuple[jax.ShapeDtypeStruct, ...], fold: Fold) -> list[Array]:
+    def by_key(self, outputs: Outputs, fold: Fold) -> list[Array]:
         """``fold`` for each tile of keys over the tiles of queries that see it."""
         queries, keys = self._inputs()
         return self._sweep(keys, queries, outputs, self._reach()[::-1], (0, 1), fold)
