@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lm.data.batches import uniforms
 from lm.data.denoised import denoise, noise_mask
 from lm.data.noise import NOISES, Drawn, NoiseName, length_mask, prefix_lengths
-from lm.data.objectives import OBJECTIVES, Objective, lengths_of, sizes
+from lm.data.objectives import OBJECTIVES, Lengths, Objective, lengths_of, sizes
 from lm.data.packing import Ragged
 from lm.data.text.vocabulary import EOS
 from lm.data.views import INPUTS, InputsName
@@ -207,7 +207,7 @@ def test_sizes_are_those_of_the_examples():
         *OBJECTIVES.values(),
         Objective(noise="suffix", inputs="sentinels", targets="sentinels"),
     ):
-        if not objective.falls.count or objective.separates:
+        if not objective.falls.counts or objective.separates:
             continue
         limits = lengths_of(objective, 64)
         u = uniforms(2, np.arange(5), objective.draws, limits.raw)
@@ -222,6 +222,22 @@ def test_sizes_are_those_of_the_examples():
             )
         assert inputs.tolist() == made[0].lengths.tolist()
         assert targets.tolist() == made[1].lengths.tolist()
+
+
+@pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if not noise.infill])
+def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_other_rows(name):
+    objective, room, counts = Objective(noise=name, rate=0.5), 20, np.array([1, 2, 7, 30, 40])
+    if not objective.falls.by_chance:
+        room = 42
+    u, starts = uniforms(0, np.arange(5), objective.draws, 40), np.arange(200).reshape(5, 40) % 3 == 0
+    mask = noise_mask(objective, Drawn(counts, u, 100, starts), room)
+    assert not mask[~length_mask(counts, 40)].any()
+    assert mask.any()
+    tokens = Ragged(np.full((5, 40), 5, np.int32), counts)
+    _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room))
+    assert targets.lengths.max() <= room
+    alone = noise_mask(objective, Drawn(counts[3:4], u[3:4], 100, starts[3:4]), room)
+    assert (alone == mask[3:4]).all()
 
 
 def test_every_name_of_a_choice_has_its_entry_and_every_entry_its_name():

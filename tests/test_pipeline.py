@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.data.batches import Batches, stream
+from lm.data.batches import Batches, shuffled, stream
 from lm.data.denoised import pretraining_rows
 from lm.data.objectives import OBJECTIVES, Lengths
 from lm.data.packing import ENCODER_DECODERS
@@ -144,7 +144,7 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     made = batches(name, architecture, batch_size=1)
     rows = [made(step, slice(None)) for step in range(len(made.rows.corpus.segments.starts))]
     rows = [row["decoder_target_tokens"][row["decoder_segment_ids"] > 0].tolist() for row in rows]
-    order = np.argsort(made.rows.epoch(0).order)
+    order = np.argsort(shuffled(np.arange(len(rows)), len(rows), made.rows.seed))
     documents = [corpus.tokens[begin:end].tolist() for begin, end in itertools.pairwise(corpus.offsets)]
     strung = documents[0] + [token for document in documents[1:] for token in (EOS, *document)]
     assert [token for place in order for token in rows[place]] == strung

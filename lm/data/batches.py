@@ -7,7 +7,7 @@ order, changes nothing. grain is imported where it is used: it imports jax, whic
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from lm.settings import SettingError
 
 Batch = dict[str, np.ndarray]
 BatchFunction = Callable[[int, slice], Batch]
+T = TypeVar("T")
 
 AHEAD = 2  # batches prepared while the device works
 EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
 
 
+@dataclass(frozen=True)
 class Uncached:
     """A dataclass that leaves its cached properties behind when it is sent to another process."""
 
@@ -59,6 +61,13 @@ class Batches:
 def check_size(batch_size: int) -> None:
     if batch_size < 1:
         raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
+
+
+def in_parts(rows: Sequence[T], batch_size: int) -> list[list[T]]:
+    """``rows``, which need not know slices, in batches for evaluation."""
+    check_size(batch_size)
+    starts = range(0, len(rows), batch_size)
+    return [[rows[i] for i in range(start, min(start + batch_size, len(rows)))] for start in starts]
 
 
 # --- random numbers and orders

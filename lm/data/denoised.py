@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Batch, Uncached, generator, uniforms
+from lm.data.batches import Batch, Uncached, generator, shuffled, uniforms
 from lm.data.checks import check_objective, check_rows
 from lm.data.masked import Masked
 from lm.data.noise import Drawn, length_mask, limit_runs, limit_targets
@@ -76,17 +76,17 @@ def denoise(
 def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
     """tokens [B,L], bool [B,L] -> the tokens to keep from the left and, unless it is None, ``eos``."""
     counts = np.count_nonzero(keep, axis=1).astype(np.int32)
-    ends = eos is not None
-    gathered = np.full((len(tokens), int(counts.max(initial=0)) + ends), PAD, np.int32)
+    gathered = np.full((len(tokens), int(counts.max(initial=0)) + (eos is not None)), PAD, np.int32)
     # 3 x as fast as [keep]
     gathered[length_mask(counts, gathered.shape[1])] = tokens.ravel()[np.flatnonzero(keep)]
-    if ends:
-        gathered[np.arange(len(tokens)), counts] = eos
-    return Ragged(gathered, counts + np.int32(ends))
+    if eos is None:
+        return Ragged(gathered, counts)
+    gathered[np.arange(len(tokens)), counts] = eos
+    return Ragged(gathered, counts + np.int32(1))
 
 
 class Epoch(NamedTuple):
-    """The order of an epoch's segments, and what of their noise had to be known for all of them at once."""
+    """The order of segments in an epoch, several to a row, and what of their noise decides how many fit."""
 
     order: np.ndarray  # int64 [segments]
     rows: np.ndarray  # each row's first place in the order [rows + 1]
@@ -98,8 +98,8 @@ class Denoised(Uncached):
     """Every segment once an epoch, in an order and with noise of its own.
 
     Segments of concatenated documents fill a row each. Those of documents kept apart are packed in the order
-    of the epoch, and since their noise decides how many fit, finding a row of epoch e takes the orders of the
-    epochs before it: made once per process, at about half a second per million segments.
+    of the epoch. Since their noise decides how many fit, finding a row of epoch e takes all epochs before it:
+    computed once per process, at about half a second per million segments.
     """
 
     corpus: Corpus
@@ -108,20 +108,25 @@ class Denoised(Uncached):
     seed: int
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        parts = self._located(int(numbers[0]), int(numbers[-1]) + 1)
-        segments, examples, draws, counts = map(np.concatenate, zip(*parts, strict=True))
-        inputs, targets = self.examples(segments, examples, draws)
-        rows, size = np.repeat(np.arange(len(numbers)), counts), len(numbers)
-        layout = {"architecture": self.architecture, "lengths": self.lengths, "batch_size": size}
-        return features(inputs, targets, rows, **layout)
+        if self.corpus.objective.concatenates:
+            segments = shuffled(numbers, len(self.corpus.segments.starts), self.seed)
+            rows, (inputs, targets) = np.arange(len(numbers)), self.examples(segments, numbers)
+        else:
+            parts = self._packed(int(numbers[0]), int(numbers[-1]) + 1)
+            segments, examples, draws, counts = map(np.concatenate, zip(*parts, strict=True))
+            rows = np.repeat(np.arange(len(numbers)), counts)
+            inputs, targets = self.examples(segments, examples, draws)
+        return features(inputs, targets, rows, self.architecture, self.lengths, len(numbers))
 
-    def examples(self, segments: np.ndarray, numbers: np.ndarray, draws: np.ndarray) -> tuple[Ragged, Ragged]:
-        """Segments [B], with noise drawn for examples ``numbers`` [B]; ``draws`` are the first uniforms."""
+    def examples(
+        self, segments: np.ndarray, numbers: np.ndarray, draws: np.ndarray | None = None
+    ) -> tuple[Ragged, Ragged]:
+        """Segments [B], with noise drawn for examples ``numbers`` [B]; ``draws``: their first uniforms."""
         objective, raw = self.corpus.objective, self.lengths.raw
         starts, counts = self.corpus.segments.starts[segments], self.corpus.segments.lengths[segments]
         text = Ragged(self.corpus.text.read(starts[:, None] + np.arange(raw)), counts.astype(np.int32))
         u = uniforms(self.seed, numbers, objective.draws, raw)
-        if not objective.concatenates:
+        if draws is not None:
             u[:, 0, 0] = draws
         return denoise(objective, text, u, self.corpus.vocabulary, self.lengths)
 
@@ -134,22 +139,16 @@ class Denoised(Uncached):
         return functools.cache(lambda epoch: len(self.epoch(epoch).rows) - 1)
 
     def _epoch(self, epoch: int) -> Epoch:
-        objective, count = self.corpus.objective, len(self.corpus.segments.starts)
-        random = generator(self.seed, epoch)
-        order = random.permutation(count)
-        if objective.concatenates:
-            return Epoch(order, np.arange(count + 1), np.zeros(count, np.float32))
-        draws = random.random(count, dtype=np.float32)
-        sides = np.stack(sizes(objective, self.corpus.segments.lengths[order], draws), axis=1)
+        count, random = len(self.corpus.segments.starts), generator(self.seed, epoch)
+        order, draws = random.permutation(count), random.random(count, dtype=np.float32)
+        sides = np.stack(sizes(self.corpus.objective, self.corpus.segments.lengths[order], draws), axis=1)
         if self.architecture not in ENCODER_DECODERS:
             sides = sides.sum(axis=1, keepdims=True)
         return Epoch(order, fill_rows(sides, row_room(self.architecture, self.lengths)), draws)
 
-    def _located(self, begin: int, end: int) -> Iterator[tuple[np.ndarray, ...]]:
+    def _packed(self, begin: int, end: int) -> Iterator[tuple[np.ndarray, ...]]:
         """Of rows begin to end, by epoch: segments, their numbers and draws, and how many each row has."""
         epoch, count = 0, len(self.corpus.segments.starts)
-        if self.corpus.objective.concatenates:  # one segment a row
-            epoch, begin, end = begin // count, begin % count, begin % count + end - begin
         while begin < end:
             rows = self.rows_of_epoch(epoch)
             if begin < rows:

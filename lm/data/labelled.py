@@ -1,10 +1,8 @@
-"""Rows of labelled tasks -> features and labels for a head, and the head's outputs -> what the metrics
-compare.
+"""Rows of labelled tasks -> features and labels for a head, and a head's outputs -> what metrics compare.
 
 A row reads [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last
-token; both sides of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1).
-Words whose labels or places matter are encoded one by one: for most tokenizers that gives the pieces of the
-whole text.
+token; both sides of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1). Words whose
+labels or places matter are encoded one by one: for most tokenizers that gives the pieces of the whole text.
 """
 
 import functools
@@ -16,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Batch, check_size, shuffled
+from lm.data.batches import Batch, in_parts, shuffled
 from lm.data.checks import check_rows, check_symbols
+from lm.data.noise import length_mask
 from lm.data.objectives import Lengths
 from lm.data.packing import DECODERS
 from lm.data.tasks.labelled import LabelledTask
@@ -25,16 +24,14 @@ from lm.data.tasks.task import Row
 from lm.data.text.vocabulary import PAD, Vocabulary
 from lm.settings import SettingError
 
-WORD = re.compile(r"\w+|[^\w\s]")  # a place in a context is one of words and punctuation marks
-ANSWER = 30  # longest answer that is looked for [words; of pieces in the code of Devlin et al. 2019]
-SHORTEST = 8  # rows [tokens]
+WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
+LONGEST_ANSWER = 30  # words; in the code of Devlin et al. 2019 pieces
+SHORTEST_ROW = 8  # tokens
 NONE = -1  # the label of a word that was cut off or has no pieces
 
 
 class Framed(NamedTuple):
-    """A row of tokens [length of it], their types, and where the last part of the text begins in it and
-    ends.
-    """
+    """A row of tokens and their types, and where in it the last part of the text begins and ends."""
 
     tokens: np.ndarray
     types: np.ndarray
@@ -43,16 +40,19 @@ class Framed(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Pieces [pieces] of a list of words, and int [words]: each one's first piece and the one behind its
-    last.
-    """
+    """The words of the last part of a row; where each begins and ends in the row, int [words]."""
 
-    pieces: np.ndarray
-    first: np.ndarray
+    row: Framed
+    begin: np.ndarray
     end: np.ndarray
+    spans: list[tuple[int, int]]  # where each stands in a context [characters)
+
+    def visible(self, pieces: np.ndarray) -> np.ndarray:
+        """bool [words]: the word has pieces, and that at this place is in the row."""
+        return (self.end > self.begin) & (pieces < self.row.end)
 
 
-class Example(NamedTuple):
+class LabelledExample(NamedTuple):
     """One row or, of a choice, one for each candidate; their label [...] and its weight [...]."""
 
     rows: list[Framed]
@@ -87,28 +87,23 @@ class Reader:
     architecture: str
     length: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_rows(self.architecture)
         check_symbols(self.vocabulary, [], self.architecture)
-        if self.length < SHORTEST:
-            raise SettingError(
-                f"tuning.inputs_length={self.length} should be at least {SHORTEST}, such as 128"
-            )
+        if self.length < SHORTEST_ROW:
+            due = f"should be at least {SHORTEST_ROW}, such as 128"
+            raise SettingError(f"tuning.inputs_length={self.length} {due}")
 
-    def example(self, row: Row) -> Example:
-        kind, target = self.task.kind, self.task.target(row)
-        if kind in ("tokens", "span"):
-            words, places, framed = self._aligned(row)
-            if kind == "tokens":
-                return self._labels_of_words(words, framed, target)
-            return self._place(self.task.place(row), words, places, framed)
-        texts = self.task.texts(row) if kind == "choice" else (self.task.texts(row),)
-        rows = [
-            self._framed([np.asarray(self.vocabulary.encode(text), np.int32) for text in parts])
-            for parts in texts
-        ]
-        known = kind == "regression" or target >= 0  # test sets have labels of -1
-        return Example(rows, target if known else 0, float(known))
+    def example(self, row: Row) -> LabelledExample:
+        if self.task.kind == "tokens":
+            return self._labels(self._words(row), self.task.target(row))
+        if self.task.kind == "span":
+            return self._span(self._words(row), self.task.place(row) if self.task.place else None)
+        texts = self.task.texts(row) if self.task.kind == "choice" else (self.task.texts(row),)
+        rows = [self._framed([self._encoded(text) for text in parts]) for parts in texts]
+        target = self.task.target(row)
+        known = self.task.kind == "regression" or target >= 0  # test sets have labels of -1
+        return LabelledExample(rows, target if known else 0, float(known))
 
     def answer(self, row: Row, output: np.ndarray) -> Any:
         """classes [classes], choice [C]: the highest; regression []: the number; tokens [L,classes]: the
@@ -118,81 +113,67 @@ class Reader:
             return float(output)
         if self.task.kind in ("classes", "choice"):
             return int(np.argmax(output))
-        words, places, framed = self._aligned(row)
+        words = self._words(row)
         if self.task.kind == "tokens":
-            labels = np.argmax(output, axis=-1)
-            seen = self._seen(words, framed, words.first)
-            return np.where(seen, labels[np.where(seen, framed.begin + words.first, 0)], NONE).tolist()
-        whole = np.flatnonzero(self._seen(words, framed, words.end - 1))
-        if not len(whole):
+            visible = words.visible(words.begin)
+            labels = np.argmax(output, axis=-1)[np.where(visible, words.begin, 0)]
+            return np.where(visible, labels, NONE).tolist()
+        complete = np.flatnonzero(words.visible(words.end - 1))
+        if not len(complete):
             return ""
-        start, end = (
-            output[0][framed.begin + words.first[whole]],
-            output[1][framed.begin + words.end[whole] - 1],
-        )
-        near = np.tri(len(whole), k=ANSWER - 1) * np.tri(len(whole)).T > 0  # no end before its start
-        best = np.argmax(np.where(near, start[:, None] + end, -np.inf))
-        start, end = whole[best // len(whole)], whole[best % len(whole)]
-        return self.task.texts(row)[-1][places[start][0] : places[end][1]]
+        begin, end = output[0][words.begin[complete]], output[1][words.end[complete] - 1]
+        count = len(complete)
+        near = np.tri(count, k=LONGEST_ANSWER - 1) * np.tri(count).T > 0  # no end before its start
+        best = np.argmax(np.where(near, begin[:, None] + end, -np.inf))
+        first, last = complete[best // count], complete[best % count]
+        return self.task.texts(row)[-1][words.spans[first][0] : words.spans[last][1]]
+
+    def _encoded(self, text: str) -> np.ndarray:
+        return np.asarray(self.vocabulary.encode(text), np.int32)
 
     def _framed(self, parts: Sequence[np.ndarray]) -> Framed:
         encoder = self.architecture == "encoder"
-        begin, end = [[self.vocabulary.cls], self.vocabulary.sep] if encoder else [[], self.vocabulary.eos]
-        kept = shortened([len(part) for part in parts], self.length - len(begin) - len(parts))
-        pieces = [np.append(part[:count], end) for part, count in zip(parts, kept, strict=True)]
+        begin = [self.vocabulary.cls] if encoder else []
+        end = self.vocabulary.sep if encoder else self.vocabulary.eos
+        counts = shortened([len(part) for part in parts], self.length - len(begin) - len(parts))
+        pieces = [np.append(part[:count], end) for part, count in zip(parts, counts, strict=True)]
         tokens = np.concatenate([np.array(begin, np.int32), *pieces])
         types = np.repeat(np.arange(len(parts)), [len(piece) for piece in pieces])
         types = np.concatenate([np.zeros(len(begin), np.int32), types])
         return Framed(tokens, types, len(tokens) - len(pieces[-1]), len(tokens) - 1)
 
-    def _aligned(self, row: Row) -> tuple[Words, list[tuple[int, int]], Framed]:
-        """The last part of the text in words, of a context each with its place [characters), and the row."""
-        *before, text = self.task.texts(row)
-        places = []
-        if isinstance(text, str):
-            places = [found.span() for found in WORD.finditer(text)]
-            lead = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in places]
-            words = self._words([text[start:end] for start, end in places], lead)
-        else:
-            words = self._words(text, ["", *[" "] * (len(text) - 1)])
-        parts = [np.asarray(self.vocabulary.encode(part), np.int32) for part in before]
-        return words, places, self._framed([*parts, words.pieces])
+    def _words(self, row: Row) -> Words:
+        """The last part of the text, word by word."""
+        *before, words = self.task.texts(row)
+        leads, spans = ["", *[" "] * (len(words) - 1)], []
+        if isinstance(words, str):
+            text, spans = words, [match.span() for match in WORD.finditer(words)]
+            words = [text[start:end] for start, end in spans]
+            leads = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
+        pieces = [word_pieces(self.vocabulary, *both) for both in zip(leads, words, strict=True)]
+        counts = np.array([len(word) for word in pieces], np.int64)
+        last = np.fromiter(chain.from_iterable(pieces), np.int32)
+        framed = self._framed([*map(self._encoded, before), last])
+        end = framed.begin + np.cumsum(counts)
+        return Words(framed, end - counts, end, spans)
 
-    def _words(self, words: Sequence[str], lead: Sequence[str]) -> Words:
-        pieces = [word_pieces(self.vocabulary, *both) for both in zip(lead, words, strict=True)]
-        end = np.cumsum([len(one) for one in pieces], dtype=np.int64)
-        return Words(
-            np.fromiter(chain.from_iterable(pieces), np.int32), end - [len(one) for one in pieces], end
-        )
-
-    @staticmethod
-    def _seen(words: Words, framed: Framed, piece: np.ndarray) -> np.ndarray:
-        """bool [words]: this piece of the word is there, and in the row."""
-        return (words.end > words.first) & (framed.begin + piece < framed.end)
-
-    def _labels_of_words(self, words: Words, framed: Framed, target: Sequence[int]) -> Example:
+    def _labels(self, words: Words, target: Sequence[int]) -> LabelledExample:
         """The first piece of each word has its label."""
         labels, weights = np.zeros(self.length, np.int32), np.zeros(self.length, np.float32)
-        seen = self._seen(words, framed, words.first)
-        labels[framed.begin + words.first[seen]] = np.asarray(target, np.int32)[seen]
-        weights[framed.begin + words.first[seen]] = 1
-        return Example([framed], labels, weights)
+        visible = words.visible(words.begin)
+        labels[words.begin[visible]] = np.asarray(target, np.int32)[visible]
+        weights[words.begin[visible]] = 1
+        return LabelledExample([words.row], labels, weights)
 
     @staticmethod
-    def _place(
-        place: tuple[int, int] | None, words: Words, places: Sequence[tuple[int, int]], framed: Framed
-    ) -> Example:
-        """First and last piece of the words that the answer touches; weight 0 where they are not all in the
-        row.
-        """
-        touched = [
-            i for i, (start, end) in enumerate(places) if place and start < place[1] and end > place[0]
-        ]
-        touched = [i for i in touched if words.end[i] > words.first[i]]
-        if not touched or framed.begin + words.end[touched[-1]] > framed.end:
-            return Example([framed], [0, 0], 0.0)
-        begin, end = words.first[touched[0]], words.end[touched[-1]] - 1
-        return Example([framed], [framed.begin + begin, framed.begin + end], 1.0)
+    def _span(words: Words, answer: tuple[int, int] | None) -> LabelledExample:
+        """First and last piece of the words that the answer touches; weight 0 unless all are in the row."""
+        start, stop = answer or (0, 0)
+        touched = [i for i, (begin, end) in enumerate(words.spans) if begin < stop and end > start]
+        touched = [i for i in touched if words.end[i] > words.begin[i]]
+        if not touched or words.end[touched[-1]] > words.row.end:
+            return LabelledExample([words.row], [0, 0], 0.0)
+        return LabelledExample([words.row], [words.begin[touched[0]], words.end[touched[-1]] - 1], 1.0)
 
     def batch(self, rows: Sequence[Row], size: int) -> Batch:
         """Features of ``size`` rows, those behind ``rows`` being padding, and their ``labels``."""
@@ -200,33 +181,31 @@ class Reader:
         choices = len(examples[0].rows)
         tokens, types = (np.full((size * choices, self.length), PAD, np.int32) for _ in range(2))
         counts = np.zeros(size * choices, np.int64)
-        for i, framed in enumerate(framed for example in examples for framed in example.rows):
-            counts[i] = len(framed.tokens)
-            tokens[i, : counts[i]], types[i, : counts[i]] = framed.tokens, framed.types
-        text = (np.arange(self.length) < counts[:, None]).astype(np.int32)
-        found = {
-            "input_tokens": tokens,
-            "segment_ids": text,
-            "positions": np.arange(self.length, dtype=np.int32) * text,
-        }
-        sides = ("encoder",) if self.architecture == "encoder" else ("encoder", "decoder")
-        sides = ("decoder",) if self.architecture in DECODERS else sides
-        features = {f"{side}_{name}": values for side in sides for name, values in found.items()}
-        if self.architecture == "encoder":
-            features["encoder_token_types"] = types
-        if self.architecture == "prefix-decoder":
-            features["decoder_causal_attention"] = text  # all of the text sees all of it
+        for i, row in enumerate(chain.from_iterable(example.rows for example in examples)):
+            counts[i] = len(row.tokens)
+            tokens[i, : counts[i]], types[i, : counts[i]] = row.tokens, row.types
+        text = length_mask(counts, self.length).astype(np.int32)
+        features = self._features(tokens, types, text)
         shape = (size, choices, self.length) if self.task.kind == "choice" else (size, self.length)
         batch = {name: values.reshape(shape) for name, values in features.items()}
         number = np.float32 if self.task.kind == "regression" else np.int32
-        for name, dtype, values in (
-            ("labels", number, [example.label for example in examples]),
-            ("label_loss_weights", np.float32, [example.weight for example in examples]),
-        ):
-            given = np.array(values, dtype)
-            batch[name] = np.zeros((size, *given.shape[1:]), dtype)
-            batch[name][: len(given)] = given
+        labels = np.array([example.label for example in examples], number)
+        weights = np.array([example.weight for example in examples], np.float32)
+        for name, values in (("labels", labels), ("label_loss_weights", weights)):
+            batch[name] = np.zeros((size, *values.shape[1:]), values.dtype)
+            batch[name][: len(values)] = values
         return batch
+
+    def _features(self, tokens: np.ndarray, types: np.ndarray, text: np.ndarray) -> Batch:
+        """Of each side that the architecture has."""
+        positions = np.arange(self.length, dtype=np.int32) * text
+        side = {"input_tokens": tokens, "segment_ids": text, "positions": positions}
+        if self.architecture == "encoder":
+            return {f"encoder_{name}": values for name, values in (side | {"token_types": types}).items()}
+        if self.architecture == "prefix-decoder":
+            side["causal_attention"] = text  # all of the text sees all of it
+        sides = ("decoder",) if self.architecture in DECODERS else ("encoder", "decoder")
+        return {f"{which}_{name}": values for which in sides for name, values in side.items()}
 
 
 @dataclass(frozen=True)
@@ -244,7 +223,7 @@ class Labelled:
 
     @property
     def lengths(self) -> Lengths:
-        return Lengths(*[self.reader.length] * 3)
+        return Lengths(self.reader.length, self.reader.length, self.reader.length)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         rows = shuffled(numbers, len(self.rows), self.seed).tolist()
@@ -252,9 +231,5 @@ class Labelled:
 
 
 def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
-    """All rows in order; the last batch is filled up with rows of padding (segment 0), whose labels have no
-    weight.
-    """
-    check_size(batch_size)
-    parts = [range(start, min(start + batch_size, len(rows))) for start in range(0, len(rows), batch_size)]
-    return [reader.batch([rows[place] for place in part], batch_size) for part in parts]
+    """All rows in order; the last batch is filled up with padding, whose labels have no weight."""
+    return [reader.batch(part, batch_size) for part in in_parts(rows, batch_size)]

@@ -37,15 +37,24 @@ class Drawn(NamedTuple):
     num_sentinels: int
     word_starts: np.ndarray | None = None  # bool [B,L], for noise on words
 
+    @property
+    def starts(self) -> np.ndarray:
+        assert self.word_starts is not None, "noise on words needs to know where words begin"
+        return self.word_starts
+
+
+def _no_mask(amount: Amount, text: Drawn) -> np.ndarray:
+    raise NotImplementedError("what is filled in is more than a mask")
+
 
 class Noise(NamedTuple):
     """One way for noise to fall: a mask of the tokens, or an infilling that is more than a mask."""
 
-    mask: Callable[[Amount, Drawn], np.ndarray] | None = None  # bool [B,L], True on noise
+    mask: Callable[[Amount, Drawn], np.ndarray] = _no_mask  # bool [B,L], True on noise
     # text, lengths, uniforms, id of the mask token -> what inputs show
     infill: Callable[[Amount, np.ndarray, np.ndarray, np.ndarray, int], Tokens] | None = None
     # of lengths and first uniforms [B]; None where the amount is left to chance
-    count: Callable[[Amount, np.ndarray, np.ndarray], Counts] | None = None
+    counts: Callable[[Amount, np.ndarray, np.ndarray], Counts] | None = None
     draws: int = 1  # random numbers per token
     on_words: bool = False  # reads where words begin
     per_document: bool = False  # splits each document, so documents are kept apart
@@ -53,7 +62,7 @@ class Noise(NamedTuple):
     @property
     def by_chance(self) -> bool:
         """Whether the number of noise tokens, or of their runs, is random."""
-        return self.mask is not None and self.count is None
+        return self.infill is None and self.counts is None
 
 
 def length_mask(lengths: np.ndarray, width: int) -> np.ndarray:
@@ -138,7 +147,7 @@ def _suffix(amount: Amount, text: Drawn) -> np.ndarray:
 
 def _whole_words(amount: Amount, text: Drawn) -> np.ndarray:
     """The number drawn at the beginning of a word decides for all of it."""
-    return np.take_along_axis(text.u[:, 0], latest(text.word_starts), axis=1) < amount.rate
+    return np.take_along_axis(text.u[:, 0], latest(text.starts), axis=1) < amount.rate
 
 
 def _geometric_spans(amount: Amount, text: Drawn) -> np.ndarray:
@@ -148,7 +157,7 @@ def _geometric_spans(amount: Amount, text: Drawn) -> np.ndarray:
     """
     lengths, u = text.lengths, text.u
     inside = length_mask(lengths, u.shape[2])
-    starts = text.word_starts & inside
+    starts = text.starts & inside
     starts[:, 0] = inside[:, 0]
     words = np.count_nonzero(starts, axis=1)
     shape = len(u), int(words.max(initial=1))
@@ -213,17 +222,17 @@ def _poisson(mean: float) -> np.ndarray:
 NOISES: dict[NoiseName, Noise] = {
     "iid": Noise(lambda amount, text: text.u[:, 0] < amount.rate),
     "whole-words": Noise(_whole_words, on_words=True),
-    "spans": Noise(_spans, count=span_counts),
+    "spans": Noise(_spans, counts=span_counts),
     "geometric-spans": Noise(_geometric_spans, draws=2, on_words=True),
     "poisson-spans": Noise(infill=_infill, draws=2),
     "suffix": Noise(
         _suffix,
-        count=lambda amount, lengths, u: (lengths - prefix_lengths(lengths, u), np.ones_like(lengths)),
+        counts=lambda amount, lengths, u: (lengths - prefix_lengths(lengths, u), np.ones_like(lengths)),
         per_document=True,
     ),
     "everything": Noise(
         lambda amount, text: np.ones(text.u[:, 0].shape, bool),
-        count=lambda amount, lengths, u: (lengths, np.ones_like(lengths)),
+        counts=lambda amount, lengths, u: (lengths, np.ones_like(lengths)),
         per_document=True,
     ),
 }

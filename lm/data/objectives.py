@@ -118,7 +118,8 @@ class Lengths(NamedTuple):
 
 def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """lengths [B], first uniforms [B] -> tokens of inputs and targets with EOS; not of noise by chance."""
-    noise, runs = objective.falls.count(objective, lengths, u)
+    assert objective.falls.counts is not None, "the amount of noise is left to chance"
+    noise, runs = objective.falls.counts(objective, lengths, u)
     inputs = INPUTS[objective.inputs].size(lengths, noise, np.where(noise, runs, 0)) + 1
     targets = TARGETS[objective.targets].size(lengths, noise, np.where(noise < lengths, runs, 0)) + 1
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
@@ -131,7 +132,7 @@ def lengths_of(objective: Objective, inputs_length: int) -> Lengths:
         raise SettingError(f"data.inputs_length={inputs_length} should be at least {shortest}, such as 512")
     if objective.in_place:  # all but [CLS] and the [SEP] behind each piece is text
         return Lengths(inputs_length - (2 if objective.pairs == "none" else 3), inputs_length, 0)
-    if objective.falls.count and not objective.falls.per_document:
+    if objective.falls.counts and not objective.falls.per_document:
         return _fixed_lengths(objective, inputs_length)
     raw = inputs_length - (not objective.separates)  # and EOS
     targets = inputs_length

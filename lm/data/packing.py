@@ -33,7 +33,7 @@ class Ragged(NamedTuple):
         return length_mask(self.lengths, self.tokens.shape[1])
 
 
-def ragged(sequences: Sequence[Sequence[int]], room: int) -> Ragged:
+def ragged(sequences: Sequence[Sequence[int] | np.ndarray], room: int) -> Ragged:
     """Token ids without EOS -> [B,L] with EOS. What exceeds ``room`` is cut off before the EOS."""
     shortened = [np.asarray(sequence, np.int32)[: room - 1] for sequence in sequences]
     lengths = np.array([len(sequence) for sequence in shortened], np.int32) + 1
@@ -89,7 +89,7 @@ def row_room(architecture: str, lengths: Lengths) -> np.ndarray:
 
 
 def features(
-    inputs: Ragged, targets: Ragged, rows: np.ndarray, *, architecture: str, lengths: Lengths, batch_size: int
+    inputs: Ragged, targets: Ragged, rows: np.ndarray, architecture: str, lengths: Lengths, batch_size: int
 ) -> dict[str, np.ndarray]:
     """Examples, EOS included, and the row [examples] of each, ascending -> features [batch_size, S or T]."""
     if architecture in ENCODER_DECODERS:

@@ -1,7 +1,6 @@
 """A corpus as one running text, cut into the segments that rows are made of."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from lm.data.batches import Uncached
 from lm.data.objectives import Objective
-from lm.data.text.tokens import Tokens
+from lm.data.text.tokens import Stored, Tokens
 from lm.data.text.vocabulary import Vocabulary
 from lm.settings import SettingError
 
@@ -25,7 +24,7 @@ class Segments(NamedTuple):
 class RunningText(NamedTuple):
     """Documents strung together as one text, with ``separator`` between two of them if there is one."""
 
-    tokens: Sequence[int]  # of all documents, one after the other, read at arrays of positions [tokens]
+    tokens: np.ndarray | Stored  # of all documents, one after the other, read at arrays of positions [tokens]
     separators: np.ndarray  # positions in the text, int64, ascending
     separator: int | None
 
@@ -37,13 +36,13 @@ class RunningText(NamedTuple):
         """int32: the tokens at ``positions`` of the text; beyond its end the last one."""
         before = np.searchsorted(self.separators, positions) if len(self.separators) else 0
         tokens = self.tokens[np.minimum(positions - before, len(self.tokens) - 1)].astype(np.int32)
-        if len(self.separators):
+        if self.separator is not None and len(self.separators):
             nearest = self.separators[np.minimum(before, len(self.separators) - 1)]
             tokens[nearest == positions] = self.separator
         return tokens
 
 
-def running(tokens: Sequence[int], offsets: np.ndarray, separator: int | None) -> RunningText:
+def running(tokens: np.ndarray | Stored, offsets: np.ndarray, separator: int | None) -> RunningText:
     """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; empty ones leave no trace in it."""
     inner = np.unique(offsets)[1:-1]
     separators = inner + np.arange(len(inner)) if separator is not None else inner[:0]

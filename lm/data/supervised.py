@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from lm.data.batches import Batch, Uncached, check_size, uniforms
+from lm.data.batches import Batch, Uncached, in_parts
 from lm.data.checks import check_rows
 from lm.data.denoised import Denoised
 from lm.data.objectives import Lengths
 from lm.data.packing import features, ragged
 from lm.settings import SettingError
 
-Example = tuple[Sequence[int], Sequence[int]]  # ids of inputs and of targets, without EOS
+Ids = Sequence[int] | np.ndarray
+Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
 
 PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repeats itself
 
@@ -42,9 +43,8 @@ class Unsupervised:
 
     def __getitem__(self, number: int) -> Example:
         numbers = np.array([number])
-        draws = uniforms(self.source.seed, numbers, 1, 1)[:, 0, 0]
         segments = numbers % len(self.source.corpus.segments.starts)
-        inputs, targets = self.source.examples(segments, numbers, draws)
+        inputs, targets = self.source.examples(segments, numbers)
         return inputs.tokens[0, : max(inputs.lengths[0] - 1, 0)], targets.tokens[0, : targets.lengths[0] - 1]
 
 
@@ -94,15 +94,11 @@ def eval_batches(
 ) -> list[Batch]:
     """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
     check_rows(architecture, writes=True)
-    check_size(batch_size)
-    parts = [
-        range(len(examples))[start : start + batch_size] for start in range(0, len(examples), batch_size)
-    ]
-    return [_unpacked([examples[i] for i in part], architecture, lengths, batch_size) for part in parts]
+    parts = in_parts(examples, batch_size)
+    return [_unpacked(part, architecture, lengths, batch_size) for part in parts]
 
 
 def _unpacked(examples: Sequence[Example], architecture: str, lengths: Lengths, batch_size: int) -> Batch:
     inputs = ragged([inputs for inputs, _ in examples], lengths.inputs)
     targets = ragged([targets for _, targets in examples], lengths.targets)
-    rows = np.arange(len(examples))
-    return features(inputs, targets, rows, architecture=architecture, lengths=lengths, batch_size=batch_size)
+    return features(inputs, targets, np.arange(len(examples)), architecture, lengths, batch_size)
