@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 RUNS = Path("runs")
 # A pipe has no width of its own: give lines room there, so that nothing is cut in a file.
 CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
+UNBROKEN = Console(soft_wrap=True, highlight=False)  # for lines of any length
 TEXTS = ("row", "inputs", "target", "prediction")  # headings of columns that hold no numbers
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 from tiny import TINY
 
 from experiments import __main__ as cli
-from experiments.cli.models import generate, show_examples, written
+from experiments.cli.models import count_written, generate, show_examples
 from experiments.cli.train import Options, RowRun, summary, train_one, train_rows
 from experiments.report.comparison import Finished
 from experiments.report.report import stand_ins
@@ -227,7 +227,7 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         folder_of(swept, RATE), ("cloze question: a context: b", "summarize: a b c."), decoding=Decoding(8)
     )
     assert capsys.readouterr().out.count("\n") >= 4
-    assert written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
+    assert count_written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
     with pytest.raises(SettingError, match="is no run"):
         generate(swept / "nowhere", ("a",))
     with pytest.raises(SettingError, match="--mixture 'summaris' .*did you mean 'summarise'"):

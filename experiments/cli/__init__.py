@@ -30,16 +30,16 @@ list       List the rows of the study, what each changes, and how many seeds of 
 show       Show every setting of a row, with its meaning and unit.
 diff       Show the settings in which a row differs from another.
 run        Train, fine-tune and evaluate one row; any of its settings can be changed on the command line.
-plan       Compile rows for a TPU slice that need not be there: memory, time and hours before you pay for them
+plan       Compile rows for a TPU slice that need not exist: memory, time and hours before you pay for them.
 sweep      Train and evaluate every row that matches and has not finished, then write the report.
 report     Write the tables of all finished runs beside the paper's: Markdown, a web page, CSV and pictures.
 verify     Check every file of the checkpoints of runs against the checksums that were saved with them.
 clean      Turn a folder of texts, JSON lines or WET files into a corpus by the rules that made C4.
 tasks      List the tasks: how each is answered and scored, and the rows of what is prepared here.
 score      Score a run or an imported checkpoint on tasks, or predictions that were made elsewhere.
-generate   Show what a run's model writes after prompts: greedily, sampled, or by beam search.
+generate   Show what a run's model writes after prompts: greedy, sampled or beam search.
 fill       Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
-attention  Draw where each head of a run's model looks in a text, a row a layer.
+attention  Draw where each head of a run's model attends in a text.
 convert    Import a published checkpoint as a run, or export a run's model in the published format.
 examples   Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 doctor     Show devices, versions, data found and free disk space."""

@@ -1,6 +1,4 @@
-"""``lm convert``: a published checkpoint becomes a run that ``lm generate`` and ``lm fill`` read, and a run
-one.
-"""
+"""``lm convert``: published checkpoints become runs, for ``lm generate`` and ``lm fill``, and runs such."""
 
 import hashlib
 import json
@@ -8,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
+from experiments.console import UNBROKEN
 from experiments.runs.origin import code, record
 from experiments.runs.stages import PRETRAINING, save_settings, stages, stages_of
 from experiments.runs.vocabularies import FOLDER, UNKNOWN, keep, kept
@@ -18,8 +15,6 @@ from lm.data.text.published import FILES, find_tokenizer
 from lm.files import complete_folder
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, changes
-
-CONSOLE = Console(soft_wrap=True)
 
 
 def import_or_export(arguments: Sequence[str]) -> None:
@@ -31,7 +26,7 @@ def import_or_export(arguments: Sequence[str]) -> None:
 
 
 def import_checkpoint(folder: Path, run: Path, /) -> None:
-    """Make a run of a published checkpoint.
+    """Turn a published checkpoint into a run.
 
     Args:
         folder: holds config.json, safetensors and the tokenizer.
@@ -47,7 +42,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     from lm.train.step import StepSpec, build
 
     if run.exists():
-        raise SettingError(f"{run} is there already; name a new run")
+        raise SettingError(f"{run} already exists; choose another folder")
     _check_links(folder)
     config, model = convert.load(folder)
     has_tokenizer = any((folder / name).exists() for name in FILES)
@@ -74,50 +69,43 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
             checkpoints.save(state)
         record(phase, origin)
         save_settings(draft, experiment)
-    CONSOLE.print(f"{run} has the model of {folder}", highlight=False)
-    theirs = json.loads(config.published)
-    if unknown := unknown_fields(theirs, PUBLISHED[theirs["model_type"]]):
-        CONSOLE.print(
-            f"nothing here reads {', '.join(unknown)} of config.json; an export has it again", highlight=False
-        )
+    published = json.loads(config.published)
+    kind, size = published["model_type"], sum(array.size for array in state.params.values()) / 1e6
+    UNBROKEN.print(f"imported {kind} ({size:.1f} M parameters) from {folder} into {run}")
+    if unknown := unknown_fields(published, PUBLISHED[kind]):
+        UNBROKEN.print(f"not read from config.json: {', '.join(unknown)}; an export writes it again")
     if not vocabulary:
-        CONSOLE.print(
-            f"{folder} has no tokenizer; put its files into {run / PRETRAINING / FOLDER}", highlight=False
-        )
+        UNBROKEN.print(f"{folder} has no tokenizer; put its files into {run / PRETRAINING / FOLDER}")
 
 
 def _check_links(folder: Path) -> None:
-    """SettingError for a link out of the folder where the run gets a copy of what is there; weights may be
-    links.
+    """SettingError if a file that the run copies, not weights, is a link out of the folder.
 
-    In the cache of Hugging Face ``snapshots/REVISION/NAME`` is a link to ``blobs`` beside ``snapshots``, and
-    allowed.
+    Allowed are links of the cache of Hugging Face, from ``snapshots/REVISION/NAME`` to ``blobs``.
     """
     root = folder.resolve()
-    own = [root] + ([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])
+    homes = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     for path in (folder / name for name in ("config.json", *FILES)):
-        if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in own):
+        target = path.resolve()
+        if path.is_symlink() and not any(target.is_relative_to(home) for home in homes):
             raise SettingError(
-                f"{path} is a link to {path.resolve()}, outside of the folder: copy that file if it is the "
-                "model's"
+                f"{path} is a link to {target}, outside of the folder: copy that file if it is the model's"
             )
 
 
 def imported(config: ModelConfig) -> Experiment:
-    """The settings of a run that holds a model trained elsewhere; its tokenizer lies beside it, wherever that
-    is.
-    """
+    """The settings of a run that holds a model trained elsewhere; its tokenizer lies in the run."""
     new = {"data.vocabulary": FOLDER, "data.corpus": "documentation", "tuning.mixtures": ()}
     return replace(changes(Experiment(), new), model=config)
 
 
 def digests(folder: Path) -> dict[str, str]:
     """``{name: sha256}`` of the files of a published model."""
-    found = {}
+    sums = {}
     for path in sorted((folder / "config.json", *folder.glob("*.safetensors"))):
         with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
 
 
 def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
@@ -132,12 +120,10 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
     from lm import convert
 
     stage = chosen(run, {stage.name: stage for stage in stages_of(run)}, mixture)
-    model = restored(stage).model
-    own = stage.folder / FOLDER
-    bare = own.is_dir() and not any(own.iterdir())  # imported without a tokenizer
-    files = {}
-    if not bare:
+    model, files = restored(stage).model, {}
+    tokenizer = stage.folder / FOLDER
+    if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one
         vocabulary = kept(stage.folder, stage.settings)
         files = vocabulary.exported(*frame(stage, vocabulary))
     convert.save(model, folder, beside=files)
-    CONSOLE.print(f"{folder} has the model of {run}", highlight=False)
+    UNBROKEN.print(f"exported the model of {run} to {folder}")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import tyro
-from rich.console import Console
 from rich.markup import escape
 
-from experiments.console import RUNS
+from experiments.cli.arguments import FLAT
+from experiments.console import RUNS, UNBROKEN
 from experiments.runs.prepare import Encoded, prepare, pretraining_batches, tuning_lengths
 from experiments.study.registry import build
 from lm.data.batches import Batch
@@ -24,14 +23,11 @@ from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError
 
 GREEDY = Decoding()
-CONSOLE = Console(soft_wrap=True)
-
-Part = tuple[str, str, str]  # of an example: what it is, how long, and its text
+Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
 def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
-    """Print pre-training and fine-tuning examples of a row, decoded: inputs and targets as the model sees
-    them.
+    """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 
     Args:
         name: row of the registry.
@@ -39,80 +35,69 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
     """
+    experiment, cache = build(name, scale), runs / "cache"
+    data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
+    batches = pretraining_batches(experiment, data, "train")
+    UNBROKEN.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
+    rows = range(min(count, experiment.pretraining.batch_size))
+    # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
+    masks = "mask" in experiment.objective.inputs
+    vocabulary = Masked(data.vocabulary) if masks else data.vocabulary
+    batch = batches(0, slice(0, len(rows)))
+    _print(_parts(batch, row, vocabulary) for row in rows)
+    for name in tuning.mixtures:
+        lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
+        for task in mixture(name):
+            source = task.rows("train", cache, experiment.data.corrupt_records)
+            examples = Encoded(task, source, data.vocabulary)
+            UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
+            few = [examples[index] for index in range(min(count, len(examples)))]
+            shape = {"architecture": architecture, "lengths": lengths, "batch_size": len(few)}
+            for batch in eval_batches(few, **shape):
+                _print(_parts(batch, row, data.vocabulary) for row in range(len(few)))
+    for task in map(find_labelled, tuning.heads):
+        source = task.rows("train", cache, experiment.data.corrupt_records)
+        UNBROKEN.print(f"[bold]{task.name}[/], {len(source):,} examples for a head, {_column(task.column)}")
+        _print(_labelled(task, source[index]) for index in range(min(count, len(source))))
 
-    experiment = build(name, scale)
-    prepared = prepare(experiment, runs / "cache", CONSOLE.print)
-    batches = pretraining_batches(experiment, prepared, "train")
-    CONSOLE.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
-    shown = min(count, experiment.pretraining.batch_size)
-    batch = batches(0, slice(0, shown))
-    shows = prepared.vocabulary
-    # not sentinels, the first of which is our own vocabularies' mask
-    if "mask" in experiment.objective.inputs:
-        shows = Masked(shows, MASK)
-    _print(_parts(batch, row, shows) for row in range(shown))
-    for mixed in experiment.tuning.mixtures:
-        for task in mixture(mixed):
-            examples = Encoded(
-                task, task.rows("train", runs / "cache", experiment.data.corrupt_records), prepared.vocabulary
-            )
-            CONSOLE.print(
-                f"[bold]{task.name}[/], {len(examples):,} examples, for the paper's column {task.column}"
-            )
-            few = [examples[place] for place in range(min(count, len(examples)))]
-            lengths = tuning_lengths(experiment, (mixed,))
-            architecture = experiment.model.architecture
-            for batch in eval_batches(few, architecture=architecture, lengths=lengths, batch_size=len(few)):
-                _print(_parts(batch, row, prepared.vocabulary) for row in range(len(few)))
-    for task in map(find_labelled, experiment.tuning.heads):
-        rows = task.rows("train", runs / "cache", experiment.data.corrupt_records)
-        CONSOLE.print(
-            f"[bold]{task.name}[/], {len(rows):,} examples for a head, for the paper's column {task.column}"
-        )
-        _print(_labelled(task, rows[place]) for place in range(min(count, len(rows))))
+
+def _column(name: str | None) -> str:
+    return f"for the paper's column {name}"
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Decodes as ``vocabulary``, but for the mask."""
+    """Decodes as ``vocabulary``, but for the mask, which is shown as [MASK]."""
 
     vocabulary: Vocabulary
-    shown: str  # for the mask
 
     def decode(self, ids: Iterable[int]) -> str:
         mask = self.vocabulary.decode([self.vocabulary.mask])
-        return self.vocabulary.decode(ids).replace(mask or self.shown, self.shown)
+        return self.vocabulary.decode(ids).replace(mask or MASK, MASK)
 
 
 def _print(rows: Iterable[Iterable[Part]]) -> None:
     for parts in rows:
         for kind, note, text in parts:
-            CONSOLE.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(text)}", highlight=False)
-        CONSOLE.print()
+            UNBROKEN.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(text)}")
+        UNBROKEN.print()
 
 
 def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
-    """The texts, of a choice those of each candidate, and what is to be told of them."""
+    """The texts, for a choice those of each candidate, and the label."""
+    between = " ⏎ " if task.kind == "choice" else " "
     for text in task.texts(row):
-        yield (
-            "text",
-            "",
-            text if isinstance(text, str) else (" ⏎ " if task.kind == "choice" else " ").join(text),
-        )
+        yield "text", "", text if isinstance(text, str) else between.join(text)
     target = task.target(row)
     yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
 
 
 def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | Masked") -> Iterator[Part]:
-    """What the encoder reads of each example of a row, and what the decoder is to write, or the encoder to
-    tell.
-    """
+    """The inputs and targets of each example of a row, and what the encoder has to predict."""
     sides = [side for side in ("encoder", "decoder") if f"{side}_segment_ids" in batch]
+    kinds = {"inputs": ("encoder", "encoder_input_tokens"), "targets": ("decoder", "decoder_target_tokens")}
     for example in range(1, batch[f"{sides[-1]}_segment_ids"][row].max() + 1):
-        for kind, side, tokens in (
-            ("inputs", "encoder", "encoder_input_tokens"),
-            ("targets", "decoder", "decoder_target_tokens"),
-        ):
+        for kind, (side, tokens) in kinds.items():
             if tokens in batch:
                 ids = batch[tokens][row][batch[f"{side}_segment_ids"][row] == example]
                 text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids))))
@@ -127,10 +112,10 @@ def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | Masked") -> Iterato
 def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:
     """Cut after each EOS: a decoder's row holds inputs, EOS, targets, EOS."""
     start = 0
-    for place, token in enumerate(ids, 1):
-        if token == EOS or place == len(ids):
-            yield list(ids[start:place])
-            start = place
+    for end, token in enumerate(ids, 1):
+        if token == EOS or end == len(ids):
+            yield list(ids[start:end])
+            start = end
 
 
 def generate(
@@ -138,36 +123,33 @@ def generate(
     /,
     prompt: tuple[str, ...],
     mixture: str = "",
-    decoding: Annotated[Decoding, tyro.conf.arg(name="")] = GREEDY,
+    decoding: Annotated[Decoding, FLAT] = GREEDY,
     seed: int = 0,
 ) -> None:
-    """Show what a run's model writes after prompts: greedily, sampled, or by beam search.
+    """Show what a run's model writes after prompts: greedy, sampled or beam search.
 
     Args:
         run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.
         prompt: one or more texts to answer or to continue.
         mixture: which fine-tuned model answers: by default the first; 'pretraining' is the pre-trained one.
-        decoding: how answers are written.
-        seed: of sampling.
+        seed: sampling seed.
     """
     from experiments.runs.trained import answering, open_run
 
     write = _writer(decoding, seed)
-    opened = open_run(run, answering(run), mixture)
-    batch = opened.batch([opened.encode(text) for text in prompt], decoding.max_length)
-    write(opened.model, batch)  # compiles
+    trained = open_run(run, answering(run), mixture)
+    batch = trained.batch([trained.encode(text) for text in prompt], decoding.max_length)
+    write(trained.model, batch)  # compiles
     start = time.perf_counter()
-    tokens = write(opened.model, batch)[: len(prompt)]
-    seconds, count = time.perf_counter() - start, written(tokens, opened.config.special.eos)
+    tokens = write(trained.model, batch)[: len(prompt)]
+    seconds, count = time.perf_counter() - start, count_written(tokens, trained.config.special.eos)
     for text, ids in zip(prompt, tokens, strict=True):
-        CONSOLE.print(f"[cyan]{escape(text)}[/]\n  {escape(opened.vocabulary.decode(ids))}", highlight=False)
-    CONSOLE.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s", highlight=False)
+        UNBROKEN.print(f"[cyan]{escape(text)}[/]\n  {escape(trained.vocabulary.decode(ids))}")
+    UNBROKEN.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s")
 
 
-def written(tokens: np.ndarray, eos: int | None) -> int:
-    """How many of answers [B,max_length] were written: up to and with the first EOS, padding or none before
-    it.
-    """
+def count_written(tokens: np.ndarray, eos: int | None) -> int:
+    """The tokens of answers [B,max_length] up to and with the first EOS; without one, all."""
     ends = tokens == eos
     return int(np.where(ends.any(1), ends.argmax(1) + 1, tokens.shape[1]).sum())
 
@@ -192,8 +174,8 @@ def fill_in(
     Args:
         text: a text with one or more [MASK].
         run: folder of a run; by default the masked language model that was trained last.
-        top: candidates shown for each mask.
-        iterations: fill the whole text in this many passes, each of which thinks the least sure places over.
+        top: candidates to show for each mask.
+        iterations: fill in the whole text in N passes, re-predicting the least certain positions each time.
         runs: folder that holds the runs.
     """
     from experiments.runs.trained import masked, newest_masked, open_run
@@ -205,32 +187,28 @@ def fill_in(
         if value < least:
             raise SettingError(f"{name} {value} should be at least {least}")
     folder = newest_masked(runs) if run is None else run
-    opened = open_run(folder, masked(folder))
-    vocabulary = opened.vocabulary
+    trained = open_run(folder, masked(folder))
+    vocabulary = trained.vocabulary
     if vocabulary.mask is None:
         raise SettingError(f"the vocabulary of {folder} has no mask")
-    ids = opened.encode(text)
-    batch = opened.batch([ids])
-    CONSOLE.print(f"[dim]{folder}[/]", highlight=False)
+    ids = trained.encode(text)
+    batch = trained.batch([ids])
+    UNBROKEN.print(f"[dim]{folder}[/]")
     if iterations:
-        filled = np.asarray(mask_predict(opened.model, batch, iterations=iterations, mask=vocabulary.mask))[
-            0, : len(ids)
-        ]
+        filled = mask_predict(trained.model, batch, iterations=iterations, mask=vocabulary.mask)
         special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
-        CONSOLE.print(
-            escape(vocabulary.decode([token for token in filled if token not in special])), highlight=False
-        )
+        tokens = [token for token in np.asarray(filled)[0, : len(ids)] if token not in special]
+        UNBROKEN.print(escape(vocabulary.decode(tokens)))
         return
-    candidates = fill(opened.model, batch, mask=vocabulary.mask, k=top)
-    for place, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
-        found = "  ".join(
-            f"{escape(vocabulary.decode([t]) or str(t))} {s:.1%}" for t, s in zip(tokens, shares, strict=True)
-        )
-        CONSOLE.print(f"{escape(MASK)} {place}: {found}", highlight=False)
+    candidates = fill(trained.model, batch, mask=vocabulary.mask, k=top)
+    for number, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
+        words = [escape(vocabulary.decode([token]) or str(token)) for token in tokens]
+        line = "  ".join(f"{word} {share:.1%}" for word, share in zip(words, shares, strict=True))
+        UNBROKEN.print(f"{escape(MASK)} {number}: {line}")
 
 
 def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
-    """Draw where each head of a run's model looks in a text, a row a layer.
+    """Draw where each head of a run's model attends in a text, one line of panels per layer.
 
     Args:
         run: folder of a run.
