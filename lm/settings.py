@@ -7,6 +7,7 @@ tyro for ``--help``.
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import re
@@ -36,6 +37,9 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"; choose from {', '.join(choices)}" if len(choices) <= 20 else ""
 
 
+_hints = functools.cache(typing.get_type_hints)  # a table of rows is built of thousands of changes
+
+
 def change(config: T, path: str, value: Any) -> T:
     """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if it has no such
     setting.
@@ -49,7 +53,7 @@ def change(config: T, path: str, value: Any) -> T:
             raise SettingError(f"setting {head!r} is a single value and has no part {rest!r}")
         value = change(getattr(config, head), rest, value)
     else:
-        value = _checked(path, value, typing.get_type_hints(type(config))[head])
+        value = _checked(path, value, _hints(type(config))[head])
     return dataclasses.replace(config, **{head: value})
 
 

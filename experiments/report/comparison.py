@@ -93,11 +93,11 @@ def compare(samples: Samples, row: str, other: str) -> int | None:
     std, freedom = _beside_seeds(samples, sorted(values)) if paired else _within_rows(samples)
     if std <= ROUNDING * max(abs(x) for seeds in samples.values() for x in seeds.values()):
         return None
-    from scipy.stats import t  # slow to import, and `lm list` needs none of it
+    from scipy.special import stdtr  # takes its time to import, which `lm list` need not wait for
 
     delta = np.mean([*values.values()]) - np.mean([*others.values()])
     error = std * sqrt(1 / len(values) + 1 / len(others))
-    return int(np.sign(delta)) * bool(2 * t.sf(abs(delta) / error, freedom) < LEVEL)
+    return int(np.sign(delta)) * bool(2 * stdtr(freedom, -abs(delta) / error) < LEVEL)
 
 
 def pooled(samples: Samples) -> float:

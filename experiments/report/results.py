@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from experiments.runs.stages import group_of
 from experiments.study.experiment import Changes, Experiment, Row
 from experiments.study.registry import build, by_hand, run_folder
 from lm.files import unseal_lines
-from lm.settings import DataError, SettingError, leaves
+from lm.settings import DataError, SettingError
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 Complain = Callable[[str], object]  # is called with each thing that does not count, and why
@@ -43,14 +44,14 @@ def results(
     that does not count; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
-    changed = by_hand(row.name, scale, build(row.name, scale, given))
+    experiment = build(row.name, scale, given)
+    changed = by_hand(row.name, scale, experiment) if given else {}
     for root in roots(runs):
         parent = run_folder(root, scale, row.name, 0, changed).parent
         folders = parent.iterdir() if parent.exists() else ()
         for folder in sorted(f for f in folders if re.fullmatch(r"seed-\d+", f.name)):
             try:
-                seed = {"seed": int(folder.name.removeprefix("seed-"))}
-                check_settings(build(row.name, scale, {**(given or {}), **seed}), folder)
+                check_settings(replace(experiment, seed=int(folder.name.removeprefix("seed-"))), folder)
                 result = read_result(folder)
             except (SettingError, OSError) as error:
                 if complain is None:
@@ -116,10 +117,11 @@ def unlike(finished: Finished, scale: str) -> dict[str, list[str]]:
     expected: dict[Any, tuple[str, Any]] = {}  # -> run that set it, value
     lines: dict[str, list[str]] = {}
     for row in dict.fromkeys(row.name for row in (finished.baseline, *finished.table.rows)):
+        experiment = build(row, scale)
         for run in finished.runs[row]:
             name, others = f"{row} seed {run.seed}", []
             try:
-                for key, value in ingredients(run, build(row, scale)):
+                for key, value in ingredients(run, experiment):
                     first, usual = expected.setdefault(key, (name, value))
                     others += [f"{key[0]} than {first}: {_difference(usual, value)}"] * (value != usual)
             except (SettingError, OSError) as error:
@@ -131,7 +133,7 @@ def unlike(finished: Finished, scale: str) -> dict[str, list[str]]:
 
 def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """(what, and the settings it depends on; value) of all that the stages of a run were made of."""
-    settings, data = dict(leaves(experiment)), experiment.data
+    data = experiment.data
     kind, _, corpus = data.vocabulary.partition(":")
     vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels)
     if kind == "unigram":
@@ -149,8 +151,8 @@ def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any
             raise SettingError(f"the folder of {stage} is missing")
         record = origin.read(folders[stage])
         for split, fingerprint in record["data"].items():
-            setting = {"corpus": "data.corpus", "vocabulary": "data.vocabulary"}.get(split.split()[0])
-            yield ("other data", split, settings.get(setting), data.corrupt_records), {split: fingerprint}
+            setting = {"corpus": data.corpus, "vocabulary": data.vocabulary}.get(split.split()[0])
+            yield ("other data", split, setting, data.corrupt_records), {split: fingerprint}
         yield ("other vocabulary", *vocabulary), record["vocabulary"]
         yield ("other code",), record["code"]
         yield ("other packages",), record["packages"]

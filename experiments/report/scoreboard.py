@@ -5,8 +5,6 @@ from itertools import product
 from statistics import mean
 from typing import Literal
 
-from scipy.stats import rankdata
-
 from experiments.console import Cell, Sheet
 from experiments.report.comparison import (
     Finished,
@@ -153,7 +151,9 @@ def ranks(finished: Finished) -> tuple[Sheet | None, str]:
 
 def _ranks(values: dict[str, float]) -> dict[str, float]:
     """1 for the largest; equal values share the mean of their ranks."""
-    return dict(zip(values, rankdata([-value for value in values.values()], "average"), strict=True))
+    others = list(values.values())
+    above = {name: sum(other > value for other in others) for name, value in values.items()}
+    return {name: above[name] + (others.count(value) + 1) / 2 for name, value in values.items()}
 
 
 def _criteria(finished: Finished, rows: list[Row]) -> dict[str, tuple[Samples, dict[str, float]]]:

@@ -4,9 +4,9 @@ baseline.
 Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from typing import Any, Literal
 
@@ -241,7 +241,8 @@ LISTED = 12  # changes of settings, at most [lines]
 
 def result_settings(experiment: Experiment) -> dict[str, Any]:
     """``{path: value}`` of the settings that change results, with the values that JSON has."""
-    return flatten(json.loads(json.dumps(asdict(experiment))))
+    settings = {path: value for path, value in leaves(experiment) if not path.startswith(FREE)}
+    return {path: list(value) if isinstance(value, tuple) else value for path, value in settings.items()}
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -253,9 +254,14 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+@cache
+def _baseline_settings() -> dict[str, Any]:
+    return result_settings(BASELINE)
+
+
 def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """A line per difference; a setting that ``old`` lacks was added since, and had the value of BASELINE."""
-    old = {name: value for name, value in result_settings(BASELINE).items() if name in new} | old
+    old = {name: value for name, value in _baseline_settings().items() if name in new} | old
     names = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
     lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
     return lines if len(lines) <= LISTED else [*lines[:LISTED], f"and {len(lines) - LISTED} more"]

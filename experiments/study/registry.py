@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Iterable, Mapping
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,13 @@ def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment
     """The settings of row ``name`` at ``scale``: baseline, then scale, then row, then ``overrides``."""
     if scale not in SCALES:
         raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")
-    experiment = apply(BASELINE, SCALES[scale])
+    experiment = _scaled(tuple(SCALES[scale].items()))
     return apply(apply(experiment, find_one(name).changes), overrides or {})
+
+
+@cache  # listing a study builds hundreds of rows
+def _scaled(changes: tuple[tuple[str, Any], ...]) -> Experiment:
+    return apply(BASELINE, dict(changes))
 
 
 def twin(name: str) -> str:
