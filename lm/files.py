@@ -1,6 +1,4 @@
-"""Files and folders that are there whole or not at all, and small files that tell when they were changed
-since.
-"""
+"""Files and folders that appear complete or not at all, and files whose checksum shows later changes."""
 
 import contextlib
 import hashlib
@@ -18,13 +16,13 @@ SEAL = "sha256"  # the name under which a small JSON file has the checksum of al
 
 
 def draft_of(path: Path) -> Path:
-    """A name beside ``path`` that no other process uses, on whichever machine of a shared disk it runs."""
+    """A name beside ``path`` that no other process uses, on any machine of a shared disk."""
     return path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError inside tells which file it was, which those of ``write`` and ``close`` do not."""
+    """Add the file's name to an OSError inside, which those of ``write`` and ``close`` lack."""
     try:
         yield
     except OSError as error:
@@ -34,9 +32,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complete(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes its name when all of it is on the disk, and leaves nothing behind after an
-    error.
-    """
+    """A file to write that gets its name when it is complete on the disk; after an error nothing is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
     try:
@@ -51,7 +47,7 @@ def complete(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def complete_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that takes its name when it is whole, and leaves nothing behind after an error."""
+    """A folder to fill that gets its name when it is complete; after an error nothing is left."""
     draft = draft_of(path.absolute())
     draft.mkdir(parents=True)
     try:
@@ -62,23 +58,21 @@ def complete_folder(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, contents: str | bytes) -> None:
-    """Text in UTF-8 or bytes, whole; OSError with the name of the file.
+    """Write text (UTF-8) or bytes completely; OSError with the name of the file.
 
-    What of a text is no Unicode, as the name of a file may be, is written as its number.
+    Lone surrogates in a text, as in the name of a file, are written as their numbers.
     """
     with naming(path), complete(path) as file:
         file.write(contents if isinstance(contents, bytes) else contents.encode(errors="backslashreplace"))
 
 
 def seal(value: Mapping[str, Any]) -> str:
-    """``value`` as indented JSON with a checksum, so that ``unseal`` tells an edited or damaged file."""
+    """``value`` as indented JSON with a checksum, by which ``unseal`` detects an edited or damaged file."""
     return json.dumps({**value, SEAL: checksum(value)}, indent=1) + "\n"
 
 
 def unseal(data: bytes, path: Any, mend: str = "put back a copy that is whole") -> dict[str, Any]:
-    """The value that ``seal`` wrote; DataError with the file's name and the ``mend`` if it is not what was
-    written.
-    """
+    """The value that ``seal`` wrote; DataError with the file's name and the ``mend`` if it was changed."""
     try:
         return _unsealed(data, path, "")[0]
     except SettingError as error:
@@ -88,66 +82,63 @@ def unseal(data: bytes, path: Any, mend: str = "put back a copy that is whole") 
 def seal_line(value: Mapping[str, Any], before: str) -> tuple[str, str]:
     """``value`` as a line of a file of JSON lines, and its checksum.
 
-    That follows from the one of the line ``before`` ("" for the first), so that a line that is missing is
-    noticed.
+    That depends on the checksum of the line ``before`` ("" for the first): a missing line is detected.
     """
-    mark = checksum(value, before)
-    return json.dumps({**value, SEAL: mark}) + "\n", mark
+    own = checksum(value, before)
+    return json.dumps({**value, SEAL: own}) + "\n", own
 
 
 def seal_lines(values: Iterable[Mapping[str, Any]]) -> str:
     """All lines of such a file."""
-    lines, mark = [], ""
+    lines, before = [], ""
     for value in values:
-        line, mark = seal_line(value, mark)
+        line, before = seal_line(value, before)
         lines.append(line)
     return "".join(lines)
 
 
 def unseal_lines(data: bytes, path: Any, mend: str = "put back a copy that is whole") -> list[dict[str, Any]]:
-    """The values of all lines that ``seal_line`` wrote; a last line that a kill cut short is left out.
+    """The values of all lines that ``seal_line`` wrote, without a last line that a kill cut short.
 
     DataError with the file's name, the number of the line, what is wrong with it and the ``mend``.
     """
     *lines, last = data.rstrip(b"\0").split(b"\n")  # zeros: where a machine lost its power
     if last and not _is_cut(last):
         lines.append(last)
-    found, before = [], ""
+    values, before = [], ""
     for number, line in enumerate(lines, 1):
         try:
             value, before = _unsealed(line, path, before)
         except SettingError as error:
             raise DataError(f"{error}, in line {number} of {len(lines)}; {mend}") from error
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
 def checksum(value: Mapping[str, Any], before: str = "") -> str:
-    """SHA-256 of the JSON of an object, but for its member SEAL, in whatever order and layout.
+    """SHA-256 of the JSON of an object without its member SEAL, whatever its order and layout.
 
-    ``before``: the checksum of what it follows, if it follows anything.
+    ``before``: the checksum of the line before, if there is one.
     """
-    bare = {name: each for name, each in value.items() if name != SEAL}
+    bare = {name: member for name, member in value.items() if name != SEAL}
     plain = json.dumps(json.loads(json.dumps(bare)), sort_keys=True)  # as it is read back: keys become text
     return hashlib.sha256(f"{before}{plain}".encode()).hexdigest()
 
 
 def _unsealed(text: bytes, path: Any, before: str) -> tuple[dict[str, Any], str]:
-    """The value without its checksum, and that."""
+    """The value without its checksum, and the checksum."""
     value = parse_json(text, path)
     if not isinstance(value, dict) or not isinstance(value.get(SEAL), str):
-        raise SettingError(
-            f"{path} has no checksum ({SEAL}): it was not written by this version, or is damaged"
-        )
-    mark = value.pop(SEAL)
+        raise SettingError(f"{path} has no checksum ({SEAL}): not written by this version, or damaged")
+    own = value.pop(SEAL)
     with contextlib.suppress(RecursionError, ValueError):  # of values nested deeper than any that was sealed
-        if mark == checksum(value, before):
-            return value, mark
+        if own == checksum(value, before):
+            return value, own
     raise SettingError(f"{path} was edited or damaged: it does not fit its checksum ({SEAL})")
 
 
 def _is_cut(line: bytes) -> bool:
-    """Whether a line without an end is the beginning of an object and no more, rather than damaged."""
+    """Whether a line without an end is the beginning of an object, rather than damaged."""
     try:
         json.JSONDecoder().raw_decode(line.decode())
     except (ValueError, RecursionError):
@@ -156,13 +147,13 @@ def _is_cut(line: bytes) -> bool:
 
 
 def write_sealed(path: Path, contents: bytes) -> None:
-    """Write ``contents`` whole, and their SHA-256 beside them."""
+    """Write ``contents`` completely, and their SHA-256 beside them."""
     write(_seal_of(path), hashlib.sha256(contents).hexdigest())
     write(path, contents)
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether ``path`` is there as ``write_sealed`` wrote it."""
+    """Whether ``path`` is as ``write_sealed`` wrote it."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest().encode() == _seal_of(path).read_bytes()
     except OSError:

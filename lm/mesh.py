@@ -1,4 +1,4 @@
-"""How devices are arranged; settings only, so that listing experiments needs no jax."""
+"""How devices are arranged: settings only, so that listing experiments needs no jax."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,23 +23,23 @@ class MeshConfig:
     tensor: int = 1  # devices that share out heads, feed-forward width and vocabulary [devices]
 
     def sizes(self, devices: int) -> dict[str, int]:
-        """``{mesh axis: size}`` on so many devices; SettingError where they do not multiply to them."""
+        """``{mesh axis: size}`` on so many devices; SettingError if the sizes do not multiply to that."""
         sizes = asdict(self)
         rest = [name for name, size in sizes.items() if size == -1]
         fixed = prod(size for size in sizes.values() if size != -1)
         if len(rest) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-            raise SettingError(f"{shown(sizes)} should be sizes of at least 1, of which one may be -1")
+            raise SettingError(
+                f"{describe_mesh(sizes)} should be sizes of at least 1, of which one may be -1"
+            )
         if rest and devices % fixed == 0:
             sizes[rest[0]] = devices // fixed
         elif fixed != devices:
-            raise SettingError(
-                f"{shown(sizes)} needs {'a multiple of ' if rest else ''}{fixed} devices and there are "
-                f"{devices}"
-            )
+            needed = f"{'a multiple of ' if rest else ''}{fixed} devices"
+            raise SettingError(f"{describe_mesh(sizes)} needs {needed} and there are {devices}")
         return sizes
 
 
-def shown(sizes: Mapping[str, int]) -> str:
+def describe_mesh(sizes: Mapping[str, int]) -> str:
     """``"mesh.data=2, mesh.fsdp=4"``: the axes that are used, or else ``"mesh.data=1"``."""
     used = {axis: size for axis, size in sizes.items() if size != 1} or {"data": 1}
     return ", ".join(f"mesh.{axis}={size}" for axis, size in used.items())

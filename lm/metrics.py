@@ -1,7 +1,7 @@
 """Scores between 0 and 100 of predictions against targets: ``metric(targets, predictions) -> float``.
 
 As T5 computes them; where a class is predicted, -1 stands for a text that is no class, and counts as wrong.
-Where a number is predicted, -1 stands for what is none.
+Where a number is predicted, -1 stands for a text that is none.
 """
 
 import collections
@@ -14,19 +14,20 @@ import numpy as np
 
 from lm.settings import SettingError
 
-LARGEST = 1e100  # of numbers that are predicted: the squares of larger ones overflow
+LARGEST_PREDICTION = 1e100  # of numbers: the squares of larger ones overflow
 
 Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
 def check_lengths(targets: Sequence[Any], predictions: Sequence[Any]) -> None:
+    """SettingError unless there are as many targets as predictions, and at least one."""
     if len(targets) != len(predictions) or not len(targets):
-        raise SettingError(
-            f"{len(targets)} targets and {len(predictions)} predictions; as many are needed, one at least"
-        )
+        numbers = f"{len(targets)} targets and {len(predictions)} predictions"
+        raise SettingError(f"{numbers}; as many are needed, one at least")
 
 
 def mean(scores: Sequence[float]) -> float:
+    """In percent."""
     return 100 * float(np.mean(scores))
 
 
@@ -43,9 +44,7 @@ def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Seque
     """Share of equal labels among those of all words of all texts."""
     check_lengths(targets, predictions)
     pairs = zip(targets, predictions, strict=True)
-    return mean(
-        [target == found for labels, ours in pairs for target, found in zip(labels, ours, strict=True)]
-    )
+    return mean([t == p for labels, predicted in pairs for t, p in zip(labels, predicted, strict=True)])
 
 
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> float:
@@ -78,18 +77,7 @@ def matthews(targets: Sequence[int], predictions: Sequence[int]) -> float:
     return 100 * float(matthews_corrcoef(targets, predictions))
 
 
-def pearson(targets: Sequence[float], predictions: Sequence[float]) -> float:
-    """Linear correlation; 0 where either side is constant."""
-    return _correlation("pearsonr", targets, predictions)
-
-
-def spearman(targets: Sequence[float], predictions: Sequence[float]) -> float:
-    """Rank correlation; 0 where either side is constant."""
-    return _correlation("spearmanr", targets, predictions)
-
-
 def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> float:
-    check_lengths(targets, predictions)
     import scipy.stats
 
     predictions = [number(prediction) for prediction in predictions]
@@ -98,17 +86,28 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
     return 100 * float(getattr(scipy.stats, name)(targets, predictions).statistic)
 
 
+def pearson(targets: Sequence[float], predictions: Sequence[float]) -> float:
+    """Linear correlation; 0 where either side is constant."""
+    check_lengths(targets, predictions)
+    return _correlation("pearsonr", targets, predictions)
+
+
+def spearman(targets: Sequence[float], predictions: Sequence[float]) -> float:
+    """Rank correlation; 0 where either side is constant."""
+    check_lengths(targets, predictions)
+    return _correlation("spearmanr", targets, predictions)
+
+
 def number(prediction: Any) -> float:
-    """The number that a prediction, or its text, is; -1 for infinity, NaN and a text that is no number, as T5
-    has it.
+    """The number that a prediction, or its text, is; -1 for infinity, NaN and other texts, as in T5.
 
     One NaN among the predictions would make every correlation NaN.
     """
     try:
-        found = float(prediction)
+        value = float(prediction)
     except (ValueError, OverflowError):
         return -1.0
-    return found if abs(found) <= LARGEST else -1.0
+    return value if abs(value) <= LARGEST_PREDICTION else -1.0
 
 
 # Answers: every target is the list of right ones, the best of which counts
@@ -122,17 +121,20 @@ def normalise_answer(text: str) -> str:
 
 def word_f1(target: str, prediction: str) -> float:
     """F1 of the bags of words; 1 when both are empty."""
-    ours, theirs = prediction.split(), target.split()
-    same = sum((collections.Counter(ours) & collections.Counter(theirs)).values())
-    return float(ours == theirs) if not ours or not theirs else 2 * same / (len(ours) + len(theirs))
+    predicted, right = prediction.split(), target.split()
+    if not predicted or not right:
+        return float(predicted == right)
+    same = sum((collections.Counter(predicted) & collections.Counter(right)).values())
+    return 2 * same / (len(predicted) + len(right))
 
 
 def _best(score: Callable[[str, str], float]) -> Metric:
     def metric(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
         check_lengths(targets, predictions)
-        ours = map(normalise_answer, predictions)
-        theirs = [list(map(normalise_answer, answers)) for answers in targets]
-        return mean([max(score(a, p) for a in answers) for answers, p in zip(theirs, ours, strict=True)])
+        scores = []
+        for answers, prediction in zip(targets, map(normalise_answer, predictions), strict=True):
+            scores.append(max(score(normalise_answer(answer), prediction) for answer in answers))
+        return mean(scores)
 
     return metric
 
@@ -162,8 +164,7 @@ def ungrouped(metric: Metric) -> Metric:
 
 
 def rouge(kind: str) -> Metric:
-    """Mean ROUGE F1 of kind ``rouge1``, ``rouge2`` or ``rougeLsum`` (which compares line by line, a sentence
-    a line).
+    """Mean ROUGE F1 of kind ``rouge1``, ``rouge2`` or ``rougeLsum``, which compares sentence by sentence.
 
     T5 reports the median of bootstrap samples of this mean, which differs from it by chance only.
     """
@@ -174,12 +175,7 @@ def rouge(kind: str) -> Metric:
 
         scorer = RougeScorer([kind], use_stemmer=False)
         lines = [[text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions)]
-        return mean(
-            [
-                scorer.score(target, prediction)[kind].fmeasure
-                for target, prediction in zip(*lines, strict=True)
-            ]
-        )
+        return mean([scorer.score(*pair)[kind].fmeasure for pair in zip(*lines, strict=True)])
 
     return metric
 

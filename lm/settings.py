@@ -1,8 +1,8 @@
 """Settings as values: change, compare, print and store nested frozen dataclasses.
 
-A setting is addressed by its dotted path (``"model.d_ff"``). What a setting means, and its unit in square
-brackets, stands in the comment behind its field, or above it, once: ``comments`` reads it for ``lm show`` and
-tyro for ``--help``.
+A setting is addressed by its dotted path (``"model.d_ff"``). Its meaning, with its unit in square brackets,
+stands once, in the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for
+``--help``.
 """
 
 import dataclasses
@@ -41,9 +41,7 @@ _hints = functools.cache(typing.get_type_hints)  # a table of rows is built of t
 
 
 def change(config: T, path: str, value: Any) -> T:
-    """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if it has no such
-    setting.
-    """
+    """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if there is none."""
     head, _, rest = path.partition(".")
     names = [field.name for field in dataclasses.fields(config)]
     if head not in names:
@@ -75,24 +73,22 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """``{path: (old value, new value)}`` of all settings in which two configs differ; None where one lacks
-    it.
-    """
+    """``{path: (old value, new value)}`` of all settings that differ; None where one config lacks it."""
     before, after = dict(leaves(old)), dict(leaves(new))
-    paths = list(before) + [path for path in after if path not in before]
-    return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
+    pairs = {path: (before.get(path), after.get(path)) for path in before | after}
+    return {path: (value, other) for path, (value, other) in pairs.items() if value != other}
 
 
 def comments(cls: type, prefix: str = "") -> dict[str, str]:
     """``{path: comment}``: the comment behind or above each field of a nested dataclass, from its source."""
-    hints, found = typing.get_type_hints(cls), {}
+    hints, by_path = typing.get_type_hints(cls), {}
     source = "".join(inspect.getsource(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[field.name]):
-            found |= comments(hints[field.name], f"{prefix}{field.name}.")
+            by_path |= comments(hints[field.name], f"{prefix}{field.name}.")
         elif match := re.search(rf"((?:^ +#.*\n)*)^ +{field.name}:[^#\n]*(#.*)?$", source, re.MULTILINE):
-            found[prefix + field.name] = " ".join(re.findall(r"# *(.*)", match[2] or match[1]))
-    return found
+            by_path[prefix + field.name] = " ".join(re.findall(r"# *(.*)", match[2] or match[1]))
+    return by_path
 
 
 def to_json(config: Any) -> str:
@@ -101,15 +97,12 @@ def to_json(config: Any) -> str:
 
 
 def from_json(cls: type[T], text: str | bytes) -> T:
-    """The config that ``to_json`` wrote; what it lacks, being newer, has its default.
-
-    SettingError on unknown or ill-typed settings.
-    """
+    """The config that ``to_json`` wrote; newer settings have their defaults. SettingError on any other."""
     return _from_dict(cls, parse_json(text, "settings"), "")
 
 
 def at_least(settings: Any, prefix: str, **least: float) -> None:
-    """SettingError for a field below its least value; None is none."""
+    """SettingError for a field below its least value; None passes."""
     for name, bound in least.items():
         value = getattr(settings, name)
         if value is not None and not value >= bound:
@@ -117,9 +110,7 @@ def at_least(settings: Any, prefix: str, **least: float) -> None:
 
 
 def check_numbers(config: Any) -> None:
-    """SettingError for a number beyond 32 bits, in which everything is computed: there it overflows or is
-    infinite.
-    """
+    """SettingError for a number beyond 32 bits, in which everything is computed: there it would overflow."""
     for path, value in leaves(config):
         for number in value if isinstance(value, tuple) else (value,):
             most = {int: 2**32 - 1, float: 3.4028235e38}.get(type(number))
@@ -128,24 +119,22 @@ def check_numbers(config: Any) -> None:
 
 
 def parse_json(text: str | bytes, name: Any) -> Any:
-    """What JSON says, wherever it comes from; SettingError with ``name`` if it is none, or too deep or long
-    to read.
-    """
+    """The value of a JSON text; SettingError with its ``name`` if it is none, or too deep or long."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SettingError(f"{name} is no JSON: {error}") from error
+        raise SettingError(f"{name} is not JSON: {error}") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; SettingError if it cannot be read or holds anything else."""
     try:
-        found = parse_json(path.read_bytes(), path)
+        value = parse_json(path.read_bytes(), path)
     except (OSError, SettingError) as error:
         raise SettingError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise SettingError(f"{path} should hold values by name, not a {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise SettingError(f"{path} should hold values by name, not a {type(value).__name__}")
+    return value
 
 
 def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
@@ -155,24 +144,23 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
     for name in values:
         if name not in names:
             raise SettingError(f"{cls.__name__} has no setting {prefix + name!r}{nearest(name, names)}")
-    hints, found = typing.get_type_hints(cls), {}
+    hints, fields = typing.get_type_hints(cls), {}
     for name, value in values.items():
         path, kind = prefix + name, hints[name]
-        found[name] = (
-            _from_dict(kind, value, f"{path}.")
-            if dataclasses.is_dataclass(kind)
-            else _checked(path, value, kind)
-        )
+        if dataclasses.is_dataclass(kind):
+            fields[name] = _from_dict(kind, value, f"{path}.")
+        else:
+            fields[name] = _checked(path, value, kind)
     try:
-        return cls(**found)
+        return cls(**fields)
     except SettingError:
         raise
-    except (ArithmeticError, TypeError, ValueError) as error:  # numbers nobody reckons with
+    except (ArithmeticError, TypeError, ValueError) as error:  # of absurd numbers
         raise SettingError(f"{prefix or cls.__name__} has values that make no sense: {error}") from error
 
 
 def _checked(path: str, value: Any, kind: Any) -> Any:
-    """``value`` as ``kind`` (an int where a float is due, a list where a tuple is), or a SettingError."""
+    """``value`` as ``kind``, an int as a float and a list as a tuple where needed; or SettingError."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         if value in arguments:
@@ -186,9 +174,7 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
         return _checked(path, value, next(a for a in arguments if a is not type(None)))
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1023:
         return float(value)
-    known = (
-        isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    )
-    if known and value == value:  # not NaN
+    fits = isinstance(kind, type) and isinstance(value, kind)
+    if fits and isinstance(value, bool) == (kind is bool) and value == value:  # not NaN
         return value
     raise SettingError(f"{path}={value!r} should be of type {getattr(kind, '__name__', kind)}")

@@ -1,4 +1,4 @@
-"""Where every array lives: two tables from the names of axes to the axes of a mesh, and nothing else decides.
+"""Where every array lives: decided by two tables alone, from the names of axes to the axes of a mesh.
 
 A module names the axes of its parameters and activations and knows no mesh. Without a mesh around it
 (``jax.set_mesh``) all of this does nothing.
@@ -14,7 +14,7 @@ from flax import nnx
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lm.mesh import MeshConfig, shown
+from lm.mesh import MeshConfig, describe_mesh
 from lm.settings import SettingError, nearest
 
 BATCH = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
@@ -52,25 +52,22 @@ ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "features": "fsdp",  # with the features that the table has there
 }
 
-# Elsewhere a size that does not divide is an error. The one token of a step of decoding is whole on each
-# device, and so are the few heads of keys that many heads of queries share.
+# Other sizes that do not divide are an error. These are then held by each device: the one token of a step of
+# decoding, and the few heads of keys that many heads of queries share.
 WHERE_IT_DIVIDES = ("length", "kv_heads")
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh of these devices, or of all; the compiler places what nothing here does (``AxisType.Auto``).
+    """The mesh of these devices, or of all; the compiler places what is not placed here (``AxisType.Auto``).
 
     Neighbours on a mesh axis are neighbours in a TPU's network; only the axis "slice" leaves a slice.
     """
     devices = list(jax.devices()) if devices is None else devices
     sizes = config.sizes(len(devices))
-    slices = (
-        len({getattr(device, "slice_index", 0) for device in devices}) if devices[0].platform == "tpu" else 1
-    )
+    on_tpu = devices[0].platform == "tpu"
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
     if slices not in (1, sizes["slice"]):
-        raise SettingError(
-            f"mesh.slice={sizes['slice']} should be {slices}: the devices are in so many slices"
-        )
+        raise SettingError(f"mesh.slice={sizes['slice']} should be {slices}, the devices' number of slices")
     shape, types = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
     if slices == 1:
         arranged = create_device_mesh(shape, devices, allow_split_physical_axes=True)
@@ -85,20 +82,18 @@ def check_division(what: str, size: int, sizes: Mapping[str, int]) -> None:
     if size % (parts := prod(sizes.values())):
         fitting = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
         raise SettingError(
-            f"{what} of size {size} cannot be split over {shown(sizes)}: make it a multiple of {parts}, "
-            f"or mesh.{' * mesh.'.join(sizes)} one of {', '.join(map(str, fitting))}"
+            f"{what} of size {size} cannot be split over {describe_mesh(sizes)}: make it a multiple of "
+            f"{parts}, or mesh.{' * mesh.'.join(sizes)} one of {', '.join(map(str, fitting))}"
         )
 
 
 def check_rows(length: int, sizes: Mapping[str, int]) -> None:
-    """SettingError if the longest rows, of ``length`` tokens, cannot be shared out over mesh ``sizes``."""
+    """SettingError if the longest rows, of ``length`` tokens, cannot be split over mesh ``sizes``."""
     check_division("the longest row", length, {"sequence": sizes["sequence"]})
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
-    """``x`` laid out by the names of its axes; ``x`` itself where there is no mesh, or one of a single
-    device.
-    """
+    """``x`` laid out by the names of its axes; ``x`` itself without a mesh of several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     spec = _spec(axes, x.shape, ACTIVATION_AXES, f"activation {axes}", mesh)
     return x if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(x, spec)
@@ -106,76 +101,68 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
 
 def named(tree: Any) -> dict[str, Any]:
     """``{dotted name: leaf}`` of any pytree; a parameter's name does not end in the box that holds it."""
-    found = {}
+    leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path]
-        found[".".join(parts[:-1] if parts[-1:] == ["value"] else parts)] = leaf
-    return found
+        leaves[".".join(parts[:-1] if parts[-1:] == ["value"] else parts)] = leaf
+    return leaves
 
 
 def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
     """``{parameter name: names of its axes}``, with "layers" in front where it is stacked over layers."""
-    found, boxes = {}, jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    by_name, boxes = {}, jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, nnx.Variable))
     for name, box in zip(named(model), boxes, strict=True):
         if not isinstance(box, nnx.Variable):
             raise SettingError(f"a model should hold its arrays in nnx.Param only, not {name} by itself")
         names = box.get_metadata().get("axes")
         if names is None or len(box.shape) - len(names) not in (0, 1):
             raise SettingError(
-                f"parameter {name} of shape {box.shape} has the axes {names}: one name for each is due"
+                f"parameter {name} of shape {box.shape} has axes {names}: one name each is needed"
             )
-        found[name] = ("layers",) * (len(box.shape) - len(names)) + tuple(names)
-    return found
+        by_name[name] = ("layers",) * (len(box.shape) - len(names)) + tuple(names)
+    return by_name
 
 
 def parameters(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
-    """``{parameter name: where it lives}``; of a model of shapes alone too (``jax.eval_shape``)."""
-    found, leaves = {}, named(model)
+    """``{parameter name: where it lives}``; also of a model of shapes (``jax.eval_shape``)."""
+    leaves, places = named(model), {}
     for name, names in axes(model).items():
-        found[name] = NamedSharding(
-            mesh, _spec(names, leaves[name].shape, PARAMETER_AXES, f"parameter {name}", mesh)
-        )
-    return found
+        spec = _spec(names, leaves[name].shape, PARAMETER_AXES, f"parameter {name}", mesh)
+        places[name] = NamedSharding(mesh, spec)
+    return places
 
 
 def like_parameters(
     init: Callable[[dict[str, Any]], Any], model: nnx.Module, places: Mapping[str, NamedSharding]
 ) -> Any:
-    """Where what ``init`` remembers of ``{parameter name: array}`` lives: as the axes that it has of the
-    parameter do.
+    """Where the optimiser's memory of ``{parameter name: array}`` lives: its axes where the parameter's do.
 
-    Which these are is told by their sizes, in parameters without two axes of a size. What stands under no
-    parameter's name, such as a count, is held by every device. SettingError for a larger array that has other
+    Axes are recognised by size, in stand-ins for the parameters that have no two axes of one size. What is
+    under no parameter's name, such as a count, every device holds. SettingError for a larger array of other
     axes.
     """
     mesh, params = next(iter(places.values())).mesh, named(model)
     shapes = {
-        name: _told_apart(params[name].shape, names[:1] == ("layers",)) for name, names in axes(model).items()
+        n: _distinct_sizes(params[n].shape, names[:1] == ("layers",)) for n, names in axes(model).items()
     }
-    remembered = jax.eval_shape(
-        init, {name: jax.ShapeDtypeStruct(shape, params[name].dtype) for name, shape in shapes.items()}
-    )
+    stand_ins = {name: jax.ShapeDtypeStruct(shape, params[name].dtype) for name, shape in shapes.items()}
 
     def place(path, leaf):
         owners = [key.key for key in path if getattr(key, "key", None) in shapes]
         spec = dict(zip(shapes[owners[-1]], places[owners[-1]].spec, strict=True)) if owners else {}
-        own = [size for size in leaf.shape if size > 1]  # 1: in place of what is not remembered
-        if len(set(own) & spec.keys()) == len(own):
+        sizes = [size for size in leaf.shape if size > 1]  # 1: in place of what is not remembered
+        if len(set(sizes) & spec.keys()) == len(sizes):
             return NamedSharding(mesh, PartitionSpec(*map(spec.get, leaf.shape)))
         if leaf.ndim > 1:
-            name = jax.tree_util.keystr(path)
-            raise SettingError(
-                f"the optimiser's {name} of shape {leaf.shape} has other axes than the parameter, {spec}"
-            )
+            memory = f"the optimiser's {jax.tree_util.keystr(path)} of shape {leaf.shape}"
+            raise SettingError(f"{memory} has other axes than the parameter, {spec}")
         return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(place, remembered)
+    return jax.tree_util.tree_map_with_path(place, jax.eval_shape(init, stand_ins))
 
 
-def _told_apart(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
-    """Sizes in the same order, no two of them equal: of axes alike the later is the larger. Layers stay as
-    many.
-    """
+def _distinct_sizes(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
+    """Sizes in the same order, no two equal: of equal axes the later gets larger. Layers stay as many."""
     sizes, last, layers = list(shape), 0, shape[0] if stacked else 0
     for axis in sorted(range(stacked, len(shape)), key=lambda axis: shape[axis]):
         last = max(shape[axis], last + 1)
@@ -208,8 +195,8 @@ def rows_of_process(mesh: Mesh, batch_size: int) -> list[slice]:
 
     Where a tensor axis spans several processes, these feed the same rows.
     """
-    held = batches(mesh).addressable_devices_indices_map((batch_size,)).values()
-    return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in held})]
+    indices = batches(mesh).addressable_devices_indices_map((batch_size,)).values()
+    return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in indices})]
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
@@ -233,17 +220,14 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):
-    """Where such an array lives; SettingError for a name that the table lacks, or a size that does not
-    divide.
-    """
+    """Where such an array lives; SettingError for an unknown name, or a size that does not divide."""
     places = []
     for name, size in zip(names, shape, strict=True):
         if name not in table:
             raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
         place = table[name]
-        sizes = {
-            axis: mesh.shape.get(axis, 1) for axis in ((place,) if isinstance(place, str) else place or ())
-        }
+        mesh_axes = (place,) if isinstance(place, str) else place or ()
+        sizes = {axis: mesh.shape.get(axis, 1) for axis in mesh_axes}
         if name in WHERE_IT_DIVIDES and size % prod(sizes.values()):
             place, sizes = None, {}
         check_division(f"{what}: axis {name!r}", size, sizes)

@@ -101,7 +101,7 @@ EDITED = seal({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.1
     ("text", "said"),
     [
         (None, "is missing"),
-        ("", "is no JSON"),
+        ("", "is not JSON"),
         ("[]", "has no checksum"),
         (json.dumps({**NOW, "allowed": []}), "has no checksum"),
         (EDITED, "was edited or damaged"),

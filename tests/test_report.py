@@ -305,7 +305,7 @@ def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(t
     for said in (
         "model.d_ff: 3 -> ",
         "10/seed-0 belongs",
-        "is no JSON",
+        "is not JSON",
         "seed-1 has not finished",
         "nowhere",
     ):
