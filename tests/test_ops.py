@@ -15,7 +15,7 @@ from lm.nn.config import RotaryConfig
 from lm.ops.attention import SCORE_SCALES, Softmax, attention_weights, bilinear, dot_product_attention
 from lm.ops.decoding.config import Decoding
 from lm.ops.decoding.sampling import next_token
-from lm.ops.losses import cross_entropy, token_accuracy
+from lm.ops.losses import cross_entropy, accuracy
 from lm.ops.positions import Alibi, alibi_slopes, rotate, sinusoids
 
 
@@ -54,7 +54,7 @@ def test_losses_of_micro_batches_add_up_and_large_logits_stay_finite():
 
 def test_accuracy_counts_weights_of_right_positions_and_greedy_takes_the_highest_logit():
     logits, weights = jnp.eye(4)[None], jnp.array([[1, 0.5, 2, 0]])
-    right, total = token_accuracy(logits, jnp.array([[0, 1, 3, 3]]), weights)
+    right, total = accuracy(logits, jnp.array([[0, 1, 3, 3]]), weights)
     assert (right, total) == (1.5, 3.5)
     np.testing.assert_array_equal(next_token(Decoding(), logits[0], None), jnp.arange(4))
 

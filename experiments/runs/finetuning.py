@@ -27,7 +27,7 @@ from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Task
 from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
-from lm.evaluate.questions import Questions, score
+from lm.evaluate.questions import Questions, score_task
 from lm.nn.composed import Ensemble, Tuned
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.train.log import records
@@ -86,7 +86,7 @@ def answer_together(sessions: Sequence[Session], name: str, folders: Sequence[Pa
             models.append(checkpoints.restore_model(made.steps.abstract, checkpoints.best()).model)
     for each in made.asked:
         path = folders[0].parent / "predictions" / each.task.name / "ensemble.jsonl"
-        metrics = score(Ensemble(models), each, made.steps.put, path)
+        metrics = score_task(Ensemble(models), each, made.steps.put, path)
         found[each.task.name] = about(each.task, session.experiment.finetuning.steps, metrics)
     return found
 
@@ -165,7 +165,7 @@ def evaluation(
         for each in asked:
             name = each.task.name
             path = folder / "predictions" / name / f"{int(state.step)}.jsonl"
-            metrics = score(state.model, each, steps.put, path)
+            metrics = score_task(state.model, each, steps.put, path)
             metrics |= {"loss": steps.evaluate(state, right[name])["loss"]} if name in right else {}
             found |= {f"{name}/{metric}": value for metric, value in metrics.items()}
         return found | {"score": sum(found[f"{each.task.name}/score"] for each in asked) / len(asked)}

@@ -35,7 +35,7 @@ def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
     return [questions.answer(row, np.asarray(output)) for row, output in pairs]
 
 
-def score(model: Any, questions: Questions, put: Callable, path: Path | None) -> dict[str, float]:
+def score_task(model: Any, questions: Questions, put: Callable, path: Path | None) -> dict[str, float]:
     """Metrics of the model's answers, 0 to 100, ``score`` the task's main one; answers go to ``path``."""
     predictions = predict(model, questions, put)
     if path is not None:

@@ -22,9 +22,9 @@ def _sized(
     return replace(family, d_model=d_model, **layers_of | layer | new)
 
 
-T5 = ModelConfig()
-T5_1_1 = replace(T5, mlp="gated-gelu", logits="separate")
-UMT5 = replace(T5_1_1, positions="relative-per-layer", vocab_size=256_384)  # Chung et al. 2023
+_T5 = ModelConfig()
+_T5_1_1 = replace(_T5, mlp="gated-gelu", logits="separate")
+_UMT5 = replace(_T5_1_1, positions="relative-per-layer", vocab_size=256_384)  # Chung et al. 2023
 
 # All the others have scaled scores, layer norm, biases, and an output matrix that is the embedding.
 _CLASSIC = ModelConfig(
@@ -35,118 +35,115 @@ _WAVES = replace(_CLASSIC, positions="sinusoidal", residual="post-norm", embed_s
 _MASKED: dict[str, Any] = {"embed_norm": True, "logits_transform": True, "logits_bias": True}
 
 # Vaswani et al. 2017
-TRANSFORMER = replace(_WAVES, vocab_size=37_000, sinusoid="tensor2tensor", mlp="relu")
-MARIAN = _family(  # Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020
+_TRANSFORMER = replace(_WAVES, vocab_size=37_000, sinusoid="tensor2tensor", mlp="relu")
+_MARIAN = _family(  # Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020
     _WAVES, 58_101, (58_100, 0, 58_100), sinusoid="halves", mlp="silu", logits_bias=True
 )
-BART = _family(  # Lewis et al. 2020
+_BART = _family(  # Lewis et al. 2020
     _POST_NORM, 50_265, (1, 2, 2), max_length=1_024, position_offset=2, embed_norm=True, logits_bias=True
 )
 
-_ENCODER = replace(_POST_NORM, architecture="encoder", norm_epsilon=1e-12, type_vocab_size=2, **_MASKED)
-BERT = _family(_ENCODER, 30_522, (0, None, None), heads=("pooler", "next-sentence"))  # Devlin et al. 2019
-ROBERTA = _family(  # Liu et al. 2019
-    BERT, 50_265, (1, 2, 0), position_offset=2, type_vocab_size=1, norm_epsilon=1e-5, heads=()
+_BIDIRECTIONAL = replace(_POST_NORM, architecture="encoder", norm_epsilon=1e-12, type_vocab_size=2, **_MASKED)
+# Devlin et al. 2019
+_BERT = _family(_BIDIRECTIONAL, 30_522, (0, None, None), heads=("pooler", "next-sentence"))
+_ROBERTA = _family(  # Liu et al. 2019
+    _BERT, 50_265, (1, 2, 0), position_offset=2, type_vocab_size=1, norm_epsilon=1e-5, heads=()
 )
-DISTILBERT = replace(BERT, type_vocab_size=0, heads=())  # Sanh et al. 2019
-ALBERT = replace(  # Lan et al. 2020
-    BERT,
-    vocab_size=30_000,
-    d_embed=128,
-    shared_layers=True,
-    mlp="gelu-tanh",
-    heads=("pooler", "sentence-order"),
-)
-ELECTRA = replace(BERT, logits="none", logits_transform=False, logits_bias=False, heads=("replaced-token",))
-ELECTRA_GENERATOR = replace(BERT, heads=())  # Clark et al. 2020
+_DISTILBERT = replace(_BERT, type_vocab_size=0, heads=())  # Sanh et al. 2019
+_ALBERT = replace(_BERT, vocab_size=30_000, d_embed=128, shared_layers=True, mlp="gelu-tanh")
+_ALBERT = replace(_ALBERT, heads=("pooler", "sentence-order"))  # Lan et al. 2020
+_ELECTRA = replace(_BERT, logits="none", logits_transform=False, logits_bias=False, heads=("replaced-token",))
+_ELECTRA_GENERATOR = replace(_BERT, heads=())  # Clark et al. 2020
 _LONG = SparsityConfig(window=256, projections="separate")
-LONGFORMER = replace(ROBERTA, max_length=4_096, sparsity=_LONG)  # Beltagy et al. 2020
+_LONGFORMER = replace(_ROBERTA, max_length=4_096, sparsity=_LONG)  # Beltagy et al. 2020
 
 # Radford et al. 2018, 2019
-GPT = _family(_POST_NORM, 40_478, (0, None, None), architecture="decoder", mlp="gelu-tanh")
-GPT2 = _family(GPT, 50_257, (0, 50_256, None), max_length=1_024, residual="pre-norm")
-GPT3 = replace(GPT2, max_length=2_048)  # Brown et al. 2020, table 2.1; its sparse layers are not published
+_GPT = _family(_POST_NORM, 40_478, (0, None, None), architecture="decoder", mlp="gelu-tanh")
+_GPT2 = _family(_GPT, 50_257, (0, 50_256, None), max_length=1_024, residual="pre-norm")
+_GPT3 = replace(_GPT2, max_length=2_048)  # Brown et al. 2020, table 2.1; its sparse layers are not published
 # Ben Allal et al. 2023; Li et al. 2023
-BIGCODE = _family(GPT2, 49_152, (0, 0, None), num_key_value_heads=1, max_length=8_192)
-_ROTARY = replace(GPT2, positions="rotary", logits="separate")
-NEOX = _family(  # Black et al. 2022; Biderman et al. 2023
+_BIGCODE = _family(_GPT2, 49_152, (0, 0, None), num_key_value_heads=1, max_length=8_192)
+_ROTARY = replace(_GPT2, positions="rotary", logits="separate")
+_NEOX = _family(  # Black et al. 2022; Biderman et al. 2023
     _ROTARY, 50_432, (0, 0, None), rotary=RotaryConfig(fraction=0.25), residual="parallel", mlp="gelu"
 )
-BLOOM = _family(GPT2, 250_880, (3, 2, None), positions="alibi", embed_norm=True)  # Le Scao et al. 2022
-LLAMA = _family(  # Touvron et al. 2023
+_BLOOM = _family(_GPT2, 250_880, (3, 2, None), positions="alibi", embed_norm=True)  # Le Scao et al. 2022
+_LLAMA = _family(  # Touvron et al. 2023
     _ROTARY, 32_000, (0, 2, None), norm="rms", norm_epsilon=1e-6, bias=False, mlp="gated-silu"
 )
 _LLAMA3_1 = RotaryConfig(base=500_000.0, scaling="llama3", factor=8.0, original_length=8_192)
 _LLAMA3_2 = replace(_LLAMA3_1, factor=32.0)
 _GROUPED: dict[str, Any] = {"num_heads": 32, "num_key_value_heads": 8, "norm_epsilon": 1e-5}
-LLAMA3 = _family(LLAMA, 128_256, (0, 128_001, None), rotary=_LLAMA3_1, **_GROUPED)  # Grattafiori et al. 2024
+_LLAMA3 = _family(
+    _LLAMA, 128_256, (0, 128_001, None), rotary=_LLAMA3_1, **_GROUPED
+)  # Grattafiori et al. 2024
 
 SIZES = {
-    "t5-small": _sized(T5, 6, 512, 8),
-    "t5-base": _sized(T5, 12, 768, 12),
-    "t5-large": _sized(T5, 24, 1_024, 16),
-    "t5-3b": _sized(T5, 24, 1_024, 32, d_ff=16_384, d_kv=128),
-    "t5-11b": _sized(T5, 24, 1_024, 128, d_ff=65_536, d_kv=128),
-    "t5-1.1-small": _sized(T5_1_1, 8, 512, 6, d_ff=1_024, d_kv=64),
-    "t5-1.1-base": _sized(T5_1_1, 12, 768, 12, d_ff=2_048),
-    "t5-1.1-large": _sized(T5_1_1, 24, 1_024, 16, d_ff=2_816),
-    "t5-1.1-xl": _sized(T5_1_1, 24, 2_048, 32, d_ff=5_120),
-    "t5-1.1-xxl": _sized(T5_1_1, 24, 4_096, 64, d_ff=10_240),
-    "umt5-small": _sized(UMT5, 8, 512, 6, d_ff=1_024, d_kv=64),
-    "umt5-base": _sized(UMT5, 12, 768, 12, d_ff=2_048),
-    "transformer-base": _sized(TRANSFORMER, 6, 512, 8),
-    "transformer-big": _sized(TRANSFORMER, 6, 1_024, 16),
-    "marian": _sized(MARIAN, 6, 512, 8),
-    "bart-base": _sized(BART, 6, 768, 12),
-    "bart-large": _sized(BART, 12, 1_024, 16),
-    "bert-base": _sized(BERT, 12, 768, 12),
-    "bert-large": _sized(BERT, 24, 1_024, 16),
+    "t5-small": _sized(_T5, 6, 512, 8),
+    "t5-base": _sized(_T5, 12, 768, 12),
+    "t5-large": _sized(_T5, 24, 1_024, 16),
+    "t5-3b": _sized(_T5, 24, 1_024, 32, d_ff=16_384, d_kv=128),
+    "t5-11b": _sized(_T5, 24, 1_024, 128, d_ff=65_536, d_kv=128),
+    "t5-1.1-small": _sized(_T5_1_1, 8, 512, 6, d_ff=1_024, d_kv=64),
+    "t5-1.1-base": _sized(_T5_1_1, 12, 768, 12, d_ff=2_048),
+    "t5-1.1-large": _sized(_T5_1_1, 24, 1_024, 16, d_ff=2_816),
+    "t5-1.1-xl": _sized(_T5_1_1, 24, 2_048, 32, d_ff=5_120),
+    "t5-1.1-xxl": _sized(_T5_1_1, 24, 4_096, 64, d_ff=10_240),
+    "umt5-small": _sized(_UMT5, 8, 512, 6, d_ff=1_024, d_kv=64),
+    "umt5-base": _sized(_UMT5, 12, 768, 12, d_ff=2_048),
+    "transformer-base": _sized(_TRANSFORMER, 6, 512, 8),
+    "transformer-big": _sized(_TRANSFORMER, 6, 1_024, 16),
+    "marian": _sized(_MARIAN, 6, 512, 8),
+    "bart-base": _sized(_BART, 6, 768, 12),
+    "bart-large": _sized(_BART, 12, 1_024, 16),
+    "bert-base": _sized(_BERT, 12, 768, 12),
+    "bert-large": _sized(_BERT, 24, 1_024, 16),
     # Joshi et al. 2020
-    "spanbert-base": _sized(replace(BERT, vocab_size=28_996, heads=("pooler",)), 12, 768, 12),
-    "spanbert-large": _sized(replace(BERT, vocab_size=28_996, heads=("pooler",)), 24, 1_024, 16),
-    "roberta-base": _sized(ROBERTA, 12, 768, 12),
-    "roberta-large": _sized(ROBERTA, 24, 1_024, 16),
-    "distilbert": _sized(DISTILBERT, 6, 768, 12),
-    "albert-base": _sized(ALBERT, 12, 768, 12),
-    "albert-large": _sized(ALBERT, 24, 1_024, 16),
-    "albert-xlarge": _sized(ALBERT, 24, 2_048, 16),
-    "albert-xxlarge": _sized(ALBERT, 12, 4_096, 64),
-    "electra-small": _sized(ELECTRA, 12, 256, 4, d_embed=128),
-    "electra-base": _sized(ELECTRA, 12, 768, 12),
-    "electra-large": _sized(ELECTRA, 24, 1_024, 16),
-    "electra-small-generator": _sized(ELECTRA_GENERATOR, 12, 256, 4, d_embed=128),
-    "electra-base-generator": _sized(ELECTRA_GENERATOR, 12, 256, 4, d_embed=768),
-    "electra-large-generator": _sized(ELECTRA_GENERATOR, 24, 256, 4, d_embed=1_024),
-    "longformer-base": _sized(LONGFORMER, 12, 768, 12),
-    "longformer-large": _sized(LONGFORMER, 24, 1_024, 16),
-    "gpt": _sized(GPT, 12, 768, 12),
-    "gpt2": _sized(GPT2, 12, 768, 12),
-    "gpt2-medium": _sized(GPT2, 24, 1_024, 16),
-    "gpt2-large": _sized(GPT2, 36, 1_280, 20),
-    "gpt2-xl": _sized(GPT2, 48, 1_600, 25),
-    "gpt3-small": _sized(GPT3, 12, 768, 12),
-    "gpt3-medium": _sized(GPT3, 24, 1_024, 16),
-    "gpt3-large": _sized(GPT3, 24, 1_536, 16),
+    "spanbert-base": _sized(replace(_BERT, vocab_size=28_996, heads=("pooler",)), 12, 768, 12),
+    "spanbert-large": _sized(replace(_BERT, vocab_size=28_996, heads=("pooler",)), 24, 1_024, 16),
+    "roberta-base": _sized(_ROBERTA, 12, 768, 12),
+    "roberta-large": _sized(_ROBERTA, 24, 1_024, 16),
+    "distilbert": _sized(_DISTILBERT, 6, 768, 12),
+    "albert-base": _sized(_ALBERT, 12, 768, 12),
+    "albert-large": _sized(_ALBERT, 24, 1_024, 16),
+    "albert-xlarge": _sized(_ALBERT, 24, 2_048, 16),
+    "albert-xxlarge": _sized(_ALBERT, 12, 4_096, 64),
+    "electra-small": _sized(_ELECTRA, 12, 256, 4, d_embed=128),
+    "electra-base": _sized(_ELECTRA, 12, 768, 12),
+    "electra-large": _sized(_ELECTRA, 24, 1_024, 16),
+    "electra-small-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, d_embed=128),
+    "electra-base-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, d_embed=768),
+    "electra-large-generator": _sized(_ELECTRA_GENERATOR, 24, 256, 4, d_embed=1_024),
+    "longformer-base": _sized(_LONGFORMER, 12, 768, 12),
+    "longformer-large": _sized(_LONGFORMER, 24, 1_024, 16),
+    "gpt": _sized(_GPT, 12, 768, 12),
+    "gpt2": _sized(_GPT2, 12, 768, 12),
+    "gpt2-medium": _sized(_GPT2, 24, 1_024, 16),
+    "gpt2-large": _sized(_GPT2, 36, 1_280, 20),
+    "gpt2-xl": _sized(_GPT2, 48, 1_600, 25),
+    "gpt3-small": _sized(_GPT3, 12, 768, 12),
+    "gpt3-medium": _sized(_GPT3, 24, 1_024, 16),
+    "gpt3-large": _sized(_GPT3, 24, 1_536, 16),
     # 24 heads in print, which would be 1.5 billion parameters instead of 1.3
-    "gpt3-xl": _sized(GPT3, 24, 2_048, 16),
-    "gpt3-2.7b": _sized(GPT3, 32, 2_560, 32),
-    "gpt3-6.7b": _sized(GPT3, 32, 4_096, 32),
-    "gpt3-13b": _sized(GPT3, 40, 5_140, 40, d_kv=128),
-    "gpt3": _sized(GPT3, 96, 12_288, 96),
-    "starcoder": _sized(BIGCODE, 40, 6_144, 48),
-    "santacoder": _sized(replace(BIGCODE, vocab_size=49_280, max_length=2_048), 24, 2_048, 16),
-    "pythia-70m": _sized(replace(NEOX, vocab_size=50_304), 6, 512, 8),
-    "pythia-160m": _sized(replace(NEOX, vocab_size=50_304), 12, 768, 12),
-    "pythia-410m": _sized(replace(NEOX, vocab_size=50_304), 24, 1_024, 16),
-    "gpt-neox-20b": _sized(NEOX, 44, 6_144, 64),
-    "bloom-560m": _sized(BLOOM, 24, 1_024, 16),
-    "bloom-1b7": _sized(BLOOM, 24, 2_048, 16),
-    "bloom-7b1": _sized(BLOOM, 30, 4_096, 32),
-    "bloom": _sized(BLOOM, 70, 14_336, 112),
-    "llama-7b": _sized(LLAMA, 32, 4_096, 32, d_ff=11_008),
-    "llama-13b": _sized(LLAMA, 40, 5_120, 40, d_ff=13_824),
-    "llama-2-70b": _sized(LLAMA, 80, 8_192, 64, d_ff=28_672, num_key_value_heads=8, norm_epsilon=1e-5),
-    "llama-3.1-8b": _sized(LLAMA3, 32, 4_096, 32, d_ff=14_336),
-    "llama-3.1-70b": _sized(LLAMA3, 80, 8_192, 64, d_ff=28_672),
-    "llama-3.2-1b": _sized(LLAMA3, 16, 2_048, 32, d_ff=8_192, logits="tied", rotary=_LLAMA3_2),
+    "gpt3-xl": _sized(_GPT3, 24, 2_048, 16),
+    "gpt3-2.7b": _sized(_GPT3, 32, 2_560, 32),
+    "gpt3-6.7b": _sized(_GPT3, 32, 4_096, 32),
+    "gpt3-13b": _sized(_GPT3, 40, 5_140, 40, d_kv=128),
+    "gpt3": _sized(_GPT3, 96, 12_288, 96),
+    "starcoder": _sized(_BIGCODE, 40, 6_144, 48),
+    "santacoder": _sized(replace(_BIGCODE, vocab_size=49_280, max_length=2_048), 24, 2_048, 16),
+    "pythia-70m": _sized(replace(_NEOX, vocab_size=50_304), 6, 512, 8),
+    "pythia-160m": _sized(replace(_NEOX, vocab_size=50_304), 12, 768, 12),
+    "pythia-410m": _sized(replace(_NEOX, vocab_size=50_304), 24, 1_024, 16),
+    "gpt-neox-20b": _sized(_NEOX, 44, 6_144, 64),
+    "bloom-560m": _sized(_BLOOM, 24, 1_024, 16),
+    "bloom-1b7": _sized(_BLOOM, 24, 2_048, 16),
+    "bloom-7b1": _sized(_BLOOM, 30, 4_096, 32),
+    "bloom": _sized(_BLOOM, 70, 14_336, 112),
+    "llama-7b": _sized(_LLAMA, 32, 4_096, 32, d_ff=11_008),
+    "llama-13b": _sized(_LLAMA, 40, 5_120, 40, d_ff=13_824),
+    "llama-2-70b": _sized(_LLAMA, 80, 8_192, 64, d_ff=28_672, num_key_value_heads=8, norm_epsilon=1e-5),
+    "llama-3.1-8b": _sized(_LLAMA3, 32, 4_096, 32, d_ff=14_336),
+    "llama-3.1-70b": _sized(_LLAMA3, 80, 8_192, 64, d_ff=28_672),
+    "llama-3.2-1b": _sized(_LLAMA3, 16, 2_048, 32, d_ff=8_192, logits="tied", rotary=_LLAMA3_2),
 }

@@ -22,7 +22,7 @@ def cross_entropy(
     return (loss * weights).sum(), weights.sum(), z_loss * (jnp.square(log_z) * weights).sum()
 
 
-def token_accuracy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+def accuracy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
     """(sum of weights where no token is likelier than the target, sum of weights) from logits [B,T,V]."""
     weights = weights.astype(jnp.float32)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 
 from lm.nn.view import Batch
-from lm.ops.losses import cross_entropy, token_accuracy
+from lm.ops.losses import cross_entropy, accuracy
 from lm.train.config import LossConfig
 
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -81,7 +81,7 @@ def _tokens(logits, targets, weights, config):
     loss, total, z_loss = cross_entropy(
         logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
     )
-    right, _ = token_accuracy(logits, targets, weights)
+    right, _ = accuracy(logits, targets, weights)
     return loss, {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
 
 
