@@ -15,7 +15,7 @@ from lm.nn.config import RotaryConfig
 from lm.ops.attention import SCORE_SCALES, Softmax, attention_weights, bilinear, dot_product_attention
 from lm.ops.decoding.config import Decoding
 from lm.ops.decoding.sampling import next_token
-from lm.ops.losses import cross_entropy, accuracy
+from lm.ops.losses import accuracy, cross_entropy
 from lm.ops.positions import Alibi, alibi_slopes, rotate, sinusoids
 
 

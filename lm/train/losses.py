@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 
 from lm.nn.view import Batch
-from lm.ops.losses import cross_entropy, accuracy
+from lm.ops.losses import accuracy, cross_entropy
 from lm.train.config import LossConfig
 
 Sums = dict[str, tuple[jax.Array, jax.Array]]
