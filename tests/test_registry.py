@@ -14,6 +14,7 @@ from golden import make_study
 from experiments import __main__ as cli
 from experiments.cli import COMMANDS
 from experiments.runs.progress import duration, reporting
+from experiments.runs.stages import stages
 from experiments.study import classic, registry
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import REGISTRY, baseline_of, build, find, find_one, twin
@@ -201,6 +202,16 @@ def test_what_is_missing_on_the_command_line_is_said(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.dispatch(arguments)
     assert stopped.value.code == 2 and "lm run --help" in capsys.readouterr().err
+
+
+def test_the_stages_of_a_run_are_listed_with_what_each_starts_from_and_what_is_saved(tmp_path, capsys):
+    (stage,) = {stage.parent for stage in stages(build("t5/1-baseline/baseline", "nano")) if stage.parent}
+    (tmp_path / "nano" / stage.folder / "checkpoints" / "50").mkdir(parents=True)
+    command = ["show", "t5/1-baseline/baseline", "--stages", "--runs", str(tmp_path)]
+    assert cli.dispatch(command) == 0
+    lines = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    assert [line[3:6] for line in lines if "pretraining" in line[1:2]] == [["random parameters", "200", "50"]]
+    assert [line[1] for line in lines if "pretraining" in line[3:4]][:2] == ["summarise", "acceptability"]
 
 
 def test_the_help_names_every_scale(capsys):

@@ -1,14 +1,18 @@
 """What the commands of ``lm`` print that only need settings and finished runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
 
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.report.results import results
+from experiments.runs.stages import Stage
+from experiments.runs.stages import stages as stages_of_run
 from experiments.study.experiment import Experiment
-from experiments.study.registry import baseline_of, build, find, find_one, tables
+from experiments.study.registry import baseline_of, build, find, find_one, run_folder, tables
 from lm.settings import comments, diff, leaves
+from lm.train import manifest
 
 
 def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, names: bool = False) -> None:
@@ -38,17 +42,37 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
         CONSOLE.print(listed)
 
 
-def show_settings(name: str, /, scale: str = "nano") -> None:
-    """Show every setting of a row, with its meaning and unit.
+def show_row(name: str, /, scale: str = "nano", stages: bool = False, runs: Path = RUNS) -> None:
+    """Show every setting of a row, with its meaning and unit, or the stages of its run.
 
     Args:
         name: row of the registry, such as t5/6-corruption-rate/15.
         scale: size of the study: nano, mini, mini-real or base.
+        stages: show the stages of training instead: what each starts from, its steps and its folder.
+        runs: folder that holds the runs, for the steps that are saved.
     """
+    experiment, title = build(name, scale), f"{name} at scale {scale}"
+    if stages:
+        folder = run_folder(runs, scale, name, experiment.seed, {})
+        show_stages(stages_of_run(experiment, folder, runs / scale), title)
+        return
     meaning = comments(Experiment)
-    grid = listing("setting", "value", "meaning [unit]", title=f"{name} at scale {scale}")
-    for path, value in leaves(build(name, scale)):
+    grid = listing("setting", "value", "meaning [unit]", title=title)
+    for path, value in leaves(experiment):
         grid.add_row(path, escape(str(value)), escape(meaning.get(path, "")))
+    CONSOLE.print(grid)
+
+
+def show_stages(stages: Sequence[Stage], title: str) -> None:
+    """A line for each stage: what it is trained on, what it starts from, its steps and its folder."""
+    grid = listing("stage", "trained on", "starts from", "steps", "saved", "folder", title=title)
+    for stage in stages:
+        corpus = stage.kind == "pretrain" and stage.settings.mixing.pretraining != "tasks"
+        data = ", ".join((stage.settings.data.corpus, *stage.on) if corpus else stage.on)
+        parent = stage.parent.name if stage.parent else "random parameters"
+        saved = max(manifest.steps(stage.folder / "checkpoints"), default=0)
+        counts = (f"{number:,}" for number in (stage.training.steps, saved))
+        grid.add_row(stage.name, escape(data), parent, *counts, str(stage.folder))
     CONSOLE.print(grid)
 
 
