@@ -26,7 +26,7 @@ from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
 from lm.data.batches import Batches, check_size
-from lm.data.checks import check_rows
+from lm.data.checks import check_architecture
 from lm.data.labelled import Reader
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
@@ -60,7 +60,7 @@ def check(
         experiment.finetuning.steps > 0,
     )
     if tunes and tuning.mixtures:
-        check_rows(architecture, writes=True)
+        check_architecture(architecture, writes=True)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     prepared = first_alone(lambda: prepare(experiment, cache, say))

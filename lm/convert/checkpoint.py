@@ -1,6 +1,4 @@
-"""A folder with config.json and safetensors: read tensor by tensor into our arrays, written whole or not at
-all.
-"""
+"""A folder with config.json and safetensors: read tensor by tensor, written completely or not at all."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
@@ -47,7 +46,7 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
             family = FAMILIES[family_of(theirs)]
             stored = _renamed(family, files)
 
-            def read(name):
+            def read(name: str) -> np.ndarray:
                 return files[stored[name]].get_tensor(stored[name])
 
             parts = parts_in(theirs, stored)
@@ -62,11 +61,8 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
         due = tensors(family, config, shapes)
         wrong = [*_misfits(due, {name: files[old].get_slice(old) for name, old in stored.items()})]
         if not wrong:
-            wrong = [
-                _unknown(name, family)
-                for name in stored.keys() - due
-                if not _known(name, family, config, due, read)
-            ]
+            others = stored.keys() - due
+            wrong = [_unknown(name, family) for name in others if not _known(name, family, config, due, read)]
         if wrong:
             raise SettingError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
         arrays = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
@@ -83,67 +79,54 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     if not (folder / SINGLE).exists():
         if not (folder / INDEX).exists():
             raise SettingError(f"{folder} has neither {SINGLE} nor {INDEX}")
-        files = read_object(folder / INDEX).get("weight_map")
-        if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        index = read_object(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
             raise SettingError(f"{folder / INDEX} should have a weight_map from tensors to files")
-        files = sorted(set(files.values()))
-    found, wrong = {}, [f"{file}: lies outside of the folder" for file in files if Path(file).name != file]
+        files = sorted(set(index.values()))
+    wrong = [f"{file}: lies outside of the folder" for file in files if Path(file).name != file]
+    tensors_in: dict[str, Any] = {}
     for file in [] if wrong else files:
         try:
             opened = stack.enter_context(safe_open(folder / file, framework="numpy"))
         except (OSError, ValueError, SafetensorError) as error:
             wrong.append(f"{file}: {error}")
             continue
-        wrong += [f"{file}: {name} is in another file too" for name in opened.keys() if name in found]
-        found |= dict.fromkeys(opened.keys(), opened)
+        wrong += [f"{file}: {name} is in another file too" for name in opened.keys() if name in tensors_in]
+        tensors_in |= dict.fromkeys(opened.keys(), opened)
     if wrong:
         raise SettingError(f"{folder} cannot be read:\n  " + "\n  ".join(wrong))
-    return found
+    return tensors_in
 
 
 def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
-    """Before anything is made for the model: each of its sizes is one that tensors of these shapes can
-    have.
-    """
+    """Before memory is taken for the model: SettingError for a size that no tensors of these shapes have."""
     count, numbers = len(shapes), sum(map(prod, shapes))
-    sizes = [
-        "vocab_size",
-        "d_model",
-        "d_ff",
-        "d_kv",
-        "num_heads",
-        "d_embed",
-        "type_vocab_size",
-        "adapter_width",
-    ]
+    sizes = "vocab_size d_model d_ff d_kv num_heads d_embed type_vocab_size adapter_width".split()
     sizes += ["encoder.d_ff", "encoder.d_kv", "encoder.num_heads"]
     sizes += ["max_length", "position_offset"] * (config.positions == "learned")
     sizes += ["relative_buckets"] * config.positions.startswith("relative")
     limits = dict.fromkeys(sizes, numbers)
     layers = ["num_encoder_layers"] * config.has_encoder + ["num_decoder_layers"] * config.has_decoder
     limits |= dict.fromkeys(layers, numbers if config.shared_layers else count)
-    given = dict(leaves(config))
+    settings = dict(leaves(config))
     for name, limit in limits.items():
-        if (given[name] or 0) > limit:
-            raise SettingError(
-                f"{CONFIG} asks for {name}={given[name]}, the files have {count} tensors of {numbers} numbers"
-            )
+        if (settings[name] or 0) > limit:
+            stored = f"{count} tensors of {numbers} numbers"
+            raise SettingError(f"{CONFIG} asks for {name}={settings[name]}, the files have {stored}")
 
 
 def _renamed(family: Family, stored: Iterable[str]) -> dict[str, str]:
-    """``{name as the table has it: name as it is stored}``, of files by older programs or of models without
-    output.
-    """
+    """``{name as the family has it: name as it is stored}``, by older programs or without output layers."""
     stored = list(stored)
     prefix = "" if any(name.startswith(family.prefix) for name in stored) else family.prefix
     above = {*family.above.values(), *family.copies}
-    found = {}
+    names: dict[str, str] = {}
     for name in stored:
         new = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
         new = new.removesuffix(".beta") + ".bias" if new.endswith(".beta") else new
         new = new if {new, new.rpartition(".")[0]} & above else prefix + new
-        found[name if new in found else new] = name
-    return found
+        names[name if new in names else new] = name
+    return names
 
 
 def _misfits(due: Mapping[str, Tensor], stored: Mapping[str, Any]) -> Iterator[str]:
@@ -172,18 +155,14 @@ def _known(name: str, family: Family, config: ModelConfig, due: Mapping[str, Ten
 def _unknown(name: str, family: Family) -> str:
     if name not in family.copies:
         return f"unknown: {name}"
-    return (
-        f"unknown: {name} differs from {family.copies[name]}, which it should repeat here "
-        "(tie_word_embeddings)"
-    )
+    source = family.copies[name]
+    return f"unknown: {name} differs from {source}, which it should repeat here (tie_word_embeddings)"
 
 
 def _has_matrix(family: Family, stored: Collection[str], read: Read) -> bool:
-    """Whether there is an output matrix that does not repeat the embedding, whatever the settings say of
-    it.
-    """
-    both = [f"{family.modules.get(module)}.weight" for module in ("head", "embed")]
-    return {*both} <= {*stored} and not _repeats(*both, read)
+    """Whether an output matrix differs from the embedding, whatever the settings say."""
+    head, embed = (f"{family.modules.get(module)}.weight" for module in ("head", "embed"))
+    return {head, embed} <= {*stored} and not _repeats(head, embed, read)
 
 
 def _repeats(name: str, source: str, read: Read) -> bool:
@@ -196,8 +175,8 @@ def _repeats(name: str, source: str, read: Read) -> bool:
 def _tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     family = FAMILIES[config_json(config)["model_type"]]
     bare = config.logits == "none" and parts_of(config) <= {"pooler"}  # as BertModel: nothing stands above
-    found = tensors(family, config, shapes)
-    return {name.removeprefix(family.prefix) if bare else name: tensor for name, tensor in found.items()}
+    prefix = family.prefix if bare else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors(family, config, shapes).items()}
 
 
 def save(
@@ -207,8 +186,7 @@ def save(
     shard_bytes: int = SHARD_BYTES,
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all of it or
-    nothing.
+    """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all or nothing.
 
     SettingError if no published family computes what this model does.
     """
@@ -221,13 +199,12 @@ def save(
         (draft / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         shards = _shards(due, shard_bytes)
         for file, names in shards.items():
-            save_file(
-                {name: _joined(due[name], leaves) for name in names}, draft / file, metadata={"format": "pt"}
-            )
+            arrays = {name: _joined(due[name], leaves) for name in names}
+            save_file(arrays, draft / file, metadata={"format": "pt"})
             (draft / file).chmod((draft / CONFIG).stat().st_mode)  # it is made for its owner alone
         if list(shards) != [SINGLE]:
-            index = {"metadata": {"total_size": sum(map(_size, due.values()))}}
-            index["weight_map"] = {name: file for file, names in shards.items() for name in names}
+            files = {name: file for file, names in shards.items() for name in names}
+            index = {"metadata": {"total_size": sum(map(_size, due.values()))}, "weight_map": files}
             (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         for name, contents in (beside or {}).items():
             (draft / name).write_bytes(contents)
@@ -237,8 +214,9 @@ def _constants(theirs: Json, config: ModelConfig) -> dict[str, np.ndarray]:
     """Arrays that are no parameters of ours, and that the family's files have: DistilBERT's sinusoids."""
     if not theirs.get("sinusoidal_pos_embds"):
         return {}
-    places = np.arange(config.max_length)
-    return {"encoder.positions.table": np.asarray(sinusoids(places, config.d_model, layout=config.sinusoid))}
+    positions = jnp.arange(config.max_length)
+    table = sinusoids(positions, config.d_model, layout=config.sinusoid)
+    return {"encoder.positions.table": np.asarray(table)}
 
 
 def _joined(tensor: Tensor, leaves: Mapping[str, jax.Array]) -> np.ndarray:
@@ -254,7 +232,8 @@ def _size(tensor: Tensor) -> int:
 
 def _shards(due: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
     """``{file: names of its tensors}``, no file larger than ``limit`` unless one tensor is."""
-    groups, room = [[]], limit
+    groups: list[list[str]] = [[]]
+    room = limit
     for name in sorted(due):
         if groups[-1] and _size(due[name]) > room:
             groups.append([])

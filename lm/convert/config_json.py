@@ -1,13 +1,13 @@
-"""From a config.json to our settings, and from our settings to a config.json that means the same, if there is
-one.
-"""
+"""From a config.json to our settings, and from our settings to a config.json that means the same, if any."""
 
+import functools
 import json
+import operator
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 
 from lm.convert.families import FAMILIES
-from lm.convert.family import OPTIONAL, REQUIRED, Family, Json
+from lm.convert.family import OPTIONAL, REQUIRED, Family, Json, values
 from lm.convert.unread import check_fields
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, from_json, leaves, nearest
@@ -20,15 +20,11 @@ PARTS = {  # what a model has or lacks beside its blocks: the module of ours by 
     "replaced-token": "replaced.out",
 }
 MATRIX = "matrix"  # the part that is an output matrix other than the embedding
-_SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
-_STRETCH = {
-    "factor": "factor",
-    "original_max_position_embeddings": "original_length",
-    "low_freq_factor": "low_frequency_factor",
-    "high_freq_factor": "high_frequency_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-}
+_SCALINGS = values("default=none linear=linear llama3=llama3 yarn=yarn")
+_STRETCH = values(
+    "factor=factor original_max_position_embeddings=original_length low_freq_factor=low_frequency_factor "
+    "high_freq_factor=high_frequency_factor beta_fast=beta_fast beta_slow=beta_slow"
+)
 _YARN, _LLAMA3 = ("beta_",), ("low_", "high_")
 _UNSTRETCHED = {  # what a way of stretching does not read
     "none": ("factor", "original_", *_YARN, *_LLAMA3),
@@ -41,18 +37,16 @@ _UNSTRETCHED = {  # what a way of stretching does not read
 def family_of(theirs: Json) -> str:
     """The family that a config.json names."""
     family = theirs.get("model_type")
-    if family not in FAMILIES:
-        raise SettingError(
-            f"config.json: model_type={family!r} is not supported{nearest(str(family), FAMILIES)}"
-        )
-    return family
+    if family in FAMILIES:
+        return family
+    near = nearest(str(family), FAMILIES)
+    raise SettingError(f"config.json: model_type={family!r} is not supported{near}")
 
 
 def parts_in(theirs: Json, names: Collection[str]) -> set[str]:
     """The parts that the class in a config.json has, and others of which there are tensors.
 
-    Published files often hold more than their class names: BERT's, which says masked LM, the next-sentence
-    head too.
+    Published files often hold more than their class names: BERT's, a masked LM, the next-sentence head too.
     """
     family = family_of(theirs)
     modules, classes = FAMILIES[family].modules, FAMILIES[family].parts
@@ -63,8 +57,8 @@ def parts_in(theirs: Json, names: Collection[str]) -> set[str]:
 
 def parts_of(config: ModelConfig) -> set[str]:
     """The parts of one of our models."""
-    found = {*config.heads} | ({"logits"} if config.logits_bias else set())
-    return found | ({MATRIX} if config.logits.startswith("separate") else set())
+    outputs = {"logits": config.logits_bias, MATRIX: config.logits.startswith("separate")}
+    return {*config.heads, *(part for part, there in outputs.items() if there)}
 
 
 def model_config(theirs: Json, parts: Collection[str]) -> ModelConfig:
@@ -76,18 +70,17 @@ def model_config(theirs: Json, parts: Collection[str]) -> ModelConfig:
     matrix = MATRIX in parts
     parts = [part for part, module in PARTS.items() if part in parts and module in modules]
     ours: Json = {}
-    for row in table.rows:
-        value = theirs.get(row.theirs, row.default)
+    for key in table.keys:
+        value = theirs.get(key.theirs, key.default)
         if value is OPTIONAL:
             continue
-        if row.default is REQUIRED and not isinstance(value, int):
-            shown = "is missing" if value is REQUIRED else f"={value!r} should be a number"
-            raise SettingError(f"config.json: {row.theirs} {shown}".replace(" =", "="))
-        value = row.read(value, theirs)
-        if ours.setdefault(row.ours, value) != value:
-            raise SettingError(
-                f"config.json: {row.theirs}={theirs[row.theirs]!r} should be {ours[row.ours]!r} here too"
-            )
+        if key.default is REQUIRED and not isinstance(value, int):
+            fault = " is missing" if value is REQUIRED else f"={value!r} should be a number"
+            raise SettingError(f"config.json: {key.theirs}{fault}")
+        value = key.read(value, theirs)
+        if ours.setdefault(key.ours, value) != value:
+            given = f"{key.theirs}={theirs[key.theirs]!r}"
+            raise SettingError(f"config.json: {given} should be {ours[key.ours]!r} here too")
     if "transform.dense" in modules:
         output = "logits" in parts
         ours |= {"logits": "tied" if output else "none", "logits_transform": output}
@@ -108,14 +101,11 @@ def model_config(theirs: Json, parts: Collection[str]) -> ModelConfig:
 
 def _built(ours: Json) -> ModelConfig:
     """The settings at these dotted paths, the others as they are by default; checked."""
-    values = asdict(ModelConfig())
+    settings = asdict(ModelConfig())
     for path, value in ours.items():
         *groups, name = path.split(".")
-        group = values
-        for each in groups:
-            group = group[each]
-        group[name] = value
-    return from_json(ModelConfig, json.dumps(values))
+        functools.reduce(operator.getitem, groups, settings)[name] = value
+    return from_json(ModelConfig, json.dumps(settings))
 
 
 def config_json(config: ModelConfig) -> Json:
@@ -123,8 +113,8 @@ def config_json(config: ModelConfig) -> Json:
 
     A published one stays as it is, but for what has been changed since.
     """
-    here, unfit = _meaning(config), {}
-    for family, write in _candidates(config):
+    meaning, unfit = _meaning(config), dict[str, list[str]]()
+    for family, write in _writers(config):
         try:
             theirs = write(family, config)
             back = _meaning(model_config(theirs, parts_of(config)))
@@ -133,24 +123,20 @@ def config_json(config: ModelConfig) -> Json:
             continue
         unfit[family] = [
             f"model.{path}={value!r} should be {back.get(path)!r}"
-            for path, value in here.items()
+            for path, value in meaning.items()
             if value != back.get(path)
         ]
         if not unfit[family]:
             return theirs
-    family = min(unfit, key=lambda name: len(unfit[name]))
-    raise SettingError(
-        f"no published family computes this model; to be a {family}, {', '.join(unfit[family])}"
-    )
+    family, faults = min(unfit.items(), key=lambda item: len(item[1]))
+    raise SettingError(f"no published family computes this model; to be a {family}, {', '.join(faults)}")
 
 
-def _candidates(config: ModelConfig) -> Iterator[tuple[str, Callable[[str, ModelConfig], Json]]]:
-    """The families that may compute a model, the one that it came from before all others, and how they are
-    written.
-    """
+def _writers(config: ModelConfig) -> Iterator[tuple[str, Callable[[str, ModelConfig], Json]]]:
+    """The families that may compute a model, and how they are written; the one that it came from is first."""
     if config.published:
-        own = family_of(json.loads(config.published))
-        yield from ((own, _revise), (own, _write))
+        source = family_of(json.loads(config.published))
+        yield from ((source, _revise), (source, _write))
     yield from ((family, _write) for family in FAMILIES)
 
 
@@ -158,11 +144,8 @@ def _revise(family: str, config: ModelConfig) -> Json:
     """The published config.json with the settings that are other ones now; weights are written in float32."""
     theirs, table, now = json.loads(config.published), FAMILIES[family], dict(leaves(config))
     before = dict(leaves(model_config(theirs, parts_of(config))))
-    theirs |= {
-        row.theirs: row.write(now[row.ours], config)
-        for row in table.rows
-        if now[row.ours] != before[row.ours]
-    }
+    changed = [key for key in table.keys if now[key.ours] != before[key.ours]]
+    theirs |= {key.theirs: key.write(now[key.ours], config) for key in changed}
     if any(now[path] != before[path] for path in now if path.startswith("rotary.")):
         theirs = {key: value for key, value in theirs.items() if key != "rope_parameters"}
         theirs |= _write_rotary(config, table)
@@ -170,23 +153,17 @@ def _revise(family: str, config: ModelConfig) -> Json:
 
 
 def _write(family: str, config: ModelConfig) -> Json:
-    table, values, parts = FAMILIES[family], dict(leaves(config)), parts_of(config)
+    table, settings, parts = FAMILIES[family], dict(leaves(config)), parts_of(config)
     classes = [name for name, due in table.parts.items() if due <= parts]
-    theirs = {
-        "model_type": family,
-        "architectures": classes[:1],
-        "dtype": "float32",
-        "torch_dtype": "float32",
-    }
+    theirs: Json = {"model_type": family, "architectures": classes[:1]}
+    theirs |= {"dtype": "float32", "torch_dtype": "float32"}
     theirs |= {key: value for key, value in table.only.items() if value is not None}
-    theirs |= {row.theirs: row.write(values[row.ours], config) for row in table.rows}
+    theirs |= {key.theirs: key.write(settings[key.ours], config) for key in table.keys}
     return theirs | _write_rotary(config, table)
 
 
 def _read_rotary(theirs: Json, table: Family) -> Json:
-    """Both spellings: rope_theta and rope_scaling (transformers 4), or rope_parameters with all in one
-    (5).
-    """
+    """Both spellings: rope_theta and rope_scaling (transformers 4), or rope_parameters alone (5)."""
     if table.rotary is None:
         return {}
     base, fraction, usual = table.rotary
@@ -228,10 +205,8 @@ def _write_rotary(config: ModelConfig, table: Family) -> Json:
 
 def _meaning(config: ModelConfig) -> Json:
     """The settings that decide which function a model computes, of those alone that are read by it."""
-    found = dict(leaves(config)) | {
-        "num_key_value_heads": config.key_value_heads,
-        "heads": tuple(sorted(config.heads)),
-    }
+    settings = dict(leaves(config)) | {"num_key_value_heads": config.key_value_heads}
+    settings |= {"heads": tuple(sorted(config.heads))}
     unread = ["published", "special.", "dropout", "dtype", "layers", "remat"]
     unread += [] if config.has_encoder else ["num_encoder_layers"]
     unread += [] if config.has_decoder else ["num_decoder_layers"]
@@ -240,4 +215,4 @@ def _meaning(config: ModelConfig) -> Json:
     unread += [] if config.positions.startswith("relative") else ["relative_"]
     unread += [] if config.positions == "rotary" else ["rotary."]
     unread += [f"rotary.{name}" for name in _UNSTRETCHED[config.rotary.scaling]]
-    return {path: value for path, value in found.items() if not path.startswith(tuple(unread))}
+    return {path: value for path, value in settings.items() if not path.startswith(tuple(unread))}

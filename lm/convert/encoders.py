@@ -3,33 +3,33 @@
 from dataclasses import replace
 
 from lm.convert.family import (
-    CLASSIC,
-    SIZES,
+    CLASSIC_VALUES,
+    SIZE_ROWS,
     Family,
-    Row,
+    Key,
     after_padding,
     choice,
+    keys,
     names,
     revised,
-    rows,
     unless,
     values,
-    window_rows,
+    window_keys,
 )
 
 ENCODERS: dict[str, Family] = {}
 
-_ENCODER = f"{CLASSIC} architecture=encoder residual=post-norm embed_norm=true"
+_ENCODER_VALUES = f"{CLASSIC_VALUES} architecture=encoder residual=post-norm embed_norm=true"
 _TRANSFORM = "{transform.dense,transform.norm,logits_bias}"
 ENCODERS["distilbert"] = Family(
     classes="DistilBertForMaskedLM=logits DistilBertModel",
-    rows=rows(
+    keys=keys(
         "vocab_size dim=d_model n_layers=num_encoder_layers n_heads=num_heads hidden_dim=d_ff "
         "max_position_embeddings=max_length dropout=dropout:0.1 activation=mlp:gelu "
         "pad_token_id=special.pad:0 eos_token_id=special.eos:null",
         choice("sinusoidal_pos_embds", "positions", {False: "learned", True: "sinusoidal"}, False),
     ),
-    fixed=values(f"{_ENCODER} norm_epsilon=1e-12 special.start=null sinusoid=interleaved"),
+    fixed=values(f"{_ENCODER_VALUES} norm_epsilon=1e-12 special.start=null sinusoid=interleaved"),
     aliases="hidden_size=dim num_attention_heads=n_heads num_hidden_layers=n_layers",
     prefix="distilbert.",
     base=names("""
@@ -45,14 +45,14 @@ ENCODERS["distilbert"] = Family(
 )
 ENCODERS["bert"] = Family(
     classes="BertForPreTraining=logits,pooler,next-sentence BertForMaskedLM=logits BertModel",
-    rows=rows(
-        f"{SIZES} num_hidden_layers=num_encoder_layers max_position_embeddings=max_length "
+    keys=keys(
+        f"{SIZE_ROWS} num_hidden_layers=num_encoder_layers max_position_embeddings=max_length "
         "layer_norm_eps=norm_epsilon:1e-12 hidden_dropout_prob=dropout:0.1 hidden_act=mlp:gelu "
         "pad_token_id=special.pad:0 eos_token_id=special.eos:null",
         # theirs has at least one
-        Row("type_vocab_size", "type_vocab_size", 2, write=lambda value, _: max(value, 1)),
+        Key("type_vocab_size", "type_vocab_size", 2, write=lambda value, _: max(value, 1)),
     ),
-    fixed=values(f"{_ENCODER} positions=learned special.start=null"),
+    fixed=values(f"{_ENCODER_VALUES} positions=learned special.start=null"),
     only=values("is_decoder=false add_cross_attention=false position_embedding_type=absolute"),
     prefix="bert.",
     base=names("""
@@ -76,13 +76,14 @@ _GELU = choice("hidden_act", "mlp", values("gelu=gelu"), "gelu")  # the output l
 ENCODERS["roberta"] = replace(
     ENCODERS["bert"],
     classes="RobertaForMaskedLM=logits RobertaModel",
-    rows=revised(
-        ENCODERS["bert"].rows,
-        *rows("pad_token_id=special.pad:1 eos_token_id=special.eos:2 bos_token_id=special.start:0"),
+    keys=revised(
+        ENCODERS["bert"].keys,
+        *keys("pad_token_id=special.pad:1 eos_token_id=special.eos:2 bos_token_id=special.start:0"),
         after_padding,
         _GELU,
     ),
-    fixed=values(f"{_ENCODER} positions=learned") | {"position_offset": lambda ours: ours["special.pad"] + 1},
+    fixed=values(f"{_ENCODER_VALUES} positions=learned")
+    | {"position_offset": lambda ours: ours["special.pad"] + 1},
     prefix="roberta.",
     top=names(f"{_TRANSFORM} lm_head.{{dense,layer_norm,bias}}"),
     output="lm_head.decoder",
@@ -90,7 +91,7 @@ ENCODERS["roberta"] = replace(
 ENCODERS["longformer"] = replace(
     ENCODERS["roberta"],
     classes="LongformerForMaskedLM=logits LongformerModel",
-    rows=ENCODERS["roberta"].rows + window_rows(),
+    keys=ENCODERS["roberta"].keys + window_keys(),
     fixed=ENCODERS["roberta"].fixed | {"sparsity.projections": "separate"},
     idle="onnx_export",
     prefix="longformer.",
@@ -98,10 +99,10 @@ ENCODERS["longformer"] = replace(
 ENCODERS["albert"] = replace(
     ENCODERS["bert"],
     classes="AlbertForPreTraining=logits,pooler,sentence-order AlbertForMaskedLM=logits AlbertModel",
-    rows=revised(
-        ENCODERS["bert"].rows,
-        *rows("eos_token_id=special.eos:3"),
-        Row("embedding_size", "d_embed", 128, write=lambda _, own: own.embed_width),
+    keys=revised(
+        ENCODERS["bert"].keys,
+        *keys("eos_token_id=special.eos:3"),
+        Key("embedding_size", "d_embed", 128, write=lambda _, own: own.embed_width),
     ),
     fixed=ENCODERS["bert"].fixed | values("shared_layers=true"),
     only=ENCODERS["bert"].only | values("num_hidden_groups=1 inner_group_num=1"),
@@ -126,10 +127,10 @@ ENCODERS["albert"] = replace(
 ENCODERS["electra"] = replace(
     ENCODERS["bert"],
     classes="ElectraForPreTraining=replaced-token ElectraForMaskedLM=logits ElectraModel",
-    rows=revised(
-        ENCODERS["bert"].rows,
+    keys=revised(
+        ENCODERS["bert"].keys,
         _GELU,
-        Row("embedding_size", "d_embed", 128, unless("hidden_size"), lambda _, own: own.embed_width),
+        Key("embedding_size", "d_embed", 128, unless("hidden_size"), lambda _, own: own.embed_width),
     ),
     prefix="electra.",
     base=ENCODERS["bert"].base | names("encoder.projection embeddings_project"),

@@ -9,37 +9,37 @@ from dataclasses import replace
 
 from lm.convert.encoders import ENCODERS
 from lm.convert.family import (
-    CLASSIC,
+    CLASSIC_VALUES,
     OPTIONAL,
-    SIZES,
+    SIZE_ROWS,
     Family,
-    Row,
+    Key,
     choice,
     four_times,
+    keys,
     names,
     of_encoder,
     revised,
-    rows,
-    t5_rows,
+    t5_keys,
     unless,
     values,
 )
 
 FAMILIES: dict[str, Family] = {}  # in the order in which they are tried for a model of ours
 
-_DECODER = f"{CLASSIC} architecture=decoder special.start=null"
+_DECODER_VALUES = f"{CLASSIC_VALUES} architecture=decoder special.start=null"
 
 # --- encoder-decoders
 
 FAMILIES["t5"] = Family(
     classes="T5ForConditionalGeneration",
-    rows=rows(
+    keys=keys(
         "vocab_size d_model d_kv d_ff num_heads num_layers=num_encoder_layers "
         "relative_attention_num_buckets=relative_buckets "
         "relative_attention_max_distance=relative_max_distance:128 layer_norm_epsilon=norm_epsilon:1e-6 "
         "dropout_rate=dropout:0.1 pad_token_id=special.pad:0 eos_token_id=special.eos:1 "
         "decoder_start_token_id=special.start:0",
-        *t5_rows(),
+        *t5_keys(),
     ),
     fixed=values("architecture=encoder-decoder positions=relative scores=dot"),
     only=values("is_encoder_decoder=true"),
@@ -68,12 +68,12 @@ _TIED_SCALED = {True: "tied-scaled", False: "separate"}
 FAMILIES["umt5"] = replace(
     FAMILIES["t5"],
     classes="UMT5ForConditionalGeneration",
-    rows=revised(FAMILIES["t5"].rows, choice("tie_word_embeddings", "logits", _TIED_SCALED, True)),
+    keys=revised(FAMILIES["t5"].keys, choice("tie_word_embeddings", "logits", _TIED_SCALED, True)),
     fixed=values("architecture=encoder-decoder positions=relative-per-layer scores=dot"),
 )
 FAMILIES["bart"] = Family(
     classes="BartForConditionalGeneration",
-    rows=rows(
+    keys=keys(
         "vocab_size d_model encoder_layers=num_encoder_layers decoder_layers=num_decoder_layers "
         "decoder_attention_heads=num_heads decoder_ffn_dim=d_ff max_position_embeddings=max_length "
         "dropout=dropout:0.1 activation_function=mlp:gelu pad_token_id=special.pad:1 "
@@ -84,7 +84,7 @@ FAMILIES["bart"] = Family(
     ),
     # The table of positions has two rows in front that nothing reads.
     fixed=values(
-        f"{CLASSIC} architecture=encoder-decoder residual=post-norm embed_norm=true positions=learned "
+        f"{CLASSIC_VALUES} architecture=encoder-decoder residual=post-norm embed_norm=true positions=learned "
         "position_offset=2 norm_epsilon=1e-5 logits=tied"
     ),
     only=values(
@@ -112,7 +112,7 @@ FAMILIES["bart"] = Family(
 FAMILIES["marian"] = replace(
     FAMILIES["bart"],
     classes="MarianMTModel",
-    rows=(*FAMILIES["bart"].rows, Row("decoder_vocab_size", "vocab_size", OPTIONAL)),
+    keys=(*FAMILIES["bart"].keys, Key("decoder_vocab_size", "vocab_size", OPTIONAL)),
     fixed=FAMILIES["bart"].fixed
     | values("positions=sinusoidal sinusoid=halves position_offset=0 embed_norm=false"),
     only=FAMILIES["bart"].only | values("normalize_embedding=false share_encoder_decoder_embeddings=true"),
@@ -129,13 +129,13 @@ _GPT2_BLOCK = """
 """
 FAMILIES["gpt2"] = Family(
     classes="GPT2LMHeadModel",
-    rows=rows(
+    keys=keys(
         "vocab_size n_embd=d_model n_layer=num_decoder_layers n_head=num_heads n_positions=max_length "
         "layer_norm_epsilon=norm_epsilon:1e-5 resid_pdrop=dropout:0.1 activation_function=mlp:gelu_new "
         "tie_word_embeddings=logits:true pad_token_id=special.pad:0 eos_token_id=special.eos:null",
-        Row("n_inner", "d_ff", None, lambda value, theirs: value or 4 * theirs["n_embd"]),
+        Key("n_inner", "d_ff", None, lambda value, theirs: value or 4 * theirs["n_embd"]),
     ),
-    fixed=values(f"{_DECODER} positions=learned"),
+    fixed=values(f"{_DECODER_VALUES} positions=learned"),
     only=values("scale_attn_weights=true scale_attn_by_inverse_layer_idx=false add_cross_attention=false"),
     aliases="hidden_size=n_embd max_position_embeddings=n_positions num_attention_heads=n_head "
     "num_hidden_layers=n_layer",
@@ -148,18 +148,18 @@ FAMILIES["gpt2"] = Family(
 FAMILIES["openai-gpt"] = replace(
     FAMILIES["gpt2"],
     classes="OpenAIGPTLMHeadModel",
-    rows=revised(
-        FAMILIES["gpt2"].rows[:-1],  # but n_inner
+    keys=revised(
+        FAMILIES["gpt2"].keys[:-1],  # but n_inner
         choice("afn", "mlp", values("gelu=gelu-tanh relu=relu silu=silu swish=silu"), "gelu"),
     ),
-    fixed=values(f"{_DECODER} positions=learned residual=post-norm") | {"d_ff": four_times},
+    fixed=values(f"{_DECODER_VALUES} positions=learned residual=post-norm") | {"d_ff": four_times},
     only={},
     base=names("{embed,decoder.positions} {tokens_embed,positions_embed}" + _GPT2_BLOCK),
 )
 FAMILIES["gpt_bigcode"] = replace(
     FAMILIES["gpt2"],
     classes="GPTBigCodeForCausalLM",
-    fixed=values(f"{_DECODER} positions=learned num_key_value_heads=1"),
+    fixed=values(f"{_DECODER_VALUES} positions=learned num_key_value_heads=1"),
     only=values("multi_query=true num_key_value_heads=1 scale_attn_weights=true add_cross_attention=false"),
     idle="attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size "
     "pad_key_length pre_allocate_kv_cache validate_runner_input",
@@ -167,13 +167,13 @@ FAMILIES["gpt_bigcode"] = replace(
 )
 FAMILIES["gpt_neox"] = Family(
     classes="GPTNeoXForCausalLM",
-    rows=rows(
-        f"{SIZES} num_hidden_layers=num_decoder_layers max_position_embeddings=max_length:2048 "
+    keys=keys(
+        f"{SIZE_ROWS} num_hidden_layers=num_decoder_layers max_position_embeddings=max_length:2048 "
         "layer_norm_eps=norm_epsilon:1e-5 hidden_dropout=dropout:0.0 hidden_act=mlp:gelu "
         "tie_word_embeddings=logits:false pad_token_id=special.pad:0 eos_token_id=special.eos:2",
         choice("use_parallel_residual", "residual", {True: "parallel", False: "pre-norm"}, True),
     ),
-    fixed=values(f"{_DECODER} positions=rotary"),
+    fixed=values(f"{_DECODER_VALUES} positions=rotary"),
     only=values("attention_bias=true head_dim=null"),
     idle="is_decoder",
     rotary=("rotary_emb_base", "rotary_pct", 0.25),
@@ -191,12 +191,12 @@ FAMILIES["gpt_neox"] = Family(
 )
 FAMILIES["bloom"] = Family(
     classes="BloomForCausalLM",
-    rows=rows(
+    keys=keys(
         "vocab_size hidden_size=d_model n_layer=num_decoder_layers n_head=num_heads "
         "layer_norm_epsilon=norm_epsilon:1e-5 hidden_dropout=dropout:0.0 tie_word_embeddings=logits:true "
         "pad_token_id=special.pad:3 eos_token_id=special.eos:2"
     ),
-    fixed=values(f"{_DECODER} positions=alibi embed_norm=true mlp=gelu-tanh") | {"d_ff": four_times},
+    fixed=values(f"{_DECODER_VALUES} positions=alibi embed_norm=true mlp=gelu-tanh") | {"d_ff": four_times},
     only=values("apply_residual_connection_post_layernorm=false"),
     aliases="n_embed=hidden_size num_attention_heads=n_head num_hidden_layers=n_layer",
     # The same products in several parts, and the feed-forward width, which is always four times the other.
@@ -216,14 +216,14 @@ FAMILIES["bloom"] = Family(
 _GATED = "silu=gated-silu relu=gated-relu gelu_new=gated-gelu gelu_pytorch_tanh=gated-gelu swish=gated-silu"
 FAMILIES["llama"] = Family(
     classes="LlamaForCausalLM",
-    rows=rows(
-        f"{SIZES} num_hidden_layers=num_decoder_layers max_position_embeddings=max_length:2048 "
+    keys=keys(
+        f"{SIZE_ROWS} num_hidden_layers=num_decoder_layers max_position_embeddings=max_length:2048 "
         "rms_norm_eps=norm_epsilon:1e-6 attention_dropout=dropout:0.0 attention_bias=bias:false "
         "tie_word_embeddings=logits:false pad_token_id=special.pad:0 eos_token_id=special.eos:2",
-        Row("num_key_value_heads", "num_key_value_heads", None, write=lambda _, own: own.key_value_heads),
-        Row("head_dim", "d_kv", None, lambda v, own: v or own["hidden_size"] // own["num_attention_heads"]),
+        Key("num_key_value_heads", "num_key_value_heads", None, write=lambda _, own: own.key_value_heads),
+        Key("head_dim", "d_kv", None, lambda v, own: v or own["hidden_size"] // own["num_attention_heads"]),
         choice("hidden_act", "mlp", values(_GATED), "silu"),
-        Row("mlp_bias", "mlp_bias", False, unless("attention_bias", False), lambda _, own: own.mlp_has_bias),
+        Key("mlp_bias", "mlp_bias", False, unless("attention_bias", False), lambda _, own: own.mlp_has_bias),
     ),
     fixed=values("architecture=decoder special.start=null scores=scaled-dot norm=rms positions=rotary"),
     idle="pretraining_tp",

@@ -13,15 +13,15 @@ from lm.settings import SettingError, nearest
 Json = dict[str, Any]
 REQUIRED, OPTIONAL = object(), object()  # defaults of settings that must, or need not, be there
 # what many families share: names of their sizes, and values of ours
-SIZES = "vocab_size hidden_size=d_model num_attention_heads=num_heads intermediate_size=d_ff"
-CLASSIC = "scores=scaled-dot norm=layer bias=true"
+SIZE_ROWS = "vocab_size hidden_size=d_model num_attention_heads=num_heads intermediate_size=d_ff"
+CLASSIC_VALUES = "scores=scaled-dot norm=layer bias=true"
 
 
 def unchanged(value: Any, _: Any) -> Any:
     return value
 
 
-class Row(NamedTuple):
+class Key(NamedTuple):
     """One setting of theirs and the one of ours that it becomes."""
 
     theirs: str
@@ -40,7 +40,7 @@ class Family:
     """
 
     classes: str  # their classes, the fullest first, with the parts that each has: "Class=part,part Class"
-    rows: tuple[Row, ...]
+    keys: tuple[Key, ...]
     # of ours, in every model of the family; a function of the others where it depends on them
     fixed: dict[str, Any]
     only: dict[str, Any] = field(default_factory=dict)  # of theirs: the one value that is implemented
@@ -123,29 +123,29 @@ def _expand(pattern: str) -> list[str]:
     return list(map("".join, product(*(part.split(",") for part in re.split("[{}]", pattern)))))
 
 
-# --- rows of settings
+# --- settings
 
 
-def rows(table: str, *others: Row) -> tuple[Row, ...]:
+def keys(table: str, *others: Key) -> tuple[Key, ...]:
     """Of words "theirs=ours:default", or of a name that both have; required where there is no default."""
-    return (*map(_row, table.split()), *others)
+    return (*map(_key, table.split()), *others)
 
 
-def _row(word: str) -> Row:
+def _key(word: str) -> Key:
     pair, _, default = word.partition(":")
     theirs, _, ours = pair.partition("=")
     ours, value = ours or theirs, _value(default) if default else REQUIRED
     if ours in _CHOICES:
         return choice(theirs, ours, _CHOICES[ours], value)
-    return Row(theirs, ours, value, _READERS.get(ours, unchanged))
+    return Key(theirs, ours, value, _READERS.get(ours, unchanged))
 
 
-def revised(old: tuple[Row, ...], *new: Row) -> tuple[Row, ...]:
+def revised(old: tuple[Key, ...], *new: Key) -> tuple[Key, ...]:
     """``old``, with ``new`` in place of those of the same settings of ours."""
     return (*(row for row in old if row.ours not in {row.ours for row in new}), *new)
 
 
-def choice(theirs: str, ours: str, table: Mapping[Any, Any], default: Any = REQUIRED) -> Row:
+def choice(theirs: str, ours: str, table: Mapping[Any, Any], default: Any = REQUIRED) -> Key:
     """A setting that is one of ``table``, theirs -> ours; of several for one of ours the first is written."""
 
     def read(value: Any, _: Json) -> Any:
@@ -158,12 +158,12 @@ def choice(theirs: str, ours: str, table: Mapping[Any, Any], default: Any = REQU
         # What has no name becomes the first: read again, it is seen to differ.
         return next((name for name, become in table.items() if become == value), [*table][0])
 
-    return Row(theirs, ours, default, read, write)
+    return Key(theirs, ours, default, read, write)
 
 
 # GELU is that of the error function in BERT and GPT-NeoX, its tanh form in GPT-2, ALBERT, BLOOM and T5 1.1.
 _ACTIVATIONS = "gelu=gelu gelu_new=gelu-tanh gelu_pytorch_tanh=gelu-tanh gelu_fast=gelu-tanh relu=relu"
-_CHOICES = {  # of our settings that most families name alike
+_CHOICES: dict[str, dict[Any, Any]] = {  # of our settings that most families name alike
     "mlp": values(f"{_ACTIVATIONS} silu=silu swish=silu"),
     "logits": {True: "tied", False: "separate"},
 }
@@ -184,9 +184,9 @@ def unless(other: str, default: Any = None) -> Callable[[Any, Json], Any]:
     return read
 
 
-def of_encoder(theirs: str, ours: str, decoders: str) -> Row:
+def of_encoder(theirs: str, ours: str, decoders: str) -> Key:
     """A size of the encoder's blocks, None where the decoder's are as large."""
-    return Row(
+    return Key(
         theirs,
         f"encoder.{ours}",
         read=unless(decoders),
@@ -199,7 +199,7 @@ def four_times(ours: Json) -> int:
 
 
 # The first token stands at the id of padding plus one: rows before it are for padding, and unused.
-after_padding = Row(
+after_padding = Key(
     "max_position_embeddings",
     "max_length",
     REQUIRED,
@@ -220,7 +220,7 @@ def _t5_logits(_: Any, theirs: Json) -> str:
     return ("tied" if tied else "separate") + ("-scaled" if scaled else "")
 
 
-def t5_rows() -> tuple[Row, ...]:
+def t5_keys() -> tuple[Key, ...]:
     """The number of layers of the decoder, its output, the feed-forward layer and what files repeat of it."""
     # The gated GELU of T5 1.1 is the tanh form, the plain one would be that of the error function.
     kinds = {kind: kind for kind in ("relu", "gated-gelu", "gated-silu", "gated-relu", "gelu", "silu")}
@@ -232,7 +232,7 @@ def t5_rows() -> tuple[Row, ...]:
     def activation(kind: str) -> str:
         return "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
 
-    def repeated(name: str, of: Callable[[str], Any]) -> Row:
+    def repeated(name: str, of: Callable[[str], Any]) -> Key:
         def read(value: Any, theirs: Json) -> str:
             kind = mlp.read(theirs.get("feed_forward_proj", "relu"), theirs)
             if value != of(kind):
@@ -241,16 +241,16 @@ def t5_rows() -> tuple[Row, ...]:
                 )
             return kind
 
-        return Row(name, "mlp", OPTIONAL, read, lambda kind, config: of(mlp.write(kind, config)))
+        return Key(name, "mlp", OPTIONAL, read, lambda kind, config: of(mlp.write(kind, config)))
 
     return (
-        Row("num_decoder_layers", "num_decoder_layers", None, lambda n, theirs: n or theirs["num_layers"]),
+        Key("num_decoder_layers", "num_decoder_layers", None, lambda n, theirs: n or theirs["num_layers"]),
         mlp,
         repeated("is_gated_act", gated),
         repeated("dense_act_fn", activation),
         # Where both are true and there is a matrix of its own, it is that which is scaled.
-        Row("tie_word_embeddings", "logits", True, _t5_logits, lambda value, _: value != "separate"),
-        Row("scale_decoder_outputs", "logits", OPTIONAL, _t5_logits, lambda v, _: v.endswith("scaled")),
+        Key("tie_word_embeddings", "logits", True, _t5_logits, lambda value, _: value != "separate"),
+        Key("scale_decoder_outputs", "logits", OPTIONAL, _t5_logits, lambda v, _: v.endswith("scaled")),
     )
 
 
@@ -265,7 +265,7 @@ def _windows(value: Any, theirs: Json) -> tuple[int, ...]:
     return tuple(window // 2 for window in windows)
 
 
-def window_rows() -> tuple[Row, ...]:
+def window_keys() -> tuple[Key, ...]:
     """Longformer's windows: the widest, and those of the layers where they differ."""
 
     def layers(value: Any, theirs: Json) -> tuple[int, ...]:
@@ -280,6 +280,6 @@ def window_rows() -> tuple[Row, ...]:
         return max(_windows(value, theirs))
 
     return (
-        Row("attention_window", "sparsity.window", 512, widest, both_sides),
-        Row("attention_window", "sparsity.layer_windows", 512, layers, both_sides),
+        Key("attention_window", "sparsity.window", 512, widest, both_sides),
+        Key("attention_window", "sparsity.layer_windows", 512, layers, both_sides),
     )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 from ml_dtypes import finfo
 
@@ -51,17 +52,15 @@ class Tensor:
 def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     """``{their name: tensor}`` of a model whose parameters have these names and shapes."""
     gate = "_0" if config.mlp.startswith("gated") else ""
-    modules, grouped = {ours: theirs.replace("?", gate) for ours, theirs in family.modules.items()}, {}
+    modules = {ours: theirs.replace("?", gate) for ours, theirs in family.modules.items()}
+    grouped: dict[str, list[str]] = {}
     for path in shapes:
         module, _, leaf = path.rpartition(".")
-        grouped.setdefault(
-            modules[path] if path in modules else f"{modules[module]}.{LEAVES[leaf]}", []
-        ).append(path)
-    found, order = {}, list(modules)
+        name = modules[path] if path in modules else f"{modules[module]}.{LEAVES[leaf]}"
+        grouped.setdefault(name, []).append(path)
+    tensors, order = {}, list(modules)
     for name, paths in grouped.items():
-        paths = sorted(
-            paths, key=lambda path: order.index(path if path in modules else path.rpartition(".")[0])
-        )
+        paths.sort(key=lambda path: order.index(path if path in modules else path.rpartition(".")[0]))
         turned = paths[0].endswith("kernel") and not (family.conv1d and ".c_" in name)
         layers = range(shapes[paths[0]][0]) if "#" in name else [None]
         ours = [shapes[path][1:] if "#" in name else shapes[path] for path in paths]
@@ -71,14 +70,12 @@ def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) ->
         heads = config.num_heads if family.per_head and len(paths) > 1 else 0
         for layer in layers:
             parts = tuple((path, layer) for path in paths)
-            found[name.replace("#", str(layer))] = Tensor(parts, widths, shape, turned, row, heads)
-    return found
+            tensors[name.replace("#", str(layer))] = Tensor(parts, widths, shape, turned, row, heads)
+    return tensors
 
 
 def is_constant(name: str, tensor: np.ndarray, config: ModelConfig) -> bool:
-    """Whether a tensor is what every model of the settings has, and older files hold beside the
-    parameters.
-    """
+    """Whether older files hold this tensor beside the parameters, alike in every model of the settings."""
     size = tensor.shape[-1] if tensor.ndim else 1
     if name.endswith("position_ids"):
         return np.array_equal(tensor.reshape(-1), np.arange(size))
@@ -92,8 +89,7 @@ def is_constant(name: str, tensor: np.ndarray, config: ModelConfig) -> bool:
         return 2 * size == config.rotary_width and np.allclose(tensor, due, rtol=1e-2)
     if name.endswith(POSITIONS) and config.positions == "sinusoidal" and tensor.ndim == 2:
         rounding = max(1e-5, float(finfo(tensor.dtype).eps))
-        return np.allclose(
-            tensor, sinusoids(np.arange(len(tensor)), size, layout=config.sinusoid), atol=rounding
-        )
+        table = sinusoids(jnp.arange(len(tensor)), size, layout=config.sinusoid)
+        return np.allclose(tensor, table, atol=rounding)
     # Written by the first export of T5, and read by nothing: cross-attention has no bias.
     return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"

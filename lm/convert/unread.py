@@ -1,10 +1,8 @@
-"""Fields of a config.json that are no settings: those without effect on what is computed, and those of no
-known use.
-"""
+"""Fields of a config.json that are no settings: those without effect on the output, and unknown ones."""
 
 import re
 
-from lm.convert.family import Family, Json
+from lm.convert.family import Family, Json, values
 from lm.settings import SettingError, nearest
 
 # read as a family, parts, and copies of tensors
@@ -37,15 +35,11 @@ _FORMER = """
     static_position_embeddings tie_weights_ vocab_file
 """
 IDLE = frozenset(_IDLE.split() + _FORMER.split())
-ONLY = {  # in every family: the one value that is implemented
-    "quantization_config": None,
-    "auto_map": None,
-    "pruned_heads": {},
-    "tie_encoder_decoder": False,
-    "cross_attention_hidden_size": None,
-}
-# A field whose name has one of these words says how something is computed, by the habit of all published
-# configs.
+ONLY = values(  # in every family: the one value that is implemented
+    "quantization_config=null auto_map=null pruned_heads={} tie_encoder_decoder=false "
+    "cross_attention_hidden_size=null"
+)
+# In all published configs a field whose name has one of these words says how something is computed.
 _COMPUTES = frozenset(
     """
     act activation alibi attention attn bias cap clip dilation dilations embed embedding embeddings epsilon
@@ -63,7 +57,7 @@ def accounted(table: Family) -> set[str]:
 
 def read_fields(table: Family) -> set[str]:
     """Those of them on which it depends what is computed here, or whether it is refused."""
-    read = {row.theirs for row in table.rows} | {*table.usual_names, *ELSEWHERE, *ONLY, *table.only}
+    read = {row.theirs for row in table.keys} | {*table.usual_names, *ELSEWHERE, *ONLY, *table.only}
     return read if table.rotary is None else read | {*ROTARY, *table.rotary[:2]}
 
 
@@ -74,16 +68,13 @@ def check_fields(theirs: Json, table: Family) -> None:
             raise SettingError(f"config.json: {key}={theirs[key]!r} is not supported, only {value!r}")
     for old, new in table.usual_names.items():
         if theirs.get(old, theirs.get(new)) != theirs.get(new, theirs.get(old)):
-            raise SettingError(
-                f"config.json: {old}={theirs[old]!r} and {new}={theirs[new]!r} should be the same"
-            )
+            both = f"{old}={theirs[old]!r} and {new}={theirs[new]!r}"
+            raise SettingError(f"config.json: {both} should be the same")
     for key in sorted(theirs.keys() - accounted(table)):
         if theirs[key] is not None and _computes(key):
-            raise SettingError(
-                f"config.json: {key}={theirs[key]!r} is unknown to this family and may change what is "
-                "computed"
-                f"{nearest(key, accounted(table))}; take it out if it does not"
-            )
+            given, near = f"{key}={theirs[key]!r}", nearest(key, accounted(table))
+            effect = "is unknown to this family and may change what is computed"
+            raise SettingError(f"config.json: {given} {effect}{near}; take it out if it does not")
 
 
 def unknown_fields(theirs: Json, table: Family) -> list[str]:

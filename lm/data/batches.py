@@ -16,7 +16,7 @@ from lm.settings import SettingError
 
 Batch = dict[str, np.ndarray]
 BatchFunction = Callable[[int, slice], Batch]
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 AHEAD = 2  # batches prepared while the device works
 EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
@@ -30,7 +30,7 @@ class Uncached:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """What an objective or a task makes of the rows of batches; it can be sent to another process."""
 
     @property
@@ -44,7 +44,7 @@ class Rows(Protocol):
 class Batches:
     """The batch function of training: ``batches(step, rows)`` are these rows of that step's global batch."""
 
-    rows: Rows
+    rows: RowSource
     batch_size: int  # of all hosts [rows]
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ def check_size(batch_size: int) -> None:
         raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
 
 
-def in_parts(rows: Sequence[T], batch_size: int) -> list[list[T]]:
+def in_parts(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
     """``rows``, which need not know slices, in batches for evaluation."""
     check_size(batch_size)
     starts = range(0, len(rows), batch_size)

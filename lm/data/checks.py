@@ -20,7 +20,7 @@ NEEDS = (  # a choice of the objective, and the choices of another setting that 
 )
 
 
-def check_rows(architecture: str, seed: int = 0, writes: bool = False) -> None:
+def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -> None:
     """Of any batches; ``writes``: of those whose model answers in words."""
     if architecture not in ARCHITECTURES:
         near = nearest(architecture, ARCHITECTURES)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.data.batches import Batch, Uncached, generator, shuffled, uniforms
-from lm.data.checks import check_objective, check_rows
+from lm.data.checks import check_architecture, check_objective
 from lm.data.masked import Masked
 from lm.data.noise import Drawn, length_mask, limit_runs, limit_targets
 from lm.data.objectives import Lengths, Objective, lengths_of, sizes
@@ -29,7 +29,7 @@ def pretraining_rows(
     seed: int,
 ) -> "Denoised | Masked":
     """The rows of a corpus under an objective; every setting is checked here."""
-    check_rows(architecture, seed)
+    check_architecture(architecture, seed)
     check_objective(objective, architecture, vocabulary)
     lengths = lengths_of(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:

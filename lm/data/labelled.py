@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.data.batches import Batch, in_parts, shuffled
-from lm.data.checks import check_rows, check_symbols
+from lm.data.checks import check_architecture, check_symbols
 from lm.data.noise import length_mask
 from lm.data.objectives import Lengths
 from lm.data.packing import DECODERS
@@ -25,7 +25,7 @@ from lm.data.text.vocabulary import PAD, Vocabulary
 from lm.settings import SettingError
 
 WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
-LONGEST_ANSWER = 30  # words; in the code of Devlin et al. 2019 pieces
+ANSWER_WORDS = 30  # words; in the code of Devlin et al. 2019 pieces
 SHORTEST_ROW = 8  # tokens
 NONE = -1  # the label of a word that was cut off or has no pieces
 
@@ -88,7 +88,7 @@ class Reader:
     length: int
 
     def __post_init__(self) -> None:
-        check_rows(self.architecture)
+        check_architecture(self.architecture)
         check_symbols(self.vocabulary, [], self.architecture)
         if self.length < SHORTEST_ROW:
             due = f"should be at least {SHORTEST_ROW}, such as 128"
@@ -123,7 +123,7 @@ class Reader:
             return ""
         begin, end = output[0][words.begin[complete]], output[1][words.end[complete] - 1]
         count = len(complete)
-        near = np.tri(count, k=LONGEST_ANSWER - 1) * np.tri(count).T > 0  # no end before its start
+        near = np.tri(count, k=ANSWER_WORDS - 1) * np.tri(count).T > 0  # no end before its start
         best = np.argmax(np.where(near, begin[:, None] + end, -np.inf))
         first, last = complete[best // count], complete[best % count]
         return self.task.texts(row)[-1][words.spans[first][0] : words.spans[last][1]]
@@ -217,7 +217,7 @@ class Labelled:
     seed: int
 
     def __post_init__(self) -> None:
-        check_rows(self.reader.architecture, self.seed)
+        check_architecture(self.reader.architecture, self.seed)
         if not len(self.rows):
             raise SettingError(f"task {self.reader.task.name!r} has no examples to train on")
 

@@ -17,7 +17,7 @@ GEOMETRIC, LONGEST_SPAN = 0.2, 10
 NoiseName = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans", "suffix", "everything"]
 
 Counts = tuple[np.ndarray, np.ndarray]  # [B]: noise tokens, and the runs they fall in
-Tokens = tuple[np.ndarray, np.ndarray]  # int32 [B,L], and bool [B,L]: which of them to keep
+Selection = tuple[np.ndarray, np.ndarray]  # int32 [B,L], and bool [B,L]: which of them to keep
 
 
 class Amount(Protocol):
@@ -52,7 +52,7 @@ class Noise(NamedTuple):
 
     mask: Callable[[Amount, Drawn], np.ndarray] = _no_mask  # bool [B,L], True on noise
     # text, lengths, uniforms, id of the mask token -> what inputs show
-    infill: Callable[[Amount, np.ndarray, np.ndarray, np.ndarray, int], Tokens] | None = None
+    infill: Callable[[Amount, np.ndarray, np.ndarray, np.ndarray, int], Selection] | None = None
     # of lengths and first uniforms [B]; None where the amount is left to chance
     counts: Callable[[Amount, np.ndarray, np.ndarray], Counts] | None = None
     draws: int = 1  # random numbers per token
@@ -82,14 +82,14 @@ def latest(starts: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(np.where(starts, np.arange(starts.shape[1]), 0), axis=1)
 
 
-def ranks(u: np.ndarray) -> np.ndarray:
+def tie_broken(u: np.ndarray) -> np.ndarray:
     """float64 [B,L]: the same order, ties broken by column, so that every machine sorts alike."""
     return u + np.arange(u.shape[1]) * (2.0**-24 / u.shape[1])  # float32 draws are multiples of 2^-24
 
 
 def _smallest(u: np.ndarray, among: np.ndarray, count: np.ndarray) -> np.ndarray:
     """bool [B,L]: the ``count`` [B] positions with the smallest numbers, of at least as many ``among``."""
-    order = ranks(u)
+    order = tie_broken(u)
     np.putmask(order, ~among, np.inf)
     bounds = np.sort(order, axis=1)[np.arange(len(u)), count - 1]
     return order <= np.where(count > 0, bounds, -np.inf)[:, None]
@@ -187,7 +187,7 @@ def geometric(u: np.ndarray) -> np.ndarray:
     return np.minimum(lengths, LONGEST_SPAN).astype(np.int32)
 
 
-def _infill(amount: Amount, tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, mask: int) -> Tokens:
+def _infill(amount: Amount, tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, mask: int) -> Selection:
     """tokens [B,L] -> [B,2L], and which of them to keep: each span becomes one mask, no two are neighbours.
 
     Span lengths are Poisson; one of 0 puts a mask between two tokens. The last span is cut to the noise that

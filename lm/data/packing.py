@@ -44,7 +44,7 @@ def ragged(sequences: Sequence[Sequence[int] | np.ndarray], room: int) -> Ragged
     return Ragged(tokens, lengths)
 
 
-def flatten(examples: Ragged) -> np.ndarray:
+def all_tokens(examples: Ragged) -> np.ndarray:
     """[B,L] -> all tokens, one example after the other."""
     return examples.tokens.ravel()[np.flatnonzero(examples.mask)]
 
@@ -93,13 +93,13 @@ def features(
 ) -> dict[str, np.ndarray]:
     """Examples, EOS included, and the row [examples] of each, ascending -> features [batch_size, S or T]."""
     if architecture in ENCODER_DECODERS:
-        encoder = _side(inputs, rows, (batch_size, lengths.inputs))
+        encoder = _laid_out(inputs, rows, (batch_size, lengths.inputs))
         names = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
         batch = dict(zip(names, encoder, strict=True))
     else:
         targets, batch = join_sides(inputs, targets), {}
     shape = (batch_size, row_length(architecture, lengths))
-    tokens, segments, positions = _side(targets, rows, shape)
+    tokens, segments, positions = _laid_out(targets, rows, shape)
     text = segments > 0
     batch |= {
         "decoder_input_tokens": shift_right(tokens, segments),
@@ -123,7 +123,7 @@ def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def _side(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
+def _laid_out(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
     """tokens, segment ids and positions int32 [B,L]: the examples of each row side by side, from the left."""
     filled = np.bincount(rows, weights=examples.lengths, minlength=shape[0]).astype(np.int64)
     if len(filled) > shape[0] or (filled > shape[1]).any():
@@ -132,7 +132,7 @@ def _side(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[n
     first = np.searchsorted(rows, rows)  # the first example of the same row
     begin = np.cumsum(examples.lengths) - examples.lengths
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
-    tokens[text] = flatten(examples)
+    tokens[text] = all_tokens(examples)
     segments[text] = np.repeat(np.arange(len(rows)) - first + 1, examples.lengths)
     positions[text] = np.arange(examples.lengths.sum()) - np.repeat(begin, examples.lengths)
     return tokens, segments, positions

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lm.data.batches import Batch, Uncached, in_parts
-from lm.data.checks import check_rows
+from lm.data.checks import check_architecture
 from lm.data.denoised import Denoised
 from lm.data.objectives import Lengths
 from lm.data.packing import features, ragged
@@ -62,7 +62,7 @@ class Mixed(Uncached):
     seed: int
 
     def __post_init__(self) -> None:
-        check_rows(self.architecture, self.seed, writes=True)
+        check_architecture(self.architecture, self.seed, writes=True)
         for name, examples in self.examples_by_task.items():
             if not self.rates.get(name, 0) > 0:
                 rate = self.rates.get(name)
@@ -93,7 +93,7 @@ def eval_batches(
     examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int
 ) -> list[Batch]:
     """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
-    check_rows(architecture, writes=True)
+    check_architecture(architecture, writes=True)
     parts = in_parts(examples, batch_size)
     return [_unpacked(part, architecture, lengths, batch_size) for part in parts]
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lm.data.noise import Tokens, latest, length_mask, ranks, runs_of
+from lm.data.noise import Selection, latest, length_mask, runs_of, tie_broken
 from lm.data.text.vocabulary import UNK, Vocabulary
 
 # share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
@@ -24,17 +24,17 @@ InputsName = Literal[
 TargetsName = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
 
 
-class View(NamedTuple):
+class Side(NamedTuple):
     """What one side of an example, inputs or targets, shows of a text with noise."""
 
     # tokens, noise and uniforms [B,L]
-    show: Callable[[np.ndarray, np.ndarray, np.ndarray, Vocabulary], Tokens]
+    show: Callable[[np.ndarray, np.ndarray, np.ndarray, Vocabulary], Selection]
     # tokens of text, of noise, and runs that become sentinels [B] -> tokens shown [B], without EOS
     size: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda text, noise, runs: text
     draws: int = 0  # random numbers per token
 
 
-def _replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Vocabulary) -> Tokens:
+def _replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Vocabulary) -> Selection:
     """Each run of the mask becomes one sentinel; they count down from the top of the vocabulary."""
     starts = runs_of(mask)
     counts = np.count_nonzero(starts, axis=1)
@@ -44,50 +44,52 @@ def _replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Vocabulary) 
     return replaced, starts | ~mask
 
 
-def _masks(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Tokens:
+def _masks(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
     return np.where(noise, np.int32(vocabulary.mask), tokens), np.ones_like(noise)
 
 
-def _masks_or_random(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Tokens:
+def _masks_or_random(
+    tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary
+) -> Selection:
     anything = UNK + 1 + (u / RANDOM_SHARE * (vocabulary.size - UNK - 1)).astype(np.int32)
     shown = np.where(u < RANDOM_SHARE, anything, vocabulary.mask)
     return np.where(noise, shown, tokens), np.ones_like(noise)
 
 
-def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Tokens:
+def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
     """The noise tokens change places among themselves."""
-    order = np.argsort(np.where(noise, ranks(u), np.inf), axis=1)
+    order = np.argsort(np.where(noise, tie_broken(u), np.inf), axis=1)
     shuffled = tokens.copy()
     shuffled[noise] = np.take_along_axis(tokens, order, axis=1)[length_mask(noise.sum(1), noise.shape[1])]
     return shuffled, np.ones_like(noise)
 
 
-INPUTS: dict[InputsName, View] = {
-    "sentinels": View(
+INPUTS: dict[InputsName, Side] = {
+    "sentinels": Side(
         lambda tokens, noise, u, vocabulary: _replace_runs(tokens, noise, vocabulary),
         lambda text, noise, runs: text - noise + runs,
     ),
-    "masks": View(_masks),
-    "masks-or-random": View(_masks_or_random, draws=1),
-    "masks-random-or-same": View(
+    "masks": Side(_masks),
+    "masks-or-random": Side(_masks_or_random, draws=1),
+    "masks-random-or-same": Side(
         lambda tokens, noise, u, vocabulary: _masks_or_random(
             tokens, noise & (u < 1 - SAME_SHARE), u, vocabulary
         ),
         draws=1,
     ),
-    "span-masks": View(_masks),  # only of noise that is infilled
-    "drop": View(
+    "span-masks": Side(_masks),  # only of noise that is infilled
+    "drop": Side(
         lambda tokens, noise, u, vocabulary: (tokens, ~noise), lambda text, noise, runs: text - noise
     ),
-    "shuffle": View(_shuffle, draws=1),
+    "shuffle": Side(_shuffle, draws=1),
 }
-TARGETS: dict[TargetsName, View] = {
-    "sentinels": View(
+TARGETS: dict[TargetsName, Side] = {
+    "sentinels": Side(
         lambda tokens, noise, u, vocabulary: _replace_runs(tokens, ~noise, vocabulary),
         lambda text, noise, runs: noise + runs,
     ),
-    "drop": View(lambda tokens, noise, u, vocabulary: (tokens, noise), lambda text, noise, runs: noise),
-    "everything": View(lambda tokens, noise, u, vocabulary: (tokens, np.ones_like(noise))),
+    "drop": Side(lambda tokens, noise, u, vocabulary: (tokens, noise), lambda text, noise, runs: noise),
+    "everything": Side(lambda tokens, noise, u, vocabulary: (tokens, np.ones_like(noise))),
 }
 
 
