@@ -97,7 +97,9 @@ def run_passes(
     work: Path, settings: Cleaning, parts: list[list[crawl.Piece]], workers: int, report: Reporter
 ) -> None:
     report.start("filtering")
-    tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
+    tasks: dict[Path, tuple] = {
+        work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)
+    }
     in_parallel(sieve.filter_part, tasks, workers, lambda: report.advance(1))
     totals = [json.loads(path.read_text())["spans"] for path in tasks]
     report.start("comparing")
@@ -130,8 +132,8 @@ def is_cleaned(folder: Path, settings: Cleaning) -> bool:
     """Whether the dataset exists; SettingError if it was made from other settings, or by something else."""
     if not folder.exists():
         return False
-    about, changed = folder / "clean.json", {"made by": ("other", "lm clean")}
-    if about.exists() and (old := json.loads(about.read_text())["settings"]):
+    record, changed = folder / "clean.json", {"made by": ("other", "lm clean")}
+    if record.exists() and (old := json.loads(record.read_text())["settings"]):
         changed = diff(from_json(Cleaning, json.dumps(old)), settings)
     if changed:
         lines = "; ".join(f"{path} was {old!r}, is {new!r}" for path, (old, new) in changed.items())
@@ -182,8 +184,11 @@ def in_parallel(
 def die_with_parent() -> None:
     """A process of a pool would otherwise wait forever for a parent that was killed."""
 
+    parent = multiprocessing.parent_process()
+    assert parent, "only a pool's processes call this"
+
     def wait() -> None:
-        multiprocessing.parent_process().join()
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -195,7 +200,7 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
         [json.loads((work / name / f"{i}.json").read_text()) for i in range(parts)]
         for name in ("counts", "written")
     )
-    about = totals(settings, read, written)
+    record = totals(settings, read, written)
     draft = work / "set"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
@@ -205,7 +210,7 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
         if not sizes:
             shutil.rmtree(work)
             raise SettingError(
-                f"source={settings.source}: too little is left for a {split} split\n{removed_table(about)}"
+                f"source={settings.source}: too little is left for a {split} split\n{removed_table(record)}"
             )
         for shard, part in enumerate(sizes):
             name = f"{folder.parent.name}-{split}.array_record-{shard:05}-of-{len(sizes):05}"
@@ -216,7 +221,7 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
     tfds.folder_dataset.write_metadata(
         data_dir=draft, features=sieve.PAGE_FEATURES, split_infos=infos, check_data=False, **description
     )
-    sieve.write_json(draft / "clean.json", about)
+    sieve.write_json(draft / "clean.json", record)
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.replace(draft, folder)
 
@@ -233,9 +238,9 @@ def totals(settings: Cleaning, read: list[dict], written: list[dict]) -> dict[st
     }
 
 
-def removed_table(about: dict[str, Any]) -> str:
+def removed_table(record: dict[str, Any]) -> str:
     """A line per filter, in order: what it removed; then what could not be read."""
     lines = [f"{'':22}{'pages':>12}{'lines':>14}{'characters':>16}"]
-    lines += [f"{name:22}{row[0]:12,}{row[1]:14,}{row[2]:16,}" for name, row in about["counts"].items()]
-    lines += [f"damaged: {location}: {reason}" for location, reason in about["damages"]]
-    return "\n".join([*lines, *([f"{about['damaged']} damaged places in all"] if about["damaged"] else [])])
+    lines += [f"{name:22}{row[0]:12,}{row[1]:14,}{row[2]:16,}" for name, row in record["counts"].items()]
+    lines += [f"damaged: {location}: {reason}" for location, reason in record["damages"]]
+    return "\n".join([*lines, *([f"{record['damaged']} damaged places in all"] if record["damaged"] else [])])

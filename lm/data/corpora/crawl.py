@@ -34,7 +34,7 @@ class Page(NamedTuple):
 
 
 class Damage(NamedTuple):
-    place: str
+    location: str
     reason: str
 
 
@@ -87,11 +87,11 @@ def read_pages(piece: Piece) -> Iterator[Page | Damage]:
         yield Damage(piece.path, f"{error}; the rest of it is skipped")
 
 
-def _decompressed(path: str) -> BinaryIO:
+def _decompressed(path: str) -> gzip.GzipFile | BinaryIO:
     return gzip.open(path) if path.lower().endswith(".gz") else open(path, "rb")
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def _lines(file: gzip.GzipFile | BinaryIO) -> Iterator[bytes]:
     """The lines, cut to LONGEST_PAGE bytes: a longer one is not JSON."""
     for line in iter(lambda: file.readline(LONGEST_PAGE), b""):
         end = line
@@ -115,8 +115,8 @@ def json_pages(piece: Piece) -> Iterator[Page | Damage]:
                 row = json.loads(line) if line.strip() else {"text": ""}
                 yield Page(row["text"] + "", (row.get("url") or "") + "")
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                place = f"{piece.path}, line {_lines_before(piece) + number}"
-                yield Damage(place, f'no {{"text": ...}}: {error!r:.200}')
+                location = f"{piece.path}, line {_lines_before(piece) + number}"
+                yield Damage(location, f'no {{"text": ...}}: {error!r:.200}')
             if not compressed and file.tell() >= piece.end:
                 return
 
@@ -133,11 +133,11 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
     with _decompressed(piece.path) as file:
         number, lost = 1, False
         for line in _lines(file):
-            place = f"{piece.path}, record {number}"
+            location = f"{piece.path}, record {number}"
             if not line.startswith(b"WARC/"):
                 if line.strip() and not lost:
                     lost = True
-                    yield Damage(place, f"begins with {line[:40]!r}, not with 'WARC/'")
+                    yield Damage(location, f"begins with {line[:40]!r}, not with 'WARC/'")
                 continue
             number, lost = number + 1, False
             head = itertools.islice(iter(lambda: next(_lines(file), b"").strip(), b""), FIELDS)
@@ -146,11 +146,11 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
             length = headers.get("content-length", "")
             if not re.fullmatch("[0-9]{1,10}", length) or int(length) >= LONGEST_RECORD:
                 lost = True
-                yield Damage(place, f"Content-Length is {length[:40]!r}")
+                yield Damage(location, f"Content-Length is {length[:40]!r}")
                 continue
             body = file.read(int(length))
             if len(body) < int(length):
-                yield Damage(place, f"ends after {len(body)} of {length} bytes")
+                yield Damage(location, f"ends after {len(body)} of {length} bytes")
             elif headers.get("warc-type") == "conversion":
                 yield Page(body.decode(errors="replace"), headers.get("warc-target-uri", ""))
 

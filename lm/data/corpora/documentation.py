@@ -189,8 +189,8 @@ def acceptability(documents: Iterable[Document], rng: random.Random) -> Iterator
         for sentence in sentences(text.replace("\n", " ")):
             words = sentence.split()
             if 6 <= len(words) <= 24:
-                shown = " ".join(words if label else damaged(words, rng))
-                yield {"name": name, "sentence": shown, "label": label}
+                example = " ".join(words if label else damaged(words, rng))
+                yield {"name": name, "sentence": example, "label": label}
                 label = 1 - label
 
 

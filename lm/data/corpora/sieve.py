@@ -68,10 +68,10 @@ def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[crawl.Pi
             counts["read"] += cleaning.removed(lines, None)
             if domains is not None and not cleaning.in_domains(page.url, domains):
                 counts["domains"] += cleaning.removed(lines, None)
-            elif lines := cleaning.cleaned(lines, steps, counts):
+            elif clean := cleaning.cleaned(lines, steps, counts):
                 if cleaning.DUPLICATES not in settings.without:
-                    hashes.append(cleaning.span_hashes(lines, settings.deduplicate))
-                row = ["\n".join(lines), page.url, len(hashes[-1])]
+                    hashes.append(cleaning.span_hashes(clean, settings.deduplicate))
+                row = ["\n".join(clean), page.url, len(hashes[-1])]
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
     joined = np.concatenate(hashes)
     spans = np.full(len(joined), part, SPAN)
@@ -79,8 +79,8 @@ def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[crawl.Pi
     spans["hash"] = joined[spans["number"]]
     with files.complete(work / "spans" / f"{part}.npy") as file:
         np.save(file, spans)
-    about = {"spans": len(spans), "damaged": damaged, "damages": damages, "counts": counts}
-    write_json(work / "counts" / f"{part}.json", about)
+    record = {"spans": len(spans), "damaged": damaged, "damages": damages, "counts": counts}
+    write_json(work / "counts" / f"{part}.json", record)
 
 
 def find_repeats(work: Path, bounds: tuple[int, int], number: int, parts: int) -> None:

@@ -49,7 +49,7 @@ def classification(
     def to_text(row: Row) -> tuple[str, str]:
         return fields(name, row, inputs.split()), label_word(labels, row)
 
-    settings = {"name": name, "from_text": to_class(labels), "labels": labels} | rest
+    settings: dict[str, Any] = {"name": name, "from_text": to_class(labels), "labels": labels} | rest
     return Task(source=source, column=column, target=CLASS, metrics=scores, to_text=to_text, **settings)
 
 

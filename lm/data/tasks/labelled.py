@@ -61,8 +61,8 @@ def with_head(
     """The task in words of that name, with a head; ``texts`` may be the fields of a row to read."""
     shared = ["source", "column", "target", "metrics", "beside"] + (["labels"] if kind == "classes" else [])
     inherited = {field: getattr(TASKS[name], field) for field in shared}
-    read = texts if callable(texts) else lambda row: tuple(row[field] for field in texts.split())
-    return LabelledTask(name=name, kind=kind, texts=read, **inherited | settings)
+    reads = texts if callable(texts) else lambda row: tuple(row[field] for field in texts.split())
+    return LabelledTask(name=name, kind=kind, texts=reads, **inherited | settings)
 
 
 def whole_word(row: Row) -> tuple[int, int] | None:

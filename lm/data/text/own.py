@@ -13,6 +13,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import sentencepiece
@@ -41,11 +42,16 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 class Own(Vocabulary):
     """What our vocabularies share."""
 
-    joint: str  # stands between texts and sentinels when decoded
+    sentinels: int
+    joint: ClassVar[str]  # stands between texts and sentinels when decoded
 
     def __post_init__(self) -> None:
-        if self.num_sentinels < 0:
-            raise SettingError(f"data.sentinels={self.num_sentinels} should be 0 or more, such as 100")
+        if self.sentinels < 0:
+            raise SettingError(f"data.sentinels={self.sentinels} should be 0 or more, such as 100")
+
+    @property
+    def num_sentinels(self) -> int:
+        return self.sentinels
 
     @functools.cached_property
     def special(self) -> Mapping[str, int | None]:
@@ -70,7 +76,7 @@ class SentencePiece(Own):
     """A trained model file, and sentinels above its pieces."""
 
     path: Path
-    num_sentinels: int
+    sentinels: int
     joint = " "
 
     def __post_init__(self) -> None:
@@ -128,15 +134,15 @@ class SentencePiece(Own):
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
         spelling = [piece for piece, _ in pieces]
         order = ("pad", "eos", "unk", "mask", "cls", "sep", "bos")
-        special = self.special | {"unk": UNK, "bos": begin}
-        named = {f"{use}_token": spelling[special[use]] for use in order if special[use] is not None}
+        special = {**self.special, "unk": UNK, "bos": begin}
+        named = {f"{use}_token": spelling[token] for use in order if (token := special[use]) is not None}
         added = dict.fromkeys([*named.values(), *sentinels])
         tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in added])
         before, after = ([] if token is None else [spelling[token]] for token in (begin, end))
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *after],
             pair=[*before, "$A", *after, "$B:1", *(f"{token}:1" for token in after)],
-            special_tokens=[(spelling[token], token) for token in {begin, end} - {None}],
+            special_tokens=[(spelling[token], token) for token in {begin, end} if token is not None],
         )
         has_types = begin is not None and begin == self.cls  # else the model has no token types
         config = {
@@ -156,9 +162,12 @@ class SentencePiece(Own):
 class Bytes(Own):
     """UTF-8: byte b has the id b + 3."""
 
-    num_sentinels: int
+    sentinels: int
     joint = ""
-    ids = {chr(byte): byte + UNK + 1 for byte in range(256)}
+
+    @functools.cached_property
+    def ids(self) -> Mapping[str, int]:
+        return {chr(byte): byte + UNK + 1 for byte in range(256)}
 
     @property
     def size(self) -> int:
@@ -201,14 +210,16 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
     Byte fallback would take 256 pieces of a small vocabulary; 94 required characters cover all of ASCII.
     """
     model = io.BytesIO()
+    ids: dict[str, Any] = {"pad_id": PAD, "eos_id": EOS, "unk_id": UNK, "bos_id": -1}
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_sample(texts, size * TRAINED_ON),
             model_writer=model,
             model_type="unigram",
             vocab_size=size,
-            **{"pad_id": PAD, "eos_id": EOS, "unk_id": UNK, "bos_id": -1},
-            **{"num_threads": 1, "minloglevel": 2},
+            num_threads=1,
+            minloglevel=2,
+            **ids,
             seed_sentencepiece_size=max(size * CANDIDATES_PER_PIECE, 10_000),
             required_chars=REQUIRED if size >= ROOM * len(REQUIRED) else "",
         )

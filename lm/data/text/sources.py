@@ -26,12 +26,12 @@ BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 class Joined(Sequence[str]):
     """Several corpora, one after the other."""
 
-    parts: tuple[Sequence[str], ...]
+    parts: tuple[Any, ...]  # sequences of texts with fingerprints
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: Any) -> Any:
         index = range(len(self))[index]
         for part in self.parts:
             if index < len(part):
@@ -62,7 +62,7 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: Any) -> Any:
         return self.rows[self.chosen[index]][self.feature]
 
     @property
@@ -107,7 +107,7 @@ class TextFiles(Sequence[str]):
     def __len__(self) -> int:
         return len(self.pieces)
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: Any) -> Any:
         path, start, end = self.pieces[index].tolist()
         return document(self.paths[path], start, end)
 

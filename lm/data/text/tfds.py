@@ -259,7 +259,7 @@ class StoredRows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.source) - len(self.left_out)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: Any) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         number = index % len(self)
@@ -309,8 +309,10 @@ def plain_values(value: Any) -> Any:
         return value.decode("utf-8", errors="replace")
     if isinstance(value, dict):
         return {name: plain_values(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray) and value.dtype != object and value.ndim:
+    if isinstance(value, np.ndarray) and not value.ndim:
+        return plain_values(value.item())
+    if isinstance(value, np.ndarray) and value.dtype != object:
         return value.tolist()
     if isinstance(value, (np.ndarray, list, tuple)):
-        return [plain_values(item) for item in value] if np.ndim(value) else plain_values(value.item())
+        return [plain_values(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value

@@ -36,7 +36,7 @@ class Tokens:
     @functools.cached_property
     def tokens(self) -> "Stored":
         """uint16 or uint32 [tokens], mapped from disk."""
-        return Stored(self.folder, self.about["dtype"], self.first)
+        return Stored(self.folder, self.record["dtype"], self.first)
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
@@ -46,12 +46,12 @@ class Tokens:
         return np.append(offsets[offsets < end], end)
 
     @functools.cached_property
-    def about(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         return unseal((self.folder / "about.json").read_bytes(), self.folder / "about.json")
 
     @property
     def fingerprint(self) -> str:
-        return self.about["fingerprint"]
+        return self.record["fingerprint"]
 
     def cut(self, count: int) -> "Tokens":
         """The first ``count`` tokens, of documents that are stored in random order."""
@@ -92,7 +92,7 @@ class Stored:
         blocks = np.ravel(index) // (BLOCK // self._tokens.itemsize)
         for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
             start, end = block * BLOCK, (block + 1) * BLOCK
-            if zlib.crc32(self._bytes[start:end]) != self._sums[block]:
+            if zlib.crc32(self._bytes[start:end].data) != self._sums[block]:
                 raise DataError(
                     f"{self._folder / 'tokens'} is damaged in bytes {start:,} to {end:,}: "
                     f"delete {self._folder}, and the corpus is encoded again"
@@ -131,13 +131,13 @@ def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path
 def is_intact(folder: Path, fingerprint: str) -> bool:
     """Whether an encoded corpus is as it was written, except for blocks that are checked when first read."""
     try:
-        about = unseal((folder / "about.json").read_bytes(), folder)
-        item = np.dtype(about["dtype"]).itemsize
-        if about["fingerprint"] != fingerprint or about["sums"] != _sums(folder):
+        record = unseal((folder / "about.json").read_bytes(), folder)
+        item = np.dtype(record["dtype"]).itemsize
+        if record["fingerprint"] != fingerprint or record["sums"] != _sums(folder):
             return False
-        if (folder / "tokens").stat().st_size != about["tokens"] * item:
+        if (folder / "tokens").stat().st_size != record["tokens"] * item:
             return False
-        stored = Stored(folder, about["dtype"], None)
+        stored = Stored(folder, record["dtype"], None)
         starts, ends = np.arange(0, len(stored), BLOCK // item), CHECKED_AT_START // item
         stored[starts[(starts < ends) | (starts >= len(stored) - ends)]]
     except (OSError, SettingError, KeyError, TypeError, ValueError):
@@ -176,8 +176,8 @@ def _encode_into(documents: Sequence[str], vocabulary: Vocabulary, folder: Path,
     with (folder / "tokens").open("rb") as file:
         blocks = iter(functools.partial(file.read, BLOCK), b"")
         np.save(folder / "sums.npy", np.array([zlib.crc32(block) for block in blocks], np.uint32))
-    about = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents)}
-    write(folder / "about.json", seal(about | {"tokens": int(offsets[-1]), "sums": _sums(folder)}))
+    record = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents)}
+    write(folder / "about.json", seal(record | {"tokens": int(offsets[-1]), "sums": _sums(folder)}))
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:

@@ -16,15 +16,26 @@ STOPS = (".", "?", "!")  # end a sentence
 class Vocabulary(abc.ABC):
     """Pieces of text and their ids; sentinel k has the id ``size - 1 - k``."""
 
-    ids: Mapping[str, int]  # of every piece, and of published vocabularies also the special tokens
-    special: Mapping[str, int | None]  # pad, eos, mask, cls, sep; None: the vocabulary has no such token
-    num_sentinels: int
-
     pad = property(lambda self: self.special["pad"])
     eos = property(lambda self: self.special["eos"])
     mask = property(lambda self: self.special["mask"])
     cls = property(lambda self: self.special["cls"])  # begins an encoder's row
     sep = property(lambda self: self.special["sep"])  # ends each text of an encoder's row
+
+    @property
+    @abc.abstractmethod
+    def ids(self) -> Mapping[str, int]:
+        """Of every piece, and in published vocabularies of the special tokens."""
+
+    @property
+    @abc.abstractmethod
+    def special(self) -> Mapping[str, int | None]:
+        """pad, eos, mask, cls and sep; None: the vocabulary has no such token."""
+
+    @property
+    @abc.abstractmethod
+    def num_sentinels(self) -> int:
+        """How many ids at the top stand for hidden spans."""
 
     @property
     @abc.abstractmethod
