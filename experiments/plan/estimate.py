@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import Literal
 
 import jax
 from flax import nnx
@@ -38,7 +39,7 @@ clock. A step lasts as long as the longest (*); use is FLOPs over that time at p
 TRIED = 4  # arrangements that are compiled
 MICROBATCHES = (1, 2, 4, 8)
 # rematerialisation -> what it multiplies the arithmetic by: of three passes "full" repeats the first
-REPEATED = {"none": 1.0, "dots": 1.1, "full": 4 / 3}
+REPEATED: dict[Literal["none", "dots", "full"], float] = {"none": 1.0, "dots": 1.1, "full": 4 / 3}
 REACHED = 0.6  # share of a chip's peak that products of a common size reach
 
 

@@ -13,7 +13,7 @@ from experiments.plan.compiler import check_compiler, compile_step, planned_step
 from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, candidates, estimate, memory, writing
 from experiments.plan.slices import GIB, find_slice
 from experiments.plan.step import Compiled, PlannedStep
-from experiments.study.experiment import BASELINE, Experiment, apply
+from experiments.study.experiment import BASELINE, Changes, Experiment, apply
 from experiments.study.registry import build, find_one
 from experiments.study.scales import SCALES
 from lm import sharding
@@ -25,7 +25,7 @@ from lm.train.step import check_mesh
 
 AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
 SHAPE = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads")
-SMALLER = (  # what to try, in this order, on a step that does not fit
+SMALLER: tuple[Changes, ...] = (  # what to try, in this order, on a step that does not fit
     {"model.remat": "dots"},
     *({"model.remat": "full", "pretraining.microbatches": parts} for parts in (1, 2, 4, 8, 16)),
 )

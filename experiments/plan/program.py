@@ -1,4 +1,4 @@
-"""Reads a compiled step: the text of an optimised program -> its loops, collectives and cycles."""
+"""Reads a compiled step: the text of an optimised program -> its cycles and collectives."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -41,7 +41,6 @@ class Collective(NamedTuple):
 
 class Program(NamedTuple):
     cycles: int  # of a step, as the compiler estimates them, without collectives
-    loops: dict[str, int]  # the body's name -> how often it runs in a step
     collectives: list[Collective]
     kernels: int  # calls of hand-written kernels, for which the compiler estimates no cycles
 
@@ -50,7 +49,6 @@ def read_program(text: str, mesh: Mapping[str, int]) -> Program:
     """The program compiled for mesh ``{axis: size}``; loops count from 0, as the compiler's do."""
     computations, entry = _computations(text)
     cycles, kernels = 0, 0
-    loops: dict[str, int] = {}
     collectives: dict[str, Collective] = {}
     todo = [(entry, 1)]
     while todo:
@@ -60,9 +58,7 @@ def read_program(text: str, mesh: Mapping[str, int]) -> Program:
             kernels += times * ('custom_call_target="tpu_custom_call"' in instruction.rest)
             called = _called(instruction, computations)
             if instruction.opcode == "while":
-                body = _name("body", instruction)
-                loops[body] = times * _trips(instruction, computations)
-                todo.append((body, loops[body]))
+                todo.append((_name("body", instruction), times * _trips(instruction, computations)))
             elif instruction.opcode in ("call", "conditional"):
                 todo += [(other, times) for other in called]
             else:
@@ -74,7 +70,7 @@ def read_program(text: str, mesh: Mapping[str, int]) -> Program:
                         key = channel[1] if channel else f"number {len(collectives)}"
                         parts = (collectives.get(key, collective), collective)
                         collectives[key] = min(parts, key=lambda part: part.times)
-    return Program(cycles, loops, list(collectives.values()), kernels)
+    return Program(cycles, list(collectives.values()), kernels)
 
 
 def unexpected_gathers(
@@ -171,8 +167,8 @@ def _width(dtype: str) -> float:
 
 def _group(rest: str, devices: int) -> np.ndarray:
     """The first of the groups of devices that take part together, by their flat indices in the mesh."""
-    if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
-        pairs = [pair.split(",") for pair in re.findall(r"\d+,\d+", pairs[1])]
+    if sent := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
+        pairs = [pair.split(",") for pair in re.findall(r"\d+,\d+", sent[1])]
         return np.array(next(([int(a), int(b)] for a, b in pairs if a != b), [0, 0]))
     if match := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
         return np.array(match[1].split(","), int)

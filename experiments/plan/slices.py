@@ -34,7 +34,7 @@ class Chip:
     options: Mapping[str, str] = field(default_factory=dict)  # of topologies.get_topology_desc
 
 
-_MEGACORE = {"chip_config_name": "megacore"}  # two cores that are one device, as on v5p
+_MEGACORE = {"chip_config_name": "megacore"}  # two cores are one device, as they are on v5p without options
 CHIPS = {
     # no figure is published for the network outside of v4: it is that of v5p
     "v4": Chip(275e12, 1.05e9, 30.75 * GIB, 1.2e12, 50e9, 6.25e9, 4_096, 3, options=_MEGACORE),

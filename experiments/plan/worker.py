@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -29,7 +30,9 @@ from lm.settings import SettingError, from_json
 
 def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Compiled:
     """The step of pre-training, compiled in this process."""
-    options = dict(slices.chip.options) | ({"num_slices": slices.count} if slices.count > 1 else {})
+    options: dict[str, Any] = dict(slices.chip.options) | (
+        {"num_slices": slices.count} if slices.count > 1 else {}
+    )
     if max(slices.shape) == 1:
         options["chips_per_host_bounds"] = [1, 1, 1]
     devices = topologies.get_topology_desc(platform="tpu", topology_name=slices.name, **options).devices
@@ -48,26 +51,15 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
             return replace(counts, over=needed)
         return replace(counts, failed=f"the compiler gave up: {str(error).splitlines()[0][:200]}")
     print(f"compiled in {perf_counter() - began:.0f} s", flush=True)
-    return _measured(counts, compiled, shapes, steps.mesh.shape)
-
-
-def _measured(
-    counts: Compiled,
-    compiled: jax.stages.Compiled,
-    shapes: Mapping[str, tuple[int, ...]],
-    mesh: Mapping[str, int],
-) -> Compiled:
-    """``counts`` with what the compiled step needs and does."""
-    memory, program = compiled.memory_analysis(), read_program(compiled.as_text(), mesh)
+    memory, program = compiled.memory_analysis(), read_program(compiled.as_text(), steps.mesh.shape)
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    # What the compiler compares with the chip's memory. Its temp_size_in_bytes is more, by up to a quarter: a
-    # program with temporaries of 18.5 GiB by that number is compiled for a chip that has 15.75.
-    temporaries = max(memory.peak_memory_in_bytes - memory.argument_size_in_bytes - outputs, 0)
-    gathers = unexpected_gathers(program, shapes.values(), mesh)
+    gathers = unexpected_gathers(program, shapes.values(), steps.mesh.shape)
     return replace(
         counts,
         arguments=memory.argument_size_in_bytes,
-        temporaries=temporaries,
+        # What the compiler compares with the chip's memory. Its temp_size_in_bytes is up to a quarter more:
+        # a program with temporaries of 18.5 GiB by that number is compiled for a chip that has 15.75.
+        temporaries=max(memory.peak_memory_in_bytes - memory.argument_size_in_bytes - outputs, 0),
         outputs=outputs,
         code=memory.generated_code_size_in_bytes,
         cycles=program.cycles,

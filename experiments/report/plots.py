@@ -5,6 +5,7 @@ from io import BytesIO
 from itertools import cycle, zip_longest
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -100,7 +101,7 @@ def _published(row: Row, column: str) -> float:
 
 
 def _draw_scores(
-    panel: Axes, scores: Sequence[tuple[Row, Score]], places: Mapping[str, float], style: Mapping[str, str]
+    panel: Axes, scores: Sequence[tuple[Row, Score]], places: Mapping[str, float], style: Mapping[str, Any]
 ) -> None:
     """Means and deviations over seeds at the places of rows; rows without a place are horizontal lines."""
     points = [(places[row.name], score.mean, score.std or 0.0) for row, score in scores if row.name in places]
@@ -137,12 +138,12 @@ def extrapolation(finished: Finished, rows: Sequence[Row]) -> Figure:
 def training(rows: Sequence[Row], curves: Mapping[str, Curves]) -> Figure:
     """A panel for each loss and score that was recorded over steps, a color a row, a line a seed."""
     kinds = list(dict.fromkeys(kind for lines in curves.values() for kind in lines))
-    colors = colormaps["tab20"].colors
+    colors = [colormaps["tab20"](number) for number in (*range(0, 20, 2), *range(1, 20, 2))]
     shape = (-(-len(kinds) // 3), 3)
     figure = Figure(figsize=(11, 3 * shape[0]), layout="constrained")
     for panel, kind in zip_longest(figure.subplots(*shape, squeeze=False).flat, kinds):
         panel.set_visible(kind is not None)
-        for row, color in zip(rows, cycle([*colors[::2], *colors[1::2]]), strict=False):
+        for row, color in zip(rows, cycle(colors), strict=False):
             for j, line in enumerate(curves[row.name].get(kind, ())):
                 label = row.label if j == 0 else None
                 panel.plot(*zip(*line, strict=True), color=color, linewidth=1, alpha=0.8, label=label)
@@ -157,4 +158,4 @@ def _legend(figure: Figure) -> None:
     pairs = [axis.get_legend_handles_labels() for axis in figure.axes]
     handles = {label: handle for some, labels in pairs for handle, label in zip(some, labels, strict=True)}
     if handles:
-        figure.legend(handles.values(), handles, loc="outside right")
+        figure.legend(list(handles.values()), list(handles), loc="outside right center")

@@ -231,7 +231,9 @@ def watch(tables: list[Table], scale: str, runs: Folders, say: Callable[[str], o
     It uses a tenth of a core at most, and leaves the rest to runs that train beside it.
     """
     roots(runs)  # if they cannot be read now, they cannot be read later
-    seen, wait, browser = None, POLL, None
+    seen: object = None
+    now: object
+    wait, browser = POLL, None
     try:
         while True:
             began = time.process_time()

@@ -161,7 +161,7 @@ def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any
 
 def _difference(usual: Mapping[str, Any], value: Mapping[str, Any]) -> str:
     """The names in which two records differ, with short values beside them, such as versions of packages."""
-    names = [name for name in usual | value if usual.get(name) != value.get(name)]
+    names = [name for name in {**usual, **value} if usual.get(name) != value.get(name)]
     texts = [f"{name} {usual.get(name, 'none')} -> {value.get(name, 'none')}" for name in names]
     listed = [text if len(text) < LONGEST else name for name, text in zip(names, texts, strict=True)][:3]
     return ", ".join([*listed, f"{len(names) - 3} more"] if len(names) > 3 else listed)
