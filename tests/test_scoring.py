@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 from test_benchmarks import SETS, TEXT, prepare
 from tiny import TINY
 
-from experiments.cli.attention import show_attention
+from experiments.cli.attention import attention
 from experiments.cli.doctor import show_tasks
 from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
@@ -210,4 +210,4 @@ def test_a_kind_of_picture_that_cannot_be_drawn_is_refused_before_the_run_is_loo
     with pytest.raises(
         SettingError, match=r"--out x\.foo should be a picture that ends in \.png, \.svg or \.pdf"
     ):
-        show_attention(tmp_path / "nowhere", "a text", "", Path("x.foo"))
+        attention(tmp_path / "nowhere", "a text", "", Path("x.foo"))

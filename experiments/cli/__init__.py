@@ -18,7 +18,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "score": "score:score",
     "generate": "models:generate",
     "fill": "models:fill_in",
-    "attention": "models:attention",
+    "attention": "attention:attention",
     "convert": "convert:import_or_export",
     "examples": "models:show_examples",
     "doctor": "doctor:examine",

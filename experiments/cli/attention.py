@@ -1,14 +1,16 @@
-"""The heads' attention as a picture: one panel a head, a row a layer; dark is much."""
+"""``lm attention``: where the heads of a model attend, a panel for each head, a line for each layer."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.runs.stages import stages_of
-from experiments.runs.trained import Trained, open_run
 from lm.data.text.vocabulary import Vocabulary
-from lm.evaluate.decode import greedy
 from lm.settings import SettingError
+
+if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.trained import Trained
 
 ANSWER = 16  # longest answer that a decoder is watched writing [tokens]
 WIDEST = 48.0  # picture [inches]
@@ -16,35 +18,41 @@ KINDS = (".png", ".svg", ".pdf")  # of pictures
 LABELLED = 24  # longest text whose tokens are written beside the panels [tokens]
 
 
-def show_attention(folder: Path, text: str, mixture: str, out: Path) -> None:
-    """Write the attention of a run's model over ``text`` to ``out``; of an encoder-decoder also over its own
-    answer.
+def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
+    """Draw where each head of a run's model attends in a text, one line of panels per layer.
+
+    Args:
+        run: folder of a run.
+        text: what the model reads; an encoder-decoder is watched writing its answer.
+        mixture: which fine-tuned model; by default the pre-trained one.
+        out: picture to write, .png, .svg or .pdf.
     """
+    from experiments.runs.trained import open_run
+
     if not text.strip():
         raise SettingError("--text is empty: give a sentence to look at")
     if out.suffix.lower() not in KINDS:
         raise SettingError(
             f"--out {out} should be a picture that ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}"
         )
-    run = open_run(folder, stages_of(folder), mixture)
-    maps, ids = attention(run, run.encode(text))
-    labels = {side: [_label(run.vocabulary, token) for token in tokens] for side, tokens in ids.items()}
+    trained = open_run(run, stages_of(run), mixture)
+    maps, ids = attention_maps(trained, trained.encode(text))
+    labels = {side: [_label(trained.vocabulary, token) for token in tokens] for side, tokens in ids.items()}
     draw(maps, labels, out)
-    print(
-        f"{out}: {', '.join(f'{len(m)} layers of {m.shape[1]} heads ({name})' for name, m in maps.items())}"
-    )
+    sizes = (f"{len(layers)} layers of {layers.shape[1]} heads ({name})" for name, layers in maps.items())
+    print(f"{out}: {', '.join(sizes)}")
 
 
-def attention(run: Trained, ids: list[int]) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
-    """``{"encoder", "decoder", "cross": [layers,N,T,S]}`` as far as there are such, and the tokens of each
-    side.
-    """
+def attention_maps(run: "Trained", ids: list[int]) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:
+    """``{"encoder", "decoder", "cross": [layers,N,T,S]}``, of those there are, and each side's tokens."""
+    from lm.evaluate.decode import greedy
+
     config = run.config
     batch, tokens = run.batch([ids]), {"encoder" if config.has_encoder else "decoder": ids}
     if config.has_encoder and config.has_decoder:
-        written = np.asarray(greedy(run.model, batch, max_length=ANSWER))[0].tolist()
-        end = written.index(config.special.eos) if config.special.eos in written else len(written)
-        tokens["decoder"] = [config.special.start, *written[:end]]
+        answer = np.asarray(greedy(run.model, batch, max_length=ANSWER))[0].tolist()
+        end = answer.index(config.special.eos) if config.special.eos in answer else len(answer)
+        tokens["decoder"] = [config.special.start, *answer[:end]]
         rows = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
         batch |= run.put({"decoder_input_tokens": rows})
     return {name: np.asarray(weights[:, 0]) for name, weights in run.model.attention(batch).items()}, tokens
@@ -74,7 +82,7 @@ def draw(maps: dict[str, np.ndarray], labels: dict[str, list[str]], out: Path) -
     figure.savefig(out, dpi=150)
 
 
-def _ticks(panel, queries: list[str], keys: list[str]) -> None:
+def _ticks(panel: Any, queries: list[str], keys: list[str]) -> None:
     if len(queries) <= LABELLED:
         panel.set_yticks(range(len(queries)), queries, fontsize=5)
     if len(keys) <= LABELLED:

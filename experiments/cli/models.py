@@ -205,17 +205,3 @@ def fill_in(
         words = [escape(vocabulary.decode([token]) or str(token)) for token in tokens]
         line = "  ".join(f"{word} {share:.1%}" for word, share in zip(words, shares, strict=True))
         UNBROKEN.print(f"{escape(MASK)} {number}: {line}")
-
-
-def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
-    """Draw where each head of a run's model attends in a text, one line of panels per layer.
-
-    Args:
-        run: folder of a run.
-        text: what the model reads; an encoder-decoder is watched writing its answer.
-        mixture: which fine-tuned model; by default the pre-trained one.
-        out: picture to write, .png, .svg or .pdf.
-    """
-    from experiments.cli.attention import show_attention
-
-    show_attention(run, text, mixture, out)
