@@ -34,24 +34,22 @@ def _masked(batch: Batch, mask: int) -> Array:
 def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> Array:
     """int32 [B,S]: the text with every mask filled (Ghazvininejad et al. 2019).
 
-    Each pass predicts what is masked, all at once. Of n places that were masked at first, the n (T - t) / T
-    that the model was least sure of are masked again before pass t of T; the others keep their token and its
-    probability.
+    Each pass predicts all that is masked at once. Of n positions that were masked at first, the n (T - t) / T
+    that the model was least sure of are masked again before pass t of T.
     """
     first = _masked(batch, mask)
     count = first.sum(-1)
 
-    def again(t, state):
-        tokens, sureness = state
-        left = count * (iterations - t) // iterations
-        unsure = (
-            jnp.argsort(jnp.argsort(jnp.where(first, sureness, jnp.inf), axis=-1), axis=-1) < left[:, None]
-        )
-        masked = unsure & first
-        shown = batch | {"encoder_input_tokens": jnp.where(masked, mask, tokens)}
-        probabilities = jax.nn.softmax(model(shown).at[:, :, mask].set(-jnp.inf))
+    def predict_again(t, state):
+        tokens, confidence = state
+        remaining = count * (iterations - t) // iterations
+        rank = jnp.argsort(jnp.argsort(jnp.where(first, confidence, jnp.inf), axis=-1), axis=-1)
+        masked = (rank < remaining[:, None]) & first
+        inputs = batch | {"encoder_input_tokens": jnp.where(masked, mask, tokens)}
+        probabilities = jax.nn.softmax(model(inputs).at[:, :, mask].set(-jnp.inf))
         tokens = jnp.where(masked, probabilities.argmax(-1), tokens).astype(jnp.int32)
-        return tokens, jnp.where(masked, probabilities.max(-1), sureness)
+        return tokens, jnp.where(masked, probabilities.max(-1), confidence)
 
     tokens = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
-    return jax.lax.fori_loop(0, iterations, again, (tokens, jnp.zeros(tokens.shape, jnp.float32)))[0]
+    confidence = jnp.zeros(tokens.shape, jnp.float32)
+    return jax.lax.fori_loop(0, iterations, predict_again, (tokens, confidence))[0]

@@ -74,16 +74,15 @@ class LayerMixture(nnx.Module):
 
 
 class Head(nnx.Module):
-    """A linear layer on a text's pooled state [B,D] (classes [B,classes], regression [B], choice [B,C]) or on
-    the states of all positions (tokens [B,T,classes], span [B,2,T]: where it starts and where it ends);
-    float32.
+    """A linear layer on a text's pooled state [B,D] or on the states of all positions [B,T,D]; gives float32.
+
+    Pooled: classes [B,classes], regression [B], choice [B,C]; of all positions: tokens [B,T,classes], span
+    [B,2,T], the logits of where it starts and where it ends.
     """
 
     def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
         self.config, self.head = config, head
-        outputs = {"classes": head.classes, "tokens": head.classes, "span": 2, "regression": 1, "choice": 1}[
-            head.kind
-        ]
+        outputs = {"span": 2, "regression": 1, "choice": 1}.get(head.kind, head.classes)
         self.out = Linear(config, rngs, (config.d_model, outputs), ("embed", "classes"), config.d_model**-0.5)
 
     def __call__(self, x: Array, segments: Array, key: Array | None) -> Array:
@@ -91,7 +90,7 @@ class Head(nnx.Module):
         if key is not None and self.config.dropout:
             keep = jax.random.bernoulli(key, 1 - self.config.dropout, x.shape)
             x = dropout(x, keep, self.config.dropout)
-        found = self.out(x).astype(jnp.float32)
+        logits = self.out(x).astype(jnp.float32)
         if self.head.kind == "span":  # padding neither starts nor ends an answer
-            return jnp.where((segments > 0)[:, None, :], found.swapaxes(1, 2), jnp.finfo(jnp.float32).min)
-        return found[..., 0] if self.head.kind in ("regression", "choice") else found
+            return jnp.where((segments > 0)[:, None, :], logits.swapaxes(1, 2), jnp.finfo(jnp.float32).min)
+        return logits[..., 0] if self.head.kind in ("regression", "choice") else logits

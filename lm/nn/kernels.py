@@ -22,7 +22,7 @@ from lm.sharding import ACTIVATION_AXES
 SHORT = 1_024  # rows up to which explicit scores are quicker than a kernel that never keeps them [tokens]
 
 
-Kernel = Callable[[Array | None], Callable[..., Array]]  # the first query's place -> attention
+Kernel = Callable[[Array | None], Any]  # the first query's place -> a function as ``dot_product_attention``
 
 
 def implementation(

@@ -56,9 +56,8 @@ def split(key: Array | None, count: int) -> list[Array | None]:
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
-# What is cheap to compute is computed again in the backward pass, which otherwise would read float32 copies
-# of it from memory. Where blocks are not in a loop the compiler finds the two alike and computes one, which
-# is quicker on a CPU.
+# What is cheap is computed again in the backward pass, which otherwise would read float32 copies of it from
+# memory. Where blocks are not in a loop the compiler merges the two computations, which is faster on a CPU.
 recomputed = partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -94,12 +93,11 @@ class Embed(nnx.Module):
     def __call__(self, ids: Array) -> Array:
         if len(ids) == 1:  # positions that all rows share
             return self._rows(ids)
-        # Each device looks up its features of the rows of others too, which then change places: the compiler,
-        # left to itself, gives everything to everyone.
+        # Each device looks up its features of the rows of others too, which then change places: by itself
+        # the compiler gathers everything everywhere.
         x = self._rows(constrain(ids, "batch_of_features", "key_length"))
-        return constrain(
-            constrain(x, "batch_of_features", "key_length", "features"), "batch", "length", "embed"
-        )
+        x = constrain(x, "batch_of_features", "key_length", "features")
+        return constrain(x, "batch", "length", "embed")
 
     def _rows(self, ids: Array) -> Array:
         # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen.
