@@ -15,9 +15,9 @@ from test_vocabulary import TEXTS
 from experiments.report.page import samples
 from experiments.report.results import curves, results
 from experiments.runs import origin
-from experiments.runs.finetuning import best_of
-from experiments.runs.phase import finished
 from experiments.runs.result import write_result
+from experiments.runs.scores import best_of
+from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
 from experiments.runs.vocabularies import keep, kept
 from experiments.study.registry import REGISTRY, build, run_folder

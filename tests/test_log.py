@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from experiments.runs.phase import finished
+from experiments.runs.session import finished
 from lm.settings import DataError
 from lm.train import log
 from lm.train.log import Log, records

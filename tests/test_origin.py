@@ -20,7 +20,7 @@ from test_run import SMALL
 from experiments.cli.convert import export_checkpoint
 from experiments.cli.train import Options, train_row
 from experiments.report.results import results
-from experiments.runs import origin, phase
+from experiments.runs import origin, session
 from experiments.runs.prepare import find_vocabulary, fingerprints
 from experiments.runs.progress import reporting
 from experiments.runs.result import check_settings
@@ -154,7 +154,7 @@ def written(tmp_path_factory):
     """A finished run on text, its settings, its phase and the folder of all runs."""
     home = tmp_path_factory.mktemp("written")
     (home / "text").mkdir()
-    for split, module in {"train": origin, "valid": phase}.items():
+    for split, module in {"train": origin, "valid": session}.items():
         (home / "text" / f"{split}.txt").write_text(Path(module.__file__).read_text())
     SCALES["written"] = SMALL | TEXT | {"data.corpus": f"text:{home / 'text'}"}
     experiment = build(ROW, "written")
@@ -281,7 +281,7 @@ def test_who_waits_is_told_for_whom_and_a_killed_one_leaves_no_lock(tmp_path, mo
     )
     assert holder.stdout.readline() == "has it\n"
     told = []
-    with phase.locked(tmp_path, SimpleNamespace(say=lambda line: told.append(line) or holder.kill())):
+    with session.locked(tmp_path, SimpleNamespace(say=lambda line: told.append(line) or holder.kill())):
         assert told[0].startswith("process 7 on far")
         assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
 
@@ -289,29 +289,29 @@ def test_who_waits_is_told_for_whom_and_a_killed_one_leaves_no_lock(tmp_path, mo
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with phase.locked(tmp_path, SimpleNamespace(complain=told.append)):
+    with session.locked(tmp_path, SimpleNamespace(complain=told.append)):
         assert "the file system of --runs has no flock" in told[1]
 
 
 TWICE = """
 import sys, time
 from pathlib import Path
-from experiments.runs import phase
+from experiments.runs import run as module
 from experiments.runs.progress import reporting
 from experiments.study.registry import build
-from experiments.runs.run import run
 from experiments.study.scales import SCALES
 SCALES["tiny"] = eval(sys.argv[3])
-locked = phase.locked
+locked = module.locked
 def after_a_moment(folder, reporter):
     Path(sys.argv[2], "here-" + sys.argv[4]).touch()
     while len(list(Path(sys.argv[2]).glob("here-*"))) < 2:
         time.sleep(0.1)
     return locked(folder, reporter)
-phase.locked = after_a_moment
+module.locked = after_a_moment
 new = {"finetuning.steps": 0, "tuning.mixtures": ()}
 with reporting(0) as reporter:
-    run(build("t5/1-baseline/baseline", "tiny", new), Path(sys.argv[2]), Path(sys.argv[1], "cache"), reporter)
+    experiment = build("t5/1-baseline/baseline", "tiny", new)
+    module.run(experiment, Path(sys.argv[2]), Path(sys.argv[1], "cache"), reporter)
 """
 
 
@@ -338,7 +338,7 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     assert len(json.loads((folder / "run.json").read_text())["starts"]) == 1
     about = json.loads((folder / "origin.json").read_text())
     assert about.keys() == {*origin.ORIGINS, "allowed", "sha256"}
-    assert about["code"].keys() >= {"lm/settings.py", "lm/nn/stack.py", "experiments/runs/finetuning.py"}
+    assert about["code"].keys() >= {"lm/settings.py", "lm/nn/stack.py", "experiments/runs/recipes.py"}
     origin.record(folder, about | {"data": about["data"] | {"corpus train": "other"}})
     said = "trained with other data:\n  data: corpus train: other"
     with reporting(0) as reporter, pytest.raises(SettingError, match=said):

@@ -15,15 +15,16 @@ from experiments.cli.models import count_written, generate, show_examples
 from experiments.cli.train import Options, RowRun, summary, train_one, train_rows
 from experiments.report.comparison import Finished
 from experiments.report.report import stand_ins
-from experiments.runs.finetuning import best_of, head_steps
-from experiments.runs.phase import Session
 from experiments.runs.progress import reporting
+from experiments.runs.recipes import start_from, steps_of
 from experiments.runs.result import read_result, write_result
-from experiments.runs.run import check, columns, pretrain, run, steps_of
+from experiments.runs.run import check, run
+from experiments.runs.scores import best_of, columns
 from experiments.runs.stages import Stage, save_settings, stages_of
 from experiments.study import registry
 from experiments.study.registry import REGISTRY, build, run_folder
 from experiments.study.scales import SCALES
+from lm import sharding
 from lm.data.corpora import documentation
 from lm.data.objectives import lengths_of
 from lm.files import seal_lines
@@ -173,13 +174,10 @@ def test_a_folder_of_other_settings_is_refused_with_the_difference(swept):
 
 def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     experiment, folder = build(BASELINE, "tiny"), folder_of(swept, BASELINE)
-    with reporting(0) as reporter:
-        prepared, mesh = check(experiment, folder, swept / "cache", reporter.say)
-        stage = pretraining_of(folder)
-        first = pretrain(Session(experiment, prepared, mesh, swept / "cache", reporter), stage)
+    mesh, stage = sharding.make_mesh(experiment.mesh), pretraining_of(folder)
     steps = build_steps(StepSpec(experiment.model, experiment.finetuning.optimizer), mesh)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        saved, start = checkpoints.restore(steps.abstract, 4), first(steps)
+        saved, start = checkpoints.restore(steps.abstract, 4), start_from(stage, steps)
     assert (int(saved.step), int(start.step)) == (4, 0)
     for name, value in saved.params.items():
         np.testing.assert_array_equal(value, start.params[name])
@@ -208,13 +206,10 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
         ]
         if not experiment.tuning.heads:
             return
-        prepared, mesh = check(experiment, tmp_path / "run", runs / "cache", reporter.say)
-        session = Session(experiment, prepared, mesh, runs / "cache", reporter)
-        stage = pretraining_of(tmp_path / "run")
-        learnt = pretrain(session, stage)
-        state = learnt(head_steps(experiment, mesh, experiment.tuning.heads[0]))
+    mesh, (stage, tuned, *_) = sharding.make_mesh(experiment.mesh), stages_of(tmp_path / "run")
+    state = start_from(stage, steps_of(tuned, mesh))
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        saved = checkpoints.restore(steps_of(experiment, mesh).abstract).params
+        saved = checkpoints.restore(steps_of(stage, mesh).abstract).params
     came = [path for path in state.params if path.startswith("body.")]
     for path in came:
         bare = path.removeprefix("body.")

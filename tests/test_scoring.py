@@ -12,7 +12,7 @@ from experiments.cli.attention import attention
 from experiments.cli.doctor import show_tasks
 from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
-from experiments.runs.finetuning import adapted, head_steps, questions
+from experiments.runs.recipes import questions, steps_of
 from experiments.runs.stages import save_settings, stages_of
 from experiments.runs.trained import answering, newest_masked, open_run
 from experiments.study.experiment import Experiment
@@ -24,7 +24,6 @@ from lm.evaluate.questions import predict
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig
-from lm.train.step import StepSpec, build
 
 SMALL = TINY | {
     "data.vocabulary": "bytes",
@@ -61,10 +60,7 @@ def run_of(runs, name, given):
     save_settings(folder, experiment)
     mesh = sharding.make_mesh(experiment.mesh)
     for seed, stage in enumerate(stages_of(folder)):
-        if stage.kind == "head":
-            steps = head_steps(experiment, mesh, stage.group)
-        else:
-            steps = build(StepSpec(adapted(experiment)), mesh)
+        steps = steps_of(stage, mesh)
         made[stage.name] = steps.init(seed), steps
         with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(made[stage.name][0])

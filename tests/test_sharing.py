@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.runs.finetuning import right_answers
-from experiments.runs.phase import Session
 from experiments.runs.prepare import Prepared
+from experiments.runs.recipes import right_answers
 from experiments.runs.stages import stages
 from experiments.study.registry import REGISTRY, build
 from lm import sharding
@@ -92,9 +91,9 @@ def test_the_loss_of_a_tasks_targets_counts_their_tokens_and_no_inputs(row):
         for answer in ("bc", "", "abcdef", "a long one") * 3
     ]
     (task,) = mixture("cloze")
-    prepared = Prepared(Bytes(100), Tokens(Path()), Tokens(Path()))
-    session = Session(experiment, prepared, sharding.make_mesh(MeshConfig()), Path(), None)
+    prepared = Prepared(Bytes(100), Tokens(Path()), Tokens(Path()), Path())
+    stage, mesh = stages(experiment)[-1], sharding.make_mesh(MeshConfig())
     asked = Questions(task, rows, [], None, None)
-    batches = right_answers(session, asked, Lengths(raw=96, inputs=96, targets=8))
+    batches = right_answers(stage, prepared, mesh, asked, Lengths(raw=96, inputs=96, targets=8))
     counted = np.concatenate([batch["decoder_loss_weights"].sum(axis=1) for batch in batches])
     assert counted.tolist() == [3, 1, 7, 8] * 3 + [0] * 4  # and none of the rows of padding

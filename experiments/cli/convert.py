@@ -32,7 +32,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
         folder: holds config.json, safetensors and the tokenizer.
         run: folder of the run to make.
     """
-    from experiments.runs.trained import prefix_of
+    from experiments.runs.recipes import prefix_of
     from lm import convert, sharding
     from lm.convert.families import FAMILIES as PUBLISHED
     from lm.convert.unread import unknown_fields
@@ -116,11 +116,12 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
         folder: where config.json and safetensors go.
         mixture: which fine-tuned model; by default the pre-trained one.
     """
-    from experiments.runs.trained import chosen, frame, restored
-    from lm import convert
+    from experiments.runs.recipes import trained_body
+    from experiments.runs.trained import chosen, frame
+    from lm import convert, sharding
 
     stage = chosen(run, {stage.name: stage for stage in stages_of(run)}, mixture)
-    model, files = restored(stage).model, {}
+    model, files = trained_body(stage, sharding.make_mesh(stage.settings.mesh)).model, {}
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one
         vocabulary = kept(stage.folder, stage.settings)

@@ -129,16 +129,15 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[Scored, list[Stage]]:
 
 def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> list[Any]:
     """One for each row, of the kind that the task has."""
-    from experiments.runs.finetuning import head_steps, questions
-    from experiments.runs.trained import restored
+    from experiments.runs.recipes import questions, steps_of, trained
     from lm import sharding
     from lm.evaluate.questions import predict
 
     experiment = stage.settings
-    steps = head_steps(experiment, sharding.make_mesh(experiment.mesh), task.name)
+    mesh = sharding.make_mesh(experiment.mesh)
     vocabulary = kept(stage.folder, experiment)
-    asked = questions(experiment, vocabulary, steps.mesh, task, rows, 0)
-    return predict(restored(stage, steps).model, asked, steps.put)
+    asked = questions(experiment, vocabulary, mesh, task, rows, 0)
+    return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).put)
 
 
 def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:

@@ -53,7 +53,8 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
     vocabulary = Bytes(max(experiment.data.sentinels, 2))
     with tempfile.TemporaryDirectory() as folder:
         tokens = encode_corpus(["words and words. " * 400] * 4, vocabulary, Path(folder))
-        batches = pretraining_batches(experiment, Prepared(vocabulary, tokens, tokens), "train", rows=1)
+        prepared = Prepared(vocabulary, tokens, tokens, Path(folder))
+        batches = pretraining_batches(experiment, prepared, "train", rows=1)
         lengths, batch = batches.lengths, batches(0, slice(None))
     if experiment.mixing.pretraining != "corpus":
         tuned = tuning_lengths(experiment, experiment.tuning.mixtures)

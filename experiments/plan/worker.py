@@ -20,12 +20,13 @@ from jax.experimental import topologies
 from experiments.plan.program import read_program, unexpected_gathers
 from experiments.plan.slices import Slice, find_slice
 from experiments.plan.step import Compiled, Features
-from experiments.runs.run import steps_of
+from experiments.runs.recipes import pretraining_spec
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.files import write
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, from_json
+from lm.train.step import build
 
 
 def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Compiled:
@@ -36,7 +37,7 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
     if max(slices.shape) == 1:
         options["chips_per_host_bounds"] = [1, 1, 1]
     devices = topologies.get_topology_desc(platform="tpu", topology_name=slices.name, **options).devices
-    steps = steps_of(experiment, sharding.make_mesh(experiment.mesh, list(devices)))
+    steps = build(pretraining_spec(experiment), sharding.make_mesh(experiment.mesh, list(devices)))
     arrays = {feature: jax.ShapeDtypeStruct(shape, dtype) for feature, (shape, dtype) in batch.items()}
     began = perf_counter()
     lowered = steps.train.lower(steps.abstract, arrays, jax.ShapeDtypeStruct((), "uint32"))

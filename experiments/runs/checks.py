@@ -66,7 +66,7 @@ def check(
     prepared = first_alone(lambda: prepare(experiment, cache, say))
     check_alike(made_of(experiment, prepared, cache))
     if experiment.mixing.pretraining != "corpus":
-        mixed_batches(experiment, prepared, cache)
+        mixed_batches(experiment, experiment.tuning.mixtures, prepared)
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
         check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
     for name in tuning.heads if tunes else ():

@@ -20,7 +20,7 @@ FILE = "origin.json"
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished phase
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that is gone on with
 # of experiments.runs: what changes numbers, settings apart
-CODE = ("stages", "prepare", "run", "finetuning", "phase")
+CODE = ("stages", "prepare", "recipes", "session", "run")
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value
 

@@ -43,8 +43,8 @@ class Prepared:
     vocabulary: Vocabulary
     train: Tokens
     validation: Tokens
-    # corrupt records not trained on, by corpus or task
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    cache: Path  # that holds them, and the tasks
+    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records skipped, by corpus or task
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     validation = encode_corpus(
         documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens"
     )
-    return Prepared(vocabulary, train, validation, missing)
+    return Prepared(vocabulary, train, validation, cache, missing)
 
 
 def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
@@ -206,25 +206,25 @@ def pretraining_batches(
     return Batches(made, rows or experiment.pretraining.batch_size)
 
 
-def mixed_batches(experiment: Experiment, prepared: Prepared, cache: Path) -> Batches:
+def encoded_tasks(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> dict[str, Encoded]:
+    """The training sets of all tasks in the mixtures, by task."""
+    tasks = [task for name in mixtures for task in mixture(name) if task.train]
+    rows = [task.rows("train", prepared.cache, experiment.data.corrupt_records) for task in tasks]
+    return {task.name: Encoded(task, x, prepared.vocabulary) for task, x in zip(tasks, rows, strict=True)}
+
+
+def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> Batches:
     """The batch function of multi-task pre-training: the tasks' training sets, and the corpus if it is one of
     them.
     """
-    mixing, tuning = experiment.mixing, experiment.tuning
-    examples: dict[str, Sequence[Example]] = {
-        task.name: Encoded(
-            task, task.rows("train", cache, experiment.data.corrupt_records), prepared.vocabulary
-        )
-        for name in tuning.mixtures
-        for task in mixture(name)
-        if task.train
-    }
+    mixing = experiment.mixing
+    examples: dict[str, Sequence[Example]] = {**encoded_tasks(experiment, mixtures, prepared)}
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
     corpus = pretraining_batches(experiment, prepared, "train")
     if mixing.pretraining != "tasks":
         examples[CORPUS] = Unsupervised(corpus.rows)
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
-    tuned, limits = tuning_lengths(experiment, tuning.mixtures), corpus.lengths
+    tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
     shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
     rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed)

@@ -8,21 +8,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from experiments.runs.finetuning import adapted
+from experiments.runs.recipes import body_steps, trained_body
 from experiments.runs.stages import Stage, load_settings, stages_of
 from experiments.runs.vocabularies import kept
 from lm import sharding
 from lm.data.text.vocabulary import Vocabulary
-from lm.nn.composed import BODY, DISCRIMINATOR
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.settings import SettingError, nearest
-from lm.train.checkpoints import CheckpointError, Checkpoints
-from lm.train.config import CheckpointConfig
 from lm.train.manifest import manifests
-from lm.train.state import State
-from lm.train.step import Steps, StepSpec, build
 
 T = TypeVar("T")
 
@@ -85,8 +80,9 @@ class Trained:
 def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
     """The run in ``folder`` after the stage ``name``, by default the first of those ``stages`` of it."""
     stage = chosen(folder, {stage.name: stage for stage in stages}, name)
-    model, steps = restored(stage).model, _steps(stage)
-    return Trained(stage, kept(stage.folder, stage.settings), model, steps.put, steps.mesh.size)
+    mesh = sharding.make_mesh(stage.settings.mesh)
+    model, put = trained_body(stage, mesh).model, body_steps(stage, mesh).put
+    return Trained(stage, kept(stage.folder, stage.settings), model, put, mesh.size)
 
 
 def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
@@ -99,27 +95,6 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
     if name and name not in models:
         raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, models)}")
     return models[name or next(iter(models))]
-
-
-def restored(stage: Stage, steps: Steps | None = None) -> State:
-    """The parameters after a stage, the best ones if it was scored.
-
-    With ``steps``, of a model with a head, they are all there; without, those of the body.
-    """
-    prefix = prefix_of(stage) if steps is None else ""
-    abstract = (_steps(stage) if steps is None else steps).abstract
-    with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig(best="highest")) as checkpoints:
-        if not checkpoints.steps():
-            raise SettingError(f"{stage.folder} has no checkpoint yet; train the run first")
-        try:
-            return checkpoints.restore_model(abstract, checkpoints.best(), source=lambda path: prefix + path)
-        except CheckpointError as error:
-            raise SettingError(str(error)) from error
-
-
-def _steps(stage: Stage) -> Steps:
-    model = stage.settings.model if stage.kind == "pretrain" else adapted(stage.settings)
-    return build(StepSpec(model), sharding.make_mesh(stage.settings.mesh))
 
 
 def answering(folder: Path) -> list[Stage]:
@@ -144,13 +119,6 @@ def masked(folder: Path) -> list[Stage]:
     if not found:
         raise SettingError("--run: pretraining.steps=0: nothing was pre-trained; name another run")
     return found
-
-
-def prefix_of(stage: Stage) -> str:
-    """What the names of the model's parameters begin with in the checkpoints of a stage."""
-    if stage.kind == "head":
-        return BODY
-    return DISCRIMINATOR if "replaced-token" in stage.settings.model.heads else ""
 
 
 def newest_masked(runs: Path) -> Path:

@@ -56,7 +56,7 @@ MOMENTS = {
     "compiling": ("jax.stages:Lowered", "compile"),
     "training": ("lm.train.log:Log", "write"),
     "saving": ("lm.train.checkpoints:Checkpoints", "save"),
-    "evaluating": ("experiments.runs.finetuning", "score"),
+    "evaluating": ("experiments.runs.run", "score_task"),
 }
 
 

@@ -14,8 +14,8 @@ import lives
 import pytest
 import toy
 
-from experiments.runs.run import steps_of
-from experiments.runs.stages import load_settings
+from experiments.runs.recipes import steps_of
+from experiments.runs.stages import stages_of
 from lm.mesh import MeshConfig
 from lm.sharding import make_mesh
 from lm.train.checkpoints import Checkpoints
@@ -28,7 +28,8 @@ def trained(undisturbed):
     runs, _ = undisturbed("encoder-decoder")
     (settings,) = runs.glob("nano/t5/**/settings.json")
     (folder,) = runs.glob("nano/pretraining/*/checkpoints")
-    steps = steps_of(load_settings(settings.parent), make_mesh(MeshConfig(), jax.devices()[:1]))
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    steps = steps_of(stages_of(settings.parent)[0], mesh)
     old, new = sorted(int(path.name) for path in folder.iterdir())[-2:]
     return folder, steps, {step: numbers(folder, steps, step) for step in (old, new)}
 

@@ -1,0 +1,299 @@
+"""How each kind of stage is computed: one entry of RECIPES says its step, its batches and its questions.
+
+The step names the model, its loss and what is trained; the questions are what its checkpoints are asked.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.runs.prepare import (
+    Encoded,
+    Prepared,
+    encoded_tasks,
+    mixed_batches,
+    pretraining_batches,
+    tuning_lengths,
+)
+from experiments.runs.stages import Stage
+from experiments.study.experiment import Experiment
+from lm import sharding
+from lm.data.batches import Batch, Batches, stream
+from lm.data.labelled import Labelled, Reader, labelled_eval_batches
+from lm.data.objectives import Lengths
+from lm.data.packing import ENCODER_DECODERS
+from lm.data.supervised import Mixed, eval_batches
+from lm.data.tasks.labelled import LabelledTask, find_labelled
+from lm.data.tasks.mixtures import mixture, rates
+from lm.data.tasks.task import Row, Task
+from lm.data.text.vocabulary import Vocabulary
+from lm.evaluate.decode import greedy
+from lm.evaluate.questions import Questions
+from lm.nn.composed import BODY, DISCRIMINATOR, Electra, Tuned
+from lm.nn.config import HeadConfig, ModelConfig
+from lm.settings import SettingError
+from lm.train.checkpoints import CheckpointError, Checkpoints
+from lm.train.config import CheckpointConfig
+from lm.train.losses import labelled, masked_lm, replaced_tokens
+from lm.train.optimizers import GradualUnfreezing, Tune, adapters_only, body_frozen, every_parameter
+from lm.train.state import State
+from lm.train.step import Steps, StepSpec, build
+
+
+class Recipe(NamedTuple):
+    """How a kind of stage is computed."""
+
+    step: Callable[[Stage], StepSpec]  # model, loss and what is trained
+    batches: Callable[[Stage, Prepared], Batches]
+    questions: Callable[[Stage, Prepared, Mesh], list[Questions]]  # that its checkpoints are asked
+
+
+# ---- the step
+
+
+def pretraining_spec(experiment: Experiment) -> StepSpec:
+    """The step of pre-training: of a language model, a masked one, or ELECTRA's pair of models."""
+    model, training = experiment.model, experiment.pretraining
+    spec = StepSpec(model, training.optimizer, microbatches=training.microbatches, guard=experiment.guard)
+    if "replaced-token" in model.heads:
+        return replace(spec, module=Electra, parts=(generator_of(experiment),), loss=replaced_tokens)
+    return replace(spec, loss=masked_lm) if model.architecture == "encoder" else spec
+
+
+def generator_of(experiment: Experiment) -> ModelConfig:
+    """ELECTRA's generator: as deep as the model, ``generator_share`` as wide, with its token embedding."""
+    model, share = experiment.model, experiment.generator_share
+    heads = max(int(model.num_heads * share), 1)
+    return replace(
+        model,
+        d_embed=model.embed_width,
+        d_model=heads * model.d_kv,
+        d_ff=max(int(model.d_ff * share), 1),
+        num_heads=heads,
+        num_key_value_heads=None,
+        logits="tied",
+        logits_transform=True,
+        logits_bias=True,
+        heads=(),
+    )
+
+
+def text_spec(experiment: Experiment) -> StepSpec:
+    """The step of fine-tuning to answer in words: of all parameters, some at first, or adapters alone."""
+    model, training, adapters = experiment.model, experiment.finetuning, experiment.tuning.adapters
+    tune: Tune = every_parameter
+    if adapters:
+        tune = adapters_only
+    elif experiment.tuning.unfreezing == "gradual":
+        tune = GradualUnfreezing(model, training.steps)
+    model = replace(model, adapter_width=round(adapters * model.d_model))
+    return StepSpec(
+        model,
+        training.optimizer,
+        tune=tune,
+        microbatches=training.microbatches,
+        guard=experiment.guard,
+    )
+
+
+def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
+    """The step of fine-tuning with a new head for a labelled task, and the model below it."""
+    spec, layers = text_spec(experiment), experiment.tuning.layers
+    pool = "last" if spec.model.has_decoder else "first"
+    head = HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=layers)
+    tune = body_frozen if layers == "mixed-frozen" else spec.tune
+    return replace(spec, loss=labelled, module=Tuned, parts=(head,), tune=tune)
+
+
+def steps_of(stage: Stage, mesh: Mesh) -> Steps:
+    """The compiled steps of a stage."""
+    return build(RECIPES[stage.kind].step(stage), mesh)
+
+
+# ---- the batches
+
+
+def _pretraining_batches(stage: Stage, prepared: Prepared) -> Batches:
+    if stage.on:
+        return mixed_batches(stage.settings, stage.on, prepared)
+    return pretraining_batches(stage.settings, prepared, "train")
+
+
+def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
+    experiment, lengths = stage.settings, tuning_lengths(stage.settings, stage.on)
+    examples = encoded_tasks(experiment, stage.on, prepared)
+    sizes, limit = {task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit
+    shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
+    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed)
+    return Batches(rows, stage.training.batch_size)
+
+
+def _head_batches(stage: Stage, prepared: Prepared) -> Batches:
+    experiment, task, length = stage.settings, find_labelled(*stage.on), stage.settings.tuning.inputs_length
+    reader = Reader(task, prepared.vocabulary, experiment.model.architecture, length)
+    rows = task.rows("train", prepared.cache, experiment.data.corrupt_records)
+    return Batches(Labelled(reader, rows, experiment.seed), stage.training.batch_size)
+
+
+def held_out_batches(
+    experiment: Experiment, prepared: Prepared, mesh: Mesh, times: int, most: int
+) -> list[Batch]:
+    """This process's parts of at most ``most`` batches of held-out text, in rows ``times`` as long."""
+    shards = sharding.batch_parts(mesh.shape)
+    rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards  # some for every device
+    batches = pretraining_batches(experiment, prepared, "validation", times, rows)
+    most = min(most, max(len(batches.rows.corpus.segments.starts) // rows, 1))
+    return list(stream(batches, 0, most, rows=sharding.rows_of_process(mesh, rows)))
+
+
+# ---- the questions
+
+
+def _text_questions(stage: Stage, prepared: Prepared, mesh: Mesh) -> list[Questions]:
+    return [
+        _validation(stage, prepared, mesh, task, mixture(name).targets_length)
+        for name in stage.scored_on
+        for task in mixture(name).evaluated
+    ]
+
+
+def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh) -> list[Questions]:
+    length = stage.settings.tuning.inputs_length
+    return [_validation(stage, prepared, mesh, find_labelled(name), length) for name in stage.scored_on]
+
+
+def _validation(
+    stage: Stage, prepared: Prepared, mesh: Mesh, task: Task | LabelledTask, targets_length: int
+) -> Questions:
+    rows = first(task.rows("validation", prepared.cache), stage.settings.tuning.evaluation_examples)
+    return questions(stage.settings, prepared.vocabulary, mesh, task, rows, targets_length)
+
+
+def questions(
+    experiment: Experiment,
+    vocabulary: Vocabulary,
+    mesh: Mesh,
+    task: Task | LabelledTask,
+    rows: Sequence[Row],
+    targets_length: int,
+) -> Questions:
+    """Those of ``rows``; answers in words have at most ``targets_length`` tokens."""
+    length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
+    architecture = experiment.model.architecture
+    if isinstance(task, LabelledTask):
+        reader = Reader(task, vocabulary, architecture, length)
+        batches, output, read = labelled_eval_batches(reader, rows, size), _head_output, reader.answer
+    else:
+        prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
+        lengths = Lengths(raw=length, inputs=length, targets=1)
+        batches = eval_batches(prompts, architecture=architecture, lengths=lengths, batch_size=size)
+        output, read = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
+    return Questions(task, rows, _of_process(mesh, size, batches), output, read)
+
+
+_head_output = jax.jit(Tuned.__call__)  # model, batch -> what its head gives
+
+
+def right_answers(
+    stage: Stage, prepared: Prepared, mesh: Mesh, asked: Questions, lengths: Lengths
+) -> list[Batch]:
+    """This process's parts of the rows with their targets, which alone have a loss in every architecture."""
+    rows = Encoded(asked.task, asked.rows, prepared.vocabulary)
+    size, architecture = stage.settings.finetuning.batch_size, stage.settings.model.architecture
+    batches = eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
+    if architecture not in ENCODER_DECODERS:  # whose loss has the inputs in it
+        for batch in batches:
+            visible = batch["decoder_causal_attention"]  # it reaches one position further than the inputs
+            batch["decoder_loss_weights"][:, :-1] *= 1 - visible[:, 1:]
+    return _of_process(mesh, size, batches)
+
+
+def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
+    """This process's rows of global batches of ``size`` rows."""
+    rows = np.concatenate([np.arange(size)[rows] for rows in sharding.rows_of_process(mesh, size)])
+    return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]
+
+
+def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:
+    """The first ``limit`` rows; 0 means all."""
+    return [rows[place] for place in range(min(limit or len(rows), len(rows)))]
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "pretrain": Recipe(lambda stage: pretraining_spec(stage.settings), _pretraining_batches, _text_questions),
+    "text": Recipe(lambda stage: text_spec(stage.settings), _text_batches, _text_questions),
+    "head": Recipe(
+        lambda stage: head_spec(stage.settings, find_labelled(*stage.on)), _head_batches, _head_questions
+    ),
+}
+
+
+# ---- what a stage has trained
+
+
+def checkpoints_of(stage: Stage) -> Checkpoints:
+    """Of a stage: the newest, the best by each score, and one in every ``keep_hours``."""
+    training, folder = stage.training, stage.folder / "checkpoints"
+    config = CheckpointConfig(training.save_every, best="highest", hours=training.keep_hours)
+    return Checkpoints(folder, config, stage.settings.guard)
+
+
+def trained(stage: Stage, mesh: Mesh) -> State:
+    """The parameters after a stage, the best ones if it was scored."""
+    return _restored(stage, steps_of(stage, mesh), "")
+
+
+def trained_body(stage: Stage, mesh: Mesh) -> State:
+    """Those of the Transformer alone, without a head or ELECTRA's generator."""
+    return _restored(stage, body_steps(stage, mesh), prefix_of(stage))
+
+
+def body_steps(stage: Stage, mesh: Mesh) -> Steps:
+    """The steps of the Transformer alone, as ``lm generate`` and others use it."""
+    experiment = stage.settings
+    model = experiment.model if stage.kind == "pretrain" else text_spec(experiment).model
+    return build(StepSpec(model), mesh)
+
+
+def prefix_of(stage: Stage) -> str:
+    """What the names of the Transformer's parameters begin with in the checkpoints of a stage."""
+    if stage.kind == "head":
+        return BODY
+    return DISCRIMINATOR if "replaced-token" in stage.settings.model.heads else ""
+
+
+def _restored(stage: Stage, steps: Steps, prefix: str) -> State:
+    with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig(best="highest")) as checkpoints:
+        if not checkpoints.steps():
+            raise SettingError(f"{stage.folder} has no checkpoint yet; train the run first")
+        try:
+            return checkpoints.restore_model(
+                steps.abstract, checkpoints.best(), source=lambda path: prefix + path
+            )
+        except CheckpointError as error:
+            raise SettingError(str(error)) from error
+
+
+def start_from(parent: Stage, steps: Steps) -> State:
+    """The first state of other steps, with what pre-training in ``parent`` has learnt at its end.
+
+    As in T5 the optimiser's memory comes along; steps count from 0 again.
+    """
+    last, learnt = parent.training.steps, steps_of(parent, steps.mesh).abstract
+    with checkpoints_of(parent) as checkpoints:
+        fresh = steps.init(parent.settings.seed)
+        if sharding.named(steps.abstract).keys() == sharding.named(learnt).keys():
+            return replace(checkpoints.restore(steps.abstract, last), step=fresh.step, guard=fresh.guard)
+        # another optimiser, which remembers other things, or a model with a head
+        return checkpoints.restore_model(fresh, last, partial(_source, frozenset(learnt.params)))
+
+
+def _source(learnt: frozenset[str], name: str) -> str | None:
+    """The pre-trained parameter that parameter ``name`` starts from; None if it is new."""
+    bare = name.removeprefix(BODY)
+    return next((old for old in (name, bare, DISCRIMINATOR + bare) if old in learnt), None)

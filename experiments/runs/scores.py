@@ -1,0 +1,82 @@
+"""What a run scored and cost, from the records of its stages."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.runs.result import write_result
+from experiments.runs.stages import Stage
+from lm.data.tasks.task import Scored
+from lm.train.log import records
+
+
+def best_of(task: Scored, folder: Path) -> dict[str, Any]:
+    """The best evaluation of a task, as the paper reports it: every task by its own checkpoint.
+
+    Of several with the same score it is the one with the lowest loss, else the last: as of checkpoints.
+    """
+    name = task.name
+    evaluations = [record for record in records(folder) if f"{name}/score" in record]
+    best = max(evaluations, key=lambda r: (r[f"{name}/score"], -r.get(f"{name}/loss", np.inf), r["step"]))
+    metrics = {key.removeprefix(f"{name}/"): x for key, x in best.items() if key.startswith(f"{name}/")}
+    if "loss" in metrics:  # of its own best checkpoint
+        metrics["loss"] = min(r.get(f"{name}/loss", np.inf) for r in evaluations)
+    return task_score(task, best["step"], metrics)
+
+
+def task_score(task: Scored, step: int, metrics: dict[str, float]) -> dict[str, Any]:
+    """What ``scores.json`` says of a task."""
+    return {
+        "column": task.column,
+        "metric": " and ".join(metric for metric in task.metrics if metric not in task.beside),
+        "step": step,
+        "score": metrics["score"],
+        "metrics": {name: value for name, value in metrics.items() if name != "score"},
+    }
+
+
+def columns(best: dict[str, dict]) -> dict[str, float]:
+    """The paper's columns: the mean over the tasks of each."""
+    scores: dict[str, list[float]] = {}
+    for task in best.values():
+        scores.setdefault(task["column"], []).append(task["score"])
+    return {column: sum(values) / len(values) for column, values in scores.items()}
+
+
+def held_out_loss(pretraining: Path) -> float | None:
+    """Of the last state of pre-training, nats a target token; None without pre-training."""
+    return next((r["loss"] for r in reversed(records(pretraining)) if r["kind"] == "eval"), None)
+
+
+def cost(folders: Sequence[Path]) -> dict[str, float]:
+    """Seconds of training, compilation and evaluation left out, and the target tokens learnt from."""
+    seconds = tokens = 0.0
+    for folder in folders:
+        before = 0
+        for record in records(folder):
+            if record["kind"] == "train":
+                steps, before = record["step"] - before, record["step"]
+                seconds += record.get("seconds_per_step", 0.0) * steps
+                tokens += record["tokens"] * steps
+    return {"seconds": seconds, "tokens": int(tokens)}
+
+
+def write_scores(
+    folder: Path, home: Path, stages: Sequence[Stage], tasks: dict, length_losses: dict[str, float]
+) -> None:
+    """What the run came to, and where its stages lie, from the scale's folder."""
+    places = {stage.name: stage.folder for stage in stages}
+    losses = [held_out_loss(stage.folder) for stage in stages if stage.kind == "pretrain"]
+    result = {
+        "tasks": tasks,
+        "length_losses": length_losses,
+        "columns": columns(tasks),
+        "held_out_loss": next(iter(losses), None),
+        **cost(list(dict.fromkeys(places.values()))),
+        "phases": {name: os.path.relpath(place.resolve(), home) for name, place in places.items()},
+        "records": {name: len(records(place)) for name, place in places.items()},
+    }
+    write_result(folder, result)

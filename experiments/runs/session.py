@@ -1,0 +1,152 @@
+"""What the stages of a run share while they are trained, and the folder that each has to itself meanwhile."""
+
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TextIO
+
+import jax
+
+from experiments.processes.group import agreed, trains
+from experiments.runs import origin, vocabularies
+from experiments.runs.prepare import Prepared, fingerprints
+from experiments.runs.progress import Reporter
+from experiments.runs.stages import Stage
+from experiments.study.experiment import result_settings
+from lm import sharding
+from lm.data.batches import Batch, Batches, stream
+from lm.data.objectives import Lengths
+from lm.data.packing import row_length
+from lm.settings import SettingError
+from lm.train import manifest
+from lm.train.log import Log, now, packages, records, status
+from lm.train.throughput import step_flops
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every stage of a run reads, is placed on and reports to."""
+
+    prepared: Prepared
+    mesh: jax.sharding.Mesh
+    reporter: Reporter
+    allow: frozenset[str] = field(default_factory=frozenset)  # of origin.ORIGINS: what may have changed
+    title: str = ""  # of the run: its row and seed
+
+
+def data(stage: Stage, session: Session, batches: Batches, first: int) -> Iterator[Batch]:
+    """This process's parts of the batches from step ``first`` on, each of them a step of progress."""
+    reporter, training = session.reporter, stage.training
+    rows = sharding.rows_of_process(session.mesh, training.batch_size)
+    workers = stage.settings.data.workers
+    reporter.advance(first)
+    for batch in stream(batches, first, training.steps, rows=rows, workers=workers):
+        yield batch
+        reporter.advance(1)
+
+
+def flops(stage: Stage, lengths: Lengths) -> float:
+    """Of one step."""
+    model = stage.settings.model
+    if stage.kind == "head":
+        model = replace(model, logits="none")  # the head itself costs next to nothing
+    targets = row_length(model.architecture, lengths)
+    return step_flops(model, stage.training.batch_size, lengths.inputs, targets)
+
+
+def origin_of(stage: Stage, session: Session) -> origin.Origin:
+    """What a stage is trained with."""
+    return {
+        "settings": result_settings(stage.decisive),
+        "vocabulary": {"fingerprint": session.prepared.vocabulary.fingerprint},
+        "data": fingerprints(stage, session.prepared.cache),
+        "code": origin.code(),
+        "packages": packages(),
+    }
+
+
+def check_origin(stage: Stage, session: Session, is_finished: bool) -> None:
+    """SettingError if the stage in the folder was started with something else; a new one is recorded."""
+    started = bool(manifest.steps(stage.folder / "checkpoints"))
+    state = "finished" if is_finished else "begun" if started else "new"
+    current = origin_of(stage, session)
+    origin.check(stage.folder, current, state, session.allow, session.reporter.say)
+    # of a finished stage another may be allowed
+    if origin.read(stage.folder)["vocabulary"] == current["vocabulary"]:
+        vocabularies.keep(stage.folder, session.prepared.vocabulary)
+
+
+def finished(folder: Path, steps: int) -> bool:
+    """Whether the stage in ``folder`` was trained, saved and evaluated to its end.
+
+    DataError if its records are damaged, whether it has ended or resumes.
+    """
+
+    def ended() -> bool:
+        evaluated = any((line["kind"], line["step"]) == ("eval", steps) for line in records(folder))
+        try:
+            done = status(folder) == "finished"
+        except (SettingError, OSError):  # which the log says, and begins it anew
+            done = False
+        return done and evaluated and steps in manifest.steps(folder / "checkpoints")
+
+    return agreed(ended)
+
+
+@contextmanager
+def locked(folder: Path, reporter: Reporter) -> Iterator[None]:
+    """The folder of a stage, for one run at a time: another that shares it waits, and then finds it done.
+
+    The lock ends with the process that holds it; the file tells which that is.
+    """
+    if jax.process_index():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as lock:
+        try:
+            _lock(lock, folder, reporter)
+        except OSError as error:
+            reporter.complain(
+                f"{lock.name} cannot be locked ({error.strerror}): the file system of --runs has no flock. "
+                f"See to it that no second process trains {folder} now"
+            )
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {platform.node()} since {now()}")
+        lock.flush()
+        yield
+
+
+def _lock(lock: TextIO, folder: Path, reporter: Reporter) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        reporter.say(f"{lock.read() or 'another process'} trains {folder}; waiting for it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+class ShownLog(Log):
+    """A log whose newest loss is seen on the terminal too."""
+
+    def __init__(self, stage: Stage, session: Session):
+        skipped = {"corrupt_records_left_out": dict(session.prepared.left_out)}
+        title = session.title if stage.kind == "pretrain" else ""  # its folder is named by a hash
+        super().__init__(stage.folder, asdict(stage.settings) | skipped, title)
+        self._reporter = session.reporter
+
+    def began(self, compiling: float) -> None:
+        super().began(compiling)
+        trains(True)
+        self._reporter.began(compiling)
+
+    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        super().write(step, kind, values)
+        if "loss" in values:
+            self._reporter.advance(
+                0, f"{'loss' if kind == 'train' else 'held-out loss'} {values['loss']:.3f}"
+            )
