@@ -79,7 +79,8 @@ class Vocabulary(abc.ABC):
         """The text up to the first EOS, without padding and the tokens that frame a text."""
         ids = list(map(int, ids))
         ids = ids[: ids.index(self.eos)] if self.eos in ids else ids
-        return self._text([token for token in ids if 0 <= token < self.size and token not in self._silent()])
+        size, silent = self.size, self._silent()
+        return self._text([token for token in ids if 0 <= token < size and token not in silent])
 
     def _silent(self) -> tuple[int | None, ...]:
         """The ids that decoding skips."""
