@@ -186,7 +186,7 @@ def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence
     With several references per prediction, ``targets`` is a sequence of streams, each as long as
     ``predictions``.
     """
-    streams = [targets] if len(targets) and isinstance(targets[0], str) else targets
+    streams: Any = [targets] if len(targets) and isinstance(targets[0], str) else targets
     for stream in streams or [[]]:
         check_lengths(stream, predictions)
     import sacrebleu

@@ -17,7 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 class SettingError(ValueError):
@@ -81,7 +84,8 @@ def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 def comments(cls: type, prefix: str = "") -> dict[str, str]:
     """``{path: comment}``: the comment behind or above each field of a nested dataclass, from its source."""
-    hints, by_path = typing.get_type_hints(cls), {}
+    hints = typing.get_type_hints(cls)
+    by_path: dict[str, str] = {}
     source = "".join(inspect.getsource(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -147,7 +151,7 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
     hints, fields = typing.get_type_hints(cls), {}
     for name, value in values.items():
         path, kind = prefix + name, hints[name]
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             fields[name] = _from_dict(kind, value, f"{path}.")
         else:
             fields[name] = _checked(path, value, kind)

@@ -87,7 +87,7 @@ def check_division(what: str, size: int, sizes: Mapping[str, int]) -> None:
         )
 
 
-def check_rows(length: int, sizes: Mapping[str, int]) -> None:
+def check_length(length: int, sizes: Mapping[str, int]) -> None:
     """SettingError if the longest rows, of ``length`` tokens, cannot be split over mesh ``sizes``."""
     check_division("the longest row", length, {"sequence": sizes["sequence"]})
 
@@ -141,7 +141,8 @@ def like_parameters(
     under no parameter's name, such as a count, every device holds. SettingError for a larger array of other
     axes.
     """
-    mesh, params = next(iter(places.values())).mesh, named(model)
+    mesh: Any = next(iter(places.values())).mesh
+    params = named(model)
     shapes = {
         n: _distinct_sizes(params[n].shape, names[:1] == ("layers",)) for n, names in axes(model).items()
     }
@@ -196,7 +197,7 @@ def rows_of_process(mesh: Mesh, batch_size: int) -> list[slice]:
     Where a tensor axis spans several processes, these feed the same rows.
     """
     indices = batches(mesh).addressable_devices_indices_map((batch_size,)).values()
-    return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in indices})]
+    return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in indices if index})]
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

@@ -28,7 +28,7 @@ from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.checkpoints import CheckpointError, Checkpoints, SaveError
 from lm.train.config import CheckpointConfig, GuardConfig, OptimizerConfig
-from lm.train.loop import _ranks
+from lm.train.loop import _scores_and_losses
 from lm.train.manifest import MANIFEST
 
 
@@ -196,12 +196,12 @@ def test_of_checkpoints_with_the_same_score_the_one_with_the_lowest_loss_is_the_
     assert manifest.best({step: each | {"losses": {}} for step, each in found.items()}, "score", kind) == 4
 
 
-def test_what_ranks_a_checkpoint_is_each_score_with_the_loss_of_what_it_is_about():
+def test_what_scores_and_losses_a_checkpoint_is_each_score_with_the_loss_of_what_it_is_about():
     values = {"a/score": 1.0, "a/loss": 2.0, "a/f1": 9.0, "b/score": 0.0, "b/loss": 4.0, "score": 0.5}
-    scores, losses = _ranks(values, "score")
+    scores, losses = _scores_and_losses(values, "score")
     assert scores == {"a/score": 1.0, "b/score": 0.0, "score": 0.5}
     assert losses == {"a/score": 2.0, "b/score": 4.0, "score": 3.0}
-    assert _ranks({"score": 1.0}, "score")[1] == {}
+    assert _scores_and_losses({"score": 1.0}, "score")[1] == {}
 
 
 @pytest.mark.parametrize("moment", ["write", "rename"])

@@ -111,7 +111,7 @@ def _check(step: PlannedStep) -> None:
     """SettingError if the step cannot be spread over the slice."""
     model, phase, lengths = step.experiment.model, step.experiment.pretraining, step.lengths
     check_mesh(model, step.sizes, phase.batch_size, phase.microbatches)
-    sharding.check_rows(max(lengths.inputs, row_length(model.architecture, lengths)), step.sizes)
+    sharding.check_length(max(lengths.inputs, row_length(model.architecture, lengths)), step.sizes)
 
 
 def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:

@@ -131,7 +131,7 @@ def check_length(experiment: Experiment, batches: Batches) -> None:
     tuned = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if asks]
     rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.lengths, *tuned)]
     longest = max(*rows, tuning.inputs_length)
-    sharding.check_rows(max(rows), experiment.mesh.sizes(jax.device_count()))
+    sharding.check_length(max(rows), experiment.mesh.sizes(jax.device_count()))
     if model.positions == "learned" and longest > model.max_length:
         raise SettingError(
             f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row"

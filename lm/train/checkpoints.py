@@ -87,7 +87,7 @@ class Checkpoints:
         header = {"step": step, "saved": time.time(), "scores": {}, "losses": {}, "arrays": shapes}
         error = None
         if jax.process_index() == 0:
-            error = _error(manifest.prepare, self.folder, size)
+            error = _error(manifest.make_room, self.folder, size)
         error, draft = self._agreed(error), self.folder / f"{UNFINISHED}{step}"
         if error is None:
             error = _error(self._orbax.save, draft, args=ocp.args.PyTreeSave(arrays), force=True)
@@ -216,7 +216,7 @@ class Checkpoints:
             return
         if jax.process_index() == 0:
             with suppress(OSError):
-                manifest.sweep(self.folder)
+                manifest.clear_leftovers(self.folder)
         message = self._message(saving[0], error)
         if stops:
             raise SaveError(message) from error
@@ -249,7 +249,7 @@ class Checkpoints:
         """In the thread of each process: the error if the step was not saved."""
         error = error or _error(self._orbax.wait_until_finished)
         if error is None and jax.process_index() == 0:
-            error = _error(manifest.complete, draft, header, self.config)
+            error = _error(manifest.publish, draft, header, self.config)
             error = error or _error(self.tidy, header["step"])
         return error
 

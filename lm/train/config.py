@@ -1,7 +1,7 @@
 """The settings of training; only the standard library, so that listing experiments needs no jax."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lm.settings import SettingError, at_least
 
@@ -101,7 +101,8 @@ class OptimizerConfig(AdamW, Adafactor, Schedule):
 
     def transform(self) -> "optax.GradientTransformation":
         """The directions of the optimiser that ``name`` names."""
-        return OPTIMIZERS[self.name].transform(self)
+        chosen: Any = OPTIMIZERS[self.name]
+        return chosen.transform(self)
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,15 @@ class Log:
         if not self._writes:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._life = {"status": "running", "started": now(), "ended": None, "host": platform.node()}
+        self._life: dict[str, Any] = {
+            "status": "running",
+            "started": now(),
+            "ended": None,
+            "host": platform.node(),
+        }
         self._life |= {"pid": os.getpid(), "commit": _commit(), "from_step": None, "evaluating": None}
         self._life |= {"restart": os.environ.get(RESTART)}
-        self._run = {
+        self._run: dict[str, Any] = {
             "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
             "python": platform.python_version(),
             "packages": packages(),
@@ -103,7 +108,7 @@ class Log:
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Write one line of numbers after ``step`` updates; ``kind``: "train", "eval" or another."""
-        if not self._writes:
+        if self._file is None or self._tracker is None:
             return
         values = {name: value for name, value in values.items() if value is not None}
         if not self._path.exists():  # what is written into a file that has no name any more is lost

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from lm.train.log import Log, NonFiniteLoss
 from lm.train.meter import Meter
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
-from lm.train.stopping import Interrupted, Stopping
+from lm.train.stopping import Stopping
 
 TRIES = 3  # of an evaluation that ends the process: two kills from outside may well meet one, three hardly
 HostBatch = dict[str, np.ndarray]
@@ -79,8 +80,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
             milestones.reach(state, step)  # saves, evaluates, stops
         run.checkpoints.wait()
         run.checkpoints.tidy(config.steps)
-    if stopping.signal:
-        raise Interrupted(stopping.signal, config.steps)
+    stopping.check(config.steps)
     return state
 
 
@@ -130,7 +130,7 @@ class CompiledStep:
         """Return when it is compiled; a signal need not wait for that, as step ``start`` is saved."""
         self._seconds = stopping.interruptible(self._compiled.result)
         if self._seconds is None:
-            raise Interrupted(stopping.signal, start)
+            stopping.check(start)
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if self._seconds is None:
@@ -154,18 +154,15 @@ class Milestones:
 
     def reach(self, state: State, step: int) -> None:
         """What is due after ``step``, once its numbers are read; Interrupted if a signal asked to stop."""
-        checkpoints, signal, evaluates = (
-            self.run.checkpoints,
-            self.stopping.requested(),
-            self._evaluates(step),
-        )
-        if not (signal or evaluates or step % checkpoints.config.every == 0):
+        checkpoints, evaluates = self.run.checkpoints, self._evaluates(step)
+        stops = self.stopping.requested()
+        if not (stops or evaluates or step % checkpoints.config.every == 0):
             return
         self.meter.read(step)
         checkpoints.save(state)
-        if signal:
+        if stops:
             checkpoints.wait()
-            raise Interrupted(signal, step)
+            self.stopping.check(step)
         if evaluates:
             checkpoints.settle()  # whatever the evaluation does to this process, the step is on the disk
             self.evaluate(state)
@@ -189,17 +186,17 @@ class Milestones:
         with log.evaluating(step):
             values = self.stopping.interruptible(lambda: self.run.evaluate(state))
             if values is not None:
-                checkpoints.score(step, *_ranks(values, self.config.score))
+                checkpoints.score(step, *_scores_and_losses(values, self.config.score))
                 log.write(step, "eval", values)
         if self.stopping.signal:
             checkpoints.wait()
-            raise Interrupted(self.stopping.signal, step)
+            self.stopping.check(step)
 
     def _evaluates(self, step: int) -> bool:
         return step == self.config.steps or step % self.config.evaluate_every == 0
 
 
-def _ranks(values: Mapping[str, float], score: str) -> tuple[dict[str, float], dict[str, float]]:
+def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[str, float], dict[str, float]]:
     """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss beside it."""
     scores = {name: value for name, value in values.items() if name.split("/")[-1] == score}
     losses = {name: value for name, value in values.items() if name.split("/")[-1] == "loss"}
@@ -219,7 +216,8 @@ def _bad_batch_saved(run: Run) -> Iterator[None]:
     except NonFiniteLoss as error:
         path = run.log.folder / f"batch-{error.step}-{jax.process_index()}.npz"
         with suppress(OSError):
-            np.savez(path, **next(iter(run.data(error.step - 1))))
+            batch: dict[str, Any] = next(iter(run.data(error.step - 1)))
+            np.savez(path, **batch)
             error.add(f"its batch is in {path}")
         with suppress(CheckpointError):
             run.checkpoints.wait()

@@ -7,33 +7,32 @@ divides. No key: no dropout.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
+from jax import Array
 
 from lm.nn.view import Batch
 from lm.ops.losses import accuracy, cross_entropy
 from lm.train.config import LossConfig
 
-Sums = dict[str, tuple[jax.Array, jax.Array]]
-Loss = Callable[[nnx.Module, Batch, jax.Array | None, LossConfig], tuple[jax.Array, Sums]]
+Sums = dict[str, tuple[Array, Array]]
+LossAndSums = tuple[Array, Sums]
+Key = Array | None
+Loss = Callable[[Any, Batch, Key, LossConfig], LossAndSums]
 
 # weight of the discriminator's loss beside the generator's [Clark et al. 2020, section 3.1]
 DISCRIMINATION = 50.0
 
 
-def language_model(
-    model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
-) -> tuple[jax.Array, Sums]:
+def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Cross-entropy of ``decoder_target_tokens`` [B,T]."""
     return _tokens(model(batch, key), batch["decoder_target_tokens"], batch["decoder_loss_weights"], config)
 
 
-def masked_lm(
-    model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
-) -> tuple[jax.Array, Sums]:
+def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Cross-entropy of ``encoder_target_tokens`` [B,S] and, of pairs, of their ``sentence_labels`` [B]."""
     x = model.features(batch, key)
     loss, sums = _tokens(
@@ -42,13 +41,13 @@ def masked_lm(
     if "sentence_labels" not in batch:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
-    pair, found = _classes(head(model.pooled(x)), batch["sentence_labels"], batch["sentence_loss_weights"])
-    return loss + pair, sums | {f"sentence_{name}": value for name, value in found.items()}
+    pair, pair_sums = _classes(
+        head(model.pooled(x)), batch["sentence_labels"], batch["sentence_loss_weights"]
+    )
+    return loss + pair, sums | {f"sentence_{name}": value for name, value in pair_sums.items()}
 
 
-def replaced_tokens(
-    model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
-) -> tuple[jax.Array, Sums]:
+def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """ELECTRA: the generator's masked LM, and the discriminator's cross-entropy over all of the text."""
     # evaluation always draws alike
     sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)
@@ -61,12 +60,8 @@ def replaced_tokens(
     return loss + DISCRIMINATION * discrimination, sums
 
 
-def labelled(
-    model: nnx.Module, batch: Batch, key: jax.Array | None, config: LossConfig
-) -> tuple[jax.Array, Sums]:
-    """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2], the mean of both
-    ends.
-    """
+def labelled(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
+    """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2]."""
     outputs, labels, weights = model(batch, key), batch["labels"], batch["label_loss_weights"]
     kind = model.settings.kind
     if kind == "regression":
@@ -77,7 +72,7 @@ def labelled(
     return _classes(outputs, labels, weights)
 
 
-def _tokens(logits, targets, weights, config):
+def _tokens(logits: Array, targets: Array, weights: Array, config: LossConfig) -> LossAndSums:
     loss, total, z_loss = cross_entropy(
         logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
     )
@@ -85,7 +80,7 @@ def _tokens(logits, targets, weights, config):
     return loss, {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
 
 
-def _classes(logits, labels, weights):
+def _classes(logits: Array, labels: Array, weights: Array) -> LossAndSums:
     loss = (optax.softmax_cross_entropy_with_integer_labels(logits, labels) * weights).sum()
     right = ((logits.argmax(-1) == labels) * weights).sum()
     return loss, {"loss": (loss, weights.sum()), "accuracy": (right, weights.sum())}

@@ -106,14 +106,14 @@ def rank(folder: Path, step: int, ranks: Mapping[str, dict[str, float]]) -> None
     path = steps(folder).get(step)
     if ranks and path is not None:
         draft = folder / f"{UNFINISHED}{step}-scores"  # in the step's own folder it would be an unknown file
-        write(draft, _sealed(read_manifest(path, step) | ranks))
+        write(draft, _sealed(read_manifest(path, step) | dict(ranks)))
         draft.replace(path / MANIFEST)
 
 
-def prepare(folder: Path, size: int) -> None:
+def make_room(folder: Path, size: int) -> None:
     """Make the folder of checkpoints; OSError if it cannot be written or ``size`` bytes do not fit."""
     folder.mkdir(parents=True, exist_ok=True)
-    sweep(folder)
+    clear_leftovers(folder)
     disk = shutil.disk_usage(folder)
     if disk.free < size and disk.total:  # some file systems say 0 of everything
         raise OSError(ENOSPC, f"{size / 1e9:.2g} GB are needed, {disk.free / 1e9:.2g} GB are free")
@@ -122,7 +122,7 @@ def prepare(folder: Path, size: int) -> None:
     probe.rmdir()
 
 
-def complete(draft: Path, manifest: Manifest, config: CheckpointConfig) -> None:
+def publish(draft: Path, manifest: Manifest, config: CheckpointConfig) -> None:
     """Give the checkpoint in ``draft``, beside the others, the rest of its manifest, then its name."""
     folder, step = draft.parent, manifest["step"]
     before = {n: each for n, each in manifests(folder).items() if n < step}
@@ -143,15 +143,15 @@ def tidy(folder: Path, last: int, config: CheckpointConfig) -> None:
     retained = retain({step: each for step, each in by_step.items() if step <= last}, config)
     for step in by_step.keys() - retained:
         _remove(paths[step])
-    sweep(folder)
+    clear_leftovers(folder)
 
 
-def sweep(folder: Path) -> None:
+def clear_leftovers(folder: Path) -> None:
     """Clear away what a kill or a failed save left; what it was about to replace gets its name back."""
     for path in [*folder.iterdir()]:
         final = folder / path.name.removeprefix(REPLACED)
         if path.name.startswith(UNFINISHED):
-            _delete(path)
+            _delete_path(path)
         elif final != path and final.exists():
             _remove(path)
         elif final != path:
@@ -159,10 +159,10 @@ def sweep(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    _delete(path.rename(path.with_name(f"{UNFINISHED}{path.name}-removed")))
+    _delete_path(path.rename(path.with_name(f"{UNFINISHED}{path.name}-removed")))
 
 
-def _delete(path: Path) -> None:
+def _delete_path(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -222,9 +222,9 @@ def retain(manifests: Manifests, config: CheckpointConfig) -> set[int]:
     preservation policies know neither ties nor clocks that jump, and would bring jax along.)
     """
     names = {name for each in manifests.values() if each for name in each["scores"]}
-    bests = {best(manifests, name, config.best) for name in names}
+    bests = {step for name in names if (step := best(manifests, name, config.best)) is not None}
     hourly = {step for step, each in manifests.items() if each and _ends_hour(each, config)}
-    return {*sorted(manifests)[-config.keep :], *hourly} | (bests - {None})
+    return {*sorted(manifests)[-config.keep :], *bests, *hourly}
 
 
 def _ends_hour(manifest: Manifest, config: CheckpointConfig) -> bool:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
@@ -68,11 +69,12 @@ class Meter:
         """Count the time inside as waiting for data if the devices have nothing to do at its end."""
         start = time.perf_counter()
         yield
-        if not self.unread or self.unread[-1][1]["loss"].is_ready():
+        loss: Any = self.unread[-1][1]["loss"] if self.unread else None
+        if loss is None or loss.is_ready():
             self.waited += time.perf_counter() - start
 
     def _check(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        skipped = values.get("left_out", 0.0)
+        skipped = float(values.get("left_out", 0.0))
         self.skipped += skipped
         numbers = {name: float(values[name]) for name in ("loss", "grad_norm")}
         if not (np.isfinite([*numbers.values()]).all() or skipped > 0):

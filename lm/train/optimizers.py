@@ -55,10 +55,10 @@ def per_layer(
     """
 
     def groups(arrays):  # {depth: {name: array}}, depth 0 for what is not stacked
-        found = {}
+        by_depth: dict[int, dict[str, jax.Array]] = {}
         for name, array in arrays.items():
-            found.setdefault(array.shape[0] if name in stacked else 0, {})[name] = array
-        return found
+            by_depth.setdefault(array.shape[0] if name in stacked else 0, {})[name] = array
+        return by_depth
 
     def init(params):
         return {
@@ -67,12 +67,13 @@ def per_layer(
         }
 
     def update(updates, state, params):
-        groups_of_params, done, new_state = groups(params), {}, {}
+        groups_of_params, new_state = groups(params), {}
+        new_updates: Updates = {}
         for depth, group in groups(updates).items():
             step = jax.vmap(transform.update) if depth else transform.update
             new, new_state[str(depth)] = step(group, state[str(depth)], groups_of_params[depth])
-            done |= new
-        return {name: done[name] for name in updates}, new_state
+            new_updates |= new
+        return {name: new_updates[name] for name in updates}, new_state
 
     return optax.GradientTransformation(init, update)
 

@@ -61,9 +61,7 @@ class Steps:
     mesh: Mesh
     abstract: State  # shapes, dtypes and shardings
     create: Callable[[jax.Array], State]  # seed uint32 [] -> the state before the first step, sharded as made
-    train: Callable[
-        [State, Batch, jax.Array], tuple[State, Metrics]
-    ]  # takes the seed too; consumes the state
+    train: jax.stages.Wrapped  # (state, batch, seed uint32 []) -> (state, metrics); consumes the state
     eval: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]  # (sum, sum of weights) by metric
 
     def init(self, seed: int) -> State:
@@ -72,8 +70,8 @@ class Steps:
 
     def train_step(self, seed: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
         """(state, batch) -> (state, metrics float32 []); dropout depends on seed and step alone."""
-        seed = self._on_devices(seed)
-        return lambda state, batch: self.train(state, batch, seed)
+        on_devices = self._on_devices(seed)
+        return lambda state, batch: self.train(state, batch, on_devices)
 
     def compile_train(self, batch: Batch) -> None:
         """Compile the training step for batches of this shape: the first call then finds it."""
@@ -122,7 +120,7 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
         params = {name: value - rate * updates[name] for name, value in state.params.items()}
         metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
         after = State(state.step + 1, params, opt_state, state.structure, state.guard)
-        return _guarded(spec.guard, state, after, metrics) if spec.guard.skips else (after, metrics)
+        return _skip_bad_update(spec.guard, state, after, metrics) if spec.guard.skips else (after, metrics)
 
     def evaluate(state, batch):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -156,8 +154,11 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
     sharding.check_division(what, batch_size // microbatches, rows)
 
 
-def _guarded(config: GuardConfig, before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
+def _skip_bad_update(
+    config: GuardConfig, before: State, after: State, metrics: Metrics
+) -> tuple[State, Metrics]:
     """``after``, or ``before`` with the next step's number if the update is skipped; and how many were."""
+    assert before.guard is not None
     good, guard = states.judge(config, before.guard, metrics["loss"], metrics["grad_norm"])
     params, opt_state = jax.tree.map(
         lambda new, old: jnp.where(good, new, old),

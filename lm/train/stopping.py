@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 STUCK = 43  # exit code of a process that the watchdog ended
-GRACE = 10.0  # for writing the stacks [seconds]
+STACKS_WITHIN = 10.0  # for writing the stacks [seconds]
 TWICE = 2.0  # before this a second signal counts as the first: a launcher may send it to several [seconds]
 
 _sync_points = count(1)  # how often all processes looked for a signal: their common clock in all stages
@@ -70,13 +70,18 @@ class Stopping:
         self._ended.set()
         self._restore_handlers()
 
-    def requested(self) -> str | None:
-        """The name of the signal after which to stop now; all processes have to ask at the same steps."""
+    def requested(self) -> bool:
+        """Whether a signal asks to stop now; all processes have to ask at the same steps."""
         if self.signal is None and self._processes > 1:
             from jax.experimental.multihost_utils import reached_preemption_sync_point
 
             self.signal = "SIGTERM" if reached_preemption_sync_point(next(_sync_points)) else None
-        return self.signal
+        return self.signal is not None
+
+    def check(self, step: int) -> None:
+        """Raise Interrupted if a signal came; ``step`` is saved."""
+        if self.signal:
+            raise Interrupted(self.signal, step)
 
     def interruptible(self, work: Callable[[], T]) -> T | None:
         """The result of ``work``; None if a signal ended it. Several processes end it in ``alive``."""
@@ -110,7 +115,7 @@ class Stopping:
         while (seconds := self._last_beat + self.patience - time.monotonic()) > 0:
             if self._ended.wait(seconds):
                 return
-        end_in(GRACE, STUCK)  # should the disk of the stacks be what hangs
+        end_in(STACKS_WITHIN, STUCK)  # should the disk of the stacks be what hangs
         message = f"nothing was done for {self.patience:.0f} s (LM_STEP_TIMEOUT)"
         try:
             with self.stacks.open("w") as file:
