@@ -1,6 +1,7 @@
 """The house: imports point down, files stay small, and nothing heavy is imported where it need not be."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -191,9 +192,19 @@ def test_the_house_stays_readable(measure):
     assert count <= limit, f"{measure}: {count}, at most {limit}; what counts: python tests/test_layout.py"
 
 
+def test_only_stages_makes_or_reads_the_name_of_a_stage():
+    """Other modules ask a stage for its group, member and kind, so that its name can be anything."""
+    name = re.compile("startswith.[\"']pretrain|= [\"']pretraining[\"']|/member-|/without-|[\"']pretraining/")
+    home = ROOT / "experiments" / "runs" / "stages.py"
+    assert name.search(home.read_text())
+    others = [path for path in ROOT.glob("experiments/**/*.py") if path != home]
+    assert not [module(path) for path in others if name.search(path.read_text())]
+
+
 def test_comparing_rows_needs_no_jax_and_data_needs_neither_jax_nor_tensorflow():
     code = (
-        "import sys, experiments.study.registry, experiments.__main__; light = set(sys.modules)\n"
+        "import sys, experiments.runs.stages, experiments.study.registry, experiments.__main__\n"
+        "light = set(sys.modules)\n"
         "import lm.data.supervised, lm.data.labelled, lm.data.text.sources, lm.data.text.tokens\n"
         "print([n for n in ('jax', 'flax', 'tyro', 'grain', 'matplotlib') if n in light],"
         "[n for n in ('jax', 'flax', 'tensorflow', 'torch') if n in sys.modules])"

@@ -1,6 +1,4 @@
-"""Everything that can be wrong with a run's settings, data, devices and folder, found before anything
-compiles.
-"""
+"""What can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
 
 import os
 import tempfile
@@ -77,9 +75,7 @@ def check(
 
 
 def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
-    """SettingError if the parameters and their gradients alone, in float32, are more than the devices can
-    hold.
-    """
+    """SettingError if the parameters and their gradients in float32 alone do not fit on the devices."""
     shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
     places = sharding.parameters(shapes, mesh)
     leaves = sharding.named(shapes)
@@ -146,9 +142,7 @@ ANSWERS = {  # what an objective asks, and the heads of the model that answer
 
 
 def check_heads(experiment: Experiment) -> None:
-    """SettingError if the model lacks the heads of the objective, or replaced tokens are told and none are
-    asked.
-    """
+    """SettingError if the objective and the heads of the model do not go together."""
     objective, heads = experiment.objective, experiment.model.heads
     for (field, value), needed in ANSWERS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
@@ -186,9 +180,7 @@ def check_mixing(experiment: Experiment) -> None:
 def check_folder(
     experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None
 ) -> None:
-    """SettingError if ``folder`` is another experiment's, of which else ``allowed`` is told, or cannot be
-    written.
-    """
+    """SettingError if ``folder`` is another run's, unless ``allowed`` is told it, or cannot be written."""
     agreed(lambda: check_settings(experiment, folder, allowed))
     try:
         cache.mkdir(parents=True, exist_ok=True)

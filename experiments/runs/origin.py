@@ -26,9 +26,7 @@ Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value
 
 
 def allowed(names: str) -> frozenset[str]:
-    """Of ORIGINS those named in the option --allow, with commas between them; SettingError for what is
-    none.
-    """
+    """The ORIGINS named in the option --allow, separated by commas; SettingError for unknown ones."""
     found = frozenset(filter(None, names.split(",")))
     for name in sorted(found - set(ORIGINS)):
         raise SettingError(f"--allow {name!r} is nothing that can be allowed{nearest(name, ORIGINS)}")
@@ -48,9 +46,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _is_said(name: str, value: Any) -> bool:
-    """Whether this is what ``record`` writes under a name: texts by name, values of settings, changes
-    since.
-    """
+    """Whether this is what ``record`` writes under a name."""
     if name == "allowed":
         return isinstance(value, list) and all(
             isinstance(each, dict) and isinstance(each.get("changed"), list) for each in value
@@ -61,9 +57,7 @@ def _is_said(name: str, value: Any) -> bool:
 
 
 def record(folder: Path, now: Origin, past: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Write that the phase in ``folder`` is made of what is ``now``; ``past``: what changed since it was
-    begun.
-    """
+    """Write what the stage in ``folder`` is trained with; ``past``: what changed since it was started."""
     write(folder / FILE, seal({**now, "allowed": [*past]}))
 
 

@@ -1,5 +1,4 @@
-"""Settings -> data: the corpus as tokens, the vocabulary, the tasks; made once, kept in the cache, shared by
-all runs.
+"""Settings -> data: the corpus as tokens, the vocabulary, the tasks; made once, cached, shared by all runs.
 
 What is missing or does not fit together is named; checks.py asks for that before anything compiles.
 """
@@ -130,9 +129,7 @@ def vocabulary_corpus(experiment: Experiment) -> str:
 
 
 def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
-    """SettingError if a decoder's text would begin, end or be padded otherwise than ``lm.data.packing``
-    writes it.
-    """
+    """SettingError if text of a decoder would not begin, end and be padded as in ``lm.data.packing``."""
     model, special = experiment.model, experiment.model.special
     if not model.has_decoder:
         return
@@ -214,9 +211,7 @@ def encoded_tasks(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
 
 
 def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> Batches:
-    """The batch function of multi-task pre-training: the tasks' training sets, and the corpus if it is one of
-    them.
-    """
+    """The batches of multi-task pre-training: the tasks' training sets, and mostly the corpus too."""
     mixing = experiment.mixing
     examples: dict[str, Sequence[Example]] = {**encoded_tasks(experiment, mixtures, prepared)}
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}

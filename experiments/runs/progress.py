@@ -1,6 +1,4 @@
-"""What a user sees while rows train: one bar over all of the work with its ETA, one line for each finished
-piece.
-"""
+"""What a user sees while rows train: one bar with the time left, one line for each finished part."""
 
 import sys
 import time
@@ -58,9 +56,7 @@ class Reporter:
 
 @contextmanager
 def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
-    """A Reporter over ``total`` steps; its bar is gone when the block ends. ``quiet``: another process shows
-    it.
-    """
+    """A Reporter over ``total`` steps, whose bar ends with the block; ``quiet``: another process shows it."""
     console = Console(stderr=False, quiet=quiet)
     columns = (
         TextColumn("{task.description}"),

@@ -65,9 +65,7 @@ class Result:
 
     @property
     def task_loss(self) -> float | None:
-        """Mean over tasks of the loss of their targets, nats a token; None if one has none, as heads and
-        ensembles.
-        """
+        """Mean over tasks of the loss of their targets, nats a token; None for heads and ensembles."""
         found = [best["metrics"].get("loss") for best in self.tasks.values()]
         return mean(found) if found and None not in found else None
 
@@ -109,9 +107,7 @@ def _check_task(name: str, best: Any) -> None:
 def check_settings(
     experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None
 ) -> None:
-    """SettingError with the difference if ``folder`` holds a run of other settings; ``allowed`` is told it
-    instead.
-    """
+    """SettingError if ``folder`` holds a run of other settings, unless ``allowed`` is told the difference."""
     path = epath.Path(folder) / "settings.json"
     if not path.exists():
         return
@@ -132,9 +128,7 @@ def check_settings(
 
 
 def fingerprint(folder: Path) -> str:
-    """That of the settings in ``folder`` which change numbers; SettingError if they are damaged or not
-    there.
-    """
+    """Of the settings in ``folder`` that change results; SettingError if they are damaged or missing."""
     path = epath.Path(folder) / "settings.json"
     try:
         return checksum(flatten(unseal(path.read_bytes(), path)))
@@ -148,9 +142,7 @@ def write_result(folder: Path, found: Mapping[str, Any]) -> None:
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, None of an unfinished one; SettingError if its file is damaged or another
-    run's.
-    """
+    """The result of a finished run, else None; SettingError if its file is damaged or another run's."""
     path, mend = epath.Path(folder) / "scores.json", "delete it and run the row again"
     if not path.exists():
         return None
