@@ -201,7 +201,7 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
         for name in ("counts", "written")
     )
     record = totals(settings, read, written)
-    draft = work / "set"
+    draft = work / "set"  # not beside ``folder``: what a kill leaves of it is deleted with the work folder
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     infos = []

@@ -98,7 +98,7 @@ class Reader:
         if self.task.kind == "tokens":
             return self._labels(self._words(row), self.task.target(row))
         if self.task.kind == "span":
-            return self._span(self._words(row), self.task.place(row) if self.task.place else None)
+            return self._span(self._words(row), self.task.answer_span(row) if self.task.answer_span else None)
         texts = self.task.texts(row) if self.task.kind == "choice" else (self.task.texts(row),)
         rows = [self._framed([self._encoded(text) for text in parts]) for parts in texts]
         target = self.task.target(row)

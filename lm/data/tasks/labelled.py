@@ -31,17 +31,17 @@ class LabelledTask(Scored):
     kind: Kind
     texts: Callable[[Row], tuple[Any, ...]]
     _: dataclasses.KW_ONLY
-    place: Callable[[Row], tuple[int, int] | None] | None = (
+    answer_span: Callable[[Row], tuple[int, int] | None] | None = (
         None  # a span's answer in the context [characters)
     )
-    make: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from the source's; None: the same
+    derive: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from the source's; None: the same
 
     def __reduce__(self) -> tuple[Any, ...]:
         return find_labelled, (self.name,)  # its functions do not pickle, its name does
 
     def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)
-        return self.make(rows) if self.make else rows
+        return self.derive(rows) if self.derive else rows
 
     def to_text(self, row: Row) -> tuple[Any, Any]:
         """What the model reads, and what it should answer."""
@@ -119,15 +119,15 @@ BY_WORD = {"accuracy": metrics.token_accuracy}
 _TASKS = (
     with_head("acceptability", "classes", "sentence"),
     with_head("follows", "classes", "sentence1 sentence2"),
-    with_head("cloze", "span", "question context", place=whole_word),
-    multiple_choice("next", "documentation/follows", "sentence", itemgetter("endings"), make=endings),
+    with_head("cloze", "span", "question context", answer_span=whole_word),
+    multiple_choice("next", "documentation/follows", "sentence", itemgetter("endings"), derive=endings),
     with_head("cola", "classes", "sentence"),
     with_head("sst2", "classes", "sentence"),
     with_head("mrpc", "classes", "sentence1 sentence2"),
     with_head("qnli", "classes", "question sentence"),
     with_head("rte", "classes", "sentence1 sentence2"),
     with_head("stsb", "regression", "sentence1 sentence2"),
-    with_head("squad", "span", "question context", place=first_answer, target=squad_answers),
+    with_head("squad", "span", "question context", answer_span=first_answer, target=squad_answers),
     with_head("copa", "choice", copa),
     multiple_choice("piqa", "piqa", "goal", itemgetter("sol1", "sol2")),
     multiple_choice("codah", "codah", "prompt", itemgetter("endings")),
