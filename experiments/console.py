@@ -44,39 +44,40 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
 
 
+def print_line(text: str) -> None:
+    """Print a line as it is: nothing in it is markup, and nothing is cut or wrapped."""
+    CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def listing(*heads: str, title: str | None = None) -> Grid:
-    """A table of texts, of which none is cut: what is too wide goes on in the next line, but for the name in
-    front.
-    """
+    """A table of texts, none of which is cut: all but the names in front are wrapped instead."""
     columns = [Column(head, overflow="fold", no_wrap=head == heads[0]) for head in heads]
     return Grid(*columns, title=title, title_justify="left")
 
 
 def show_sheet(title: str, sheet: Sheet) -> None:
-    """Print a sheet, in as many blocks of columns as the terminal's width asks for, each with the rows'
-    names.
-    """
+    """Print a sheet in as many blocks of columns as the terminal needs, each with the names of the rows."""
     (first, names), *others = sheet.items()
     parts: list[Sheet] = [{first: names}]
     for head, cells in others:
-        if len(parts[-1]) > 1 and _width(parts[-1] | {head: cells}) > CONSOLE.width:
+        if len(parts[-1]) > 1 and _sheet_width(parts[-1] | {head: cells}) > CONSOLE.width:
             parts.append({first: names})
         parts[-1][head] = cells
     for number, part in enumerate(parts):
         CONSOLE.print(_grid("" if number else title, part))
 
 
-def _width(sheet: Sheet) -> int:
-    """Of a sheet in the terminal [characters]."""
+def _sheet_width(sheet: Sheet) -> int:
+    """Width of a sheet in the terminal [characters]."""
     return 1 + sum(max(len(head), *(len(cell.text) for cell in cells)) + 2 for head, cells in sheet.items())
 
 
 def _grid(title: str, sheet: Sheet) -> Grid:
-    made = Grid(
+    grid = Grid(
         title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for head in sheet:
-        made.add_column(escape(head), justify="left" if head == "row" else "right", overflow="fold")
+        grid.add_column(escape(head), justify="left" if head == "row" else "right", overflow="fold")
     for cells in zip(*sheet.values(), strict=True):
-        made.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in cells))
-    return made
+        grid.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in cells))
+    return grid

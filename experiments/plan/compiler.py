@@ -37,7 +37,7 @@ SETUP = {  # libtpu compiles without a TPU, asks no cloud machine what it is, an
     "TPU_MIN_LOG_LEVEL": "1",
 }
 # the partitioner's word for a tensor that it makes whole because it knows no way to reshard it
-LOST = "Involuntary full rematerialization"
+MADE_WHOLE = "Involuntary full rematerialization"
 
 
 def check_compiler() -> None:
@@ -111,7 +111,7 @@ def compile_step(step: PlannedStep, folder: Path, say: Callable[[str], None]) ->
         return Compiled(failed=f"the compiler broke down, exit code {worker.returncode}; more in {log}")
     if "refused" in answer:
         raise SettingError(answer["refused"])
-    answer["lost"] = log.read_text(errors="replace").count(LOST)
+    answer["lost"] = log.read_text(errors="replace").count(MADE_WHOLE)
     if not answer["failed"]:
         write(path, json.dumps(answer))
     return Compiled(**answer)

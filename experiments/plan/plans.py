@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from experiments.console import CONSOLE, RUNS, Cell, show_sheet
+from experiments.console import CONSOLE, RUNS, Cell, print_line, show_sheet
 from experiments.plan.compiler import check_compiler, compile_step, planned_step, program_key
 from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, candidates, estimate, memory, writing
 from experiments.plan.slices import GIB, find_slice
@@ -23,7 +23,7 @@ from lm.nn.sizes import SIZES
 from lm.settings import SettingError, change, diff, leaves, nearest
 from lm.train.step import check_mesh
 
-AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
+PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
 SHAPE = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads")
 SMALLER: tuple[Changes, ...] = (  # what to try, in this order, on a step that does not fit
     {"model.remat": "dots"},
@@ -68,7 +68,7 @@ class Plan:
     def compile(self, folder: Path) -> Compiled:
         mesh, remat = self.step.arrangement
         prefix = f"  {self.row} ({mesh}, remat {remat}): "
-        return compile_step(self.step, folder, lambda line: _say(prefix + line))
+        return compile_step(self.step, folder, lambda line: print_line(prefix + line))
 
 
 def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
@@ -102,7 +102,7 @@ def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
     plans = _compile_all(plans, options.runs / "cache" / "plans")
     _show(plans, options)
     for name in rows if options.search else ():
-        _say(_recommended([plan for plan in plans if plan.name == name], options.scale))
+        print_line(_recommended([plan for plan in plans if plan.name == name], options.scale))
     if any(plan.compiled.failed for plan in plans):
         sys.exit(1)
 
@@ -121,7 +121,7 @@ def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:
     CONSOLE.print(
         f"programs: {len(first)}; each takes a minute or more to compile, and no time if it is cached"
     )
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, AT_ONCE)) as pool:
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, PROGRAMS_AT_ONCE)) as pool:
         try:
             compiled = pool.map(lambda plan: plan.compile(folder), first.values())
             programs = dict(zip(first, compiled, strict=True))
@@ -140,30 +140,28 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     title += f", scale {options.scale}" + f", size {options.size}" * bool(options.size)
     title += f", batch {' or '.join(map(str, batches))}" * (batches != [usual])
     title += f": what a step fills of the {slices.room / GIB:.2f} GiB of each device [GiB]"
-    _print(title, "row, mesh, remat, parameters, args, temps, code, all, fits", map(_memory, plans))
+    _print_table(title, "row, mesh, remat, parameters, args, temps, code, all, fits", map(_memory, plans))
     compiled, price = [plan for plan in plans if plan.compiled.cycles], options.price
     title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
-    _print(title, f"row, tokens, TFLOP, {', '.join(BOUNDS)}, use", map(_time, compiled))
+    _print_table(title, f"row, tokens, TFLOP, {', '.join(BOUNDS)}, use", map(_time, compiled))
     lines = [_run(plan, price) for plan in compiled]
     heads = "row, pre-training, fine-tuning" + ", cost" * (price > 0)
-    _print("The whole run: chip-hours, at least", heads, lines)
+    _print_table("The whole run: chip-hours, at least", heads, lines)
     title = "What each device receives in a step, without what takes less than 1 % of the time"
-    _print(title, "row, kind, over, times, MiB, ms", [line for plan in plans for line in _traffic(plan)])
+    _print_table(
+        title, "row, kind, over, times, MiB, ms", [line for plan in plans for line in _traffic(plan)]
+    )
     title = "Writing: the ceiling on tokens/s over all chips that reading HBM sets, parameters in float32"
     last = {plan.name: plan for plan in plans if plan.compiled.parameters}.values()
     heads = "row, a sequence's cache, batch 1, largest batch, with that"
-    _print(title, heads, filter(None, map(_writing, last)))
+    _print_table(title, heads, filter(None, map(_writing, last)))
     for plan in plans:
         for line in _remarks(plan):
-            _say(f"{plan.label}: {line}")
+            print_line(f"{plan.label}: {line}")
     CONSOLE.print(ASSUMPTIONS, highlight=False, markup=False, style="dim")
 
 
-def _say(text: str) -> None:
-    CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print(title: str, heads: str, lines: Iterable[Sequence[str]]) -> None:
+def _print_table(title: str, heads: str, lines: Iterable[Sequence[str]]) -> None:
     """Print a table with these heads; nothing if it has no lines."""
     if columns := list(zip(*lines, strict=True)):
         cells = [list(map(Cell, column)) for column in columns]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 SMALL = 2**18  # a tensor of fewer elements may be whole everywhere [elements]
 
 Computations = Mapping[str, "list[Instruction]"]
@@ -140,14 +140,14 @@ def _collective(
     kind, outside = instruction.opcode.removesuffix("-start"), _OUTSIDE.search(instruction.rest)
     if kind == "recv" and outside:  # from other slices
         kind = outside[1].lower().replace("_", "-")
-    if kind not in KINDS:
+    if kind not in COLLECTIVES:
         return None
     results = [(prod(map(int, filter(None, x.split(",")))), t) for t, x in _ARRAY.findall(instruction.shape)]
-    group = _group(instruction.rest, prod(mesh.values()))
+    group = _first_group(instruction.rest, prod(mesh.values()))
     coordinates = np.unravel_index(group, tuple(mesh.values()))
     axes = tuple(axis for axis, place in zip(mesh, coordinates, strict=True) if np.ptp(place))
     size, axes = (mesh["slice"], ("slice",)) if outside else (len(group), axes)
-    received = sum(count * _width(dtype) for count, dtype in results)
+    received = sum(count * _bytes_of(dtype) for count, dtype in results)
     if instruction.opcode.endswith("-start") and kind != "all-reduce":  # the result holds the operand too
         received *= size / (size + 1) if kind == "all-gather" else 1 / 2
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
@@ -160,12 +160,12 @@ def _collective(
     return Collective(kind, axes, size, times, received, elements, source[1] if source else "")
 
 
-def _width(dtype: str) -> float:
+def _bytes_of(dtype: str) -> float:
     """Of an element [bytes]."""
     return 1 if dtype == "pred" else int((re.search(r"\d+", dtype) or "0")[0]) / 8
 
 
-def _group(rest: str, devices: int) -> np.ndarray:
+def _first_group(rest: str, devices: int) -> np.ndarray:
     """The first of the groups of devices that take part together, by their flat indices in the mesh."""
     if sent := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
         pairs = [pair.split(",") for pair in re.findall(r"\d+,\d+", sent[1])]

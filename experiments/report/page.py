@@ -20,7 +20,7 @@ from lm.settings import SettingError, diff
 
 REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page again [s]
 PNG = "data:image/png;base64,"
-SAMPLES, LONGEST = 3, 400  # predictions of a task, and letters of a text
+SAMPLES, LETTERS = 3, 400  # predictions of a task, and letters of a text
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,13 @@ def samples(task: str, step: int, run: Result) -> str:
     keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
     if not keys:
         return f"{head} no predictions\n\n"
-    return f"{head}\n\n{markdown({key: [Cell(_cut(line.get(key, ''))) for line in lines] for key in keys})}"
+    table = {key: [Cell(_shortened(line.get(key, ""))) for line in lines] for key in keys}
+    return f"{head}\n\n{markdown(table)}"
 
 
-def _cut(value: object) -> str:
+def _shortened(value: object) -> str:
     text = " ".join((" / ".join(map(str, value)) if isinstance(value, list) else str(value)).split())
-    return text if len(text) <= LONGEST else text[:LONGEST] + " …"
+    return text if len(text) <= LETTERS else text[:LETTERS] + " …"
 
 
 def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:

@@ -33,7 +33,7 @@ AXES = {  # table -> the one setting in which these of its rows differ, what a p
 }
 
 
-def draw(finished: Finished, curves: Mapping[str, Curves], scale: str, folder: Path) -> list[str]:
+def draw_figures(finished: Finished, curves: Mapping[str, Curves], scale: str, folder: Path) -> list[str]:
     """Write every picture that the table has results for into ``folder``; their names."""
     table, figures = finished.table, {}
     name, rows = table.name.replace("/", "-"), [row for row in table.rows if finished.of(row)]

@@ -9,10 +9,10 @@ from io import StringIO
 from itertools import groupby
 from pathlib import Path
 
-from experiments.console import CONSOLE, Sheet, markdown, show_sheet
+from experiments.console import Sheet, markdown, print_line, show_sheet
 from experiments.report.comparison import DRAWS, LEVEL, Finished
 from experiments.report.page import REFRESH, Section, details, page
-from experiments.report.plots import draw
+from experiments.report.plots import draw_figures
 from experiments.report.results import Folders, curves, results, roots, unlike
 from experiments.report.scoreboard import UNLIKE, differences, marked, ranks, scoreboard
 from experiments.runs.result import Result
@@ -22,22 +22,22 @@ from experiments.study.t5.tables import COLUMNS
 from lm.files import write
 from lm.settings import SettingError
 
-POLL = 5.0  # between looks at the folders of runs [s]
+LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 
-SCORES = f"""Each row of a table is a change to the baseline; `lm list TABLE` shows which. Scores are \
+ABOUT_SCORES = f"""Each row of a table is a change to the baseline; `lm list TABLE` shows which. Scores are \
 means ± standard deviations over seeds{{paper}}. ▲ ▼: above or below the baseline by more than chance \
 explains (Student's t test at {1 - LEVEL:.0%} of the two means, with the noise of all rows of the table; \
 rows with the same seeds are compared seed by seed). **Bold**: the best row and those that cannot be told \
 from it, if any row can. One seed cannot be told from noise and gets no mark, and of rows that do not \
-differ one in {1 / LEVEL:.0f} gets one by chance. {{rule}}Losses are in nats per target token. \
-The loss on tasks is that of their correct answers after fine-tuning: lower is better, and ▲ marks what is \
-better. The held-out loss is that of pre-training: objectives differ in their targets, so compare it \
-within one objective only."""
-ORDER = f"""Kendall's τ (tau-b) measures how alike two orders are: 1 the same, 0 unrelated, -1 reversed; \
-rows with the same score share their rank. With three rows, one order in six matches the paper's by \
-chance. Its interval comes from {DRAWS:,} bootstrap draws of seeds: it shows what other seeds of these \
-rows may give; with one seed there is none. The average is over columns, each divided by its deviation; \
-the order by the loss on tasks is compared with it too."""
+differ one in {1 / LEVEL:.0f} gets one by chance. {{rule}}Losses are in nats per target token. The loss on \
+tasks is that of their correct answers after fine-tuning: lower is better, and ▲ marks what is better. The \
+held-out loss is that of pre-training: objectives differ in their targets, so compare it within one \
+objective only."""
+ABOUT_ORDER = f"""Kendall's τ (tau-b) measures how alike two orders are: 1 the same, 0 unrelated, -1 \
+reversed; rows with the same score share their rank. With three rows, one order in six matches the paper's \
+by chance. Its interval comes from {DRAWS:,} bootstrap draws of seeds: it shows what other seeds of these \
+rows may give; with one seed there is none. The average is over columns, each divided by its deviation; the \
+order by the loss on tasks is compared with it too."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def write_report(
         scores, *rankings = map(markdown, sheets[table.name])
         text = [f"## {table.name}: {table.title}", scores, *notes[table.name]]
         text += [f"Ranks of the rows, the paper's in brackets:\n\n{ranking}" for ranking in rankings]
-        text += [f"![{table.title}]({file})" for file in draw(finished, lines, scale, folder)]
+        text += [f"![{table.title}]({file})" for file in draw_figures(finished, lines, scale, folder)]
         rows = [row for row in table.rows if finished.of(row)]
         folded = [details(row, finished.of(row), lines[row.name], scale) for row in rows]
         sections.append(Section(table.name, "\n\n".join(text), folded))
@@ -155,8 +155,8 @@ def header(tables: list[Finished], scale: str, left_out: list[str], waiting: lis
         f"# {'The T5 study' if paper else 'Classic models'} at scale `{scale}`",
         "\n".join(_setup(name, scale) for name in baselines),
         stand_ins(tables),
-        SCORES.format(paper=beside, rule=rule),
-        ORDER * paper,
+        ABOUT_SCORES.format(paper=beside, rule=rule),
+        ABOUT_ORDER * paper,
     ]
     if waiting:
         lines += [f"Nothing but the baseline has finished of: {', '.join(waiting)}."]
@@ -206,10 +206,6 @@ def table_csv(tables: list[Finished]) -> str:
     return text.getvalue()
 
 
-def _say(text: str) -> None:
-    CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
 def print_report(tables: list[Table], scale: str, runs: Sequence[str], given: Changes | None = None) -> None:
     """Write the report on tables, and print what a terminal shows of it; ``given`` as of ``results``."""
     report = write_report(tables, scale, runs, given=given)
@@ -219,13 +215,13 @@ def print_report(tables: list[Table], scale: str, runs: Sequence[str], given: Ch
         for sheet in rankings:
             show_sheet("Ranks: ours (the paper's)", sheet)
         for line in report.notes[name]:
-            _say(line)
+            print_line(line)
     for line in report.left_out:
-        _say(f"not counted: {line}")
-    _say(f"Report: {report.path.parent}/report.md, .html, .csv")
+        print_line(f"not counted: {line}")
+    print_line(f"Report: {report.path.parent}/report.md, .html, .csv")
 
 
-def watch(tables: list[Table], scale: str, runs: Folders, say: Callable[[str], object] = _say) -> None:
+def watch(tables: list[Table], scale: str, runs: Folders, say: Callable[[str], object] = print_line) -> None:
     """Write the report whenever different runs count than before, until interrupted.
 
     It uses a tenth of a core at most, and leaves the rest to runs that train beside it.
@@ -233,7 +229,7 @@ def watch(tables: list[Table], scale: str, runs: Folders, say: Callable[[str], o
     roots(runs)  # if they cannot be read now, they cannot be read later
     seen: object = None
     now: object
-    wait, browser = POLL, None
+    wait, browser = LOOK_EVERY, None
     try:
         while True:
             began = time.process_time()
@@ -245,7 +241,7 @@ def watch(tables: list[Table], scale: str, runs: Folders, say: Callable[[str], o
                 news = now = str(error)
             if now != seen:
                 say(f"{time.strftime('%H:%M:%S')} {news}")
-            seen, wait = now, max(POLL, 9 * (time.process_time() - began))
+            seen, wait = now, max(LOOK_EVERY, 9 * (time.process_time() - began))
             time.sleep(wait)
     except KeyboardInterrupt:
         if browser is not None:

@@ -21,7 +21,7 @@ from lm.settings import DataError, SettingError
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 Complain = Callable[[str], object]  # is called with each thing that does not count, and why
 PLOTTED = 1e30  # larger values, and what is not a number, are left out of a curve
-LONGEST = 60  # of a difference in what runs were made of that is shown with its values [letters]
+LONGEST_VALUE = 60  # of a difference in what runs were made of that is shown with its values [letters]
 
 
 def roots(runs: Folders) -> list[epath.Path]:
@@ -163,5 +163,7 @@ def _difference(usual: Mapping[str, Any], value: Mapping[str, Any]) -> str:
     """The names in which two records differ, with short values beside them, such as versions of packages."""
     names = [name for name in {**usual, **value} if usual.get(name) != value.get(name)]
     texts = [f"{name} {usual.get(name, 'none')} -> {value.get(name, 'none')}" for name in names]
-    listed = [text if len(text) < LONGEST else name for name, text in zip(names, texts, strict=True)][:3]
+    listed = [text if len(text) < LONGEST_VALUE else name for name, text in zip(names, texts, strict=True)][
+        :3
+    ]
     return ", ".join([*listed, f"{len(names) - 3} more"] if len(names) > 3 else listed)

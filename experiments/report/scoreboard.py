@@ -140,8 +140,8 @@ def ranks(finished: Finished) -> tuple[Sheet | None, str]:
     order = sorted(rows, key=lambda row: -first[row.name])
     sheet, texts = {"row": [Cell(row.label) for row in order]}, []
     for name, (ours, paper) in criteria.items():
-        left = _ranks({row: mean(seeds.values()) for row, seeds in ours.items()})
-        right = _ranks(paper)
+        left = _average_ranks({row: mean(seeds.values()) for row, seeds in ours.items()})
+        right = _average_ranks(paper)
         sheet[name] = [Cell(f"{left[row.name]:g} ({right[row.name]:g})") for row in order]
         if alike := agreement(ours, paper, seed=0):
             texts.append(f"{name} {alike}")
@@ -149,7 +149,7 @@ def ranks(finished: Finished) -> tuple[Sheet | None, str]:
     return sheet, f"Kendall's τ between the two orders (95 % interval): {taus}."
 
 
-def _ranks(values: dict[str, float]) -> dict[str, float]:
+def _average_ranks(values: dict[str, float]) -> dict[str, float]:
     """1 for the largest; equal values share the mean of their ranks."""
     others = list(values.values())
     above = {name: sum(other > value for other in others) for name, value in values.items()}
