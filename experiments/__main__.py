@@ -14,11 +14,11 @@ from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.group import join_others
 from experiments.processes.place import choose_platform
-from experiments.processes.supervisor import RESUMABLE, say, supervise
+from experiments.processes.supervisor import RESUMABLE, print_line, supervise
 from lm.settings import SettingError, nearest
 from lm.train.stopping import end_in
 
-GRACE = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
+AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.
 
 usage: lm COMMAND [OPTIONS]        lm COMMAND --help tells more
@@ -61,13 +61,13 @@ def main() -> None:
         # of rich
         code = EXIT_CODES["nobody reads"] if isinstance(asked.__context__, BrokenPipeError) else asked.code
     except MemoryError:
-        say("the machine, or a limit on this process (ulimit -v), has no more memory")
+        print_line("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]
     except Exception as error:
         unread = isinstance(error, BrokenPipeError) and _unread()
         code = EXIT_CODES["nobody reads" if unread else "failed"]
         if isinstance(error, OSError) and error.filename:  # a disk is full, a file may not be written
-            say(f"{error}. Mend that and give the same command again")
+            print_line(f"{error}. Mend that and give the same command again")
         elif not unread:
             traceback.print_exc()
     _unread()
@@ -91,13 +91,13 @@ def _stop(*_) -> None:
     What is raised inside of a callback gets lost, and some of what is to be left takes its time: hence the
     timer.
     """
-    say("stopped by SIGTERM; to go on, give the same command again")
-    end_in(GRACE, EXIT_CODES["start again"])
+    print_line("stopped by SIGTERM; to go on, give the same command again")
+    end_in(AFTER_SIGNAL, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])
 
 
 def _bad(error: SettingError) -> int:
-    say(str(error))
+    print_line(str(error))
     return EXIT_CODES["bad settings"]
 
 
@@ -112,16 +112,16 @@ def dispatch(arguments: Sequence[str]) -> int:
             raise SettingError(f"{name} should stand behind a command, such as: lm run ROW {name} ...")
         if name not in COMMANDS:
             raise SettingError(f"there is no command {name!r}{nearest(name, COMMANDS)}")
-        _call(name, rest)
+        _call_command(name, rest)
     except SettingError as error:
         return _bad(error)
     except KeyboardInterrupt:
-        say("interrupted; to go on, give the same command again")
+        print_line("interrupted; to go on, give the same command again")
         return EXIT_CODES["interrupted"]
     return EXIT_CODES["done"]
 
 
-def _call(name: str, arguments: Sequence[str]) -> None:
+def _call_command(name: str, arguments: Sequence[str]) -> None:
     module, _, function = COMMANDS[name].partition(":")
     command = getattr(import_module(f"experiments.cli.{module}"), function)
     if name in RAW:

@@ -1,9 +1,9 @@
-"""The one table of the TPUs that can be asked for: names, runtime images, hosts."""
+"""The one table of the TPUs that can be requested: names, runtime images, hosts."""
 
 import math
 from typing import NamedTuple
 
-from launch.command import LaunchError, nearest
+from launch.command import LaunchError, closest
 
 
 class Generation(NamedTuple):
@@ -15,8 +15,8 @@ class Generation(NamedTuple):
     alone: int  # chips of the largest slice on one host; larger slices have 4 on each
 
 
-# Images and hosts: cloud.google.com/tpu/docs/{runtimes,v4,v5e,v5p,v6e,tpu7x}. Which sizes there are, the zone
-# is asked.
+# Images and hosts: cloud.google.com/tpu/docs/{runtimes,v4,v5e,v5p,v6e,tpu7x}. Which sizes
+# there are is the zone's matter.
 GENERATIONS = {
     "v4": Generation("v4", "tpu-ubuntu2204-base", 2, 4),
     "v5litepod": Generation("v5e", "v2-alpha-tpuv5-lite", 1, 8),
@@ -26,17 +26,18 @@ GENERATIONS = {
 }
 
 
-def resolve(asked: str) -> tuple[str, str, int]:
+def resolve(accelerator: str) -> tuple[str, str, int]:
     """Accelerator type, runtime image and hosts of ``v5litepod-16``, or of a topology such as ``v5e:4x4``."""
-    prefix, _, size = asked.lower().replace(":", "-").partition("-")
-    prefix = next((name for name, one in GENERATIONS.items() if prefix == one.topology), prefix)
+    prefix, _, size = accelerator.lower().replace(":", "-").partition("-")
+    prefix = next((name for name, known in GENERATIONS.items() if prefix == known.topology), prefix)
     if prefix not in GENERATIONS:
-        raise LaunchError(f"--accelerator {asked}: there is no TPU {prefix!r}{nearest(prefix, GENERATIONS)}")
-    made, sides = GENERATIONS[prefix], size.split("x")
-    if not all(side.isdigit() for side in sides):
         raise LaunchError(
-            f"--accelerator {asked} should be like {prefix}-16, or a topology like {made.topology}:2x4"
+            f"--accelerator {accelerator}: there is no TPU {prefix!r}{closest(prefix, GENERATIONS)}"
         )
-    count = math.prod(map(int, sides)) * (made.cores if ":" in asked else 1)
-    chips = count // made.cores
-    return f"{prefix}-{count}", made.runtime, 1 if chips <= made.alone else chips // 4
+    generation, sides = GENERATIONS[prefix], size.split("x")
+    if not all(side.isdigit() for side in sides):
+        example = f"{prefix}-16, or a topology like {generation.topology}:2x4"
+        raise LaunchError(f"--accelerator {accelerator} should be like {example}")
+    count = math.prod(map(int, sides)) * (generation.cores if ":" in accelerator else 1)
+    chips = count // generation.cores
+    return f"{prefix}-{count}", generation.runtime, 1 if chips <= generation.alone else chips // 4

@@ -1,4 +1,8 @@
-"""``lm-launch local``: N processes of ``lm run`` on this machine, which find each other over a free port."""
+"""``lm-launch local``: N processes of ``lm run`` on this machine, which meet at a free port.
+
+It starts all of them again itself, at another port, though the supervisors of ``lm`` could: thus a run
+survives the loss of a supervisor too, and nothing here depends on the project.
+"""
 
 import os
 import signal
@@ -9,59 +13,60 @@ from argparse import Namespace
 from collections.abc import Sequence
 from secrets import token_hex
 
-from launch.command import Job, find
+from launch.command import Job, program_path
 from launch.policy import DONE, HOPELESS, INTERRUPTED, pause, worst
 from launch.processes import Child, on_signals, say, show
 
-GRACE = 60.0  # seconds that the others have, once one process has failed, to notice it, save and end
+AFTER_FAILURE = 60.0  # seconds that the others have, once one process has failed, to notice it, save and end
 
 
-def environment(process: int, port: int, secret: str, asked: Namespace) -> dict[str, str]:
+def environment(process: int, port: int, secret: str, options: Namespace) -> dict[str, str]:
     """What ``lm`` reads to join the others; simulated devices on the CPU if a number of them is given."""
-    own = {
-        "LM_COORDINATOR": f"127.0.0.1:{port}",
-        "LM_PROCESSES": str(asked.processes),
+    variables = {"LM_COORDINATOR": f"127.0.0.1:{port}", "LM_PROCESSES": str(options.processes)}
+    variables |= {
         "LM_PROCESS": str(process),
-    }
-    own |= {"LM_SECRET": secret}  # which no other user of this machine knows
-    flags = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={asked.devices}".strip()
-    )
-    return own | ({"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} if asked.devices else {})
+        "LM_SECRET": secret,
+    }  # which no other user of this machine knows
+    if options.devices:
+        simulated = f"--xla_force_host_platform_device_count={options.devices}"
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {simulated}".strip()
+        variables |= {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    return variables
 
 
-def run(jobs: Sequence[Job], asked: Namespace) -> int:
+def run_here(jobs: Sequence[Job], options: Namespace) -> int:
     """Run the jobs one after another, each again after a crash; the first exit code that is not 0."""
-    lm, failed, told = find("lm", "install the project (pip install -e .)"), DONE, threading.Event()
+    lm, failed = program_path("lm", "install the project (pip install -e .)"), DONE
+    stopped = threading.Event()  # by a signal
     children: list[Child] = []
 
     def pass_on(number: int) -> None:
-        told.set()  # nothing is started again
+        stopped.set()  # nothing is started again
         for child in children:
             child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def attempt(command: Sequence[str]) -> int:
         children.clear()
-        port, secret = _free_port(), "..." if asked.dry_run else token_hex(16)
-        for process in range(asked.processes):
-            own = environment(process, port, secret, asked)
-            if asked.dry_run:
-                show(["env", *(f"{name}={value}" for name, value in own.items()), *command])
-            elif not told.is_set():
-                children.append(Child(command, str(process), os.environ | own))
-        if told.is_set():  # while they were being started
+        port, secret = _free_port(), "..." if options.dry_run else token_hex(16)
+        for process in range(options.processes):
+            variables = environment(process, port, secret, options)
+            if options.dry_run:
+                show(["env", *(f"{name}={value}" for name, value in variables.items()), *command])
+            elif not stopped.is_set():
+                children.append(Child(command, str(process), os.environ | variables))
+        if stopped.is_set():  # while they were being started
             pass_on(signal.SIGTERM)
-        return worst(_wait(children) or [INTERRUPTED if told.is_set() else DONE])
+        return worst(_wait(children) or [INTERRUPTED if stopped.is_set() else DONE])
 
     on_signals(pass_on)
     for job in jobs:
         failures = 0
         while code := attempt([lm, *job.arguments()]):
-            if code in HOPELESS or failures >= asked.restarts or told.is_set():
+            if code in HOPELESS or failures >= options.restarts or stopped.is_set():
                 break
             failures += 1
-            say("launch", f"ended with {code}; restart {failures} of {asked.restarts}")
-            told.wait(pause(failures, 1.0))
+            say("launch", f"ended with {code}; restart {failures} of {options.restarts}")
+            stopped.wait(pause(failures, 1.0))
         if code:
             say("launch", f"{job.name} ended with {code}")
         failed = failed or code
@@ -69,11 +74,11 @@ def run(jobs: Sequence[Job], asked: Namespace) -> int:
 
 
 def _wait(children: Sequence[Child]) -> list[int]:
-    """Exit codes of all. When one has failed the others have GRACE to save and end."""
+    """Exit codes of all. When one has failed the others have AFTER_FAILURE to save and end."""
     deadline = float("inf")
     while any(child.poll() is None for child in children):
         if deadline == float("inf") and any(child.poll() for child in children):
-            deadline = time.monotonic() + GRACE
+            deadline = time.monotonic() + AFTER_FAILURE
         for child in children if time.monotonic() > deadline else ():
             child.kill()
         time.sleep(0.1)

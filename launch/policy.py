@@ -1,21 +1,18 @@
-"""What to do next: the meaning of exit codes, and the state machine of a run on a slice that may be taken
-away.
-"""
+"""What to do next: the meaning of exit codes, and the state machine of a run on a slice that may be lost."""
 
 from dataclasses import dataclass, replace
 
-# The exit codes of `lm` (experiments/processes/exit_codes.py), repeated since this package imports nothing of
-# it.
+# The exit codes of `lm` (experiments/processes/exit_codes.py), of which this package imports nothing.
 DONE, FAILED, BAD_SETTINGS, NOT_FINITE, AGAIN, INTERRUPTED = 0, 1, 2, 3, 42, 130
 HOPELESS = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
 
 # States of a queued resource (Cloud TPU API v2, QueuedResourceState.State); PREEMPTED is a node's.
 WAITING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
-LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "PREEMPTED")
+GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "PREEMPTED")
 ABSENT = "ABSENT"  # ours: there is none of this name
 REFUSALS = ("QUOTA", "PERMISSION_DENIED", "INVALID_ARGUMENT")  # asking again would be refused again
 
-POLL = 30.0  # seconds between two looks
+LOOK_EVERY = 30.0  # seconds between two looks
 DELETIONS = 4  # in a row that may fail before the user has to see to it
 LASTING = 1800.0  # seconds: an attempt that went on for so long starts the count of failures anew
 
@@ -32,14 +29,13 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class State:
+class SliceState:
     """The action to do, and what is known of one run's slice."""
 
     action: str = "look"  # look, ask, set up, start, delete, end
     after: float = 0.0  # seconds to wait before it
     why: str = ""
-    # asked for or to be adopted: it has to be deleted in the end; else there is none of ours
-    ours: bool = False
+    ours: bool = False  # requested, or to be adopted: it has to be deleted in the end
     there: bool = False  # and it has been seen since
     ready: bool = False  # the project is installed on its workers
     failures: int = 0  # in a row, of attempts to have the slice and to run on it
@@ -47,10 +43,10 @@ class State:
     code: int = 0  # how the last attempt ended
     then: str = "end"  # what follows the deletion
 
-    def to(self, action: str, after: float = 0.0, why: str = "", **known) -> "State":
+    def to(self, action: str, after: float = 0.0, why: str = "", **known) -> "SliceState":
         return replace(self, action=action, after=after, why=why, **known)
 
-    def give_up(self, code: int, why: str) -> "State":
+    def give_up(self, code: int, why: str) -> "SliceState":
         return self.to("delete" if self.ours else "end", why=why, code=code, then="end")
 
 
@@ -66,7 +62,7 @@ def worst(codes: list[int]) -> int:
     return min(codes, key=lambda code: (rank.get(code, 1), code))
 
 
-def step(state: State, seen: Seen, restarts: int) -> State:
+def step(state: SliceState, seen: Seen, restarts: int) -> SliceState:
     """The next action, from what came of this one; ``restarts`` failures in a row are forgiven."""
     if state.action == "delete":
         return _deleted(state, seen)
@@ -81,39 +77,38 @@ def step(state: State, seen: Seen, restarts: int) -> State:
         return state.give_up(seen.code, f"the run ended with {seen.code}; starting it again would not help")
     failures = 1 if seen.seconds >= LASTING else state.failures + 1
     if state.action != "ask":
-        return state.to(
-            "look", why=f"{state.action} ended with {seen.code}", failures=failures, code=seen.code
-        )
+        why = f"{state.action} ended with {seen.code}"
+        return state.to("look", why=why, failures=failures, code=seen.code)
     if failures > restarts or any(word in seen.message.upper() for word in REFUSALS):
         return state.give_up(BAD_SETTINGS, seen.message)
     return state.to("look", pause(failures, 10.0), seen.message, failures=failures)
 
 
-def _looked(state: State, seen: Seen, restarts: int) -> State:
+def _looked(state: SliceState, seen: Seen, restarts: int) -> SliceState:
     if seen.state in (ABSENT, "DELETING") and state.there:
         return state.to("end", why="somebody else deleted it", code=FAILED, ours=False)
     if seen.state == ABSENT:
         return state.to("ask", ours=True)
-    if seen.state in LOST:  # no failure of ours if we had it
+    if seen.state in GONE:  # no failure of ours if we had it
         failures = 0 if state.ready or state.code else state.failures + 1
         state, why = replace(state, ours=True), f"{seen.state} {seen.message}".strip()
         again = state.to("delete", why=why, then="ask", failures=failures)
         return state.give_up(FAILED, why) if failures > restarts else again
     # not known just now, or still being deleted by an earlier launch
     if seen.state not in (*WAITING, "ACTIVE"):
-        return state.to("look", POLL, seen.message)
+        return state.to("look", LOOK_EVERY, seen.message)
     if not state.ours:
-        why = f"it is there already ({seen.state}), another lm-launch may watch it; --adopt goes on with it"
+        why = f"it is there already ({seen.state}), another lm-launch may watch it; --adopt takes it over"
         return state.to("end", why=why, code=BAD_SETTINGS)
     state = replace(state, there=True, failures=state.failures if state.code else 0)
     if seen.state in WAITING:
-        return state.to("look", POLL)
+        return state.to("look", LOOK_EVERY)
     if state.failures > restarts:
         return state.give_up(state.code, f"failed {state.failures} times in a row")
     return state.to("start" if state.ready else "set up", pause(state.failures, 10.0))
 
 
-def _deleted(state: State, seen: Seen) -> State:
+def _deleted(state: SliceState, seen: Seen) -> SliceState:
     state = replace(state, undeleted=state.undeleted + 1 if seen.code else 0)
     if 0 < state.undeleted < DELETIONS:
         return state.to("delete", pause(state.undeleted, 5.0))

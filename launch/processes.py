@@ -14,9 +14,7 @@ PATIENCE = 10.0  # seconds that a process has to end by itself, when nobody wait
 
 
 def say(who: str, text: str) -> None:
-    """Write ``[who] text`` as whole lines, which several threads may do at once; nothing if nobody reads any
-    more.
-    """
+    """Write ``[who] text`` as whole lines, from any thread; nothing if nobody reads any more."""
     with suppress(OSError, ValueError):  # a closed terminal or pipe is no reason to leave a slice running
         sys.stdout.write("".join(f"[{who}] {line}\n" for line in text.splitlines()))
         sys.stdout.flush()
@@ -44,9 +42,7 @@ class Child(subprocess.Popen):
             os.killpg(self.pid, number)
 
     def finish(self) -> int:
-        """End it, if it does not end, and what it has started and left; its exit code, when its last line is
-        shown.
-        """
+        """End it, if it does not end by itself, and what it started; its exit code, after its last line."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(PATIENCE)
         self.send_group(signal.SIGKILL)
@@ -60,9 +56,7 @@ class Child(subprocess.Popen):
 
 
 def on_signals(act: Callable[[int], None]) -> None:
-    """From now on Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, if they would have ended this
-    process.
-    """
+    """From now on Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, unless they are ignored."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP be
             signal.signal(number, lambda number, _: act(number))

@@ -1,5 +1,6 @@
-"""``lm-launch tpu``: a slice for each row; asked for, set up, watched, asked for again when lost, and
-deleted.
+"""``lm-launch tpu``: a slice for each row: requested, set up, watched, deleted, requested anew when lost.
+
+``lm`` cannot start itself again when its machine is taken away. Hence this loop, of the states in ``policy``.
 """
 
 import json
@@ -21,7 +22,7 @@ from shlex import join
 from launch import gcloud
 from launch.accelerators import resolve
 from launch.command import Job, LaunchError, label
-from launch.policy import ABSENT, DONE, FAILED, Seen, State, step
+from launch.policy import ABSENT, DONE, FAILED, Seen, SliceState, step
 from launch.processes import Child, on_signals, say, show
 
 PACKED = "lm-source.tgz"  # in the workers' home folders; unpacked into ~/lm
@@ -33,10 +34,8 @@ _ALIVE = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountM
 
 
 @dataclass(frozen=True)
-class Slice:
-    """One row and the equal TPU slices that it runs on, each of ``hosts``; ``packed`` is the source that they
-    get.
-    """
+class RowSlice:
+    """A row and the equal TPU slices of ``hosts`` that it runs on; ``packed`` is the source for them."""
 
     job: Job
     accelerator: str
@@ -44,24 +43,25 @@ class Slice:
     hosts: int
     project: str
     packed: str
-    asked: Namespace
+    options: Namespace
 
     def commands(self, action: str, attempt: str) -> list[list[str]]:
         """The gcloud commands of an action."""
-        name, asked, at = label(self.job), self.asked, gcloud.place(self.asked.zone, self.project)
+        name, options = label(self.job), self.options
+        at = gcloud.place(options.zone, self.project)
         workers = ["--worker=all", "--node=all", *at]
         kind = [f"--accelerator-type={self.accelerator}", f"--runtime-version={self.runtime}"]
-        kind += [f"--labels={gcloud.LABEL}", *(["--spot"] if asked.spot else [])]
-        nodes = (
-            [f"--node-count={asked.slices}", f"--node-prefix={name}"]
-            if asked.slices > 1
-            else [f"--node-id={name}"]
-        )
-        variables = ["LM_COORDINATOR=auto"] * (self.hosts * asked.slices > 1)
-        variables += [f"TFDS_DATA_DIR={asked.data}"] * bool(asked.data)
-        words = [*variables, "lm", *self.job.arguments()]
-        if asked.slices > 1 and not any(word.split("=")[0] == "--mesh.slice" for word in words):
-            words += ["--mesh.slice", str(asked.slices)]
+        kind += [f"--labels={gcloud.LABEL}", *(["--spot"] if options.spot else [])]
+        nodes, variables, words = [f"--node-id={name}"], [], ["lm", *self.job.arguments()]
+        if options.slices > 1:
+            nodes = [f"--node-count={options.slices}", f"--node-prefix={name}"]
+            if not any(word.split("=")[0] == "--mesh.slice" for word in words):
+                words += ["--mesh.slice", str(options.slices)]
+        if self.hosts * options.slices > 1:
+            variables += ["LM_COORDINATOR=auto"]
+        if options.data:
+            variables += [f"TFDS_DATA_DIR={options.data}"]
+        words = [*variables, *words]
         buckets = sorted({bucket for word in words for bucket in _BUCKET.findall(word)})
         start = ["bash", "lm/launch/worker.sh", "start", attempt, "env"]
         start += [_BUCKET.sub(r"gs/\1", word) for word in words]  # where setup mounts them
@@ -81,89 +81,79 @@ class Slice:
 
 def pack(source: Path, target: Path) -> None:
     """Write what git tracks or does not ignore in ``source``, as it is now, to the file ``target``."""
-    listed = subprocess.run(
-        ["git", "-C", source, "ls-files", "-zco", "--exclude-standard"], capture_output=True
-    )
-    names = set(listed.stdout.decode().split("\0"))
-    missing = {"pyproject.toml", "constraints.txt", "launch/worker.sh"} - names
-    if missing:
-        raise LaunchError(
-            f"--source {source} should be a git checkout of the project; it has no {min(missing)}"
-        )
+    command = ["git", "-C", source, "ls-files", "-zco", "--exclude-standard"]
+    names = set(subprocess.run(command, capture_output=True).stdout.decode().split("\0"))
+    if missing := {"pyproject.toml", "constraints.txt", "launch/worker.sh"} - names:
+        fault = f"should be a git checkout of the project; it has no {min(missing)}"
+        raise LaunchError(f"--source {source} {fault}")
     with tarfile.open(target, "w:gz") as archive:
         for name in sorted(name for name in names if name and (source / name).exists()):
             archive.add(source / name, name)
 
 
-def run(jobs: Sequence[Job], asked: Namespace) -> int:
-    """Keep each row going to its end, so many at once; the first exit code that is not 0. A signal deletes
-    all.
-    """
-    if not asked.runs.startswith("gs://"):
-        raise LaunchError(
-            f"--runs {asked.runs!r} should be gs://BUCKET/FOLDER: a slice's disks are deleted with it"
-        )
-    accelerator, runtime, hosts = resolve(asked.accelerator)
-    project = asked.project or "PROJECT" if asked.dry_run else gcloud.paying(asked.project)
-    kind = (accelerator, asked.runtime or runtime, hosts, project)
-    if asked.dry_run:
-        slices = [Slice(job, *kind, PACKED, asked) for job in jobs]
-        steps = [
-            one.commands(do, "ATTEMPT")
-            for one in slices
-            for do in ("look", "ask", "set up", "start", "delete")
-        ]
-        for command in sum(steps, [gcloud.LOGGED_IN, gcloud.PROJECT, gcloud.types(asked.zone, project)]):
+def run_slices(jobs: Sequence[Job], options: Namespace) -> int:
+    """Run each row to its end, so many at once; the first exit code that is not 0. A signal deletes all."""
+    if not options.runs.startswith("gs://"):
+        fault = "should be gs://BUCKET/FOLDER: a slice's disks are deleted with it"
+        raise LaunchError(f"--runs {options.runs!r} {fault}")
+    accelerator, runtime, hosts = resolve(options.accelerator)
+    project = options.project or "PROJECT" if options.dry_run else gcloud.paying(options.project)
+    kind = (accelerator, options.runtime or runtime, hosts, project)
+    if options.dry_run:
+        commands = [gcloud.LOGGED_IN, gcloud.PROJECT, gcloud.types(options.zone, project)]
+        for row in (RowSlice(job, *kind, PACKED, options) for job in jobs):
+            for action in ("look", "ask", "set up", "start", "delete"):
+                commands += row.commands(action, "ATTEMPT")
+        for command in commands:
             show(command)
         return DONE
-    gcloud.check_zone(accelerator, asked.zone, project)
+    gcloud.check_zone(accelerator, options.zone, project)
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="lm-launch-") as folder:
         packed = Path(folder, PACKED)
-        pack(asked.source, packed)
+        pack(options.source, packed)
         on_signals(lambda _: (stop.set(), say("launch", "deleting every slice; please wait")))
-        with ThreadPoolExecutor(asked.at_once) as pool:
-            slices = [Slice(job, *kind, str(packed), asked) for job in jobs]
-            codes = list(pool.map(lambda one: keep_going(one, stop, asked.restarts, asked.adopt), slices))
+        slices = [RowSlice(job, *kind, str(packed), options) for job in jobs]
+        with ThreadPoolExecutor(options.at_once) as pool:
+            codes = list(pool.map(lambda row: run_to_its_end(row, stop), slices))
     return next(filter(None, codes), DONE)
 
 
-def keep_going(one: Slice, stop: threading.Event, restarts: int, adopt: bool) -> int:
+def run_to_its_end(row: RowSlice, stop: threading.Event) -> int:
     """Follow the state machine of one row to its end; the exit code."""
-    who, state, seen, attempts = label(one.job), State(ours=adopt), Seen(), 0
+    who, state, seen, attempts = label(row.job), SliceState(ours=row.options.adopt), Seen(), 0
     while state.action != "end":
         say(who, state.why)
         before, began, seen = seen.state, time.monotonic(), Seen()
         if not (time.sleep(state.after) if state.action == "delete" else stop.wait(state.after)):
             attempts += state.action == "start"
-            say(who, "" if state.action == "look" else f"{state.action}: {one.job.name} on {one.accelerator}")
+            say(who, "" if state.action == "look" else f"{state.action}: {row.job.name} on {row.accelerator}")
             try:
-                seen = _act(one, state.action, f"{int(time.time())}-{attempts}", stop)
+                seen = _act(row, state.action, f"{int(time.time())}-{attempts}", stop)
             except Exception as error:  # a fault of this program is no reason to leave a slice running
                 seen = Seen(FAILED, message=repr(error))
             say(who, seen.state if seen.state != before else "")
         seen = replace(seen, seconds=time.monotonic() - began, stopped=stop.is_set())
-        state = step(state, seen, restarts)
+        state = step(state, seen, row.options.restarts)
     say(who, f"{state.why or 'nothing is left of it'}; exit code {state.code}")
-    say(who, f"to delete it: {join(one.commands('delete', '')[0])}" if state.ours else "")
+    say(who, f"to delete it: {join(row.commands('delete', '')[0])}" if state.ours else "")
     return state.code
 
 
-def _act(one: Slice, action: str, attempt: str, stop: threading.Event) -> Seen:
-    commands = one.commands(action, attempt)
+def _act(row: RowSlice, action: str, attempt: str, stop: threading.Event) -> Seen:
+    commands = row.commands(action, attempt)
     if action in ("set up", "start"):
-        codes = (_stream(label(one.job), command, stop) for command in commands)
+        codes = (_stream(label(row.job), command, stop) for command in commands)
         return Seen(next(filter(None, codes), DONE))
-    seen = gcloud.run(commands[0])
+    seen = gcloud.call(commands[0])
     if seen.code and "NOT_FOUND" in seen.message:
         return Seen(state=ABSENT)
     if action == "delete":
-        say(label(one.job), seen.message)
+        say(label(row.job), seen.message)
     if action == "look" and not seen.code:
         state = json.loads(seen.message)["state"]
-        return Seen(
-            state=state["state"], message=state.get("failedData", {}).get("error", {}).get("message", "")
-        )
+        fault = state.get("failedData", {}).get("error", {}).get("message", "")
+        return Seen(state=state["state"], message=fault)
     return seen
 
 

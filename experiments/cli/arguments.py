@@ -41,7 +41,7 @@ def option(arguments: Sequence[str], flag: str, default: str) -> str:
 
 
 @NUMBERS.primitive_rule
-def _whole(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+def _whole_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if about.type is not int:
         return None
     return PrimitiveConstructorSpec(

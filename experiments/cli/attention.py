@@ -12,10 +12,10 @@ from lm.settings import SettingError
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
 
-ANSWER = 16  # longest answer that a decoder is watched writing [tokens]
+WATCHED = 16  # longest answer that a decoder is watched writing [tokens]
 WIDEST = 48.0  # picture [inches]
-KINDS = (".png", ".svg", ".pdf")  # of pictures
-LABELLED = 24  # longest text whose tokens are written beside the panels [tokens]
+PICTURES = (".png", ".svg", ".pdf")  # of pictures
+LONGEST_LABELLED = 24  # longest text whose tokens are written beside the panels [tokens]
 
 
 def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
@@ -31,14 +31,14 @@ def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("atte
 
     if not text.strip():
         raise SettingError("--text is empty: give a sentence to look at")
-    if out.suffix.lower() not in KINDS:
+    if out.suffix.lower() not in PICTURES:
         raise SettingError(
-            f"--out {out} should be a picture that ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}"
+            f"--out {out} should be a picture that ends in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
         )
     trained = open_run(run, stages_of(run), mixture)
     maps, ids = attention_maps(trained, trained.encode(text))
     labels = {side: [_label(trained.vocabulary, token) for token in tokens] for side, tokens in ids.items()}
-    draw(maps, labels, out)
+    draw_heads(maps, labels, out)
     sizes = (f"{len(layers)} layers of {layers.shape[1]} heads ({name})" for name, layers in maps.items())
     print(f"{out}: {', '.join(sizes)}")
 
@@ -50,7 +50,7 @@ def attention_maps(run: "Trained", ids: list[int]) -> tuple[dict[str, np.ndarray
     config = run.config
     batch, tokens = run.batch([ids]), {"encoder" if config.has_encoder else "decoder": ids}
     if config.has_encoder and config.has_decoder:
-        answer = np.asarray(greedy(run.model, batch, max_length=ANSWER))[0].tolist()
+        answer = np.asarray(greedy(run.model, batch, max_length=WATCHED))[0].tolist()
         end = answer.index(config.special.eos) if config.special.eos in answer else len(answer)
         tokens["decoder"] = [config.special.start, *answer[:end]]
         rows = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
@@ -58,14 +58,14 @@ def attention_maps(run: "Trained", ids: list[int]) -> tuple[dict[str, np.ndarray
     return {name: np.asarray(weights[:, 0]) for name, weights in run.model.attention(batch).items()}, tokens
 
 
-def draw(maps: dict[str, np.ndarray], labels: dict[str, list[str]], out: Path) -> None:
+def draw_heads(maps: dict[str, np.ndarray], labels: dict[str, list[str]], out: Path) -> None:
     """One picture of all layers [layers,N,T,S] and heads."""
     from matplotlib.figure import Figure  # without pyplot nothing looks for a display
 
     rows = [(name, layer, heads) for name, layers in maps.items() for layer, heads in enumerate(layers, 1)]
     longest = max(len(tokens) for tokens in labels.values())
     columns = max(len(heads) for _, _, heads in rows)
-    size = min(1.0 + 0.12 * min(longest, LABELLED), WIDEST / max(len(rows), columns))
+    size = min(1.0 + 0.12 * min(longest, LONGEST_LABELLED), WIDEST / max(len(rows), columns))
     figure = Figure(figsize=(size * columns + 0.8, size * len(rows) + 0.8), layout="constrained")
     panels = figure.subplots(len(rows), columns, squeeze=False)
     for line, (name, layer, heads) in zip(panels, rows, strict=True):
@@ -83,9 +83,9 @@ def draw(maps: dict[str, np.ndarray], labels: dict[str, list[str]], out: Path) -
 
 
 def _ticks(panel: Any, queries: list[str], keys: list[str]) -> None:
-    if len(queries) <= LABELLED:
+    if len(queries) <= LONGEST_LABELLED:
         panel.set_yticks(range(len(queries)), queries, fontsize=5)
-    if len(keys) <= LABELLED:
+    if len(keys) <= LONGEST_LABELLED:
         panel.set_xticks(range(len(keys)), keys, fontsize=5, rotation=90)
 
 

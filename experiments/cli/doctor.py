@@ -67,7 +67,7 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
             missing.add(task.source)
         metrics = ", ".join(f"({name})" if name in task.beside else name for name in task.metrics)
         how = f"by a head: {task.kind}" if isinstance(task, LabelledTask) else "in words"
-        counts = [_count(sizes, split) for split in (task.train, task.validation)]
+        counts = [_row_count(sizes, split) for split in (task.train, task.validation)]
         grid.add_row(task.name, how, task.column or "–", metrics, task.source, *counts)
     CONSOLE.print(grid)
     documentation = {name for name in missing if name.startswith("documentation/")}
@@ -79,7 +79,7 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
         CONSOLE.print(f"To prepare a data set: {command}", highlight=False)
 
 
-def _count(sizes: Mapping[str, int] | None, split: str | None) -> str:
+def _row_count(sizes: Mapping[str, int] | None, split: str | None) -> str:
     """The rows of a split, such as ``validation_matched+validation_mismatched``."""
     if sizes is None:
         return "not prepared"

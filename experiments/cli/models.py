@@ -42,9 +42,9 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
     rows = range(min(count, experiment.pretraining.batch_size))
     # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
     masks = "mask" in experiment.objective.inputs
-    vocabulary = Masked(data.vocabulary) if masks else data.vocabulary
+    vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
     batch = batches(0, slice(0, len(rows)))
-    _print(_parts(batch, row, vocabulary) for row in rows)
+    _print_examples(_parts(batch, row, vocabulary) for row in rows)
     for name in tuning.mixtures:
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
@@ -54,11 +54,11 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
             few = [examples[index] for index in range(min(count, len(examples)))]
             shape = {"architecture": architecture, "lengths": lengths, "batch_size": len(few)}
             for batch in eval_batches(few, **shape):
-                _print(_parts(batch, row, data.vocabulary) for row in range(len(few)))
+                _print_examples(_parts(batch, row, data.vocabulary) for row in range(len(few)))
     for task in map(find_labelled, tuning.heads):
         source = task.rows("train", cache, experiment.data.corrupt_records)
         UNBROKEN.print(f"[bold]{task.name}[/], {len(source):,} examples for a head, {_column(task.column)}")
-        _print(_labelled(task, source[index]) for index in range(min(count, len(source))))
+        _print_examples(_labelled(task, source[index]) for index in range(min(count, len(source))))
 
 
 def _column(name: str | None) -> str:
@@ -66,7 +66,7 @@ def _column(name: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskShown:
     """Decodes as ``vocabulary``, but for the mask, which is shown as [MASK]."""
 
     vocabulary: Vocabulary
@@ -76,7 +76,7 @@ class Masked:
         return self.vocabulary.decode(ids).replace(mask or MASK, MASK)
 
 
-def _print(rows: Iterable[Iterable[Part]]) -> None:
+def _print_examples(rows: Iterable[Iterable[Part]]) -> None:
     for parts in rows:
         for kind, note, text in parts:
             UNBROKEN.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(text)}")
@@ -92,7 +92,7 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
     yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
 
 
-def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | Masked") -> Iterator[Part]:
+def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | MaskShown") -> Iterator[Part]:
     """The inputs and targets of each example of a row, and what the encoder has to predict."""
     sides = [side for side in ("encoder", "decoder") if f"{side}_segment_ids" in batch]
     kinds = {"inputs": ("encoder", "encoder_input_tokens"), "targets": ("decoder", "decoder_target_tokens")}

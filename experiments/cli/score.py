@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
 
 KNOWN = {*TASKS, *LABELLED}
-AT_ONCE = 32  # that a model answers in a batch [rows]
+BATCH_ROWS = 32  # that a model answers in a batch [rows]
 LONGEST_ANSWER = 64  # to a task of no mixture [tokens]
 
 
@@ -82,7 +82,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
 
     width, prepared, lines = load_settings(folder).tuning.inputs_length, cache_of(folder), []
     opened = cache(lambda stage: open_run(folder, [stage]))
-    teams = [team_of(folder, name, mixture) for name in tasks_of(names)]
+    teams = [team_of(folder, name, mixture) for name in named_tasks(names)]
     references = [rows.of(task, prepared) for task, _ in teams]
     for (task, team), examples in zip(teams, references, strict=True):
         if isinstance(task, LabelledTask):
@@ -159,20 +159,20 @@ def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> l
     """Inputs as the run's model reads them, cut to ``width`` tokens, in batches of one shape."""
     config = run.config
     width += not config.has_encoder  # a decoder's begin with a token of its own
-    texts = [_cut(run.encode(text), width, config.special.eos) for text in inputs]
+    texts = [_shortened(run.encode(text), width, config.special.eos) for text in inputs]
     on_host = replace(run, put=lambda batch: batch)  # nothing goes to the devices yet
     batches = [
-        on_host.batch(texts[start : start + AT_ONCE], answer) for start in range(0, len(texts), AT_ONCE)
+        on_host.batch(texts[start : start + BATCH_ROWS], answer) for start in range(0, len(texts), BATCH_ROWS)
     ]
-    shape = (-(-AT_ONCE // run.devices) * run.devices, max(map(len, texts)))
-    return [{name: _padded(x, shape) for name, x in batch.items()} for batch in batches]
+    shape = (-(-BATCH_ROWS // run.devices) * run.devices, max(map(len, texts)))
+    return [{name: _pad_to(x, shape) for name, x in batch.items()} for batch in batches]
 
 
-def _padded(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def _pad_to(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     return np.pad(array, [(0, size - length) for size, length in zip(shape, array.shape, strict=True)])
 
 
-def _cut(ids: list[int], width: int, eos: int) -> list[int]:
+def _shortened(ids: list[int], width: int, eos: int) -> list[int]:
     """The first ``width`` of ``ids``, with their EOS if they have one."""
     if len(ids) <= width:
         return ids
@@ -226,7 +226,7 @@ def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, float]]]) -> N
     CONSOLE.print(grid)
 
 
-def tasks_of(names: Sequence[str]) -> list[str]:
+def named_tasks(names: Sequence[str]) -> list[str]:
     """The names of tasks, and of all that are in the mixtures among them."""
     tasks: list[str] = []
     for name in names:

@@ -55,7 +55,7 @@ class RowRun(NamedTuple):
         return sum(stage.training.steps for stage in stages(self.experiment))
 
 
-def run(arguments: Sequence[str]) -> None:
+def run_command(arguments: Sequence[str]) -> None:
     """Train, fine-tune and evaluate one row; any of its settings can be changed on the command line."""
     default = build(first_word(arguments), option(arguments, "--scale", "nano"))
 
@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> None:
     parse(run, "lm run", arguments)
 
 
-def sweep(arguments: Sequence[str]) -> None:
+def sweep_command(arguments: Sequence[str]) -> None:
     """Train and evaluate every row that matches and has not finished, then write the report."""
     default = build(find(first_word(arguments))[0].name, option(arguments, "--scale", "nano"))
 

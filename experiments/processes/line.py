@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import suppress
 
-LONGEST = 65536  # of what is read before a line ends: ours are shorter [bytes]
+LONGEST_LINE = 65536  # of what is read before a line ends: ours are shorter [bytes]
 
 
 class Line:
@@ -37,7 +37,7 @@ class Line:
         except OSError:
             data = b""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data or len(self._rest) > LONGEST:
+        if not data or len(self._rest) > LONGEST_LINE:
             return None
         self.heard = time.monotonic()
         try:

@@ -13,8 +13,8 @@ from experiments.processes.exit_codes import AGAIN, EXIT_CODES, Ended
 from experiments.processes.line import Line
 from experiments.processes.place import Place, is_loopback
 
-ANSWER = 1.0  # for a caller to say who it is, and to be answered [seconds]
-GRACE = 5.0  # for the first process to say who is missing, when the time is over [seconds]
+REPLY = 1.0  # for a caller to say who it is, and to be answered [seconds]
+LATE = 5.0  # for the first process to say who is missing, when the time is over [seconds]
 
 
 def proof() -> str:
@@ -91,9 +91,9 @@ class Meeting:
 
     def take_in(self, line: Line, missing: list[int]) -> None:
         """Hear who calls: a process that is ``missing``, one that is refused and told why, or a stranger."""
-        line.end.settimeout(ANSWER)
+        line.end.settimeout(REPLY)
         try:
-            index, count, host, shown = line.next(ANSWER)["hello"]
+            index, count, host, shown = line.next(REPLY)["hello"]
             caller, same = f"LM_PROCESS={int(index)} of {int(count)} on {host}", count == self.place.count
         except (ValueError, KeyError, TypeError):
             return
@@ -117,8 +117,8 @@ class Meeting:
             if time.monotonic() > end:
                 raise self._missing("0")
             with suppress(OSError):
-                line = Line(socket.create_connection((place.host, place.port), timeout=ANSWER))
-                line.end.settimeout(max(end - time.monotonic(), 0) + GRACE)
+                line = Line(socket.create_connection((place.host, place.port), timeout=REPLY))
+                line.end.settimeout(max(end - time.monotonic(), 0) + LATE)
                 line.send({"hello": [place.index, place.count, self.hosts[place.index], proof()]})
                 news = line.next()
             time.sleep(0.1)

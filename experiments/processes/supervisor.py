@@ -36,7 +36,7 @@ ABORTS = 3  # in a row, each within SOON: memory that is missing will be missing
 SOON = 3600.0  # after a start [seconds]
 LONGEST_PAUSE = 60.0  # before a restart; the first is a second, each twice the last [seconds]
 BEAT = 1.0  # between two signs of life, and for news that are on their way [seconds]
-GRACE = 5.0  # for a process to end by itself, where another failed [seconds]
+UNTIL_ITS_END = 5.0  # for a process to end by itself, where another failed [seconds]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LINE = "LM_LINE"  # in the environment of a trainer that is started again: its end of the line, of how many
 
@@ -110,15 +110,15 @@ def _lives(supervisor: "Supervisor", restarts: int, command: Sequence[str]) -> L
             break
         if turn < restarts:
             pause = min(2.0 ** min(turn, 6), LONGEST_PAUSE)
-            say(f"{message}; restart {turn + 1} of {restarts} in {pause:.0f} s")
+            print_line(f"{message}; restart {turn + 1} of {restarts} in {pause:.0f} s")
             if supervisor.signalled_within(pause):
                 sys.exit(AGAIN)
     if message:
-        say(message)
+        print_line(message)
     sys.exit(code)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line for the user; nothing where nobody reads any more."""
     with suppress(OSError):
         print(f"lm: {text}", file=sys.stderr, flush=True)
@@ -312,4 +312,4 @@ class Supervisor:
             raise Ended(AGAIN, f"{name} {why}; the others end too, to be started again together")
         if code in CAUSES or (code not in TOGETHER and self.verdict is None):
             ended = Ended(code, f"{name} ended with exit code {code}, and said why")
-            self.verdict = (time.monotonic() + GRACE, ended)
+            self.verdict = (time.monotonic() + UNTIL_ITS_END, ended)

@@ -85,7 +85,7 @@ def stage(tmp_path, monkeypatch, source):
     """The fakes, without any pause between two calls; the handlers of signals are put back afterwards."""
     monkeypatch.chdir(source)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(policy, "POLL", 0.0)
+    monkeypatch.setattr(policy, "LOOK_EVERY", 0.0)
     for module in (policy, local):
         monkeypatch.setattr(module, "pause", lambda failures, first: 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

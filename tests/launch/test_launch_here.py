@@ -81,7 +81,7 @@ def ends(file: Path) -> bool:
 
 
 def test_the_others_are_ended_when_one_process_has_failed(stage, monkeypatch):
-    monkeypatch.setattr(local, "GRACE", 0.2)
+    monkeypatch.setattr(local, "AFTER_FAILURE", 0.2)
     monkeypatch.setenv(
         "LM_DOES", f'{ORPHAN} "$0.$LM_PROCESS"; [ "$LM_PROCESS" = 0 ] && exit 1; sleep 60; sleep 60'
     )
@@ -183,7 +183,7 @@ def test_the_scripts_for_other_launchers_parse():
 def test_only_commands_that_start_rows_speak_of_what_is_handed_to_lm_run(command, capsys):
     with pytest.raises(SystemExit):
         dispatch([command, "--help"])
-    assert ("handed to lm run" in capsys.readouterr().out) == (command in ("tpu", "slurm", "local"))
+    assert ("passed to lm run" in capsys.readouterr().out) == (command in ("tpu", "slurm", "local"))
 
 
 @pytest.mark.parametrize("handed", [["--runs", "elsewhere"], ["--scale=nano"]])

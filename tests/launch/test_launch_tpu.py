@@ -16,7 +16,7 @@ import pytest
 from launch.__main__ import dispatch
 from launch.accelerators import resolve
 from launch.gcloud import deletion
-from launch.policy import ABSENT, FAILED, Seen, State, step
+from launch.policy import ABSENT, FAILED, Seen, SliceState, step
 from launch.processes import on_signals, show
 
 HERE = Path(__file__).parent
@@ -118,14 +118,14 @@ def test_a_fault_of_the_launcher_itself_deletes_the_slice(stage):
 
 
 def test_only_a_slice_of_ours_is_deleted():
-    assert step(State(), Seen(stopped=True), 3).action == "end"
-    assert step(State(ours=True), Seen(stopped=True), 3).action == "delete"
-    assert step(State(), Seen(state="ACTIVE"), 3).action == "end"
-    assert step(State(ours=True), Seen(state="ACTIVE"), 3).action == "set up"
+    assert step(SliceState(), Seen(stopped=True), 3).action == "end"
+    assert step(SliceState(ours=True), Seen(stopped=True), 3).action == "delete"
+    assert step(SliceState(), Seen(state="ACTIVE"), 3).action == "end"
+    assert step(SliceState(ours=True), Seen(state="ACTIVE"), 3).action == "set up"
 
 
 def test_a_slice_that_was_lost_or_an_attempt_that_lasted_forgives_earlier_failures():
-    tired = State("start", ours=True, there=True, ready=True, failures=3, code=1)
+    tired = SliceState("start", ours=True, there=True, ready=True, failures=3, code=1)
     assert step(tired, Seen(code=1), 3).failures == 4
     assert step(tired, Seen(code=1, seconds=3600.0), 3).failures == 1
     lost = step(tired.to("look"), Seen(state="SUSPENDED"), 3)
@@ -134,12 +134,12 @@ def test_a_slice_that_was_lost_or_an_attempt_that_lasted_forgives_earlier_failur
 
 @pytest.mark.parametrize("failures", [0, 3, 9])
 def test_a_deletion_is_tried_as_often_after_any_failures_and_is_no_failure_of_the_run(failures):
-    tired = State("delete", ours=True, failures=failures, then="ask")
+    tired = SliceState("delete", ours=True, failures=failures, then="ask")
     once = step(tired, Seen(code=1), 3)
     assert (once.action, once.failures) == ("delete", failures)
     gone = step(once, Seen(), 3)
     assert (gone.action, gone.failures) == ("ask", failures)
-    again = State("delete", ours=True, undeleted=gone.undeleted)
+    again = SliceState("delete", ours=True, undeleted=gone.undeleted)
     actions = [(again := step(again, Seen(code=1), 3)).action for _ in range(4)]
     assert actions == ["delete", "delete", "delete", "end"]
     assert again.ours and "NOT DELETED" in again.why
