@@ -64,7 +64,8 @@ class Encoded(Sequence[Example]):
 
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
-    corrupt, missing = experiment.data.corrupt_records, {}
+    corrupt = experiment.data.corrupt_records
+    missing: dict[str, int] = {}
     for name in experiment.tuning.mixtures:
         mixture(name)  # SettingError if it is none, read or not
     for stage in stages(experiment):

@@ -6,7 +6,7 @@ The step names the model, its loss and what is trained; the questions are what i
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -104,7 +104,7 @@ def text_spec(experiment: Experiment) -> StepSpec:
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     """The step of fine-tuning with a new head for a labelled task, and the model below it."""
     spec, layers = text_spec(experiment), experiment.tuning.layers
-    pool = "last" if spec.model.has_decoder else "first"
+    pool: Literal["first", "last"] = "last" if spec.model.has_decoder else "first"
     head = HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=layers)
     tune = body_frozen if layers == "mixed-frozen" else spec.tune
     return replace(spec, loss=labelled, module=Tuned, parts=(head,), tune=tune)

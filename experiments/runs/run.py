@@ -56,7 +56,8 @@ def run(
     home = home_of(folder, cache)
     title = os.path.relpath(folder.resolve(), home).replace("/", ".")
     session = Session(prepared, mesh, reporter, allow, title)
-    every, scores = stages(experiment, folder, home), {}
+    every = stages(experiment, folder, home)
+    scores: dict[str, dict] = {}
     for _, group in groupby(every, lambda stage: stage.group):
         models = list(group)
         fit(models, session)

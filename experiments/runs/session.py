@@ -3,7 +3,7 @@
 import fcntl
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -144,7 +144,7 @@ class ShownLog(Log):
         trains(True)
         self._reporter.began(compiling)
 
-    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         super().write(step, kind, values)
         if "loss" in values:
             self._reporter.advance(
