@@ -16,6 +16,7 @@ from experiments.cli import COMMANDS, HELP
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("lm/**/*.py"), *ROOT.glob("experiments/**/*.py"), *ROOT.glob("launch/**/*.py")])
 
+BELOW_CLI = "console study processes runs report plan"  # report and plan never import each other
 # A package may import itself and what is listed; lm.settings and lm.files are open to all.
 ALLOWED = {
     "lm.settings": set(),
@@ -39,11 +40,12 @@ ALLOWED = {
     "experiments.runs": {"lm", "experiments.study", "experiments.processes"},
     "experiments.report": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
-    "experiments.cli": {"lm", "experiments"},
+    "experiments.cli": {"lm", *(f"experiments.{below}" for below in BELOW_CLI.split())},
+    "experiments.__main__": {"lm", "experiments.cli", "experiments.processes"},
     "launch": set(),
 }
 FULLEST = 12  # files in a folder, __init__.py not counted
-FLOORS = 11  # modules in the longest chain of imports within experiments
+FLOORS = 6  # modules in the longest chain of imports within experiments
 LONGEST_FILE, LONGEST_FUNCTION = 510, 69  # lines
 WIDEST = 10  # parameters
 REPEATED = 109  # public names
