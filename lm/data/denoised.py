@@ -59,18 +59,18 @@ def denoise(
     """text [B,L], uniforms [B,draws,L] -> inputs and targets that fit in ``limits``, ending with EOS."""
     tokens, lengths = text
     eos = None if objective.separates else vocabulary.eos
-    visible = tokens
+    inside, visible = text.mask, tokens
     if objective.sentences == "permuted":
         visible, u = permute(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
     if objective.falls.infill:
         visible, keep = objective.falls.infill(objective, visible, lengths, u, vocabulary.mask)
-        return _gather(visible, keep, eos), _gather(tokens, text.mask, eos)
+        return _gather(visible, keep, eos), _gather(tokens, inside, eos)
     starts = vocabulary.word_starts[visible] if objective.falls.on_words else None
     noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
     visible, keep = INPUTS[objective.inputs].show(visible, noise, u[:, -1], vocabulary)
-    inputs = _gather(visible, keep & text.mask, eos if objective.has_inputs else None)
+    inputs = _gather(visible, keep & inside, eos if objective.has_inputs else None)
     predicted, keep = TARGETS[objective.targets].show(tokens, noise, u[:, -1], vocabulary)
-    return inputs, _gather(predicted, keep & text.mask, eos)
+    return inputs, _gather(predicted, keep & inside, eos)
 
 
 def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
