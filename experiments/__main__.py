@@ -21,7 +21,7 @@ from lm.train.stopping import end_in
 AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.
 
-usage: lm COMMAND [OPTIONS]        lm COMMAND --help tells more
+usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help
 
 {commands}
 
@@ -29,7 +29,7 @@ A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scal
 on one CPU core), mini (four to six), mini-real (mini, tuned on real benchmarks), base (the paper's setup).
 Start with:
 
-  lm list 't5/*'                              what there is
+  lm list 't5/*'                              rows of the T5 paper's tables
   lm diff t5/6-corruption-rate/50             what a row changes
   lm sweep t5/6-corruption-rate               train a table and print it beside the paper's
   lm run t5/1-baseline/baseline --model.d_ff 512 --pretraining.steps 200
@@ -57,9 +57,9 @@ def main() -> None:
         code = dispatch(sys.argv[1:])
     except SettingError as error:
         code = _bad(error)
-    except SystemExit as asked:
-        # of rich
-        code = EXIT_CODES["nobody reads"] if isinstance(asked.__context__, BrokenPipeError) else asked.code
+    except SystemExit as end:
+        unread = isinstance(end.__context__, BrokenPipeError)  # as rich turns it into an exit
+        code = EXIT_CODES["nobody reads"] if unread else end.code
     except MemoryError:
         print_line("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]
@@ -67,7 +67,7 @@ def main() -> None:
         unread = isinstance(error, BrokenPipeError) and _unread()
         code = EXIT_CODES["nobody reads" if unread else "failed"]
         if isinstance(error, OSError) and error.filename:  # a disk is full, a file may not be written
-            print_line(f"{error}. Mend that and give the same command again")
+            print_line(f"{error}. Fix that and run the same command again")
         elif not unread:
             traceback.print_exc()
     _unread()
@@ -86,12 +86,11 @@ def _unread() -> bool:
 
 
 def _stop(*_) -> None:
-    """On SIGTERM, but for training, which saves first, and for several processes, of which jax takes care.
+    """On SIGTERM, except while training, which saves first, and with several processes, where jax handles it.
 
-    What is raised inside of a callback gets lost, and some of what is to be left takes its time: hence the
-    timer.
+    The timer is there because an exception in a callback gets lost, and leaving may take its time.
     """
-    print_line("stopped by SIGTERM; to go on, give the same command again")
+    print_line("stopped (SIGTERM); run the same command to resume")
     end_in(AFTER_SIGNAL, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])
 
@@ -102,7 +101,7 @@ def _bad(error: SettingError) -> int:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code. Errors a user can mend are printed without a traceback."""
+    """Run one command; the exit code. Errors that a user can fix are printed without a traceback."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return EXIT_CODES["done"]
@@ -116,7 +115,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     except SettingError as error:
         return _bad(error)
     except KeyboardInterrupt:
-        print_line("interrupted; to go on, give the same command again")
+        print_line("interrupted; run the same command to resume")
         return EXIT_CODES["interrupted"]
     return EXIT_CODES["done"]
 

@@ -411,7 +411,7 @@ def test_a_full_disk_leaves_no_half_of_a_picture_and_is_an_error_of_one_line_tha
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=small, timeout=300)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if "matplotlib" not in line.lower()]
-    assert re.fullmatch(r"lm: .*File too large: '.*t5-6-corruption-rate\.png'\. Mend that .*", line)
+    assert re.fullmatch(r"lm: .*File too large: '.*t5-6-corruption-rate\.png'\. Fix that .*", line)
     assert not [*(tmp_path / "nano" / "reports" / "t5-6-corruption-rate").iterdir()]
 
 

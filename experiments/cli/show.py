@@ -1,4 +1,4 @@
-"""What the commands of ``lm`` print that only need settings and finished runs."""
+"""``lm list``, ``show``, ``diff`` and ``report``: what only needs settings and finished runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,14 +95,13 @@ def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
 def show_report(
     pattern: str = "t5/*", /, scale: str = "nano", runs: tuple[str, ...] = (str(RUNS),), watch: bool = False
 ) -> None:
-    """Write the tables of all finished runs beside the paper's: Markdown, a page for the browser, CSV and
-    pictures.
+    """Write the tables of all finished runs beside the paper's: Markdown, a web page, CSV and pictures.
 
     Args:
         pattern: shell-style pattern over rows and tables.
         scale: size of the study: nano, mini, mini-real or base.
         runs: one or more folders that hold runs, gs:// included; the report goes into the first.
-        watch: write it again whenever a run goes on, until interrupted.
+        watch: write it again whenever a run makes progress, until interrupted.
     """
     from experiments.report import report  # whose pictures and page need more than listing rows does
 

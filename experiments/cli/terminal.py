@@ -1,6 +1,4 @@
-"""Printing that does not fail: where a terminal lacks a sign it is shown another, and where nobody reads,
-nothing.
-"""
+"""Printing that does not fail where a terminal lacks a character, or where nobody reads any more."""
 
 import codecs
 import io
@@ -13,9 +11,7 @@ SPELT |= dict(zip("×▲▼–—·•⏎│─━╭╮╰╯‘’“”", "x^
 
 
 def speak_any_encoding() -> None:
-    """From now on what an encoding lacks, such as ASCII's, is printed as SPELT has it, or as a question
-    mark.
-    """
+    """From now on characters that an encoding lacks are printed as SPELT has them, or as question marks."""
     codecs.register_error("spelt", _spell)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="spelt")
@@ -26,11 +22,9 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
 
 
 def outlive_the_reader() -> None:
-    """From now on printing goes on into nothing where its reader, such as `head`, is gone, which is said
-    once.
+    """From now on a missing reader, such as `head` that has ended, is reported once and otherwise ignored.
 
-    For what trains: hours of work are not to end with a pipe, and all that is printed stands in the run's
-    files too.
+    For training: hours of work must not end with a pipe, and what is printed is in the run's files too.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
@@ -47,8 +41,5 @@ class _Outlet(io.FileIO):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             with suppress(OSError):
-                os.write(
-                    2,
-                    b"lm: nobody reads any more what is printed; the work goes on, and its files tell all\n",
-                )
+                os.write(2, b"lm: nobody reads any more what is printed; training continues\n")
             return len(data)
