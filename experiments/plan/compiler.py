@@ -43,9 +43,7 @@ MADE_WHOLE = "Involuntary full rematerialization"
 def check_compiler() -> None:
     """SettingError if nothing here compiles for TPUs."""
     if importlib.util.find_spec("libtpu") is None:
-        raise SettingError(
-            "lm plan compiles with libtpu, which is not installed: pip install 'lm-study[tpu]'"
-        )
+        raise SettingError("lm plan needs libtpu, which is not installed: pip install 'lm-study[tpu]'")
 
 
 def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
@@ -94,14 +92,12 @@ def compile_step(step: PlannedStep, folder: Path, say: Callable[[str], None]) ->
         return Compiled(**json.loads(path.read_text()))
     # The worker puts its answer in the place of the request.
     request, log = path.with_suffix(f".{os.getpid()}"), path.with_suffix(".log")
-    request.write_text(
-        json.dumps([to_json(step.experiment), step.batch, step.slices.name, step.slices.count])
-    )
+    slices = step.slices
+    request.write_text(json.dumps([to_json(step.experiment), step.batch, slices.name, slices.count]))
     command = [sys.executable, "-m", WORKER, str(request)]
+    environment = os.environ | SETUP
     with log.open("w") as errors:
-        worker = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | SETUP
-        )
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     with worker:
         for line in worker.stdout or ():
             say(line.strip())

@@ -118,9 +118,7 @@ def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:
     """Each program once, as many at a time as there are processors: compiling mostly uses one thread."""
     keys = [program_key(plan.step) for plan in plans]
     first = dict(zip(reversed(keys), reversed(plans), strict=True))
-    CONSOLE.print(
-        f"programs: {len(first)}; each takes a minute or more to compile, and no time if it is cached"
-    )
+    CONSOLE.print(f"programs: {len(first)}; each takes a minute or more to compile, unless it is cached")
     with ThreadPoolExecutor(min(os.cpu_count() or 1, PROGRAMS_AT_ONCE)) as pool:
         try:
             compiled = pool.map(lambda plan: plan.compile(folder), first.values())

@@ -89,9 +89,7 @@ class Slice:
 def find_slice(name: str, count: int = 1) -> Slice:
     """The slice called "v5e:4x4", ``count`` times; SettingError with the nearest one if there is none."""
     if count < 1:
-        raise SettingError(
-            f"mesh.slice={count} should say how many slices there are: --topology is one of them"
-        )
+        raise SettingError(f"mesh.slice={count} should say how many slices there are; --topology is one")
     generation, _, sides = name.partition(":")
     if generation not in CHIPS:
         raise SettingError(f"--topology {name}: a TPU {generation!r} is unknown{nearest(generation, CHIPS)}")

@@ -31,9 +31,9 @@ from lm.train.step import build
 
 def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Compiled:
     """The step of pre-training, compiled in this process."""
-    options: dict[str, Any] = dict(slices.chip.options) | (
-        {"num_slices": slices.count} if slices.count > 1 else {}
-    )
+    options: dict[str, Any] = dict(slices.chip.options)
+    if slices.count > 1:
+        options["num_slices"] = slices.count
     if max(slices.shape) == 1:
         options["chips_per_host_bounds"] = [1, 1, 1]
     devices = topologies.get_topology_desc(platform="tpu", topology_name=slices.name, **options).devices

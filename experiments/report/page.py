@@ -98,11 +98,10 @@ def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
     left, right, low, high = min(steps), max(steps), min(values), max(values)
     # The area of the lines is 180 wide and 90 high, and its lower left corner is at (45, 100).
     wide, tall = 180 / max(right - left, 1e-9), 90 / max(high - low, 1e-9)
-    points = [
-        " ".join(f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line)
-        for line in lines
-    ]
-    drawn = "".join(f'<polyline points="{line}"/>' for line in points)
+    points = (
+        [f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line] for line in lines
+    )
+    drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in points)
     words = [(2, 14, f"{high:.4g}"), (2, 100, f"{low:.4g}"), (45, 115, f"{left:,}"), (190, 115, f"{right:,}")]
     texts = "".join(f'<text x="{x}" y="{y}">{text}</text>' for x, y, text in words)
     label = escape(name)

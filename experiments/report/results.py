@@ -138,13 +138,8 @@ def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any
     vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels)
     if kind == "unigram":
         tasks = experiment.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
-        vocabulary = (
-            corpus or data.corpus,
-            data.vocabulary_size,
-            data.sentinels,
-            data.corrupt_records,
-            tasks,
-        )
+        texts = (corpus or data.corpus, data.corrupt_records, tasks)
+        vocabulary = (*texts, data.vocabulary_size, data.sentinels)
     folders = run.phase_folders()
     for stage in run.phases:
         if stage not in folders:
