@@ -52,7 +52,10 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
             return replace(counts, over=needed)
         return replace(counts, failed=f"the compiler gave up: {str(error).splitlines()[0][:200]}")
     print(f"compiled in {perf_counter() - began:.0f} s", flush=True)
-    memory, program = compiled.memory_analysis(), read_program(compiled.as_text(), steps.mesh.shape)
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    if memory is None or text is None:
+        return replace(counts, failed="the compiler does not describe what it compiled")
+    program = read_program(text, steps.mesh.shape)
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     gathers = unexpected_gathers(program, shapes.values(), steps.mesh.shape)
     return replace(
