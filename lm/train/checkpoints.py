@@ -55,9 +55,7 @@ class Checkpoints:
         _silence_orbax()
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._saving: tuple[int, Future[Exception | None]] | None = (
-            None  # step, and the error in this process
-        )
+        self._saving: tuple[int, Future[Exception | None]] | None = None  # its step and this process's error
         self._failed: SaveError | None = None  # of the last save, which the next one makes good
 
     def __enter__(self) -> "Checkpoints":
@@ -190,24 +188,21 @@ class Checkpoints:
         """
         folder = manifest.steps(self.folder).get(step, self.folder / str(step))
         saved = manifest.read_manifest(folder, step)["arrays"]
-        new = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
-        like = {name: leaf for name, leaf in like.items() if name not in new}
+        missing = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
+        like = {name: leaf for name, leaf in like.items() if name not in missing}
         shapes = {name: _shape(leaf) for name, leaf in like.items()}
         others = {name for name in saved if complete and not name.startswith(GUARD)}
-        wrong = [
-            f"\n  {name}: saved {saved.get(name)}, needed {shapes.get(name)}"
-            for name in sorted(shapes.keys() | others)
-            if saved.get(name) != shapes.get(name)
-        ]
+        pairs = {name: (saved.get(name), shapes.get(name)) for name in sorted(shapes.keys() | others)}
+        wrong = [f"\n  {name}: saved {old}, needed {new}" for name, (old, new) in pairs.items() if old != new]
         if wrong:
             raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
         arguments = ocp.checkpoint_utils.construct_restore_args(like)
         how = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
-        zeros = {
-            name: jax.jit(partial(jnp.zeros, leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
-            for name, leaf in new.items()
-        }
-        return self._orbax.restore(folder, args=how) | zeros
+        arrays = self._orbax.restore(folder, args=how)
+        for name, leaf in missing.items():
+            zeros = partial(jnp.zeros, leaf.shape, leaf.dtype)
+            arrays[name] = jax.jit(zeros, out_shardings=leaf.sharding)()
+        return arrays
 
     def _settle(self, stops: bool) -> None:
         """Wait for the last save; if it failed, raise where that ``stops``, else warn; all alike."""

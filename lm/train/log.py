@@ -61,14 +61,9 @@ class Log:
         if not self._writes:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._life: dict[str, Any] = {
-            "status": "running",
-            "started": now(),
-            "ended": None,
-            "host": platform.node(),
-        }
-        self._life |= {"pid": os.getpid(), "commit": _commit(), "from_step": None, "evaluating": None}
-        self._life |= {"restart": os.environ.get(RESTART)}
+        life: dict[str, Any] = {"status": "running", "started": now(), "ended": None, "host": platform.node()}
+        life |= {"pid": os.getpid(), "commit": _commit(), "from_step": None, "evaluating": None}
+        self._life = life | {"restart": os.environ.get(RESTART)}
         self._run: dict[str, Any] = {
             "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
             "python": platform.python_version(),
@@ -108,8 +103,9 @@ class Log:
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Write one line of numbers after ``step`` updates; ``kind``: "train", "eval" or another."""
-        if self._file is None or self._tracker is None:
+        if not self._writes:
             return
+        assert self._file is not None and self._tracker is not None, "start comes first"
         values = {name: value for name, value in values.items() if value is not None}
         if not self._path.exists():  # what is written into a file that has no name any more is lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
@@ -117,9 +113,7 @@ class Log:
             line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
             self._file.write(line)
             self._file.flush()
-        if (
-            kind != "train"
-        ):  # a mounted bucket stores a file when it is closed, and scores are read from there
+        if kind != "train":  # scores are read from the file, which a mounted bucket stores when it is closed
             self._close()
             self._file = self._path.open("a")
         numbers = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}

@@ -222,9 +222,6 @@ def _bad_batch_saved(run: Run) -> Iterator[None]:
         with suppress(CheckpointError):
             run.checkpoints.wait()
         newest = max((step for step in run.checkpoints.steps() if step < error.step), default=None)
-        error.add(
-            "nothing was saved yet"
-            if newest is None
-            else f"the checkpoint of step {newest} is from before it"
-        )
+        before = f"the checkpoint of step {newest} is from before it"
+        error.add("nothing was saved yet" if newest is None else before)
         raise

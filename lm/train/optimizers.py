@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from lm.nn.composed import BODY
 from lm.nn.config import ModelConfig
 from lm.train.config import OptimizerConfig
 
+Optimizer: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # what the optimiser asks for, by parameter
 Tune = Callable[[Updates, jax.Array], Updates]  # also takes the state's step
 
@@ -33,7 +35,7 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     return config.learning_rate * course * ramp
 
 
-def optimizer(config: OptimizerConfig, axes: Mapping[str, tuple[str, ...]]) -> optax.GradientTransformation:
+def optimizer(config: OptimizerConfig, axes: Mapping[str, tuple[str, ...]]) -> Optimizer:
     """The optimiser of parameters ``{name: array}`` with these axes (``lm.sharding.axes``).
 
     It gives directions: the new parameters are the old ones minus ``learning_rate`` times these.
@@ -46,9 +48,7 @@ def optimizer(config: OptimizerConfig, axes: Mapping[str, tuple[str, ...]]) -> o
     return optax.chain(*clip, per_layer(direction, stacked), *decay)
 
 
-def per_layer(
-    transform: optax.GradientTransformation, stacked: Collection[str]
-) -> optax.GradientTransformation:
+def per_layer(transform: Optimizer, stacked: Collection[str]) -> Optimizer:
     """``transform`` as if each layer of the ``stacked`` parameters were a parameter by itself.
 
     Adafactor's factors, clipping and scale are of one matrix: a stack seen as one array would mix its layers.
@@ -61,10 +61,8 @@ def per_layer(
         return by_depth
 
     def init(params):
-        return {
-            str(depth): (jax.vmap(transform.init) if depth else transform.init)(group)
-            for depth, group in groups(params).items()
-        }
+        inits = {depth: jax.vmap(transform.init) if depth else transform.init for depth in groups(params)}
+        return {str(depth): inits[depth](group) for depth, group in groups(params).items()}
 
     def update(updates, state, params):
         groups_of_params, new_state = groups(params), {}
@@ -95,9 +93,7 @@ def every_parameter(updates: Updates, step: jax.Array) -> Updates:
 
 def body_frozen(updates: Updates, step: jax.Array) -> Updates:
     """Only what is new is trained, and the body does not decay either."""
-    return {
-        name: jnp.zeros_like(value) if name.startswith(BODY) else value for name, value in updates.items()
-    }
+    return {name: jnp.zeros_like(x) if name.startswith(BODY) else x for name, x in updates.items()}
 
 
 def adapters_only(updates: Updates, step: jax.Array) -> Updates:
@@ -130,11 +126,8 @@ class GradualUnfreezing:
     def __call__(self, updates: Updates, step: jax.Array) -> Updates:
         model = self.model
         layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-        depths = {
-            side: 1 if model.shared_layers else depth
-            for side, depth in layers.items()
-            if getattr(model, f"has_{side}")
-        }
+        sides = [side for side in layers if getattr(model, f"has_{side}")]
+        depths = {side: 1 if model.shared_layers else layers[side] for side in sides}
         episodes = max(depths.values())
         unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
@@ -148,6 +141,4 @@ class GradualUnfreezing:
                 return depths[module]
             return np.arange(depths[module], 0, -1).reshape(-1, *[1] * (ndim - 1))
 
-        return {
-            name: jnp.where(unfrozen >= needed(name, value.ndim), value, 0) for name, value in updates.items()
-        }
+        return {name: jnp.where(unfrozen >= needed(name, x.ndim), x, 0) for name, x in updates.items()}

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from lm import sharding
 from lm.train.config import EVERY_UPDATE, GuardConfig
+from lm.train.optimizers import Optimizer
 
 WINDOW = 128  # losses of the last updates, which say what is usual [steps]
 LEAST = 0.1  # smaller deviations count as this: losses near zero jump by factors all the time [nats/token]
@@ -33,9 +34,7 @@ class State:
     step: jax.Array  # int32 []: updates done
     params: dict[str, jax.Array]  # by dotted name
     opt_state: optax.OptState
-    structure: tuple[
-        Any, tuple[str, ...]
-    ]  # the model's tree definition, and the names of its leaves in order
+    structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and its leaves' names in order
     guard: Guard | None = None  # what decides which updates are skipped
 
     @property
@@ -45,12 +44,7 @@ class State:
         return jax.tree.unflatten(definition, [self.params[name] for name in names])
 
 
-def create(
-    make: MakeModel,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    guard: GuardConfig = EVERY_UPDATE,
-) -> State:
+def create(make: MakeModel, optimizer: Optimizer, key: jax.Array, guard: GuardConfig = EVERY_UPDATE) -> State:
     """The state before the first step."""
     model = make(key)
     params = sharding.named(model)
@@ -58,22 +52,18 @@ def create(
     return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), structure, new_guard(guard))
 
 
-def abstract(
-    make: MakeModel, optimizer: optax.GradientTransformation, mesh: Mesh, guard: GuardConfig = EVERY_UPDATE
-) -> State:
+def abstract(make: MakeModel, optimizer: Optimizer, mesh: Mesh, guard: GuardConfig = EVERY_UPDATE) -> State:
     """Shapes, dtypes and shardings of the state that ``create`` makes; nothing is computed."""
     state = jax.eval_shape(partial(create, make, optimizer, guard=guard), jax.random.key(0))
     params, everywhere = sharding.parameters(state.model, mesh), sharding.replicated(mesh)
-    places = replace(
-        state,
-        step=everywhere,
-        params=params,
-        opt_state=sharding.like_parameters(optimizer.init, state.model, params),
-        guard=jax.tree.map(lambda _: everywhere, state.guard),
-    )
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places
-    )
+    memory = sharding.like_parameters(optimizer.init, state.model, params)
+    guard_places = jax.tree.map(lambda _: everywhere, state.guard)
+    places = replace(state, step=everywhere, params=params, opt_state=memory, guard=guard_places)
+
+    def placed(leaf: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    return jax.tree.map(placed, state, places)
 
 
 def shardings(state: State) -> State:

@@ -127,16 +127,12 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
             sums = spec.loss(state.model, batch, None, LossConfig(z_loss=0.0))[1]
         return {name: value for name, value in sums.items() if name != "z_loss"}
 
+    inputs = (places, rows, everywhere)
     return Steps(
         mesh,
         abstract,
         compiled(create, in_shardings=everywhere, out_shardings=places),
-        compiled(
-            train,
-            in_shardings=(places, rows, everywhere),
-            out_shardings=(places, everywhere),
-            donate_argnums=0,
-        ),
+        compiled(train, in_shardings=inputs, out_shardings=(places, everywhere), donate_argnums=0),
         compiled(evaluate, in_shardings=(places, rows), out_shardings=everywhere),
     )
 
@@ -160,11 +156,8 @@ def _skip_bad_update(
     """``after``, or ``before`` with the next step's number if the update is skipped; and how many were."""
     assert before.guard is not None
     good, guard = states.judge(config, before.guard, metrics["loss"], metrics["grad_norm"])
-    params, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(good, new, old),
-        (after.params, after.opt_state),
-        (before.params, before.opt_state),
-    )
+    choose = partial(jax.tree.map, lambda new, old: jnp.where(good, new, old))
+    params, opt_state = choose(after.params, before.params), choose(after.opt_state, before.opt_state)
     counts = {"left_out": 1.0 - good, "left_out_in_a_row": guard["in_a_row"].astype(jnp.float32)}
     return replace(after, params=params, opt_state=opt_state, guard=guard), metrics | counts
 

@@ -29,9 +29,8 @@ class Interrupted(KeyboardInterrupt):
     """A signal asked to stop; the state after ``step`` is saved and training resumes from it."""
 
     def __init__(self, name: str, step: int):
-        super().__init__(
-            f"{name}: stopped after step {step}, which is saved" if step else f"{name}: nothing was begun"
-        )
+        what = f"stopped after step {step}, which is saved" if step else "nothing was begun"
+        super().__init__(f"{name}: {what}")
         self.signal, self.step = name, step
 
 
@@ -125,9 +124,8 @@ class Stopping:
             message += f"; the stacks of all threads are in {self.stacks}"
         except OSError as error:
             message += f"; {self.stacks} cannot be written: {error.strerror}"
-        print(
-            f"lm: {message}; ended, to be restarted from the newest checkpoint", file=sys.stderr, flush=True
-        )
+        message += "; ended, to be restarted from the newest checkpoint"
+        print(f"lm: {message}", file=sys.stderr, flush=True)
         os._exit(STUCK)
 
 

@@ -38,12 +38,10 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         return 2 * side.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
 
     def mlp(side):
-        return side.d_model * (
-            side.d_ff * (3 if side.mlp.startswith("gated") else 2) + 2 * side.adapter_width
-        )
+        matrices = 3 if side.mlp.startswith("gated") else 2
+        return side.d_model * (side.d_ff * matrices + 2 * side.adapter_width)
 
     encoder = config.encoder_side
-
     words = 0 if config.logits == "none" else config.vocab_size
     products = (targets if config.has_decoder else inputs) * config.embed_width * words
     if config.has_decoder:
