@@ -54,7 +54,7 @@ def main() -> None:
         choose_platform()
         if line is not None:
             report = join_others(line)
-        code = dispatch(sys.argv[1:])
+        code: int | str | None = dispatch(sys.argv[1:])
     except SettingError as error:
         code = _bad(error)
     except SystemExit as end:
@@ -72,7 +72,7 @@ def main() -> None:
             traceback.print_exc()
     _unread()
     if report is not None:
-        report(code or EXIT_CODES["done"])
+        report(code if isinstance(code, int) else EXIT_CODES["failed" if code else "done"])
     sys.exit(code)
 
 

@@ -1,6 +1,7 @@
 """The command ``lm-launch``: starts ``lm run NAME ...`` on Cloud TPU, on Slurm or on this machine."""
 
 import argparse
+import io
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +16,8 @@ from launch.processes import show
 
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with its exit code."""
-    sys.stdout.reconfigure(errors="replace")  # a run may write what the terminal cannot show
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a run may write what the terminal cannot show
     sys.exit(dispatch(sys.argv[1:]))
 
 

@@ -29,12 +29,22 @@ class Child(subprocess.Popen):
     """A process in a session of its own: the terminal's Ctrl-C does not reach it, only what is sent to it."""
 
     def __init__(self, arguments: Sequence[str], who: str, environment: Mapping[str, str]):
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         super().__init__(
-            arguments, env=environment, start_new_session=True, text=True, errors="replace", **pipes
+            arguments,
+            env=environment,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
-        self.reader = threading.Thread(target=lambda: [say(who, line) for line in self.stdout], daemon=True)
+        self.reader = threading.Thread(target=self._show, args=[who], daemon=True)
         self.reader.start()
+
+    def _show(self, who: str) -> None:
+        for line in self.stdout or ():
+            say(who, line)
 
     def send_group(self, number: int) -> None:
         """Send a signal to the process and all that it has started."""

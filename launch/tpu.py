@@ -81,7 +81,7 @@ class RowSlice:
 
 def pack(source: Path, target: Path) -> None:
     """Write what git tracks or does not ignore in ``source``, as it is now, to the file ``target``."""
-    command = ["git", "-C", source, "ls-files", "-zco", "--exclude-standard"]
+    command = ["git", "-C", str(source), "ls-files", "-zco", "--exclude-standard"]
     names = set(subprocess.run(command, capture_output=True).stdout.decode().split("\0"))
     if missing := {"pyproject.toml", "constraints.txt", "launch/worker.sh"} - names:
         fault = f"should be a git checkout of the project; it has no {min(missing)}"
@@ -112,7 +112,12 @@ def run_slices(jobs: Sequence[Job], options: Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="lm-launch-") as folder:
         packed = Path(folder, PACKED)
         pack(options.source, packed)
-        on_signals(lambda _: (stop.set(), say("launch", "deleting every slice; please wait")))
+
+        def delete_all(_: int) -> None:
+            stop.set()
+            say("launch", "deleting every slice; please wait")
+
+        on_signals(delete_all)
         slices = [RowSlice(job, *kind, str(packed), options) for job in jobs]
         with ThreadPoolExecutor(options.at_once) as pool:
             codes = list(pool.map(lambda row: run_to_its_end(row, stop), slices))
@@ -125,7 +130,9 @@ def run_to_its_end(row: RowSlice, stop: threading.Event) -> int:
     while state.action != "end":
         say(who, state.why)
         before, began, seen = seen.state, time.monotonic(), Seen()
-        if not (time.sleep(state.after) if state.action == "delete" else stop.wait(state.after)):
+        if state.action == "delete":
+            time.sleep(state.after)
+        if state.action == "delete" or not stop.wait(state.after):
             attempts += state.action == "start"
             say(who, "" if state.action == "look" else f"{state.action}: {row.job.name} on {row.accelerator}")
             try:

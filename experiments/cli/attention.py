@@ -52,7 +52,8 @@ def attention_maps(run: "Trained", ids: list[int]) -> tuple[dict[str, np.ndarray
     if config.has_encoder and config.has_decoder:
         answer = np.asarray(greedy(run.model, batch, max_length=WATCHED))[0].tolist()
         end = answer.index(config.special.eos) if config.special.eos in answer else len(answer)
-        tokens["decoder"] = [config.special.start, *answer[:end]]
+        start = [] if config.special.start is None else [config.special.start]
+        tokens["decoder"] = start + answer[:end]
         rows = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
         batch |= run.put({"decoder_input_tokens": rows})
     return {name: np.asarray(weights[:, 0]) for name, weights in run.model.attention(batch).items()}, tokens

@@ -52,13 +52,14 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
             examples = Encoded(task, source, data.vocabulary)
             UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
             few = [examples[index] for index in range(min(count, len(examples)))]
-            shape = {"architecture": architecture, "lengths": lengths, "batch_size": len(few)}
-            for batch in eval_batches(few, **shape):
+            size = len(few)
+            for batch in eval_batches(few, architecture=architecture, lengths=lengths, batch_size=size):
                 _print_examples(_parts(batch, row, data.vocabulary) for row in range(len(few)))
-    for task in map(find_labelled, tuning.heads):
-        source = task.rows("train", cache, experiment.data.corrupt_records)
-        UNBROKEN.print(f"[bold]{task.name}[/], {len(source):,} examples for a head, {_column(task.column)}")
-        _print_examples(_labelled(task, source[index]) for index in range(min(count, len(source))))
+    for labelled in map(find_labelled, tuning.heads):
+        source = labelled.rows("train", cache, experiment.data.corrupt_records)
+        note = f"examples for a head, {_column(labelled.column)}"
+        UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
+        _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))
 
 
 def _column(name: str | None) -> str:

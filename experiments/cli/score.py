@@ -101,7 +101,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     CONSOLE.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{rows.split}", highlight=False)
 
 
-def team_of(folder: Path, name: str, wanted: str) -> tuple[Scored, list[Stage]]:
+def team_of(folder: Path, name: str, wanted: str) -> tuple[Task | LabelledTask, list[Stage]]:
     """A task as the run in ``folder`` answers it, in words or by a head, and the stages that answer together.
 
     That is ``wanted``, else the first that was tuned for the task, else pre-training, with all its members.
@@ -160,7 +160,7 @@ def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> l
     config = run.config
     width += not config.has_encoder  # a decoder's begin with a token of its own
     texts = [_shortened(run.encode(text), width, config.special.eos) for text in inputs]
-    on_host = replace(run, put=lambda batch: batch)  # nothing goes to the devices yet
+    on_host = replace(run, put=_on_host)  # nothing goes to the devices yet
     batches = [
         on_host.batch(texts[start : start + BATCH_ROWS], answer) for start in range(0, len(texts), BATCH_ROWS)
     ]
@@ -168,15 +168,19 @@ def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> l
     return [{name: _pad_to(x, shape) for name, x in batch.items()} for batch in batches]
 
 
-def _pad_to(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def _on_host(batch: Any) -> Any:
+    return batch
+
+
+def _pad_to(array: Any, shape: tuple[int, int]) -> np.ndarray:
     return np.pad(array, [(0, size - length) for size, length in zip(shape, array.shape, strict=True)])
 
 
-def _shortened(ids: list[int], width: int, eos: int) -> list[int]:
+def _shortened(ids: list[int], width: int, eos: int | None) -> list[int]:
     """The first ``width`` of ``ids``, with their EOS if they have one."""
     if len(ids) <= width:
         return ids
-    return [*ids[: width - 1], eos] if ids[-1] == eos else ids[:width]
+    return [*ids[: width - 1], ids[-1]] if ids[-1] == eos else ids[:width]
 
 
 def warn_of_other_rows(task: Scored, split: str, stage: Stage, prepared: Path) -> None:

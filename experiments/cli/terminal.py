@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 SPELT = {"→": "->", "±": "+-", "τ": "tau", "…": "..."}
 SPELT |= dict(zip("×▲▼–—·•⏎│─━╭╮╰╯‘’“”", "x^v---*/|--++++''\"\"", strict=True))
@@ -14,10 +15,13 @@ def speak_any_encoding() -> None:
     """From now on characters that an encoding lacks are printed as SPELT has them, or as question marks."""
     codecs.register_error("spelt", _spell)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="spelt")
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="spelt")
 
 
 def _spell(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
     return "".join(SPELT.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
 
@@ -35,7 +39,7 @@ def outlive_the_reader() -> None:
 
 
 class _Outlet(io.FileIO):
-    def write(self, data) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:

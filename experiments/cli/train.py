@@ -226,6 +226,8 @@ def _saved(trace: str, folder: Path) -> str:
 def summary(folder: Path) -> str:
     """The scores of a finished run, in a line."""
     result = read_result(folder)
+    if result is None:
+        return "not finished"
     scores = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
     if scores:
         return scores

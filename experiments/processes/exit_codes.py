@@ -16,7 +16,7 @@ EXIT_CODES = {
 }
 AGAIN = EXIT_CODES["start again"]
 
-OUT_OF_MEMORY = {
+OUT_OF_MEMORY: dict[int, str] = {
     signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, "
     "or make batch_size / microbatches smaller",
     signal.SIGKILL: "as by Linux where memory runs out",

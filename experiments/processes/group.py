@@ -12,7 +12,7 @@ from typing import Any
 from experiments.processes.line import Line
 from lm.settings import SettingError
 
-_tell: Callable[[dict], None] = dict  # the supervisor of this process, if it is one of several
+_supervisor: Line | None = None  # of this process, if it is one of several
 
 
 def cache_compiled(cache: Path) -> None:
@@ -30,13 +30,13 @@ def cache_compiled(cache: Path) -> None:
 
 def join_others(line: Line) -> Callable[[int], None]:
     """Become one of several processes, as the supervisor says; what to call with the exit code in the end."""
-    global _tell
+    global _supervisor
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until jax has it save a step with the others
     import jax  # meanwhile the others come
 
     others = line.need()
     line.end_with_it()
-    _tell = line.send
+    _supervisor = line
     if os.environ.get("LM_COORDINATOR", "auto") != "auto":  # else jax finds out which GPUs are a Slurm task's
         others["cluster_detection_method"] = "deactivate"
     jax.distributed.initialize(**others)
@@ -52,7 +52,8 @@ def join_others(line: Line) -> Callable[[int], None]:
 
 def trains(unsaved: bool) -> None:
     """Whether a signal should wait for a checkpoint; otherwise the supervisors end all processes at once."""
-    _tell({"trains": unsaved})
+    if _supervisor is not None:
+        _supervisor.send({"trains": unsaved})
 
 
 def agreed(find: Callable[[], Any]) -> Any:

@@ -17,7 +17,8 @@ class Line:
 
     def __init__(self, end: socket.socket):
         self.end, self.heard = end, time.monotonic()
-        self._values, self._rest = [], b""  # what came behind the last value of `next`, and behind that
+        self._values: list[dict] = []  # what came behind the last value of `next`
+        self._rest = b""  # what came behind the last end of a line
 
     def fileno(self) -> int:
         return self.end.fileno()
@@ -50,12 +51,17 @@ class Line:
         end = time.monotonic() + within
         while (values := self.receive()) == [] and time.monotonic() < end:
             pass
-        value, *self._values = values or [None]
+        if not values:
+            return None
+        value, *self._values = values
         return value
 
     def need(self) -> dict:
         """The next value; where there is none this process ends, with those that it started."""
-        return self.next() or os.killpg(0, signal.SIGKILL)
+        value = self.next()
+        if not value:
+            os.killpg(0, signal.SIGKILL)
+        return value or {}
 
     def end_with_it(self) -> None:
         """From now on this process ends when the other end of the line does."""

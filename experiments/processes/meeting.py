@@ -30,7 +30,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     with suppress(OSError):
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not ip_address(address[0].partition("%")[0]).is_loopback or is_loopback(host):
+        if not ip_address(str(address[0]).partition("%")[0]).is_loopback or is_loopback(host):
             return socket.create_server(address[:2], family=family, backlog=9999)
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -93,7 +93,7 @@ class Meeting:
         """Hear who calls: a process that is ``missing``, one that is refused and told why, or a stranger."""
         line.end.settimeout(REPLY)
         try:
-            index, count, host, shown = line.next(REPLY)["hello"]
+            index, count, host, shown = (line.next(REPLY) or {})["hello"]
             caller, same = f"LM_PROCESS={int(index)} of {int(count)} on {host}", count == self.place.count
         except (ValueError, KeyError, TypeError):
             return

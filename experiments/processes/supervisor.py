@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES, Ended, killed_by
 from experiments.processes.line import Line
@@ -50,8 +51,8 @@ def supervise(arguments: Sequence[str]) -> Line | None:
     restarts, others = _restarts(arguments)
     restarts *= others[:1] != [] and others[0] in RESUMABLE
     if LINE in os.environ:  # started again
-        number, _, count = os.environ.pop(LINE).partition(" of ")
-        line, count = Line(socket.socket(fileno=int(number))), int(count)
+        number, count = map(int, os.environ.pop(LINE).split(" of "))
+        line = Line(socket.socket(fileno=number))
         line.end.set_inheritable(False)
     else:
         place = find_place(os.environ) if others[:1] == ["run"] else None
@@ -83,7 +84,7 @@ def _restarts(arguments: Sequence[str]) -> tuple[int, list[str]]:
     return int(times), others
 
 
-def _lives(supervisor: "Supervisor", restarts: int, command: Sequence[str]) -> Line:
+def _lives(supervisor: "Supervisor", restarts: int, command: list[str]) -> Line:
     """Start the trainer, and up to ``restarts`` times again; only the first trainer returns.
 
     The others are new processes of the ``command``: its code may have changed on the disk meanwhile.
@@ -221,20 +222,20 @@ class Supervisor:
         jax["initialization_timeout"] = round(self.start)
         self.line.send(jax | {"heartbeat_timeout_seconds": round(4 * self.silence + 1)})
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Until the trainer has ended, or another process is gone: Ended."""
         beat = 0.0
         with selectors.DefaultSelector() as ready:
             for index, line in ((None, self.line), *self.meeting.lines.items()):
                 line.end.settimeout(self.silence)
                 line.heard = time.monotonic()
-                ready.register(line, selectors.EVENT_READ, index)
+                ready.register(line, selectors.EVENT_READ, (index, line))
             while True:
                 if time.monotonic() > beat + BEAT:
                     beat = time.monotonic()
                     self.meeting.tell({})
                 for key, _ in ready.select(timeout=0.2):
-                    if not self._read(key.data, key.fileobj):
+                    if not self._read(*key.data):
                         ready.unregister(key.fileobj)
                 self._look(time.monotonic())
 
