@@ -168,6 +168,22 @@ def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
     assert prints[0] != corpus.documents("documentation", "validation", cache).fingerprint
 
 
+WRITE = """
+import sys
+from pathlib import Path
+from lm.data.corpora.documentation import write_set
+row = {"name": "a", "sentence1": "One.", "sentence2": "Two.", "label": 1}
+write_set("follows", {"train": [row] * 3}, Path(sys.argv[1]), Path(sys.argv[1], "set"))
+"""
+
+
+def test_every_process_writes_the_same_bytes(tmp_path):
+    folders = [tmp_path / str(process) for process in range(6)]  # protobuf's own order differed in 1 of 5
+    for folder in folders:
+        subprocess.run([sys.executable, "-c", WRITE, folder], check=True)
+    assert len({next(folder.glob("set/*array_record*")).read_bytes() for folder in folders}) == 1
+
+
 def test_too_little_documentation_is_an_error():
     with pytest.raises(SettingError, match="too few"):
         documentation.make_sets(harvest.harvest(["json"]))

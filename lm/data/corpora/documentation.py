@@ -18,11 +18,13 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 from absl import logging
+from tensorflow_datasets.core.writer import ExampleWriter
+from tensorflow_datasets.proto import tf_example_pb2
 
 from lm.data.corpora.cleaning import sentences
 from lm.data.corpora.harvest import INSTALLED, STDLIB, Document, harvest, share, unfiltered
 from lm.data.text import sources
-from lm.data.text.tfds import Corrupt, Row
+from lm.data.text.tfds import Corrupt, Row, serialized
 from lm.settings import SettingError, nearest
 
 # a document is in train if its share is below the first, in validation below the second, else in test
@@ -54,6 +56,15 @@ sacrebleu sentencepiece yaml
 CORPUS_PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
 
 
+class DeterministicWriter(ExampleWriter):
+    """Equal rows give equal files, and so an equal fingerprint, in every process."""
+
+    def write(self, path: Any, examples: Iterable[tuple[Any, bytes]]) -> Any:
+        return super().write(
+            path, ((key, serialized(tf_example_pb2.Example.FromString(row))) for key, row in examples)
+        )
+
+
 class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Writes rows, by split, as a TFDS set named like the subclass."""
 
@@ -73,6 +84,9 @@ class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterable[tuple[int, Row]]]:
         return {split: enumerate(rows) for split, rows in self.rows.items()}
+
+    def _example_writer(self) -> ExampleWriter:
+        return DeterministicWriter(self.info.file_format)
 
     def _generate_examples(self) -> None:
         raise NotImplementedError("every split comes with its own rows")

@@ -21,6 +21,7 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 from lm import files
 from lm.data.corpora import cleaning, crawl
 from lm.data.corpora.harvest import share
+from lm.data.text.tfds import serialized
 
 PAGE_FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
 BOTH_SPLITS = ("train", "validation")
@@ -105,9 +106,8 @@ def write_part(work: Path, settings: Cleaning, part: int, total: int) -> None:
     counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
     for text, url in unique_pages(work / "pages" / str(part), settings, repeated, counts):
         split = "validation" if share(text, "clean") < settings.validation else "train"
-        example = serializer.get_tf_example(PAGE_FEATURES.encode_example({"text": text, "url": url}))
-        # else each process has an order of the fields
-        example = example.SerializeToString(deterministic=True)
+        row = PAGE_FEATURES.encode_example({"text": text, "url": url})
+        example = serialized(serializer.get_tf_example(row))
         shards[split].write(example)
         sizes[split][0] += 1
         sizes[split][1] += len(example)

@@ -149,6 +149,11 @@ def split_sizes(folder: Path) -> dict[str, int]:
         raise DataError(f"{path} lists no splits ({error!r:.200}): {MEND}") from error
 
 
+def serialized(example: Any) -> bytes:
+    """A row, a tf.train.Example, as it is stored; protobuf's usual order of the fields varies by process."""
+    return example.SerializeToString(deterministic=True)
+
+
 def files_of(folder: Path, split: str) -> list[Any]:
     """TFDS's instructions of which records of which files make up ``split``."""
     try:
