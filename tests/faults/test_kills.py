@@ -9,7 +9,7 @@ import lives
 import pytest
 
 KILLS = int(os.environ.get("FAULT_KILLS", "4"))  # of each case
-ENDS = {0, 1, lives.AGAIN, -9, 137}  # 1: the other did not come; 137: of the watch over one that was killed
+ENDS = {0, 1, lives.AGAIN, -9, 137}  # 1: the other did not come; 137: the supervisor of a killed trainer
 
 
 def strike(runs, started, rng, length):
