@@ -19,7 +19,7 @@ from experiments.runs.result import write_result
 from experiments.runs.scores import best_of
 from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
-from experiments.runs.vocabularies import keep, kept
+from experiments.runs.vocabularies import store_vocabulary, stored_vocabulary
 from experiments.study.registry import REGISTRY, build, run_folder
 from lm.data.text.own import SentencePiece, train_sentencepiece
 from lm.evaluate.questions import write_predictions
@@ -122,7 +122,7 @@ def run(tmp_path_factory):
     )
     save_settings(folder, experiment)
     origin.record(phase, RECORD | {"vocabulary": {"fingerprint": vocabulary.fingerprint}})
-    keep(phase, vocabulary)
+    store_vocabulary(phase, vocabulary)
 
     def evaluate(state):
         step = int(state.step)
@@ -171,7 +171,7 @@ def seen(folder: Path) -> tuple[list, list[str]]:
     look(lambda: best_of(TASK, phase))
     look(lambda: load_settings(folder))
     look(lambda: origin.read(phase))
-    look(lambda: kept(phase, experiment).fingerprint)
+    look(lambda: stored_vocabulary(phase, experiment).fingerprint)
     look(lambda: manifest.best(manifest.manifests(phase / "checkpoints"), "loss", "lowest"))
     faults = {
         step: manifest.fault(path, step) for step, path in manifest.steps(phase / "checkpoints").items()

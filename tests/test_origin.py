@@ -1,4 +1,4 @@
-"""What a phase was begun with: anything else is shown and refused unless it is allowed; and who trains it
+"""What a stage was started with: anything else is shown and refused unless it is allowed; and who trains it
 now.
 """
 
@@ -69,7 +69,7 @@ def test_what_has_changed_is_shown_and_refused_unless_it_is_allowed_which_is_kep
     origin.check(tmp_path, NOW, "new", NONE)
     origin.check(tmp_path, NOW, "begun", NONE)
     others = frozenset(origin.ORIGINS) - {name}
-    with pytest.raises(SettingError, match=f"begun with other {name}:\n(.|\n)*--allow {name}") as refused:
+    with pytest.raises(SettingError, match=f"started with other {name}:\n(.|\n)*--allow {name}") as refused:
         origin.check(tmp_path, now, "begun", others)
     assert all(f"\n  {line}" in str(refused.value) for line in SAID[name])
     for _ in range(2):  # the second time nothing has changed
@@ -105,12 +105,12 @@ EDITED = seal({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.1
         ("[]", "has no checksum"),
         (json.dumps({**NOW, "allowed": []}), "has no checksum"),
         (EDITED, "was edited or damaged"),
-        (seal({"settings": {}, "allowed": {}}), "says nothing of vocabulary, data, code, packages, allowed"),
+        (seal({"settings": {}, "allowed": {}}), "lacks vocabulary, data, code, packages, allowed"),
         (
             seal({**NOW, "vocabulary": {}, "data": {"": "f"}, "allowed": []}),
-            "says nothing of vocabulary, data:",
+            "lacks vocabulary, data:",
         ),
-        (seal({**NOW, "code": {"lm/files.py": 1}, "allowed": [{}]}), "says nothing of code, allowed"),
+        (seal({**NOW, "code": {"lm/files.py": 1}, "allowed": [{}]}), "lacks code, allowed"),
     ],
 )
 def test_a_record_that_is_missing_edited_or_damaged_is_not_taken_for_the_same(tmp_path, text, said):
@@ -203,7 +203,7 @@ def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(wri
     with changed(home / "text" / "valid.txt", "other words " * 50):
         now = before | {"data": fingerprints(stages(experiment)[0], home / "runs" / "cache")}
     with pytest.raises(
-        SettingError, match=r"begun with other data:\n  data: corpus validation: \S+ -> \S+\n[^\n]*$"
+        SettingError, match=r"started with other data:\n  data: corpus validation: \S+ -> \S+\n[^\n]*$"
     ):
         origin.check(place, now, "begun", NONE)
 

@@ -489,10 +489,10 @@ def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypa
 
 
 def test_a_report_on_settings_given_by_hand_reads_the_runs_that_had_them(tmp_path):
-    given = {"model.d_ff": 200}
+    overrides = {"model.d_ff": 200}
     finish(tmp_path, NAMES[0], 0, 12.5)
-    finish(tmp_path, NAMES[0], 0, 37.5, **given)
-    made = report.write_report(RATES, "nano", tmp_path, given=given)
+    finish(tmp_path, NAMES[0], 0, 37.5, **overrides)
+    made = report.write_report(RATES, "nano", tmp_path, overrides=overrides)
     text = made.path.read_text("utf-8")
     assert ("37.50" in text, "12.50" in text, "`model.d_ff=200`" in text) == (True, False, True)
     assert made.path.parent.name == "t5-6-corruption-rate,model.d_ff=200"

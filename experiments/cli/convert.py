@@ -10,7 +10,7 @@ from typing import cast
 from experiments.console import UNBROKEN
 from experiments.runs.origin import code, record
 from experiments.runs.stages import PRETRAINING, save_settings, stages, stages_of
-from experiments.runs.vocabularies import FOLDER, UNKNOWN, keep, kept
+from experiments.runs.vocabularies import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
 from experiments.study.experiment import Experiment, result_settings
 from lm.data.text.published import FILES, find_tokenizer
 from lm.files import complete_folder
@@ -65,7 +65,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
         phase = draft / PRETRAINING
         (phase / FOLDER).mkdir(parents=True)
         if vocabulary:
-            keep(phase, vocabulary)
+            store_vocabulary(phase, vocabulary)
         with Checkpoints(str(phase / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(state)
         record(phase, origin)
@@ -127,7 +127,7 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one
-        vocabulary = kept(stage.folder, stage.settings)
+        vocabulary = stored_vocabulary(stage.folder, stage.settings)
         files |= vocabulary.exported(*frame(stage, vocabulary))
     convert.save(model, folder, beside=files)
     UNBROKEN.print(f"exported the model of {run} to {folder}")

@@ -15,7 +15,7 @@ from experiments.console import CONSOLE, RUNS, listing
 from experiments.runs import origin
 from experiments.runs.prepare import rows_of
 from experiments.runs.stages import Stage, cache_of, load_settings, stages_of
-from experiments.runs.vocabularies import kept
+from experiments.runs.vocabularies import stored_vocabulary
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.data.tasks.mixtures import MIXTURES
@@ -135,7 +135,7 @@ def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> li
 
     experiment = stage.settings
     mesh = sharding.make_mesh(experiment.mesh)
-    vocabulary = kept(stage.folder, experiment)
+    vocabulary = stored_vocabulary(stage.folder, experiment)
     asked = questions(experiment, vocabulary, mesh, task, rows, 0)
     return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).put)
 

@@ -79,24 +79,23 @@ def perplexities(runs: Iterable[Result]) -> dict[int, Score]:
 
 
 def compare(samples: Samples, row: str, other: str) -> int | None:
-    """1, -1: ``row`` is above, below ``other`` by more than chance; 0: it is not; None: it cannot be told.
+    """1, -1: ``row`` is above, below ``other`` by more than chance; 0: it is not; None: it is unknown.
 
-    Student's t test of two means, with the noise pooled over all rows. One seed, or values that never vary,
-    tell nothing.
+    Student's t test of two means, noise pooled over all rows; unknown with one seed or values that never vary.
     """
-    values, others = samples[row], samples[other]
-    if min(len(values), len(others)) < 2:
+    values, other_values = samples[row], samples[other]
+    if min(len(values), len(other_values)) < 2:
         return None
     if row == other:
         return 0
-    paired = values.keys() == others.keys()
+    paired = values.keys() == other_values.keys()
     std, freedom = _beside_seeds(samples, sorted(values)) if paired else _within_rows(samples)
     if std <= ROUNDING * max(abs(x) for seeds in samples.values() for x in seeds.values()):
         return None
     from scipy.special import stdtr  # takes its time to import, which `lm list` need not wait for
 
-    delta = np.mean([*values.values()]) - np.mean([*others.values()])
-    error = std * sqrt(1 / len(values) + 1 / len(others))
+    delta = np.mean([*values.values()]) - np.mean([*other_values.values()])
+    error = std * sqrt(1 / len(values) + 1 / len(other_values))
     return int(np.sign(delta)) * bool(2 * stdtr(freedom, -abs(delta) / error) < LEVEL)
 
 
@@ -134,14 +133,14 @@ class Agreement(NamedTuple):
         return f"{self.tau:.2f} ({', '.join(notes)})"
 
 
-def agreement(ours: Samples, paper: Mapping[str, float], seed: int) -> Agreement | None:
-    """How alike our means and the paper's values order the rows; None if either has all rows alike.
+def agreement(measured: Samples, paper: Mapping[str, float], seed: int) -> Agreement | None:
+    """How alike measured means and the paper's values order the rows; None if either has all rows alike.
 
     The bootstrap draws seeds with replacement, the same for all rows where all rows have the same seeds. Rows
     are not drawn: they are those of the table.
     """
-    rng, published = np.random.default_rng(seed), np.array([paper[name] for name in ours])
-    values = [np.array([row[s] for s in sorted(row)]) for row in ours.values()]
+    rng, published = np.random.default_rng(seed), np.array([paper[name] for name in measured])
+    values = [np.array([row[s] for s in sorted(row)]) for row in measured.values()]
     means = np.array([row.mean() for row in values])
     tau = float(kendall(means, published))
     if np.isnan(tau):
@@ -149,7 +148,7 @@ def agreement(ours: Samples, paper: Mapping[str, float], seed: int) -> Agreement
     tied = int((means[:, None] == means).sum() - len(means)) // 2
     if min(map(len, values)) < 2:
         return Agreement(tau, None, tied)
-    same = len({tuple(sorted(row)) for row in ours.values()}) == 1
+    same = len({tuple(sorted(row)) for row in measured.values()}) == 1
     first = rng.integers(len(values[0]), size=(DRAWS, len(values[0])))
     drawn = [row[first if same else rng.integers(len(row), size=(DRAWS, len(row)))].mean(1) for row in values]
     # a draw in which all rows are alike agrees with no order: tau 0

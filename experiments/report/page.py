@@ -36,12 +36,12 @@ def page(top: str, sections: Sequence[Section], read_file: Callable[[str], bytes
     """The whole page; ``read_file`` gives the bytes of a picture that the Markdown names."""
     links = "".join(f'<a href="#{escape(section.name)}">{escape(section.name)}</a>' for section in sections)
     parts = [_html(top), f"<nav>{links}</nav>"]
+
+    def picture(source: re.Match) -> str:
+        return f'src="{PNG}{b64encode(read_file(source[1])).decode()}"'
+
     for section in sections:
-        html = re.sub(
-            r'src="([^":]+\.png)"',
-            lambda m: f'src="{PNG}{b64encode(read_file(m[1])).decode()}"',
-            _html(section.markdown),
-        )
+        html = re.sub(r'src="([^":]+\.png)"', picture, _html(section.markdown))
         rows = "\n".join(section.details)
         parts.append(f'<section id="{escape(section.name)}">\n{html}\n{rows}\n</section>')
     template = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
@@ -98,9 +98,7 @@ def chart(name: str, lines: Sequence[Sequence[tuple[float, float]]]) -> str:
     left, right, low, high = min(steps), max(steps), min(values), max(values)
     # The area of the lines is 180 wide and 90 high, and its lower left corner is at (45, 100).
     wide, tall = 180 / max(right - left, 1e-9), 90 / max(high - low, 1e-9)
-    points = (
-        [f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in line] for line in lines
-    )
+    points = [[f"{45 + (x - left) * wide:.1f},{100 - (y - low) * tall:.1f}" for x, y in p] for p in lines]
     drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in points)
     words = [(2, 14, f"{high:.4g}"), (2, 100, f"{low:.4g}"), (45, 115, f"{left:,}"), (190, 115, f"{right:,}")]
     texts = "".join(f'<text x="{x}" y="{y}">{text}</text>' for x, y, text in words)

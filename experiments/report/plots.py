@@ -20,15 +20,12 @@ from lm.settings import leaves
 
 PAPER = "Raffel et al. 2020"
 LOSS, AVERAGE = "loss on tasks [nats/token]", "mean of seven columns"  # ours, and the paper's panel below it
+ADAPTERS = "adapters-32 adapters-128 adapters-512 adapters-2048"
 AXES = {  # table -> the one setting in which these of its rows differ, what a picture calls it, the rows
     "t5/6-corruption-rate": ("objective.rate", "corruption rate", "10 15 25 50"),
     "t5/7-span-length": ("objective.mean_span_length", "mean length of a span [tokens]", "2 3 5 10"),
     "t5/9-repeats": ("data.repeats", "times that the same data are seen", "64 256 1024 4096"),
-    "t5/10-fine-tuning": (
-        "tuning.adapters",
-        "width of adapters, over that of the model",
-        "adapters-32 adapters-128 adapters-512 adapters-2048",
-    ),
+    "t5/10-fine-tuning": ("tuning.adapters", "width of adapters, over that of the model", ADAPTERS),
     "t5/11-mixing": ("mixing.limit", "limit K [examples]", "k16 k17 k18 k19 k20 k21"),
 }
 

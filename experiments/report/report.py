@@ -51,16 +51,18 @@ class Report:
 
 
 def collect(
-    tables: list[Table], scale: str, runs: Folders, given: Changes | None = None
+    tables: list[Table], scale: str, runs: Folders, overrides: Changes | None = None
 ) -> tuple[dict[str, list[Result]], list[str]]:
     """Row -> its finished runs, for ``tables`` and their baselines; and why other runs do not count."""
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= {baseline_of(name): None for name in names}
     for name in names:
-        build(name, scale, given)
+        build(name, scale, overrides)
     folders = [root for root in roots(runs) if root.is_dir()]
     left_out = {f"--runs: there is no folder {root}": None for root in roots(runs) if root not in folders}
-    finished = {name: results(REGISTRY[name], scale, folders, left_out.setdefault, given) for name in names}
+    finished = {
+        name: results(REGISTRY[name], scale, folders, left_out.setdefault, overrides) for name in names
+    }
     if not any(finished[row.name] for table in tables for row in table.rows):
         why = "".join(f"\n- {line}" for line in left_out)
         raise SettingError(
@@ -72,18 +74,18 @@ def collect(
 
 
 def write_report(
-    tables: list[Table], scale: str, runs: Folders, refresh: float = 0, given: Changes | None = None
+    tables: list[Table], scale: str, runs: Folders, refresh: float = 0, overrides: Changes | None = None
 ) -> Report:
     """Write the report into the first folder of ``runs``; SettingError if no row has finished.
 
-    The page for a browser reloads itself every ``refresh`` seconds; 0: never. ``given`` as of ``results``.
+    The page for a browser reloads itself every ``refresh`` seconds; 0: never.
     """
-    found, left_out = collect(tables, scale, runs, given)
-    folder = roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), given or {})
+    all_runs, left_out = collect(tables, scale, runs, overrides)
+    folder = roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), overrides or {})
     folder.mkdir(parents=True, exist_ok=True)
-    all_finished = [Finished(table, REGISTRY[baseline_of(table.rows[0].name)], found) for table in tables]
+    all_finished = [Finished(table, REGISTRY[baseline_of(table.rows[0].name)], all_runs) for table in tables]
     sections, sheets, notes, damaged = [], {}, {}, dict.fromkeys(left_out)
-    for finished in begun(all_finished):
+    for finished in shown_tables(all_finished):
         table = finished.table
         sheets[table.name], notes[table.name] = _sheets(finished, scale)
         lines = {row.name: curves(finished.of(row), damaged.setdefault) for row in table.rows}
@@ -96,8 +98,10 @@ def write_report(
         sections.append(Section(table.name, "\n\n".join(text), folded))
     waiting, left_out = [table.name for table in tables if table.name not in sheets], list(damaged)
     top, path = header(all_finished, scale, left_out, waiting), folder / "report.md"
-    if given:
-        top += "\n\nIn every row: " + ", ".join(f"`{name}={value}`" for name, value in given.items()) + "."
+    if overrides:
+        top += (
+            "\n\nIn every row: " + ", ".join(f"`{name}={value}`" for name, value in overrides.items()) + "."
+        )
     write(path, "\n\n".join([top, *(section.markdown for section in sections)]) + "\n")
     write(path.with_suffix(".csv"), table_csv(all_finished))
     write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
@@ -111,10 +115,10 @@ def _sheets(finished: Finished, scale: str) -> tuple[list[Sheet], list[str]]:
         ranking, agreement = ranks(finished)
         sheets += [ranking] if ranking else []
         notes = [differences(finished), agreement]
-    if others := unlike(finished, scale):
-        labels = {row.label for row in finished.table.rows if row.name in others}
+    if differing := unlike(finished, scale):
+        labels = {row.label for row in finished.table.rows if row.name in differing}
         sheets = [marked(sheet, labels) for sheet in sheets]
-        lines = "".join(f"\n- {line}" for each in others.values() for line in each)
+        lines = "".join(f"\n- {line}" for of_row in differing.values() for line in of_row)
         notes.append(
             f"{UNLIKE}: made of other things than the rows beside it, which may be why its scores differ."
             f"\n{lines}"
@@ -138,11 +142,11 @@ def _study(name: str) -> str:
     return name.split("/")[0]
 
 
-def begun(tables: list[Finished]) -> list[Finished]:
+def shown_tables(tables: list[Finished]) -> list[Finished]:
     """Those of which more than the baseline has finished; if there is none, the first of which that has."""
-    changed = [[row for row in each.table.rows if row.changes != each.baseline.changes] for each in tables]
-    more = [each for each, rows in zip(tables, changed, strict=True) if any(map(each.of, rows))]
-    return more or [next(each for each in tables if any(map(each.of, each.table.rows)))]
+    changed = [[row for row in t.table.rows if row.changes != t.baseline.changes] for t in tables]
+    compared = [t for t, rows in zip(tables, changed, strict=True) if any(map(t.of, rows))]
+    return compared or [next(t for t in tables if any(map(t.of, t.table.rows)))]
 
 
 def header(tables: list[Finished], scale: str, left_out: list[str], waiting: list[str]) -> str:
@@ -206,9 +210,11 @@ def table_csv(tables: list[Finished]) -> str:
     return text.getvalue()
 
 
-def print_report(tables: list[Table], scale: str, runs: Sequence[str], given: Changes | None = None) -> None:
-    """Write the report on tables, and print what a terminal shows of it; ``given`` as of ``results``."""
-    report = write_report(tables, scale, runs, given=given)
+def print_report(
+    tables: list[Table], scale: str, runs: Sequence[str], overrides: Changes | None = None
+) -> None:
+    """Write the report on tables, and print what a terminal shows of it."""
+    report = write_report(tables, scale, runs, overrides=overrides)
     titles = {table.name: table.title for table in tables}
     for name, (scores, *rankings) in report.sheets.items():
         show_sheet(f"{name}: {titles[name]} (scale {scale})", scores)
@@ -228,20 +234,20 @@ def watch(tables: list[Table], scale: str, runs: Folders, say: Callable[[str], o
     """
     roots(runs)  # if they cannot be read now, they cannot be read later
     seen: object = None
-    now: object
+    current: object
     wait, browser = LOOK_EVERY, None
     try:
         while True:
             began = time.process_time()
             try:
-                if (now := collect(tables, scale, runs)) != seen:
+                if (current := collect(tables, scale, runs)) != seen:
                     browser = write_report(tables, scale, runs, refresh=wait).path.with_suffix(".html")
                     news = f"wrote {browser}"
             except SettingError as error:  # nothing has finished yet
-                news = now = str(error)
-            if now != seen:
+                news = current = str(error)
+            if current != seen:
                 say(f"{time.strftime('%H:%M:%S')} {news}")
-            seen, wait = now, max(LOOK_EVERY, 9 * (time.process_time() - began))
+            seen, wait = current, max(LOOK_EVERY, 9 * (time.process_time() - began))
             time.sleep(wait)
     except KeyboardInterrupt:
         if browser is not None:

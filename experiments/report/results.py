@@ -36,16 +36,16 @@ def roots(runs: Folders) -> list[epath.Path]:
 
 
 def results(
-    row: Row, scale: str, runs: Folders, complain: Complain | None = None, given: Changes | None = None
+    row: Row, scale: str, runs: Folders, complain: Complain | None = None, overrides: Changes | None = None
 ) -> list[Result]:
     """Every finished seed of ``row`` at ``scale``; a seed that lies in several folders of runs counts once.
 
-    ``given``: settings changed on the command line, as for ``build``. ``complain`` is called with each run
-    that does not count; without it the first such run is an error.
+    ``overrides``: settings changed on the command line. ``complain`` is called with each run that does not
+    count; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
-    experiment = build(row.name, scale, given)
-    changed = by_hand(row.name, scale, experiment) if given else {}
+    experiment = build(row.name, scale, overrides)
+    changed = by_hand(row.name, scale, experiment) if overrides else {}
     for root in roots(runs):
         parent = run_folder(root, scale, row.name, 0, changed).parent
         folders = parent.iterdir() if parent.exists() else ()
@@ -158,7 +158,5 @@ def _difference(usual: Mapping[str, Any], value: Mapping[str, Any]) -> str:
     """The names in which two records differ, with short values beside them, such as versions of packages."""
     names = [name for name in {**usual, **value} if usual.get(name) != value.get(name)]
     texts = [f"{name} {usual.get(name, 'none')} -> {value.get(name, 'none')}" for name in names]
-    listed = [text if len(text) < LONGEST_VALUE else name for name, text in zip(names, texts, strict=True)][
-        :3
-    ]
-    return ", ".join([*listed, f"{len(names) - 3} more"] if len(names) > 3 else listed)
+    listed = [text if len(text) < LONGEST_VALUE else name for name, text in zip(names, texts, strict=True)]
+    return ", ".join([*listed[:3], f"{len(names) - 3} more"] if len(names) > 3 else listed)

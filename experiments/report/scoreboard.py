@@ -31,14 +31,14 @@ def scoreboard(finished: Finished) -> Sheet:
     runs = [finished.of(row) for row in rows]
     sheet = {"row": [Cell(row.label) for row in rows]}
     for column in finished.columns:
-        sheet[column] = _ours(finished, in_column(column), digits=2)
+        sheet[column] = _measured(finished, in_column(column), digits=2)
         if finished.baseline.paper:
-            sheet[f"{column}, paper"] = _papers(finished, column)
+            sheet[f"{column}, paper"] = _published(finished, column)
     by_length = [perplexities(seeds) for seeds in runs]
     for times in dict.fromkeys(times for scores in by_length for times in scores):
         sheet[f"perplexity at {times} ×"] = [_cell(2, scores.get(times)) for scores in by_length]
     if any(run.task_loss is not None for seeds in runs for run in seeds):
-        sheet["loss on tasks"] = _ours(finished, lambda run: run.task_loss, digits=3, better=-1)
+        sheet["loss on tasks"] = _measured(finished, lambda run: run.task_loss, digits=3, better=-1)
     minutes = [Score.of(run.seconds / 60 for run in seeds) for seeds in runs]
     return sheet | {
         "held-out loss": [_cell(3, Score.of(run.held_out_loss for run in seeds)) for seeds in runs],
@@ -47,10 +47,10 @@ def scoreboard(finished: Finished) -> Sheet:
     }
 
 
-def _ours(finished: Finished, value: Value, digits: int, better: Literal[1, -1] = 1) -> list[Cell]:
-    """A value of our rows, with an arrow where they differ from the baseline by more than chance.
+def _measured(finished: Finished, value: Value, digits: int, better: Literal[1, -1] = 1) -> list[Cell]:
+    """A value of the runs, with an arrow where rows differ from the baseline by more than chance.
 
-    More (1) or less (-1) is ``better``. Bold: the best and what cannot be told from it, if anything can be.
+    More (1) or less (-1) is ``better``. Bold: the best, and rows that do not differ from it if any row does.
     """
     values = finished.samples(value)
     samples = {row: {seed: better * x for seed, x in seeds.items()} for row, seeds in values.items()}
@@ -67,7 +67,7 @@ def _ours(finished: Finished, value: Value, digits: int, better: Literal[1, -1] 
     return cells
 
 
-def _papers(finished: Finished, column: str) -> list[Cell]:
+def _published(finished: Finished, column: str) -> list[Cell]:
     """The paper's rows, by its rule: arrows beyond two deviations of the base, bold within two of best."""
     std, scores = BASELINE_STD[column], [row.paper.get(column) for row in finished.table.rows]
     best = max((score for score in scores if score is not None), default=0.0)
@@ -107,18 +107,15 @@ def differences(finished: Finished) -> str:
     samples = {column: finished.samples(in_column(column)) for column in finished.columns}
     for row, column in product(rows, samples):
         paper = published_sign(finished, row, column)
-        ours = compare(samples[column], finished.key(row), finished.key(base))
-        pairs += [(paper, ours)] if paper and ours is not None else []
+        measured = compare(samples[column], finished.key(row), finished.key(base))
+        pairs += [(paper, measured)] if paper and measured is not None else []
     if not pairs and (len(finished.of(base)) < 2 or all(len(finished.of(row)) < 2 for row in rows)):
-        return (
-            "With one seed, differences from the baseline cannot be told from noise; "
-            "run with --seeds 2 or more."
-        )
+        text = "With one seed, differences from the baseline cannot be told from noise"
+        return f"{text}; run with --seeds 2 or more."
     if not pairs:
-        return (
-            "Differences from the baseline: where the paper has some, our scores are the same with each seed."
-        )
-    same, within = sum(paper == ours for paper, ours in pairs), sum(ours == 0 for _, ours in pairs)
+        text = "Differences from the baseline: where the paper has some, our scores"
+        return f"{text} are the same with each seed."
+    same, within = sum(paper == x for paper, x in pairs), sum(x == 0 for _, x in pairs)
     return (
         f"Differences from the baseline: of the paper's {len(pairs)} (▲ or ▼) in scores that we have two "
         f"seeds of, ours agree with {same} and contradict {len(pairs) - same - within}; {within} are within "
@@ -130,7 +127,7 @@ def ranks(finished: Finished) -> tuple[Sheet | None, str]:
     """The rank of each row in our order and the paper's, how alike they are; no sheet below three rows."""
     columns = set(finished.columns)
     scored = {
-        name: [run for run in runs if run.columns.keys() >= columns] for name, runs in finished.runs.items()
+        row: [run for run in runs if run.columns.keys() >= columns] for row, runs in finished.runs.items()
     }
     rows = [row for row in finished.table.rows if scored[row.name] and row.paper.keys() >= columns]
     if len(rows) < 3 or not columns:
@@ -139,42 +136,41 @@ def ranks(finished: Finished) -> tuple[Sheet | None, str]:
     first = next(iter(criteria.values()))[1]
     order = sorted(rows, key=lambda row: -first[row.name])
     sheet, texts = {"row": [Cell(row.label) for row in order]}, []
-    for name, (ours, paper) in criteria.items():
-        left = _average_ranks({row: mean(seeds.values()) for row, seeds in ours.items()})
-        right = _average_ranks(paper)
-        sheet[name] = [Cell(f"{left[row.name]:g} ({right[row.name]:g})") for row in order]
-        if alike := agreement(ours, paper, seed=0):
-            texts.append(f"{name} {alike}")
+    for name, (measured, paper) in criteria.items():
+        means = {row: mean(seeds.values()) for row, seeds in measured.items()}
+        measured_rank, paper_rank = _average_ranks(means), _average_ranks(paper)
+        sheet[name] = [Cell(f"{measured_rank[row.name]:g} ({paper_rank[row.name]:g})") for row in order]
+        if tau := agreement(measured, paper, seed=0):
+            texts.append(f"{name} {tau}")
     taus = ", ".join(texts) or "unknown, as all rows are alike"
     return sheet, f"Kendall's τ between the two orders (95 % interval): {taus}."
 
 
 def _average_ranks(values: dict[str, float]) -> dict[str, float]:
     """1 for the largest; equal values share the mean of their ranks."""
-    others = list(values.values())
-    above = {name: sum(other > value for other in others) for name, value in values.items()}
-    return {name: above[name] + (others.count(value) + 1) / 2 for name, value in values.items()}
+    ranked = list(values.values())
+    above = {name: sum(other > value for other in ranked) for name, value in values.items()}
+    return {name: above[name] + (ranked.count(value) + 1) / 2 for name, value in values.items()}
 
 
 def _criteria(finished: Finished, rows: list[Row]) -> dict[str, tuple[Samples, dict[str, float]]]:
-    """What the rows are ordered by -> our values, and the paper's; in all of them more is better."""
+    """What the rows are ordered by -> measured values, and the paper's; in all of them more is better."""
 
-    def ours(value: Value) -> Samples:
+    def measured(value: Value) -> Samples:
         samples = finished.samples(value)
         return {row.name: samples[finished.key(row)] for row in rows}
 
-    def paper(column: str) -> dict[str, float]:
-        return {row.name: row.paper[column] for row in rows}
-
-    criteria = {column: (ours(in_column(column)), paper(column)) for column in finished.columns}
+    papers = {column: {row.name: row.paper[column] for row in rows} for column in finished.columns}
+    criteria = {column: (measured(in_column(column)), paper) for column, paper in papers.items()}
     noise = {column: pooled(finished.samples(in_column(column))) for column in finished.columns}
     if noise := {column: std for column, std in noise.items() if std}:
+        # columns have scores of different spread: in deviations each weighs the same
         published = {row.name: mean(row.paper[c] / BASELINE_STD[c] for c in noise) for row in rows}
-        scaled = ours(lambda run: mean(run.columns[column] / std for column, std in noise.items()))
+        scaled = measured(lambda run: mean(run.columns[column] / std for column, std in noise.items()))
         criteria = {"average": (scaled, published)} | criteria
     if all(run.task_loss is not None for row in rows for run in finished.of(row)):
         first = next(iter(criteria.values()))[1]
-        criteria["loss on tasks"] = (ours(lambda run: run.task_loss and -run.task_loss), first)
+        criteria["loss on tasks"] = (measured(lambda run: run.task_loss and -run.task_loss), first)
     return criteria
 
 

@@ -42,9 +42,9 @@ def check(
     say: Callable[[str], object],
     allow: frozenset[str] = frozenset(),
 ) -> tuple[Prepared, jax.sharding.Mesh]:
-    """Data and mesh of a run that can be started in ``folder``, of which nothing is written.
+    """Data and mesh of a run that can be started in ``folder``, to which nothing is written yet.
 
-    Its settings may be others than it was begun with if "settings" are in ``allow``.
+    "settings" in ``allow``: they may differ from those that the run was started with.
     """
     check_numbers(experiment)
     sizes = experiment.mesh.sizes(jax.device_count())
@@ -52,17 +52,14 @@ def check(
         check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
     check_heads(experiment)
     check_mixing(experiment)
-    architecture, tuning, tunes = (
-        experiment.model.architecture,
-        experiment.tuning,
-        experiment.finetuning.steps > 0,
-    )
+    architecture, tuning = experiment.model.architecture, experiment.tuning
+    tunes = experiment.finetuning.steps > 0
     if tunes and tuning.mixtures:
         check_architecture(architecture, writes=True)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     prepared = first_alone(lambda: prepare(experiment, cache, say))
-    check_alike(made_of(experiment, prepared, cache))
+    check_alike(origin_of_run(experiment, prepared, cache))
     if experiment.mixing.pretraining != "corpus":
         mixed_batches(experiment, experiment.tuning.mixtures, prepared)
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
@@ -77,36 +74,35 @@ def check(
 def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
     """SettingError if the parameters and their gradients in float32 alone do not fit on the devices."""
     shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
-    places = sharding.parameters(shapes, mesh)
+    layouts = sharding.parameters(shapes, mesh)
     leaves = sharding.named(shapes)
-    needed = sum(2 * 4 * prod(place.shard_shape(leaves[name].shape)) for name, place in places.items())
+    needed = sum(2 * 4 * prod(layout.shard_shape(leaves[name].shape)) for name, layout in layouts.items())
     device = jax.local_devices()[0]
     shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
-    there = (device.memory_stats() or {}).get("bytes_limit", shared)
-    if needed > there:
+    available = (device.memory_stats() or {}).get("bytes_limit", shared)
+    if needed > available:
         names = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers")
         sizes = ", ".join(f"model.{name}={getattr(model, name)}" for name in names)
         raise SettingError(
             f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and "
-            "there are "
-            f"{there / 2**30:,.1f}: make it smaller ({sizes}) or spread it over more devices (mesh.fsdp)"
+            f"there are {available / 2**30:,.1f}: make it smaller ({sizes}) or use more devices (mesh.fsdp)"
         )
 
 
-def made_of(experiment: Experiment, prepared: Prepared, cache: Path) -> origin.Origin:
-    """All that this process makes the run of."""
-    read = [fingerprints(stage, cache) for stage in stages(experiment)]
+def origin_of_run(experiment: Experiment, prepared: Prepared, cache: Path) -> origin.Origin:
+    """All settings and data that this process would train the run with, whichever stages are left."""
+    splits = [fingerprints(stage, cache) for stage in stages(experiment)]
     return {
         "settings": {path: str(value) for path, value in leaves(experiment)},
         "vocabulary": {"fingerprint": prepared.vocabulary.fingerprint},
-        "data": {split: value for each in read for split, value in each.items()},
+        "data": {name: fingerprint for stage in splits for name, fingerprint in stage.items()},
         "code": origin.code(),
         "packages": packages(),
     }
 
 
 def check_alike(record: origin.Origin) -> None:
-    """SettingError, in all processes, if one makes the run of anything else than the first does."""
+    """SettingError, in all processes, if one would train the run with anything else than the first."""
     first, *others = gathered(record)
     lines = [
         f"\n  process {number}: {name}: {line}"
@@ -115,26 +111,24 @@ def check_alike(record: origin.Origin) -> None:
         for line in setting_changes(first[name], other[name])
     ]
     if lines:
-        raise SettingError(
-            f"processes should train one run of the same, and differ from process 0 in:{''.join(lines)}"
-        )
+        raise SettingError(f"all processes should train the same run; they differ in:{''.join(lines)}")
 
 
 def check_length(experiment: Experiment, batches: Batches) -> None:
     """SettingError if rows are longer than the positions that the model has learned."""
     model, tuning = experiment.model, experiment.tuning
-    asks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
-    tuned = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if asks]
-    rows = [max(each.inputs, row_length(model.architecture, each)) for each in (batches.lengths, *tuned)]
+    has_tasks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
+    lengths = [batches.lengths, *(tuning_lengths(experiment, (x,)) for x in tuning.mixtures if has_tasks)]
+    rows = [max(length.inputs, row_length(model.architecture, length)) for length in lengths]
     longest = max(*rows, tuning.inputs_length)
     sharding.check_length(max(rows), experiment.mesh.sizes(jax.device_count()))
     if model.positions == "learned" and longest > model.max_length:
         raise SettingError(
-            f"model.max_length={model.max_length} is less than the {longest} tokens of the longest row"
+            f"model.max_length={model.max_length} is less than the {longest} of the longest row"
         )
 
 
-ANSWERS = {  # what an objective asks, and the heads of the model that answer
+NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss
     ("pairs", "next-sentence"): {"pooler", "next-sentence"},
     ("pairs", "sentence-order"): {"pooler", "sentence-order"},
     ("targets", "replaced"): {"replaced-token"},
@@ -144,13 +138,11 @@ ANSWERS = {  # what an objective asks, and the heads of the model that answer
 def check_heads(experiment: Experiment) -> None:
     """SettingError if the objective and the heads of the model do not go together."""
     objective, heads = experiment.objective, experiment.model.heads
-    for (field, value), needed in ANSWERS.items():
+    for (field, value), needed in NEEDED_HEADS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
             raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
     if objective.targets == "replaced" and objective.pairs != "none":
-        raise SettingError(
-            f"objective.pairs={objective.pairs!r} should be 'none' with objective.targets='replaced'"
-        )
+        raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with targets='replaced'")
     if "replaced-token" in heads and objective.targets != "replaced":
         raise SettingError(
             f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}"
@@ -158,7 +150,7 @@ def check_heads(experiment: Experiment) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """SettingError if tasks are mixed or models answer together in a way that comes to nothing."""
+    """SettingError if tasks are mixed, or models answer together, in a way that would train nothing."""
     mixing, tuning, team = experiment.mixing.pretraining, experiment.tuning, experiment.ensemble.members
     others = mixing == "corpus+other-tasks"
     if mixing != "corpus" and len(tuning.mixtures) < 1 + others:
@@ -173,20 +165,19 @@ def check_mixing(experiment: Experiment) -> None:
         raise SettingError(f"mixing.pretraining={mixing!r} needs pretraining.steps above 0")
     if team > 1 and tuning.heads:
         raise SettingError(
-            f"ensemble.members={team} answer in words only: tuning.heads={tuning.heads} should be ()"
+            f"ensemble.members={team} answer in words: tuning.heads={tuning.heads} should be ()"
         )
 
 
 def check_folder(
     experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None
 ) -> None:
-    """SettingError if ``folder`` is another run's, unless ``allowed`` is told it, or cannot be written."""
+    """SettingError if ``folder`` is another run's, unless ``allowed`` takes it, or ``cache`` is read-only."""
     agreed(lambda: check_settings(experiment, folder, allowed))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):
             pass
     except OSError as error:
-        raise SettingError(
-            f"--runs: {cache} cannot be written to ({error.strerror}); choose another folder"
-        ) from error
+        text = f"--runs: {cache} cannot be written to ({error.strerror})"
+        raise SettingError(f"{text}; choose another folder") from error

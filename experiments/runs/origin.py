@@ -1,8 +1,8 @@
-"""What a phase was begun with: the one record that going on, reading, comparing and pooling runs ask.
+"""What a stage was started with: the one record that resuming, reading, comparing and pooling runs use.
 
-``origin.json`` in the folder of each phase says it, sealed by a checksum. Going on with other settings, data,
-code or packages is refused, unless it is allowed. Of a finished phase, which others may start from, it is
-settings, vocabulary and data that must fit.
+``origin.json`` in the folder of each stage holds it, sealed by a checksum. Resuming with other settings,
+data, code or packages is refused, unless it is allowed. Of a finished stage, which others may start from,
+only settings, vocabulary and data must be the same: code can no longer change its numbers.
 """
 
 import hashlib
@@ -17,92 +17,84 @@ from lm.settings import SettingError, nearest
 
 FILE = "origin.json"
 
-FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished phase
-ORIGINS = (*FINISHED, "code", "packages")  # and of one that is gone on with
-# of experiments.runs: what changes numbers, settings apart
-CODE = ("stages", "prepare", "recipes", "session", "run")
+FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished stage
+ORIGINS = (*FINISHED, "code", "packages")  # and of one that resumes
+CODE = ("stages", "prepare", "recipes", "session", "run")  # modules beside this that change numbers
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value
 
 
 def allowed(names: str) -> frozenset[str]:
     """The ORIGINS named in the option --allow, separated by commas; SettingError for unknown ones."""
-    found = frozenset(filter(None, names.split(",")))
-    for name in sorted(found - set(ORIGINS)):
-        raise SettingError(f"--allow {name!r} is nothing that can be allowed{nearest(name, ORIGINS)}")
-    return found
+    allow = frozenset(filter(None, names.split(",")))
+    for name in sorted(allow - set(ORIGINS)):
+        raise SettingError(f"--allow {name!r} is unknown{nearest(name, ORIGINS)}")
+    return allow
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The record of the phase in ``folder``; SettingError if it is missing, or is not as it was written."""
+    """The record of the stage in ``folder``; SettingError if it is missing, or is not as it was written."""
     path = folder / FILE
     try:
-        found = unseal(path.read_bytes(), path)
+        origin = unseal(path.read_bytes(), path)
     except FileNotFoundError as error:
-        raise SettingError(f"{path} is missing, which says what was trained there") from error
-    if wrong := [name for name in (*ORIGINS, "allowed") if not _is_said(name, found.get(name))]:
-        raise SettingError(f"{path} says nothing of {', '.join(wrong)}: it was not written by this version")
-    return found
+        raise SettingError(f"{path} is missing, which records what was trained there") from error
+    if wrong := [name for name in (*ORIGINS, "allowed") if not _is_valid(name, origin.get(name))]:
+        raise SettingError(f"{path} lacks {', '.join(wrong)}: it was not written by this version")
+    return origin
 
 
-def _is_said(name: str, value: Any) -> bool:
+def _is_valid(name: str, value: Any) -> bool:
     """Whether this is what ``record`` writes under a name."""
     if name == "allowed":
-        return isinstance(value, list) and all(
-            isinstance(each, dict) and isinstance(each.get("changed"), list) for each in value
-        )
+        changes = value if isinstance(value, list) else [None]
+        return all(isinstance(change, dict) and isinstance(change.get("changed"), list) for change in changes)
     if not isinstance(value, dict) or (name == "vocabulary" and "fingerprint" not in value):
         return False
     return name == "settings" or all(key.strip() and isinstance(text, str) for key, text in value.items())
 
 
-def record(folder: Path, now: Origin, past: Sequence[Mapping[str, Any]] = ()) -> None:
+def record(folder: Path, origin: Origin, past: Sequence[Mapping[str, Any]] = ()) -> None:
     """Write what the stage in ``folder`` is trained with; ``past``: what changed since it was started."""
-    write(folder / FILE, seal({**now, "allowed": [*past]}))
+    write(folder / FILE, seal({**origin, "allowed": [*past]}))
 
 
 def check(
-    folder: Path, now: Origin, state: str, allow: frozenset[str], say: Callable[[str], object] = print
+    folder: Path, current: Origin, state: str, allow: frozenset[str], say: Callable[[str], object] = print
 ) -> None:
-    """Compare the phase in ``folder``, whose ``state`` is "new", "begun" or "finished", with what is known
-    ``now``.
+    """Compare the stage in ``folder``, which is "new", "begun" or "finished", with the ``current`` origin.
 
-    SettingError with the differences that are not in ``allow``; those that are, are said and kept in
-    origin.json.
+    SettingError with the differences that are not in ``allow``; allowed ones are reported and recorded.
     """
     from lm.train import log  # brings jax along, which comparing settings need not wait for
 
-    found, past = {}, []
+    changes, past, unknown = {}, [], ""
     if state != "new":
         try:
-            there = read(folder)
-            past = there["allowed"]
+            recorded = read(folder)
+            past = recorded["allowed"]
         except SettingError as error:
-            there, unknown = {}, str(error)
+            unknown = f"not known: {error}"
         for name in FINISHED if state == "finished" else ORIGINS:
-            if name in now and (
-                lines := setting_changes(there[name], now[name]) if there else [f"not known: {unknown}"]
-            ):
-                found[name] = [f"{name}: {line}" for line in lines]
-    text = "".join(f"\n  {line}" for lines in found.values() for line in lines)
-    if refused := [name for name in found if name not in allow]:
+            if name in current:
+                lines = [unknown] if unknown else setting_changes(recorded[name], current[name])
+                changes |= {name: [f"{name}: {line}" for line in lines]} if lines else {}
+    text = "".join(f"\n  {line}" for lines in changes.values() for line in lines)
+    if refused := [name for name in changes if name not in allow]:
+        done, names = "trained" if state == "finished" else "started", " and ".join(refused)
         raise SettingError(
-            f"{folder} was {'trained' if state == 'finished' else 'begun'} with other "
-            f"{' and '.join(refused)}:"
-            f"{text}\nchoose other --runs, delete it, or go on with --allow {','.join(found)}"
+            f"{folder} was {done} with other {names}:{text}\nchoose other --runs, delete it, or accept the "
+            f"change with --allow {','.join(changes)}"
         )
-    if found:
+    if changes:
         say(f"{folder}: allowed:{text}")
-        past = [*past, {"time": log.now(), "changed": sum(found.values(), [])}]
-    if state == "new" or (found and state == "begun"):
-        record(folder, now, past)
+        past = [*past, {"time": log.now(), "changed": sum(changes.values(), [])}]
+    if state == "new" or (changes and state == "begun"):
+        record(folder, current, past)
 
 
 def code() -> dict[str, str]:
     """``{file: start of its sha256}`` of the library, and of what of the study makes numbers."""
     root = Path(config.__file__).parents[1]
-    files = [
-        *sorted(root.glob("lm/**/*.py")),
-        *(root / "experiments" / "runs" / f"{name}.py" for name in CODE),
-    ]
+    files = [*sorted(root.glob("lm/**/*.py")), *(root / f"experiments/runs/{name}.py" for name in CODE)]
     return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}

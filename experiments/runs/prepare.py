@@ -65,17 +65,17 @@ class Encoded(Sequence[Example]):
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
     corrupt = experiment.data.corrupt_records
-    missing: dict[str, int] = {}
+    skipped: dict[str, int] = {}
     for name in experiment.tuning.mixtures:
         mixture(name)  # SettingError if it is none, read or not
     for stage in stages(experiment):
         for split, tasks in tasks_of(stage).items():  # finds their files, and reads nothing yet
             for task in tasks:
                 rows = rows_of(task, split, experiment, cache)
-                missing |= {task.name: left_out(rows)} if split == "train" else {}
+                skipped |= {task.name: left_out(rows)} if split == "train" else {}
     corpus = documents(experiment.data.corpus, "train", cache, corrupt)
-    missing = {name: count for name, count in (missing | {CORPUS: left_out(corpus)}).items() if count}
-    for name, count in missing.items():
+    skipped = {name: count for name, count in (skipped | {CORPUS: left_out(corpus)}).items() if count}
+    for name, count in skipped.items():
         say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
     vocabulary = find_vocabulary(experiment, cache, say)
     check_special(experiment, vocabulary)
@@ -87,10 +87,9 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     train = encode_corpus(corpus, vocabulary, cache / "tokens")
     if experiment.data.repeats:
         train = train.cut(unique_tokens(experiment))
-    validation = encode_corpus(
-        documents(experiment.data.corpus, "validation", cache), vocabulary, cache / "tokens"
-    )
-    return Prepared(vocabulary, train, validation, cache, missing)
+    held_out = documents(experiment.data.corpus, "validation", cache)
+    validation = encode_corpus(held_out, vocabulary, cache / "tokens")
+    return Prepared(vocabulary, train, validation, cache, skipped)
 
 
 def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
@@ -104,23 +103,22 @@ def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
 
 
 def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows:
-    """The stored rows of a task; corrupt ones may only be left out of what is trained on."""
+    """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
     return examples(task.source, getattr(task, split), cache, corrupt)
 
 
 def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     """``{"corpus train": fingerprint, ...}`` of every split that a stage reads."""
-    data, found = stage.settings.data, {}
+    data, splits = stage.settings.data, {}
     for split in SPLITS:
         corrupt = data.corrupt_records if split == "train" else "stop"
-        found[f"{CORPUS} {split}"] = documents(data.corpus, split, cache, corrupt).fingerprint
-    if named := vocabulary_corpus(stage.settings):
-        found["vocabulary train"] = documents(named, "train", cache, data.corrupt_records).fingerprint
+        splits[f"{CORPUS} {split}"] = documents(data.corpus, split, cache, corrupt)
+    if corpus := vocabulary_corpus(stage.settings):
+        splits["vocabulary train"] = documents(corpus, "train", cache, data.corrupt_records)
     for split, tasks in tasks_of(stage).items():
-        rows = {task.name: rows_of(task, split, stage.settings, cache) for task in tasks}
-        found |= {f"{name} {split}": of_task.fingerprint for name, of_task in rows.items()}
-    return found
+        splits |= {f"{task.name} {split}": rows_of(task, split, stage.settings, cache) for task in tasks}
+    return {name: rows.fingerprint for name, rows in splits.items()}
 
 
 def vocabulary_corpus(experiment: Experiment) -> str:
@@ -136,33 +134,32 @@ def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
         return
     if (vocabulary.pad, vocabulary.eos) != (PAD, EOS):
         raise SettingError(
-            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos} and pads "
-            "it with "
-            f"{vocabulary.pad}, training writes {EOS} and {PAD}"
+            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos} and pads it "
+            f"with {vocabulary.pad}, training writes {EOS} and {PAD}"
         )
     starts = (PAD,) if model.architecture in ENCODER_DECODERS else (PAD, None)
     if (special.pad, special.eos) != (PAD, EOS) or special.start not in starts:
         raise SettingError(
-            f"model.special={special} should have pad {PAD}, eos {EOS}, start {PAD}, as training does"
+            f"model.special={special} should be pad {PAD}, eos {EOS}, start {PAD}, as in training"
         )
 
 
 def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
     """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
     data = experiment.data
-    kind, named = data.vocabulary.partition(":")[0], vocabulary_corpus(experiment)
-    if kind != "unigram":
+    if data.vocabulary.partition(":")[0] != "unigram":
         return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
-    corpus = documents(named or data.corpus, "train", cache, data.corrupt_records)
+    name = vocabulary_corpus(experiment) or data.corpus
+    corpus = documents(name, "train", cache, data.corrupt_records)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
-    made_of = [f"{name} {rows.fingerprint}" for name, rows in tasks.items()]
-    about = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *made_of]
-    key = hashlib.sha256(" ".join(map(str, about)).encode()).hexdigest()[:16]
+    task_keys = [f"{task} {rows.fingerprint}" for task, rows in tasks.items()]
+    ingredients = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *task_keys]
+    key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
     path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
     if not is_sealed(path):
-        on = (named or data.corpus) + " and the tasks" * bool(tasks)
-        say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {on}")
-        texts = [text for name, rows in tasks.items() for row in rows for text in TASKS[name].to_text(row)]
+        texts_of = name + " and the tasks" * bool(tasks)
+        say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
+        texts = [text for task, rows in tasks.items() for row in rows for text in TASKS[task].to_text(row)]
         train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path)
     return SentencePiece(path, data.sentinels)
 
@@ -170,9 +167,7 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
 def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
     """The training sets of all tasks that the experiment is tuned on, by task."""
     tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
-    return {
-        task.name: examples(task.source, task.train, cache, experiment.data.corrupt_records) for task in tasks
-    }
+    return {task.name: rows_of(task, "train", experiment, cache) for task in tasks}
 
 
 def unique_tokens(experiment: Experiment) -> int:
@@ -188,12 +183,11 @@ def pretraining_batches(
     times: int = 1,
     rows: int | None = None,
 ) -> Batches:
-    """The batch function of pre-training on the corpus; that of the validation split has the same noise in
-    every run.
+    """The batches of pre-training on the corpus; those of the validation split have one noise in all runs.
 
-    Its rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
+    Rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
-    made = pretraining_rows(
+    source = pretraining_rows(
         getattr(prepared, split),
         experiment.objective,
         prepared.vocabulary,
@@ -201,7 +195,7 @@ def pretraining_batches(
         inputs_length=experiment.data.inputs_length * times,
         seed=experiment.seed if split == "train" else 0,
     )
-    return Batches(made, rows or experiment.pretraining.batch_size)
+    return Batches(source, rows or experiment.pretraining.batch_size)
 
 
 def encoded_tasks(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> dict[str, Encoded]:

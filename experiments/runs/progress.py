@@ -35,15 +35,15 @@ class Reporter:
     def advance(self, steps: int, detail: str = "") -> None:
         """``steps`` more are done; ``detail`` is the newest figure, such as the loss.
 
-        How long the rest takes is told by the steps that were made here and one by one, after the first was
-        compiled.
+        The time left follows from single steps after the first, whose compilation would distort it.
         """
         self._bar.update(self._task, advance=steps, detail=detail)
         self._done += steps == 1 and self._since is not None
         if self._done:
             task = self._bar.tasks[self._task]
-            each = (time.monotonic() - self._since) / self._done
-            self._bar.update(self._task, left=duration(each * max(task.total - task.completed, 0)))
+            seconds_per_step = (time.monotonic() - self._since) / self._done
+            remaining = max(task.total - task.completed, 0)
+            self._bar.update(self._task, left=duration(seconds_per_step * remaining))
 
     def say(self, line: str) -> None:
         """A line that stays."""
@@ -58,22 +58,16 @@ class Reporter:
 def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
     """A Reporter over ``total`` steps, whose bar ends with the block; ``quiet``: another process shows it."""
     console = Console(stderr=False, quiet=quiet)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA {task.fields[left]}"),
-        TextColumn("{task.fields[detail]}"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    progress = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn())
+    times = (TimeElapsedColumn(), TextColumn("ETA {task.fields[left]}"), TextColumn("{task.fields[detail]}"))
+    with Progress(*progress, *times, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield Reporter(console, bar, total)
 
 
 def duration(seconds: float) -> str:
     """``"1 h 02 min"``, ``"3 min 20 s"`` or ``"12 s"``."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, below = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{minutes} min {below:02d} s" if minutes else f"{below} s"

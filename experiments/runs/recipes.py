@@ -69,18 +69,10 @@ def generator_of(experiment: Experiment) -> ModelConfig:
     """ELECTRA's generator: as deep as the model, ``generator_share`` as wide, with its token embedding."""
     model, share = experiment.model, experiment.generator_share
     heads = max(int(model.num_heads * share), 1)
-    return replace(
-        model,
-        d_embed=model.embed_width,
-        d_model=heads * model.d_kv,
-        d_ff=max(int(model.d_ff * share), 1),
-        num_heads=heads,
-        num_key_value_heads=None,
-        logits="tied",
-        logits_transform=True,
-        logits_bias=True,
-        heads=(),
-    )
+    d_ff = max(int(model.d_ff * share), 1)
+    narrow = replace(model, d_model=heads * model.d_kv, d_ff=d_ff, num_heads=heads, num_key_value_heads=None)
+    embed = model.embed_width  # that of the model, whose embedding it shares
+    return replace(narrow, d_embed=embed, logits="tied", logits_transform=True, logits_bias=True, heads=())
 
 
 def text_spec(experiment: Experiment) -> StepSpec:
@@ -92,13 +84,8 @@ def text_spec(experiment: Experiment) -> StepSpec:
     elif experiment.tuning.unfreezing == "gradual":
         tune = GradualUnfreezing(model, training.steps)
     model = replace(model, adapter_width=round(adapters * model.d_model))
-    return StepSpec(
-        model,
-        training.optimizer,
-        tune=tune,
-        microbatches=training.microbatches,
-        guard=experiment.guard,
-    )
+    parts, guard = training.microbatches, experiment.guard
+    return StepSpec(model, training.optimizer, tune=tune, microbatches=parts, guard=guard)
 
 
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
@@ -200,10 +187,10 @@ _head_output = jax.jit(Tuned.__call__)  # model, batch -> what its head gives
 
 
 def right_answers(
-    stage: Stage, prepared: Prepared, mesh: Mesh, asked: Questions, lengths: Lengths
+    stage: Stage, prepared: Prepared, mesh: Mesh, questions: Questions, lengths: Lengths
 ) -> list[Batch]:
     """This process's parts of the rows with their targets, which alone have a loss in every architecture."""
-    rows = Encoded(asked.task, asked.rows, prepared.vocabulary)
+    rows = Encoded(questions.task, questions.rows, prepared.vocabulary)
     size, architecture = stage.settings.finetuning.batch_size, stage.settings.model.architecture
     batches = eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
     if architecture not in ENCODER_DECODERS:  # whose loss has the inputs in it
@@ -221,7 +208,7 @@ def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
 
 def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:
     """The first ``limit`` rows; 0 means all."""
-    return [rows[place] for place in range(min(limit or len(rows), len(rows)))]
+    return [rows[i] for i in range(min(limit or len(rows), len(rows)))]
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -272,9 +259,7 @@ def _restored(stage: Stage, steps: Steps, prefix: str) -> State:
         if not checkpoints.steps():
             raise SettingError(f"{stage.folder} has no checkpoint yet; train the run first")
         try:
-            return checkpoints.restore_model(
-                steps.abstract, checkpoints.best(), source=lambda path: prefix + path
-            )
+            return checkpoints.restore_model(steps.abstract, checkpoints.best(), lambda path: prefix + path)
         except CheckpointError as error:
             raise SettingError(str(error)) from error
 

@@ -27,37 +27,33 @@ class Result:
     seconds: float  # of training, compilation and evaluation left out
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
-    # held-out, by length of rows [x inputs_length]
-    length_losses: Mapping[str, float] = field(default_factory=dict)
-    phases: Mapping[str, str] = field(default_factory=dict)  # phase -> its folder, below that of the scale
-    # phase -> how many lines of metrics it had in the end
-    records: Mapping[str, int] = field(default_factory=dict)
+    length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length [x inputs_length]
+    phases: Mapping[str, str] = field(default_factory=dict)  # stage -> its folder, below that of the scale
+    records: Mapping[str, int] = field(
+        default_factory=dict
+    )  # stage -> lines of metrics that it had in the end
 
     def __post_init__(self):
-        for name, best in _group("tasks", self.tasks):
+        for name, best in _items("tasks", self.tasks):
             _check_task(name, best)
         signed = any(SIGNED & best["metrics"].keys() for best in self.tasks.values())
-        for name, score in _group("columns", self.columns):
-            _within(name, score, -100 * signed, 100)
-        longer = [
-            (f"length_losses {times}", loss) for times, loss in _group("length_losses", self.length_losses)
-        ]
-        for name, loss in [
-            *longer,
-            ("held_out_loss", 0 if self.held_out_loss is None else self.held_out_loss),
-        ]:
-            _within(name, loss, 0, LARGEST)
+        for name, score in _items("columns", self.columns):
+            _check_range(name, score, -100 * signed, 100)
+        for times, loss in _items("length_losses", self.length_losses):
+            _check_range(f"length_losses {times}", loss, 0, LARGEST)
+            if not re.fullmatch("[1-9][0-9]{0,8}", times):
+                raise SettingError("a length of rows is no whole number")
+        if self.held_out_loss is not None:
+            _check_range("held_out_loss", self.held_out_loss, 0, LARGEST)
         for name, count in [
             ("seconds", self.seconds),
             ("tokens", self.tokens),
-            *_group("records", self.records),
+            *_items("records", self.records),
         ]:
-            _within(name, count, 0, 1e300)
-        if not all(re.fullmatch("[1-9][0-9]{0,8}", times) for times in self.length_losses):
-            raise SettingError("a length of rows is no whole number")
-        for _, place in _group("phases", self.phases):
-            if not isinstance(place, str) or Path(place).is_absolute() or ".." in Path(place).parts:
-                raise SettingError("a phase lies outside of the runs")
+            _check_range(name, count, 0, 1e300)
+        for _, path in _items("phases", self.phases):
+            if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
+                raise SettingError("the folder of a stage lies outside of the runs")
 
     @property
     def seed(self) -> int:
@@ -66,42 +62,39 @@ class Result:
     @property
     def task_loss(self) -> float | None:
         """Mean over tasks of the loss of their targets, nats a token; None for heads and ensembles."""
-        found = [best["metrics"].get("loss") for best in self.tasks.values()]
-        return mean(found) if found and None not in found else None
+        losses = [best["metrics"].get("loss") for best in self.tasks.values()]
+        return mean(losses) if losses and None not in losses else None
 
     def phase_folders(self) -> dict[str, Path]:
-        """Phase -> the folder with its metrics and predictions, of those that are there."""
-        ups, named = (self.folder, *self.folder.parents), self.phases.items()
-        found = {name: next((up / path for up in ups if (up / path).exists()), None) for name, path in named}
-        return {name: place for name, place in found.items() if place is not None}
+        """Stage -> the folder with its metrics and predictions; stages whose folder is gone are missing."""
+        ups = (self.folder, *self.folder.parents)  # so that a folder of runs may be moved
+        nearest = ((name, [up / path for up in ups]) for name, path in self.phases.items())
+        folders = {name: next((path for path in paths if path.exists()), None) for name, paths in nearest}
+        return {name: folder for name, folder in folders.items() if folder is not None}
 
 
-def _group(name: str, values: Any) -> Iterable[tuple[str, Any]]:
+def _items(name: str, values: Any) -> Iterable[tuple[str, Any]]:
     if not isinstance(values, Mapping):
         raise SettingError(f"{name} should be values by name")
     return values.items()
 
 
-def _within(name: str, value: Any, low: float, high: float) -> None:
-    rounding = 1e-6
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not low - rounding <= value <= high + rounding
-    ):
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
+    rounding, is_number = 1e-6, isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low - rounding <= value <= high + rounding:
         raise SettingError(f"{name} {value!r:.40} should be a number from {low:g} to {high:g}")
 
 
 def _check_task(name: str, best: Any) -> None:
     """SettingError unless a task says its column, metric, step, score and metrics."""
-    found = dict(_group(name, best))
-    if not all(isinstance(found.get(text), str) for text in ("column", "metric")):
+    fields = dict(_items(name, best))
+    if not all(isinstance(fields.get(text), str) for text in ("column", "metric")):
         raise SettingError(f"{name} lacks its column or its metric")
-    _within(f"step of {name}", found.get("step"), 0, 1e300)
-    metrics = dict(_group(f"metrics of {name}", found.get("metrics")))
+    _check_range(f"step of {name}", fields.get("step"), 0, 1e300)
+    metrics = dict(_items(f"metrics of {name}", fields.get("metrics")))
     low = -100 * bool(SIGNED & metrics.keys())
-    for metric, value in (metrics | {"score": found.get("score")}).items():
-        _within(f"{metric} of {name}", value, *((0, LARGEST) if metric == "loss" else (low, 100)))
+    for metric, value in (metrics | {"score": fields.get("score")}).items():
+        _check_range(f"{metric} of {name}", value, *((0, LARGEST) if metric == "loss" else (low, 100)))
 
 
 def check_settings(
@@ -112,17 +105,16 @@ def check_settings(
     if not path.exists():
         return
     try:
-        there = flatten(unseal(path.read_bytes(), path))
+        recorded = flatten(unseal(path.read_bytes(), path))
     except SettingError as error:
-        raise SettingError(
-            f"{path} cannot be read ({error}): choose other --runs or delete {folder}"
-        ) from error
-    if lines := setting_changes(there, result_settings(experiment)):
+        advice = f"choose other --runs or delete {folder}"
+        raise SettingError(f"{path} cannot be read ({error}): {advice}") from error
+    if lines := setting_changes(recorded, result_settings(experiment)):
         text = "".join(f"\n  {line}" for line in lines)
         if allowed is None:
             raise SettingError(
                 f"{folder} belongs to a run with other settings: choose other --runs, delete it or, "
-                f"unless it is finished, go on with --allow settings{text}"
+                f"unless it is finished, resume it with --allow settings{text}"
             )
         allowed(f"{folder}: allowed:{text}")
 
@@ -136,9 +128,9 @@ def fingerprint(folder: Path) -> str:
         raise SettingError(f"{path}, which tells whose scores these are, cannot be read: {error}") from error
 
 
-def write_result(folder: Path, found: Mapping[str, Any]) -> None:
-    """``scores.json``: what a run came to, bound to the settings of the run in ``folder``."""
-    write(folder / "scores.json", seal({**found, "settings": fingerprint(folder)}))
+def write_result(folder: Path, values: Mapping[str, Any]) -> None:
+    """``scores.json``: what a run scored and cost, bound to the settings of the run in ``folder``."""
+    write(folder / "scores.json", seal({**values, "settings": fingerprint(folder)}))
 
 
 def read_result(folder: Path) -> Result | None:
@@ -146,12 +138,11 @@ def read_result(folder: Path) -> Result | None:
     path, mend = epath.Path(folder) / "scores.json", "delete it and run the row again"
     if not path.exists():
         return None
-    found = unseal(path.read_bytes(), path, mend)
-    if found.pop("settings", None) != fingerprint(path.parent):
+    values = unseal(path.read_bytes(), path, mend)
+    if values.pop("settings", None) != fingerprint(path.parent):
         raise DataError(f"{path} has the scores of a run with other settings; {mend}")
     try:
-        return Result(folder=path.parent, **found)
+        return Result(folder=path.parent, **values)
     except (SettingError, TypeError) as error:  # a TypeError: more or less than a result has
-        raise DataError(
-            f"{path} does not count: {error}; the run diverged, or the file is damaged: {mend}"
-        ) from error
+        cause = "the run diverged, or the file is damaged"
+        raise DataError(f"{path} does not count: {error}; {cause}: {mend}") from error

@@ -47,12 +47,13 @@ COMPARED = 1_000  # of held-out text, at most, on which rows of different length
 def run(
     experiment: Experiment, folder: Path, cache: Path, reporter: Reporter, allow: frozenset[str] = frozenset()
 ) -> None:
-    """Bring the run in ``folder`` to its end from wherever it is; SettingError before anything compiles.
+    """Train and score the run in ``folder``, from where it stopped; SettingError before anything compiles.
 
     ``allow``: which of origin.ORIGINS may have changed since it was started.
     """
     prepared, mesh = check(experiment, folder, cache, reporter.say, allow)
-    claim(experiment, folder)
+    if jax.process_index() == 0:  # from now on the folder is this run's
+        save_settings(folder, experiment)
     home = home_of(folder, cache)
     title = os.path.relpath(folder.resolve(), home).replace("/", ".")
     session = Session(prepared, mesh, reporter, allow, title)
@@ -65,12 +66,6 @@ def run(
     longer = length_losses(every, session)
     if jax.process_index() == 0:
         write_scores(folder, home, every, scores, longer)
-
-
-def claim(experiment: Experiment, folder: Path) -> None:
-    """The folder is this run's from now on."""
-    if jax.process_index() == 0:
-        save_settings(folder, experiment)
 
 
 def fit(every: Iterable[Stage], session: Session) -> None:
@@ -90,14 +85,12 @@ def fit(every: Iterable[Stage], session: Session) -> None:
 def _train(stage: Stage, session: Session) -> None:
     steps, training = steps_of(stage, session.mesh), stage.training
     batches = RECIPES[stage.kind].batches(stage, session.prepared)
-    loop = LoopConfig(
-        training.steps,
-        training.log_every,
-        training.save_every,
-        "score",
+    every, guard, patience = (
+        (training.log_every, training.save_every),
         stage.settings.guard,
-        patience=wait("LM_STEP_TIMEOUT"),
+        wait("LM_STEP_TIMEOUT"),
     )
+    loop = LoopConfig(training.steps, *every, "score", guard, patience=patience)
     with checkpoints_of(stage) as checkpoints, ShownLog(stage, session) as log:
         run = Run(
             stage.settings.seed,
@@ -123,8 +116,8 @@ def evaluation(
     prepared, mesh, size = session.prepared, session.mesh, stage.training.batch_size
     asked = RECIPES[stage.kind].questions(stage, prepared, mesh)
     texts = [questions for questions in asked if isinstance(questions.task, Task)]
-    right = {each.task.name: right_answers(stage, prepared, mesh, each, lengths) for each in texts}
-    # only made if it is trained
+    right = {x.task.name: right_answers(stage, prepared, mesh, x, lengths) for x in texts}
+    # made at the first evaluation: tasks need none of it
     held_out = cache(partial(held_out_batches, stage.settings, prepared, mesh, 1, -(-WATCHED // size)))
 
     def evaluate(state: State) -> dict[str, float]:

@@ -67,16 +67,16 @@ def cost(folders: Sequence[Path]) -> dict[str, float]:
 def write_scores(
     folder: Path, home: Path, stages: Sequence[Stage], tasks: dict, length_losses: dict[str, float]
 ) -> None:
-    """What the run came to, and where its stages lie, from the scale's folder."""
-    places = {stage.name: stage.folder for stage in stages}
+    """Write what the run scored and cost, and where its stages lie, from the scale's folder."""
+    folders = {stage.name: stage.folder for stage in stages}
     losses = [held_out_loss(stage.folder) for stage in stages if stage.kind == "pretrain"]
     result = {
         "tasks": tasks,
         "length_losses": length_losses,
         "columns": columns(tasks),
         "held_out_loss": next(iter(losses), None),
-        **cost(list(dict.fromkeys(places.values()))),
-        "phases": {name: os.path.relpath(place.resolve(), home) for name, place in places.items()},
-        "records": {name: len(records(place)) for name, place in places.items()},
+        **cost(list(dict.fromkeys(folders.values()))),
+        "phases": {name: os.path.relpath(path.resolve(), home) for name, path in folders.items()},
+        "records": {name: len(records(path)) for name, path in folders.items()},
     }
     write_result(folder, result)

@@ -12,10 +12,11 @@ from typing import TextIO
 import jax
 
 from experiments.processes.group import agreed, trains
-from experiments.runs import origin, vocabularies
+from experiments.runs import origin
 from experiments.runs.prepare import Prepared, fingerprints
 from experiments.runs.progress import Reporter
 from experiments.runs.stages import Stage
+from experiments.runs.vocabularies import store_vocabulary
 from experiments.study.experiment import result_settings
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
@@ -75,9 +76,9 @@ def check_origin(stage: Stage, session: Session, is_finished: bool) -> None:
     state = "finished" if is_finished else "begun" if started else "new"
     current = origin_of(stage, session)
     origin.check(stage.folder, current, state, session.allow, session.reporter.say)
-    # of a finished stage another may be allowed
+    # --allow vocabulary on a finished stage: its own stays
     if origin.read(stage.folder)["vocabulary"] == current["vocabulary"]:
-        vocabularies.keep(stage.folder, session.prepared.vocabulary)
+        store_vocabulary(stage.folder, session.prepared.vocabulary)
 
 
 def finished(folder: Path, steps: int) -> bool:
@@ -89,10 +90,10 @@ def finished(folder: Path, steps: int) -> bool:
     def ended() -> bool:
         evaluated = any((line["kind"], line["step"]) == ("eval", steps) for line in records(folder))
         try:
-            done = status(folder) == "finished"
-        except (SettingError, OSError):  # which the log says, and begins it anew
-            done = False
-        return done and evaluated and steps in manifest.steps(folder / "checkpoints")
+            is_closed = status(folder) == "finished"
+        except (SettingError, OSError):  # which the log reports when it starts a new run.json
+            is_closed = False
+        return is_closed and evaluated and steps in manifest.steps(folder / "checkpoints")
 
     return agreed(ended)
 
@@ -147,6 +148,5 @@ class ShownLog(Log):
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         super().write(step, kind, values)
         if "loss" in values:
-            self._reporter.advance(
-                0, f"{'loss' if kind == 'train' else 'held-out loss'} {values['loss']:.3f}"
-            )
+            name = "loss" if kind == "train" else "held-out loss"
+            self._reporter.advance(0, f"{name} {values['loss']:.3f}")

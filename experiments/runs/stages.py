@@ -102,14 +102,14 @@ def _pretraining(
     """The pre-training of a model that is then fine-tuned on ``target``; folders: of the run, its scale."""
     without = f"/without-{target}" if experiment.mixing.pretraining == "corpus+other-tasks" else ""
     decisive = _pretraining_settings(settings, target)
-    complete = replace(
-        decisive,
-        data=experiment.data,
-        mesh=experiment.mesh,
-        guard=experiment.guard,
-        pretraining=experiment.pretraining,
-        finetuning=experiment.finetuning,
-    )
+    names = (
+        "data",
+        "mesh",
+        "guard",
+        "pretraining",
+        "finetuning",
+    )  # these have settings that change no number
+    complete = replace(decisive, **{name: getattr(experiment, name) for name in names})
     on = () if decisive.mixing.pretraining == "corpus" else decisive.tuning.mixtures
     texts = experiment.tuning.mixtures if experiment.data.vocabulary_texts == "corpus+tasks" else ()
     folder = _pretraining_folder(complete, texts, *folders)
@@ -122,9 +122,9 @@ def _pretraining_folder(settings: Experiment, texts: tuple[str, ...], folder: Pa
         return folder / PRETRAINING
     # the difference from the baseline, so that a new setting changes no key
     changed = diff(BASELINE, _pretraining_settings(settings, ""))
-    about: dict[str, object] = {path: str(new) for path, (_, new) in changed.items()}
-    about |= {"texts": texts} if texts else {}
-    key = Path(PRETRAINING) / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    contents: dict[str, object] = {path: str(new) for path, (_, new) in changed.items()}
+    contents |= {"texts": texts} if texts else {}
+    key = Path(PRETRAINING) / hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
     # wherever the scale's folder was copied to
     return next((up / key for up in (folder, *folder.parents) if (up / key).is_dir()), home / key)
 
@@ -183,9 +183,8 @@ def load_settings(folder: Path) -> Experiment:
 
 def cache_of(folder: Path) -> Path:
     """The cache beside a run's folder: that of the folder ``runs`` it lies in."""
-    return next(
-        (up / "cache" for up in folder.resolve().parents if (up / "cache").is_dir()), Path("runs") / "cache"
-    )
+    caches = (parent / "cache" for parent in folder.resolve().parents)
+    return next(filter(Path.is_dir, caches), Path("runs") / "cache")
 
 
 def home_of(folder: Path, cache: Path) -> Path:

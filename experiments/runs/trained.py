@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.runs.recipes import body_steps, trained_body
 from experiments.runs.stages import Stage, load_settings, stages_of
-from experiments.runs.vocabularies import kept
+from experiments.runs.vocabularies import stored_vocabulary
 from lm import sharding
 from lm.data.text.vocabulary import Vocabulary
 from lm.nn.config import ModelConfig
@@ -26,8 +26,8 @@ def frame(stage: Stage, vocabulary: Vocabulary) -> tuple[int | None, int | None]
     """The ids that begin and end a text as the model of a stage reads it."""
     experiment = stage.settings
     config, start = experiment.model, experiment.model.special.start
-    goes_on = stage.kind == "pretrain" and experiment.mixing.pretraining == "corpus"
-    asks = not goes_on or experiment.objective.has_inputs  # or the text is to go on
+    continues_text = stage.kind == "pretrain" and experiment.mixing.pretraining == "corpus"
+    asks = not continues_text or experiment.objective.has_inputs  # EOS then ends the question
     return {
         "encoder": (vocabulary.cls, vocabulary.sep),
         "encoder-decoder": (None, vocabulary.eos),
@@ -54,22 +54,18 @@ class Trained:
         return self.vocabulary.encode_framed(text, *frame(self.stage, self.vocabulary))
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
-        """Rows of ids, padded to one length, and rows of padding; SettingError without room for ``answer``
-        tokens.
-        """
+        """Rows of ids as a padded batch; SettingError if there is no room for ``answer`` more tokens."""
         config = self.config
         if not rows or not all(rows):
-            raise SettingError("a text without tokens leaves the model nothing to go on from")
+            raise SettingError("a text without tokens gives the model nothing to continue")
         shape = (-(-len(rows) // self.devices) * self.devices, max(map(len, rows)))
         longest = max(shape[1], answer) if config.has_encoder else shape[1] + answer - 1
         if config.positions == "learned" and longest > config.max_length:
-            raise SettingError(
-                f"{shape[1]} tokens of text and {answer} of answer do not fit in "
-                f"model.max_length={config.max_length}"
-            )
+            text = f"{shape[1]} tokens of text and {answer} of answer"
+            raise SettingError(f"{text} do not fit in model.max_length={config.max_length}")
         tokens, segments = np.full(shape, config.special.pad, np.int32), np.zeros(shape, np.int32)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row)], segments[place, : len(row)] = row, 1
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)], segments[i, : len(row)] = row, 1
         side = "encoder" if config.has_encoder else "decoder"
         batch = {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments}
         if config.architecture == "prefix-decoder":
@@ -82,15 +78,15 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
     stage = chosen(folder, {stage.name: stage for stage in stages}, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = trained_body(stage, mesh).model, body_steps(stage, mesh).put
-    return Trained(stage, kept(stage.folder, stage.settings), model, put, mesh.size)
+    return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size)
 
 
 def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
-    """The one called ``name``, by default the first; SettingError with the nearest if the run lacks it."""
+    """The model called ``name``, by default the first; SettingError with the nearest if there is none."""
     if not models:
         raise SettingError(
-            f"{folder} has no model for this: by its settings neither pre-training nor fine-tuning leaves "
-            "one (pretraining.steps, finetuning.steps, tuning)"
+            f"{folder} has no model for this: its settings ask for neither pre-training nor fine-tuning "
+            "that trains one (pretraining.steps, finetuning.steps, tuning)"
         )
     if name and name not in models:
         raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, models)}")
@@ -100,9 +96,7 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
 def answering(folder: Path) -> list[Stage]:
     """The stages of a run whose model writes text, fine-tuned ones first."""
     if not load_settings(folder).model.has_decoder:
-        raise SettingError(
-            "model.architecture='encoder' writes no text; `lm fill` shows what it puts for [MASK]"
-        )
+        raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
     text = [stage for stage in stages_of(folder) if stage.kind != "head"]
     return sorted(text, key=lambda stage: stage.kind == "pretrain")
 
@@ -111,14 +105,12 @@ def masked(folder: Path) -> list[Stage]:
     """Pre-training of a masked language model."""
     model = load_settings(folder).model
     if model.architecture != "encoder" or model.logits == "none":
-        raise SettingError(
-            f"--run: a model with architecture={model.architecture!r} and logits={model.logits!r} is no "
-            "masked LM; name the run of one, such as bert/base"
-        )
-    found = [stage for stage in stages_of(folder) if stage.kind == "pretrain"]
-    if not found:
+        text = f"--run: a model with architecture={model.architecture!r} and logits={model.logits!r} is no"
+        raise SettingError(f"{text} masked LM; name the run of one, such as bert/base")
+    stages = [stage for stage in stages_of(folder) if stage.kind == "pretrain"]
+    if not stages:
         raise SettingError("--run: pretraining.steps=0: nothing was pre-trained; name another run")
-    return found
+    return stages
 
 
 def newest_masked(runs: Path) -> Path:
@@ -134,14 +126,10 @@ def newest_masked(runs: Path) -> Path:
             stage = masked(path.parent)[0]
         except SettingError:
             continue
-        saved = [
-            about["saved"] for about in manifests(stage.folder / "checkpoints").values() if about is not None
-        ]
-        if saved:
+        checkpoints = manifests(stage.folder / "checkpoints").values()
+        if saved := [checkpoint["saved"] for checkpoint in checkpoints if checkpoint is not None]:
             trained[path.parent] = max(saved)
     if not trained:
-        raise SettingError(
-            f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one, or name another "
-            "run"
-        )
+        text = f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one"
+        raise SettingError(f"{text}, or name another run")
     return max(trained, key=trained.get)

@@ -1,5 +1,4 @@
-"""An experiment is one value; a row of a table is the handful of settings in which it differs from a
-baseline.
+"""An experiment is one value; a row of a table is the few settings in which it differs from a baseline.
 
 Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
@@ -43,9 +42,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class MixingConfig:
-    """What pre-training reads, and in which proportions tasks are mixed [Raffel et al. 2020, section
-    3.5.2].
-    """
+    """What pre-training reads, and how tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
 
     pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = "corpus"  # tasks: all of
     # tuning.mixtures; other-tasks: all but those of the mixture that is fine-tuned on next, anew for each
@@ -79,7 +76,7 @@ class PhaseConfig:
     def check(self, name: str) -> None:
         """SettingError for numbers that make no sense, by the name of the phase."""
         at_least(
-            self, f"{name}.", steps=0, batch_size=1, microbatches=1, save_every=1, keep_hours=0, log_every=1
+            self, f"{name}.", steps=0, batch_size=1, microbatches=1, save_every=1, log_every=1, keep_hours=0
         )
         if self.batch_size % self.microbatches:
             raise SettingError(
@@ -176,9 +173,7 @@ def times(factor: float) -> Callable[[int, "Experiment"], int]:
 
 
 def apply(experiment: Experiment, new: Changes) -> Experiment:
-    """``experiment`` with every ``{path: value}`` of ``new``, in order; a function is given the old value and
-    all.
-    """
+    """``experiment`` with all of ``new``, in order; a function is called with (old value, experiment)."""
     for path, value in new.items():
         if callable(value):
             value = value(dict(leaves(experiment))[path], experiment)
@@ -210,32 +205,19 @@ class Table:
 
 
 def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping[str, Changes]) -> Table:
-    """The table whose row ``key`` differs from BASELINE by ``rows[key]`` and scored ``scores[key]`` in the
-    paper.
-    """
-    if scores is None:
-        return Table(name, title, tuple(Row(f"{name}/{key}", key, new, {}) for key, new in rows.items()))
+    """The table whose row ``key`` changes ``rows[key]`` in BASELINE; ``scores[key]``: the paper's."""
+    scores = {key: {"label": key, "scores": {}} for key in rows} if scores is None else scores
     if missing := set(rows) ^ set(scores):
         raise SettingError(f"table {name}: rows and scores differ in {sorted(missing)}")
+    published = ((key, new, scores[key]) for key, new in rows.items())
     return Table(
-        name,
-        title,
-        tuple(
-            Row(f"{name}/{key}", scores[key]["label"], new, scores[key]["scores"])
-            for key, new in rows.items()
-        ),
+        name, title, tuple(Row(f"{name}/{k}", x["label"], new, x["scores"]) for k, new, x in published)
     )
 
 
-FREE = (  # settings that change no result: a run may resume on other devices, or past what stopped it
-    "mesh",
-    "data.workers",
-    "guard.non_finite",
-    "guard.in_a_row",
-    "guard.failed_save",
-    "pretraining.keep_hours",
-    "finetuning.keep_hours",
-)
+# settings that change no result: a run may resume on other devices, or past what stopped it
+FREE = ("mesh", "data.workers", "guard.non_finite", "guard.in_a_row", "guard.failed_save")
+FREE += ("pretraining.keep_hours", "finetuning.keep_hours")
 LISTED = 12  # changes of settings, at most [lines]
 
 

@@ -21,12 +21,8 @@ REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.r
 
 
 def find(pattern: str) -> list[Row]:
-    """The rows whose name, or whose table's name, matches the shell-style ``pattern``; SettingError if none
-    does.
-    """
-    rows = [
-        row for row in REGISTRY.values() if any(fnmatch.fnmatch(n, pattern) for n in (row.name, row.table))
-    ]
+    """The rows whose own or table's name a shell-style ``pattern`` matches; SettingError if there is none."""
+    rows = [row for row in REGISTRY.values() if fnmatch.filter((row.name, row.table), pattern)]
     if not rows:
         names = [*REGISTRY, *(table.name for table in TABLES)]
         raise SettingError(f"no row or table is called {pattern!r}{_like(pattern, names)}")
@@ -37,11 +33,8 @@ def find_one(name: str) -> Row:
     """The row called exactly ``name``; SettingError with the nearest name if there is none."""
     if name not in REGISTRY:
         if rows := [row.name for table in TABLES for row in table.rows if table.name == name.rstrip("/")]:
-            raise SettingError(
-                f"{name!r} is a table of {len(rows)} rows: name one of them, such as {rows[0]!r}, or train "
-                "all with "
-                f"lm sweep {name}"
-            )
+            text = f"{name!r} is a table of {len(rows)} rows: name one of them, such as {rows[0]!r}, or train"
+            raise SettingError(f"{text} all with lm sweep {name}")
         raise SettingError(f"no row is called {name!r}{_like(name, REGISTRY)}")
     return REGISTRY[name]
 
@@ -49,9 +42,8 @@ def find_one(name: str) -> Row:
 def _like(name: str, names: Iterable[str]) -> str:
     """The rows whose last part is ``name``, the paper's baseline first, or the one spelt most like it."""
     if ends := [row for row in REGISTRY if row.endswith(f"/{name}")]:
-        return (
-            f"; did you mean {' or '.join(map(repr, sorted(ends, key=lambda row: row != BASELINE_ROW)[:5]))}?"
-        )
+        nearest_rows = sorted(ends, key=lambda row: row != BASELINE_ROW)[:5]
+        return f"; did you mean {' or '.join(map(repr, nearest_rows))}?"
     return nearest(name, names)
 
 
@@ -93,9 +85,7 @@ def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:
 
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
-    """The folder of one run; rows that make the same changes share it, settings given by hand are part of
-    it.
-    """
+    """The folder of a run, with overrides in its name; rows that make the same changes share it."""
     parent, _, last = twin(name).rpartition("/")
     return runs / scale / parent / with_overrides(last, overrides) / f"seed-{seed}"
 

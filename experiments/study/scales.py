@@ -43,14 +43,8 @@ _MINI: Changes = _DOCUMENTATION | {
 }
 
 _REAL: Changes = {  # benchmarks as far as they can be had, each under the paper's column of its kind
-    "tuning.mixtures": (
-        "glue_small",
-        "super_glue_small",
-        "squad_small",
-        "scitldr",
-        "multi30k_ende",
-        "multi30k_enfr",
-        "xquad_enro",
+    "tuning.mixtures": tuple(
+        "glue_small super_glue_small squad_small scitldr multi30k_ende multi30k_enfr xquad_enro".split()
     ),
     "mixing.limit": 4_000,
     "data.vocabulary_texts": "corpus+tasks",  # which are German, French and Romanian too
