@@ -81,7 +81,7 @@ def perplexities(runs: Iterable[Result]) -> dict[int, Score]:
 def compare(samples: Samples, row: str, other: str) -> int | None:
     """1, -1: ``row`` is above, below ``other`` by more than chance; 0: it is not; None: it is unknown.
 
-    Student's t test of two means, noise pooled over all rows; unknown with one seed or values that never vary.
+    Student's t test of two means, noise pooled over all rows. One seed, or values that never vary: unknown.
     """
     values, other_values = samples[row], samples[other]
     if min(len(values), len(other_values)) < 2:
