@@ -1,8 +1,8 @@
-"""What decoding remembers: a pytree in and a pytree out.
+"""The cache of decoding: a pytree in and a pytree out.
 
-Of attention, slot s holds position s of its row. A row's prompt fills the first slots; what follows it
-overwrites the slots of its padding, so that rows of different lengths need no shifting and a query sees
-exactly the slots up to its own.
+In attention, slot s holds position s of its row. A row's prompt fills the first slots; the tokens after it
+overwrite its padding, so that rows of different lengths need no shifting and a query sees exactly the slots
+up to its own.
 """
 
 from dataclasses import dataclass, field, replace

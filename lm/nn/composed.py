@@ -58,10 +58,9 @@ class Tuned(nnx.Module):
 
 
 class Electra(nnx.Module):
-    """A small masked LM, the generator, and an encoder that tells its words from the text's (Clark et al.
-    2020).
+    """ELECTRA: a small masked LM, the generator, and an encoder that tells its words from the text's.
 
-    The two share the embedding of tokens.
+    The two share the embedding of tokens (Clark et al. 2020).
     """
 
     def __init__(self, config: ModelConfig, generator: ModelConfig, rngs: nnx.Rngs):
@@ -85,8 +84,7 @@ class Electra(nnx.Module):
 
 
 class Ensemble(nnx.Module):
-    """Several models that write as one: the mean of their logits, before the softmax (Raffel et al. 2020,
-    3.6).
+    """Models that write as one, by the mean of their logits before the softmax (Raffel et al. 2020, 3.6).
 
     It has the methods of a ``Transformer`` that decoding calls; the cache is a tuple of the members' caches.
     """
@@ -94,9 +92,8 @@ class Ensemble(nnx.Module):
     def __init__(self, members: Sequence[Transformer]):
         ids = {(member.config.vocab_size, member.config.special) for member in members}
         if len(ids) != 1:
-            raise SettingError(
-                f"an ensemble should be models of the same model.vocab_size and special ids, not {ids}"
-            )
+            message = "an ensemble should be models of the same model.vocab_size and special ids"
+            raise SettingError(f"{message}, not {ids}")
         self.members = nnx.List(members)
         self.config = members[0].config
 

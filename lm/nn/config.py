@@ -1,4 +1,4 @@
-"""The shape of a Transformer, and the shapes that were published.
+"""The settings of a Transformer: its architecture, and how it is compiled.
 
 Sources: of T5 Raffel et al. 2020, sections 3.1.2 and 3.7; of the others the paper named beside them and,
 where that is silent, the configuration released with the weights.
@@ -16,7 +16,9 @@ from lm.settings import SettingError, at_least
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
+HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"]
 PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
 
 
@@ -45,7 +47,7 @@ class RotaryConfig:
         frequencies = self.base ** -(np.arange(0, width, 2) / width)
         turns = self.original_length * frequencies / (2 * pi)
 
-        def llama3():
+        def llama3():  # linear in the turns, between those that are stretched wholly and not at all
             low, high = self.low_frequency_factor, self.high_frequency_factor
             return (turns - low) / (high - low)
 
@@ -64,17 +66,17 @@ class RotaryConfig:
 
 @dataclass(frozen=True)
 class SparsityConfig:
-    """Which positions self-attention leaves out; distances are counted in blocks of ``block`` positions."""
+    """Which positions self-attention skips; distances are counted in blocks of ``block`` positions."""
 
     window: int | None = None  # how far is seen to each side; None: everything [blocks]
     dilation: int = 1  # step of the window; 2 leaves out every other block [blocks]
     global_tokens: int = 0  # first blocks of a row, which see and are seen by all [blocks]
     block: int = 1  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
     random_blocks: int = 0  # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
-    # queries, keys and values of global positions (Longformer)
-    projections: Literal["shared", "separate"] = "shared"
-    # of each block, the widest being window; empty: window in all [blocks]
-    layer_windows: tuple[int, ...] = ()
+    projections: Literal["shared", "separate"] = "shared"  # of global positions; separate: in Longformer
+    layer_windows: tuple[
+        int, ...
+    ] = ()  # of each layer, the widest being window; empty: window in all [blocks]
 
     def __post_init__(self):
         at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
@@ -142,13 +144,10 @@ class ModelConfig:
     rotary: RotaryConfig = RotaryConfig()
     sparsity: SparsityConfig = SparsityConfig()
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
-    # activation
-    mlp: Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"] = "relu"
+    mlp: Activation = "relu"  # activation of the feed-forward layer
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
     norm: Literal["rms", "layer"] = "rms"  # T5 and Llama leave out the mean and the bias
-    residual: Literal["pre-norm", "post-norm", "parallel"] = (
-        "pre-norm"  # where norms stand; parallel: GPT-NeoX
-    )
+    residual: Literal["pre-norm", "post-norm", "parallel"] = "pre-norm"  # where norms are; parallel: GPT-NeoX
     norm_epsilon: float = 1e-6  # added to the (mean) square before its root is taken
     embed_norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
     embed_scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
@@ -165,19 +164,12 @@ class ModelConfig:
     attention: Literal["auto", "xla", "cudnn", "flash"] = "auto"  # auto: by device and length; CPU: xla
     layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled; the numbers are the same
     published: str = ""  # the config.json that the model was loaded with, kept for lm convert export
-    remat: Literal["none", "dots", "full"] = (
-        "none"  # the backward pass recomputes nothing, all but matmuls, all
-    )
+    # the backward pass recomputes nothing, all but products with parameters, or all
+    remat: Literal["none", "dots", "full"] = "none"
 
     def __post_init__(self):
-        at_least(
-            self,
-            "model.",
-            **dict.fromkeys(_AT_LEAST_1, 1),
-            position_offset=0,
-            type_vocab_size=0,
-            adapter_width=0,
-        )
+        optional = dict.fromkeys(("position_offset", "type_vocab_size", "adapter_width"), 0)
+        at_least(self, "model.", **dict.fromkeys(_AT_LEAST_1, 1), **optional)
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         self._check_heads()
@@ -193,27 +185,25 @@ class ModelConfig:
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
             raise SettingError(f"model.heads={self.heads} needs 'pooler' too, which judges pairs of texts")
         if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
-            raise SettingError(
-                f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states "
-                "back to that width, or model.logits='separate' or 'none'"
+            message = (
+                f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states"
             )
+            raise SettingError(f"{message} back to that width, or model.logits='separate' or 'none'")
 
     def _check_positions(self) -> None:
         if self.positions == "sinusoidal" and self.embed_width % 2:
             raise SettingError(f"model.d_model={self.embed_width} should be even for sinusoidal positions")
         if self.positions == "rotary" and (self.rotary_width % 2 or not 0 < self.rotary_width <= self.d_kv):
+            turned = f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width}"
             raise SettingError(
-                f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width} of "
-                f"model.d_kv={self.d_kv} features: it should be an even number of them"
+                f"{turned} of model.d_kv={self.d_kv} features: it should be an even number of them"
             )
 
     def _check_attention(self) -> None:
         """What a sparse model or an implementation of attention cannot do."""
         if self.sparsity.projections == "separate" and self.has_decoder:
-            raise SettingError(
-                "model.sparsity.projections='separate' needs model.architecture='encoder', not "
-                f"{self.architecture!r}"
-            )
+            message = "model.sparsity.projections='separate' needs model.architecture='encoder'"
+            raise SettingError(f"{message}, not {self.architecture!r}")
         windows = self.sparsity.layer_windows
         if windows and (self.architecture != "encoder" or len(windows) != self.num_encoder_layers):
             raise SettingError(
@@ -236,17 +226,13 @@ class ModelConfig:
         """An encoder and a decoder that differ, or that share their parameters."""
         if self.encoder != SideConfig():
             if self.architecture != "encoder-decoder":
-                raise SettingError(
-                    f"model.encoder={self.encoder} needs model.architecture='encoder-decoder', not "
-                    f"{self.architecture!r}"
-                )
+                message = f"model.encoder={self.encoder} needs model.architecture='encoder-decoder'"
+                raise SettingError(f"{message}, not {self.architecture!r}")
             at_least(self.encoder_side, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
-        deep, shared = self.num_encoder_layers, self.architecture == "shared-encoder-decoder"
-        if shared and deep != self.num_decoder_layers:
-            raise SettingError(
-                f"model.num_encoder_layers={deep} should equal model.num_decoder_layers="
-                f"{self.num_decoder_layers} when the two stacks share their parameters"
-            )
+        encoder, decoder = self.num_encoder_layers, self.num_decoder_layers
+        if self.architecture == "shared-encoder-decoder" and encoder != decoder:
+            layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
+            raise SettingError(f"{layers} when the two stacks share their parameters")
 
     @property
     def has_encoder(self) -> bool:
@@ -284,9 +270,7 @@ class ModelConfig:
 class HeadConfig:
     """What a model is fine-tuned to predict instead of the next token (lm.nn.heads)."""
 
-    kind: Literal[
-        "classes", "regression", "tokens", "span", "choice"
-    ]  # of a text, of tokens, of several texts
+    kind: HeadKind  # classes and regression: of a text; tokens, span: of its positions; choice: of texts
     classes: int = 1  # of "classes" and "tokens" [classes]
     pool: Literal["first", "last", "mean", "max"] = "first"  # which position speaks for a text, or all
     layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which are frozen

@@ -1,4 +1,4 @@
-"""What is read off hidden states x [B,T,D] besides the next token: in pre-training, and in fine-tuning.
+"""What is predicted from hidden states x [B,T,D] besides the next token: in pre-training and fine-tuning.
 
 Sources: Devlin et al. 2019 (masked LM, next sentence, classes, tokens, spans), Lan et al. 2020 (sentence
 order), Clark et al. 2020 (replaced tokens), Radford et al. 2018 (the last token), Peters et al. 2018 (a
@@ -21,9 +21,8 @@ class Transform(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        self.dense = Linear(
-            config, rngs, (config.d_model, config.embed_width), ("embed", "kv"), config.d_model**-0.5
-        )
+        shape = (config.d_model, config.embed_width)
+        self.dense = Linear(config, rngs, shape, ("embed", "kv"), config.d_model**-0.5)
         self.norm = Norm(config, config.embed_width)
 
     def __call__(self, x: Array) -> Array:

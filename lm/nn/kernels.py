@@ -1,4 +1,4 @@
-"""Which code computes attention here, by the device, the row's length, the mask and the bias."""
+"""Which implementation computes attention: by the device, the row's length, the mask and the bias."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +19,7 @@ from lm.ops.positions import AnyBias, Bias
 from lm.settings import SettingError
 from lm.sharding import ACTIVATION_AXES
 
-SHORT = 1_024  # rows up to which explicit scores are quicker than a kernel that never keeps them [tokens]
-
+SHORT = 1_024  # rows up to which explicit scores are quicker than a kernel that never stores them [tokens]
 
 Kernel = Callable[[Array | None], Any]  # the first query's place -> a function as ``dot_product_attention``
 
@@ -99,6 +98,6 @@ def _sharded(kernel: Kernel, query: Array, seen: KeyValue, mask: Any, bias: Any,
         offset = None if length is None else jax.lax.axis_index(length)[None] * query.shape[1]
         return kernel(offset)(query, key, value, mask, bias, softmax._replace(keep=keep))
 
-    return jax.shard_map(
-        part, in_specs=(queries, keys, keys, masks, biases, keeps), out_specs=queries, check_vma=False
-    )(query, *seen, mask, bias, softmax.keep)
+    specs = (queries, keys, keys, masks, biases, keeps)
+    parts = jax.shard_map(part, in_specs=specs, out_specs=queries, check_vma=False)
+    return parts(query, *seen, mask, bias, softmax.keep)

@@ -42,7 +42,7 @@ def draw_keep(key: Array, rate: float, rows: int, shapes: dict[str, tuple[int, .
 
 
 def dropout(x: Array, keep: Array | None, rate: float) -> Array:
-    """x where ``keep``, else 0, scaled so that the mean stays; x itself where there is no mask."""
+    """x where ``keep``, else 0, scaled to the same mean; x itself where there is no mask."""
     return x if keep is None else x * scaled(keep, rate).astype(x.dtype)
 
 
@@ -161,12 +161,11 @@ class Mlp(nnx.Module):
 
 
 class Adapter(nnx.Module):
-    """[B,T,D] to [B,T,D] through a narrow layer of ``adapter_width``: what is added to a finished block to be
-    tuned.
+    """[B,T,D] to [B,T,D] through a narrow layer of ``adapter_width``, added to a pre-trained block and tuned.
 
-    It has a norm in front wherever the block's norms stand. A new one adds next to nothing: its output matrix
+    It has a norm in front wherever the block's norms are. A new one adds next to nothing: its output matrix
     is drawn as in Houlsby et al. 2019, whose adapters train alike from any deviation up to 1e-2. It is not 0,
-    since Adafactor's rate is relative to a parameter's size.
+    since Adafactor's learning rate is relative to a parameter's size.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):

@@ -1,4 +1,4 @@
-"""What mixes the positions of a row: attention, and the place of whatever else does."""
+"""Mixers: the layers by which the positions of a row exchange information, such as attention."""
 
 from typing import Protocol
 
@@ -17,10 +17,10 @@ from lm.sharding import constrain
 
 
 class Mixer(Protocol):
-    """What a block asks of the layer by which the positions of a row learn of each other."""
+    """What a block needs of such a layer: a state space model would be one too."""
 
     def __call__(self, x: Array, view: View, carry: Carry | None, keep: Keep) -> tuple[Array, Carry]:
-        """[B,T,D] from x [B,T,D], and the carry for the tokens that follow, None where none came in."""
+        """[B,T,D] from x [B,T,D], and the carry for the tokens that follow; None if ``carry`` is None."""
 
     def empty(self, rows: int, slots: int) -> Carry:
         """The carry of ``rows`` [B] before the first token, of up to ``slots``; leaves [B,...].
@@ -29,7 +29,7 @@ class Mixer(Protocol):
         """
 
     def dropped(self, length: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the dropout masks of a row of ``length``, by names that nothing else in a block has."""
+        """Shapes of the dropout masks of a row of ``length``, by names that are unique within a block."""
 
 
 class Projections(nnx.Module):
@@ -39,7 +39,7 @@ class Projections(nnx.Module):
         self.config = config
         d_model, heads = config.d_model, config.num_heads * config.d_kv
         groups = config.key_value_heads * config.d_kv
-        # T5 does not scale the scores by H^-0.5 but the initial queries.
+        # Kernels of std D^-0.5 give queries of size 1. T5 scales these by H^-0.5 instead of the scores.
         std = (d_model * config.d_kv) ** -0.5 if config.scores == "dot" else d_model**-0.5
         self.query = Linear(config, rngs, (d_model, heads), ("embed", "heads"), std)
         self.key = Linear(config, rngs, (d_model, groups), ("embed", self._key_axis), d_model**-0.5)
@@ -50,13 +50,13 @@ class Projections(nnx.Module):
         return self._turn(self._heads(self.query(x), "length", "heads"), positions)
 
     def key_value(self, x: Array, positions: Array | None) -> KeyValue:
-        """Keys and values [B,S,K,H] of x [B,S,D]; in cross-attention without positions."""
+        """Keys and values [B,S,K,H] of x [B,S,D]; None ``positions`` in cross-attention."""
         key, value = (self._heads(layer(x), "key_length", self._key_axis) for layer in (self.key, self.value))
         return KeyValue(self._turn(key, positions), value)
 
     @property
     def _key_axis(self) -> str:
-        # Few heads of keys may not divide over as many devices as there are for heads of queries.
+        # Axes by which a kernel is split over devices: K heads may not divide by as many devices as N do.
         return "heads" if self.config.num_key_value_heads is None else "kv_heads"
 
     def _heads(self, x: Array, length: str, axis: str) -> Array:
@@ -74,8 +74,8 @@ class Attention(Projections):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool = False):
         super().__init__(config, rngs)
         heads, width = config.num_heads, config.d_kv
-        outward = ((heads * width, config.d_model), ("heads", "embed"), (heads * width) ** -0.5)
-        self.out = Linear(config, rngs, *outward)
+        shape = (heads * width, config.d_model)
+        self.out = Linear(config, rngs, shape, ("heads", "embed"), (heads * width) ** -0.5)
         weight = normal(rngs, (heads, width, width), width**-0.5) if config.scores == "bilinear" else None
         self.bilinear = None if weight is None else param(weight, "bias_heads", "kv", "kv")
         separate = config.sparsity.projections == "separate" and not crosses
@@ -84,25 +84,27 @@ class Attention(Projections):
     def __call__(
         self, x: Array, view: View, carry: KeyValue | None, keep: Keep
     ) -> tuple[Array, KeyValue | None]:
-        """[B,T,D] of x [B,T,D] seeing itself or, with a carry, what was before it too."""
+        """[B,T,D] of x [B,T,D], which sees itself or, with a carry, also the positions before it."""
         seen = self.key_value(x, view.positions)
-        if carry is not None:
+        if carry is not None:  # decoding: the cache then holds all that x sees, x included
             seen = carry = carry.write(seen, view.slot)
         return self.read(x, seen, view, keep.get("attention")), carry
 
     def empty(self, rows: int, slots: int) -> KeyValue:
-        """Zeros [B,S,K,H]; a query sees no slot that has not been written."""
+        """Zeros [B,S,K,H]; masks hide every slot that has not been written."""
         shape = (rows, slots, self.config.key_value_heads, self.config.d_kv)
         return KeyValue(jnp.zeros(shape, self.config.dtype), jnp.zeros(shape, self.config.dtype))
 
     def dropped(self, length: int) -> dict[str, tuple[int, ...]]:
-        """One mask [N,1,S] of a row's attention weights, shared by its queries."""
+        """One mask [N,1,S] of a row's attention weights, shared by all its queries, as in T5."""
         return {"attention": (self.config.num_heads, 1, length)}
 
     def read(self, x: Array, seen: KeyValue, view: View, keep: Array | None) -> Array:
         """[B,T,D] from x [B,T,D] and the keys and values that it sees; ``keep`` bool [B,N,1,S]."""
         query = self._query(self, x, view)
         keep = None if keep is None else scaled(keep, self.config.dropout)
+        # Global positions (Longformer) see everything, by projections of their own. Both are computed for all
+        # positions, and one result is chosen for each: shapes stay static.
         out = attend(self.config, query, seen, view.mask, view.bias, keep)
         if self._has_globals(view):
             query, seen = self._query(self.globals, x, view), self.globals.key_value(x, view.positions)
@@ -130,4 +132,4 @@ class Attention(Projections):
         return query if self.bilinear is None else bilinear(query, self.bilinear[...].astype(x.dtype))
 
 
-MIXERS: dict[str, type[Attention]] = {"attention": Attention}  # by what a model's setting will name
+MIXERS: dict[str, type[Attention]] = {"attention": Attention}  # a new mixer is one more entry

@@ -1,4 +1,8 @@
-"""Blocks, and a stack of them: an encoder or a decoder without the embedding of tokens."""
+"""Blocks, and a stack of them: an encoder or a decoder without the embedding of tokens.
+
+Shapes: B rows, T positions, D = d_model, S positions that are seen, K key heads of width H (as in lm.ops).
+A ``View`` says what each position sees, ``keep`` holds dropout masks, ``carry`` is the cache while decoding.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +22,7 @@ from lm.sharding import constrain
 
 
 class Block(nnx.Module):
-    """A mixer, cross-attention in a decoder with an encoder, a feed-forward layer, and maybe an adapter."""
+    """Self-attention (or another mixer), cross-attention, a feed-forward layer, and maybe an adapter."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
         self.config = config
@@ -34,17 +38,21 @@ class Block(nnx.Module):
     def __call__(
         self, x: Array, view: View, keep: Keep, carry: Carry | None, crossed: KeyValue | None
     ) -> tuple[Array, Carry | None]:
-        """x [B,T,D] and the mixer's carry; ``crossed``: keys and values of ``view.encoded``, if known."""
-        start = x
-        h = self._read(start, x, self.attention_norm)
-        h, carry = self.attention(h, self._own(view), carry, keep)
+        """[B,T,D] of x [B,T,D], and the mixer's carry.
+
+        ``crossed``: keys and values of the encoder's output, which decoding computes once; None: from
+        ``view.encoded`` [B,S,D], or no cross-attention without that.
+        """
+        start = x  # a parallel block's sub-layers all read this, not each other's output
+        h = self._sublayer_input(start, x, self.attention_norm)
+        h, carry = self.attention(h, self._with_bias(view), carry, keep)
         x = self._add(x, h, self.attention_norm, keep.get("attention_out"))
         if view.encoded is not None or crossed is not None:
             seen = self.cross.key_value(view.encoded, None) if crossed is None else crossed
-            h = self._read(start, x, self.cross_norm)
+            h = self._sublayer_input(start, x, self.cross_norm)
             h = self.cross.read(h, seen, View(view.cross_mask), keep.get("cross"))
             x = self._add(x, h, self.cross_norm, keep.get("cross_out"))
-        h = self.mlp(self._read(start, x, self.mlp_norm), keep.get("mlp"))
+        h = self.mlp(self._sublayer_input(start, x, self.mlp_norm), keep.get("mlp"))
         x = self._add(x, h, self.mlp_norm, keep.get("mlp_out"))
         if self.adapter is not None:
             h = dropout(self.adapter(x, keep.get("adapter")), keep.get("adapter_out"), self.config.dropout)
@@ -52,7 +60,10 @@ class Block(nnx.Module):
         return x, carry
 
     def dropped(self, length: int, encoded_length: int | None) -> dict[str, tuple[int, ...]]:
-        """Shapes of a row's dropout masks, by name, in the order in which they are drawn."""
+        """Shapes of a row's dropout masks, by name: [heads,1,S] of weights, [1,features] of activations.
+
+        One draw is cut into all of them (``draw_keep``), so their order decides which numbers each gets.
+        """
         config, out = self.config, (1, self.config.d_model)
         shapes = self.attention.dropped(length) | {"attention_out": out}
         shapes |= {"mlp": (1, config.d_ff), "mlp_out": out}
@@ -64,38 +75,40 @@ class Block(nnx.Module):
 
     def weights(self, x: Array, view: View) -> tuple[Array, Array | None]:
         """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention, from x [B,T,D]."""
-        start, view = x, self._own(view)
-        h = self._read(start, x, self.attention_norm)
+        start, view = x, self._with_bias(view)
+        h = self._sublayer_input(start, x, self.attention_norm)
         seen = self.attention.key_value(h, view.positions)
         weights = self.attention.weights(h, seen, view)
         if view.encoded is None:
             return weights, None
         x = self._add(x, self.attention.read(h, seen, view, None), self.attention_norm, None)
-        h = self._read(start, x, self.cross_norm)
+        h = self._sublayer_input(start, x, self.cross_norm)
         return weights, self.cross.weights(h, self.cross.key_value(view.encoded, None), View(view.cross_mask))
 
-    def _own(self, view: View) -> View:
+    def _with_bias(self, view: View) -> View:
+        """The view with the bias of this block's own table, if it has one (UMT5)."""
         return view if self.relative is None else view._replace(bias=view.layer_bias(self.relative))
 
-    def _read(self, start: Array, x: Array, norm: Norm) -> Array:
-        """What a sub-layer reads: x [B,T,D] or, of a parallel block, what the block began with."""
+    def _sublayer_input(self, start: Array, x: Array, norm: Norm) -> Array:
+        """What a sub-layer reads: x [B,T,D] or, of a parallel block, its ``start``, normalised."""
         if self.config.residual == "post-norm":
-            return x
+            return x  # ``_add`` has normalised it
         return norm(start if self.config.residual == "parallel" else x)
 
     def _add(self, x: Array, h: Array, norm: Norm, keep: Array | None) -> Array:
+        """The residual stream x [B,T,D] with a sub-layer's output h [B,T,D] added."""
         x = constrain(x + dropout(h, keep, self.config.dropout), "batch", "length", "embed")
         return norm(x) if self.config.residual == "post-norm" else x
 
 
-REMAT = {  # what jax.checkpoint saves for the backward pass
+REMAT = {  # what jax.checkpoint saves of a block for the backward pass; the rest is computed again
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,  # only the block's input, which the loop saves anyway
 }
 
 
 def _unroll(step, x, layers, length):
-    """As ``jax.lax.scan`` without a loop: nothing is copied to and from stacks; compiling takes longer."""
+    """As ``jax.lax.scan``, without a loop: copies nothing into stacked arrays, but compiles longer."""
     leaves, structure = jax.tree.flatten(layers)
     parts = [jnp.split(leaf, length) for leaf in leaves]
     out = []
@@ -105,11 +118,15 @@ def _unroll(step, x, layers, length):
     return x, jax.tree.map(lambda *results: jnp.stack(results), *out)
 
 
-RUN = {"scan": jax.lax.scan, "unroll": _unroll}
+LOOPS = {"scan": jax.lax.scan, "unroll": _unroll}  # by model.layers
 
 
 class Stack(nnx.Module):
-    """What is added to embeddings, blocks on a leading axis of their parameters, and a norm at the end."""
+    """All that is added to embeddings of tokens, the blocks, and a final norm.
+
+    The parameters of all blocks are stacked on a leading axis [layers,...], so that one loop runs them and
+    only one block is compiled. With ``shared_layers`` (ALBERT) that axis has length 1.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, num_layers: int, crosses: bool):
         self.config = config
@@ -122,8 +139,10 @@ class Stack(nnx.Module):
         inward = (config, rngs, (width, config.d_model), ("kv", "embed"), width**-0.5)
         self.projection = None if config.d_embed is None else Linear(*inward)
         keys = jax.random.split(rngs.params(), 1 if config.shared_layers else num_layers)
+        # vmap initialises the blocks side by side, each with its key: this makes the leading axis.
         self.blocks = jax.vmap(lambda key: Block(config, nnx.Rngs(params=key), crosses))(keys)
         self.relative = RelativeBias(config, rngs) if config.positions == "relative" else None
+        # Post-norm blocks end with a norm already.
         self.norm = None if config.residual == "post-norm" else Norm(config, config.d_model)
 
     def __call__(
@@ -135,19 +154,21 @@ class Stack(nnx.Module):
         carry: Carry | None = None,
         crossed: KeyValue | None = None,
     ) -> tuple[Array, Carry | None]:
-        """[B,T,D] from embeddings x [B,T,d_embed] and types [B,T]; the rest as ``Block``, of all layers."""
-        config = self.config
-        ends, inner = self._draw_keep(x, view, key)
+        """[B,T,D] from embeddings x [B,T,d_embed] and token types [B,T], and the carry of all layers.
+
+        ``key`` switches dropout on. ``carry`` and ``crossed`` are as in ``Block``, [layers,...].
+        """
+        stack_keep, block_keep = self._draw_keep(x, view, key)
 
         def step(block, x, inputs, view):
             return block(x, view, *inputs)
 
-        x = self._enter(x, types, view, ends.get("in"))
-        x, carry = self._run(step, x, (inner, carry, crossed), view)
-        return dropout(self.leave(x), ends.get("out"), config.dropout), carry
+        x = self._first_input(x, types, view, stack_keep.get("in"))
+        x, carry = self._run(step, x, (block_keep, carry, crossed), view)
+        return dropout(self.normalised(x), stack_keep.get("out"), self.config.dropout), carry
 
-    def leave(self, x: Array) -> Array:
-        """[B,T,D] of what the last block gives: the norm at the end, where there is one."""
+    def normalised(self, x: Array) -> Array:
+        """The last block's output x [B,T,D] after the final norm, if there is one."""
         return x if self.norm is None else self.norm(x)
 
     def cross_key_value(self, encoded: Array) -> KeyValue:
@@ -156,21 +177,21 @@ class Stack(nnx.Module):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), seen)
 
     def empty(self, rows: int, slots: int) -> Carry:
-        """What the mixers of all layers remember before the first token, leaves [layers,B,...]."""
+        """The carry of all layers before the first token, leaves [layers,B,...]."""
         carry = self.blocks.attention.empty(rows, slots)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), carry)
 
     def hidden(self, x: Array, types: Array | None, view: View) -> Array:
-        """[layers+1,B,T,D]: what each block reads, and what the last one gives before the final norm."""
+        """[layers+1,B,T,D]: each block's input, and the last one's output before the final norm."""
 
         def step(block, x, _, view):
             return block(x, view, {}, None, None)[0], x
 
-        last, before = self._run(step, self._enter(x, types, view, None), None, view)
-        return jnp.concatenate([before, last[None]])
+        last, inputs = self._run(step, self._first_input(x, types, view, None), None, view)
+        return jnp.concatenate([inputs, last[None]])
 
     def weights(self, hidden: Array, view: View) -> tuple[Array, Array | None]:
-        """float32 [layers,B,N,T,S] of self- and of cross-attention, from ``hidden``."""
+        """Attention weights float32 [layers,B,N,T,S], of self- and of cross-attention, from ``hidden``."""
 
         def step(block, _, x, view):
             return None, block.weights(x, view)
@@ -178,23 +199,29 @@ class Stack(nnx.Module):
         return self._run(step, None, hidden[:-1], view)[1]
 
     def _run(self, step: Callable, x: Any, inputs: Any, view: View) -> tuple[Any, Any]:
-        """``step(block, x, inputs, view)`` from block to block; neighbours with one view share a loop."""
+        """x after ``step(block, x, inputs, view)`` of every block, and the steps' other results [layers,...].
+
+        Leaves of ``inputs`` are [layers,...]. Only layers with the same window share a loop: a mask's rule
+        is static and cannot change from one pass of a loop to the next.
+        """
         config, results, start = self.config, [], 0
-        layers = (None if config.shared_layers else self.blocks, inputs)
+        layers = (None if config.shared_layers else self.blocks, inputs)  # what the loop takes apart
 
         def run(x, layers, view, count):
             def one_layer(x, layer):
                 block, inputs = layer
-                return step(self._only if block is None else block, x, inputs, view)
+                return step(self._shared_block if block is None else block, x, inputs, view)
 
             if config.remat != "none":
+                # Outside of a loop the compiler would find both computations alike and merge them again.
                 policy, unrolled = REMAT[config.remat], config.layers == "unroll"
                 one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=unrolled)
-            return RUN[config.layers](one_layer, x, layers, length=count)
+            return LOOPS[config.layers](one_layer, x, layers, length=count)
 
         if not view.masks:
             return run(x, layers, view, self.num_layers)
         for mask, (_, count) in zip(view.masks, config.sparsity.spans, strict=True):
+            # ``blocks`` is bound here, as the lambda's default: ``start`` changes below.
             part = jax.tree.map(lambda leaf, blocks=slice(start, start + count): leaf[blocks], layers)
             x, result = run(x, part, view._replace(mask=mask), count)
             results.append(result)
@@ -202,13 +229,14 @@ class Stack(nnx.Module):
         return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *results)
 
     @property
-    def _only(self) -> Block:
-        """The block that all layers share."""
+    def _shared_block(self) -> Block:
+        """The one block of ``shared_layers``, without the leading axis."""
         return jax.tree.map(lambda leaf: leaf[0], self.blocks)
 
-    def _enter(self, x: Array, types: Array | None, view: View, keep: Array | None) -> Array:
-        """[B,T,D] as the first block reads it."""
+    def _first_input(self, x: Array, types: Array | None, view: View, keep: Array | None) -> Array:
+        """The first block's input [B,T,D], from embeddings of tokens x [B,T,d_embed] and types [B,T]."""
         config = self.config
+        # In the order of the published models: scaled, positions, types, norm, dropout, and then projected.
         if config.embed_scale == "sqrt":
             x = x * config.d_model**0.5
         if self.positions is not None:
@@ -223,14 +251,14 @@ class Stack(nnx.Module):
         return constrain(x, "batch", "length", "embed")
 
     def _draw_keep(self, x: Array, view: View, key: Array | None) -> tuple[Keep, Keep]:
-        """The dropout masks of the stack's two ends [B,...] and of its blocks [layers,B,...]."""
+        """The dropout masks of the stack's input and output, [B,...], and of its blocks, [layers,B,...]."""
         config = self.config
         if key is None or config.dropout == 0:
             return {}, {}
         rows, length, width = x.shape
-        inner = self.blocks.dropped(length, None if view.encoded is None else view.encoded.shape[1])
-        shapes = {name: (self.num_layers, *shape) for name, shape in inner.items()} | {"in": (1, width)}
-        if config.residual != "post-norm":  # there the last norm follows a sub-layer that has been dropped
+        by_block = self.blocks.dropped(length, None if view.encoded is None else view.encoded.shape[1])
+        shapes = {name: (self.num_layers, *shape) for name, shape in by_block.items()} | {"in": (1, width)}
+        if config.residual != "post-norm":  # post-norm drops out the last sub-layer just before its last norm
             shapes["out"] = (1, config.d_model)
         keep = draw_keep(key, config.dropout, rows, shapes)
-        return keep, {name: keep.pop(name).swapaxes(0, 1) for name in inner}
+        return keep, {name: keep.pop(name).swapaxes(0, 1) for name in by_block}

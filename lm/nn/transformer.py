@@ -19,8 +19,7 @@ StackInputs = tuple[Array, Array | None, View]  # embeddings [B,T,D], types [B,T
 
 
 class Transformer(nnx.Module):
-    """Logits of the next token, or of the hidden ones of a masked LM. ``model(batch)`` evaluates;
-    ``model(batch, key)`` trains, that is, drops out.
+    """Logits of the next token, or of the masked ones of an encoder. Passing a key switches dropout on.
 
     A batch holds ``encoder_input_tokens`` and ``decoder_input_tokens``, int32 [B,S] and [B,T], as far as
     there are such stacks, and may hold for each ``_segment_ids`` (0: padding; absent: all is one text),
@@ -66,8 +65,7 @@ class Transformer(nnx.Module):
         """float32 [B,T,V] of last hidden states x [B,T,D]."""
         config = self.config
         if config.logits == "none":
-            message = "model.logits='none': this model has no output matrix; use its features or its heads"
-            raise SettingError(message)
+            raise SettingError("model.logits='none': no output matrix; use the model's features or its heads")
         x = x if self.transform is None else self.transform(x)
         x = x * config.d_model**-0.5 if config.logits.endswith("scaled") else x
         if self.head is not None:
@@ -100,7 +98,10 @@ class Transformer(nnx.Module):
         if self.config.has_encoder:
             inputs = self._encoder_inputs(batch)
             states = self._encoder.hidden(*inputs)
-            sides["encoder"], encoded = (self._encoder, states, inputs[-1]), self._encoder.leave(states[-1])
+            sides["encoder"], encoded = (
+                (self._encoder, states, inputs[-1]),
+                self._encoder.normalised(states[-1]),
+            )
         if self.config.has_decoder:
             inputs = self._decoder_inputs(batch, encoded)
             sides["decoder"] = self.decoder, self.decoder.hidden(*inputs), inputs[-1]
@@ -125,11 +126,9 @@ class Transformer(nnx.Module):
         return self.embed(batch["decoder_input_tokens"]), batch.get("decoder_token_types"), view
 
     def prefill(self, batch: Batch, size: int) -> tuple[Array, Cache]:
-        """Logits [B,V] of the token after each row's prompt, and a cache of ``size`` slots with all before
-        it.
+        """Logits [B,V] of the token after each row's prompt, and a cache of ``size`` slots with the prompt.
 
-        The prompt is ``decoder_input_tokens``, padded on the right; for an encoder-decoder usually one start
-        token.
+        That is ``decoder_input_tokens``, padded on the right; for an encoder-decoder usually a start token.
         """
         prompt, config = batch["decoder_input_tokens"], self.config
         rows = len(prompt)

@@ -1,4 +1,4 @@
-"""From a model's settings and a batch to what each position sees: masks and biases, made once a stack."""
+"""Masks and biases: what each position sees, from a model's settings and a batch, computed once per stack."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,28 +14,31 @@ from lm.ops.masks import AnyMask, Mask, Numbers, Rule, key_segments
 from lm.ops.positions import Alibi, AnyBias, Bias, alibi_slopes
 from lm.settings import SettingError
 
-Batch = dict[str, Array]  # features by name, of the rows that a device or a program has
+Batch = dict[str, Array]  # features by name, such as decoder_input_tokens [B,T]
 
 
 class View(NamedTuple):
-    """What all blocks of a stack see alike. By default everything is visible, and positions are unknown."""
+    """What all blocks of a stack share. By default everything is visible, and positions are unknown.
+
+    A mask or bias is an array, or a rule from which attention kernels compute it ("not laid out").
+    """
 
     mask: AnyMask = None
-    masks: tuple[AnyMask, ...] = ()  # of each span of blocks, where their windows differ
+    masks: tuple[AnyMask, ...] = ()  # of each span of layers, where the layers' windows differ
     bias: AnyBias = None
-    layer_bias: Callable[[RelativeBias], Array | Bias] | None = None  # of a block with a table of its own
+    layer_bias: Callable[[RelativeBias], Array | Bias] | None = None  # where each block has its own table
     positions: Array | None = None  # int32 [B|1,T] of queries and keys
-    everywhere: Array | None = None  # bool [B,T]: global positions, with projections of their own
-    everything: AnyMask = None  # bool [B|1,T,S]: what they see
+    everywhere: Array | None = None  # bool [B,T]: global positions (Longformer) with their own projections
+    everything: AnyMask = None  # bool [B|1,T,S]: what those see, that is, all but padding and other segments
     encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
     cross_mask: AnyMask = None  # bool [B,T,S] of cross-attention
-    slot: Array | None = None  # int32 [B]: the first slot of the cache to write; None: nothing is cached
+    slot: Array | None = None  # int32 [B]: where in the cache to write keys and values; None: no cache
 
 
 def full_view(
     config: ModelConfig, batch: Batch, side: str, relative: RelativeBias | None, slots: int | None = None
 ) -> View:
-    """What the rows of ``side``, "encoder" or "decoder", see of themselves, or of a cache of ``slots``."""
+    """What rows [B,T] of ``side``, "encoder" or "decoder", see of themselves, or of a cache of ``slots``."""
     length, sparsity, causal = batch[f"{side}_input_tokens"].shape[1], config.sparsity, side == "decoder"
     slots = length if slots is None else slots
     segments, named_positions = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
@@ -46,7 +49,8 @@ def full_view(
     # Only encoders take global positions from the batch: the cache of a decoder does not hold them.
     everywhere = _everywhere(config, positions, None if causal else batch.get("encoder_global_attention"))
     if sparsity.window is not None:
-        # Within a segment, places that were counted are as far apart as positions.
+        # A window compares positions. Within a segment these differ by as much as places in the row, unless
+        # the batch names them; places need no numbers, and tell a kernel which tiles it can skip.
         by_place = named_positions is None and sparsity.block == 1 and not sparsity.random_blocks
         numbers |= {"position": None if by_place else positions // sparsity.block, "everywhere": everywhere}
     windows = [sparsity.window, *(window for window, _ in sparsity.spans)]
@@ -54,7 +58,7 @@ def full_view(
     explicit = implementation(config, length, slots, mask, None) == "xla"
 
     def lay_out(x):
-        """A mask or a bias, laid out once for the whole stack where attention needs it so."""
+        """A mask or a bias as an array, made once for the whole stack if attention has explicit scores."""
         return x.dense(length, slots) if explicit and x is not None else x
 
     return View(
@@ -81,8 +85,7 @@ def step_view(config: ModelConfig, length: Array, slots: int, relative: Relative
 def cross_mask(
     config: ModelConfig, length: int, segments: Array | None, encoder_segments: Array | None
 ) -> AnyMask:
-    """What ``length`` queries with segments [B,T] or [B,1] see of the encoder's [B,S], laid out if it must
-    be.
+    """What ``length`` queries with segments [B,T] or [B,1] see of the encoder's [B,S].
 
     Without segments of its own a decoder sees all of its row's encoder output but the padding.
     """
@@ -98,7 +101,7 @@ def cross_mask(
 
 
 def positions_of(length: int, segments: Array | None) -> Array:
-    """int32 [B|1,T]: the place of each token in its segment."""
+    """int32 [B|1,T]: the place of each token in its segment, counted from 0 where the segment id changes."""
     index = jnp.arange(length, dtype=jnp.int32)[None, :]
     if segments is None:
         return index
@@ -115,7 +118,7 @@ def _rule(config: ModelConfig, causal: bool, window: int | None, length: int) ->
         raise SettingError(
             f"model.max_length={config.max_length} is less than the {length} positions of a row"
         )
-    random = sparsity.random_blocks, -(-config.max_length // sparsity.block)
+    random = sparsity.random_blocks, -(-config.max_length // sparsity.block)  # of so many blocks, rounded up
     reach = window * sparsity.dilation
     return Rule(causal, (reach, reach, sparsity.dilation), random if sparsity.random_blocks else None)
 

@@ -26,11 +26,11 @@ def accuracy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Arra
     """(sum of weights where no token is likelier than the target, sum of weights) from logits [B,T,V]."""
     weights = weights.astype(jnp.float32)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return ((target >= logits.max(-1)) * weights).sum(), weights.sum()  # the loss needs this maximum too
+    return ((target >= logits.max(-1)) * weights).sum(), weights.sum()  # the loss needs this maximum anyway
 
 
-# Written with its gradient: differentiating the formula would keep a second [B,T,V] array and scatter into a
-# third.
+# Written with its gradient: differentiating the formula would save a second [B,T,V] array and
+# scatter into a third.
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _token_loss(logits, targets, z_loss, label_smoothing):
     return _token_loss_forward(logits, targets, z_loss, label_smoothing)[0]

@@ -1,8 +1,7 @@
-"""Who sees whom: True where query t sees key s. A ``Mask`` holds a rule and the numbers that the rule
-compares.
+"""Attention masks, True where query t sees key s: a ``Mask`` is a rule and the numbers it compares.
 
-It becomes bool [B|1,T,S] where scores are explicit (``dense``); a kernel makes each tile of it anew. A
-distance is the key's place in its row minus the query's.
+It becomes bool [B|1,T,S] where scores are explicit (``dense``); a kernel computes its tiles when needed.
+A distance is the key's place in its row minus the query's.
 """
 
 from collections.abc import Container

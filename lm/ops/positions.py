@@ -1,8 +1,7 @@
-"""How embeddings and attention tell positions apart: sinusoids, rotary turns, and biases that go by distance.
+"""Position encodings: sinusoids, rotary ones, and biases of attention scores by distance.
 
-A distance is a key's place minus its query's. A bias is not laid out: its ``numbers`` float32 [N,R] are all
-that attention kernels read of it, and its static ``form`` makes the bias of a tile of scores from the numbers
-of a head.
+A distance is a key's place minus its query's. A bias is stored by its ``numbers`` float32 [N,R], which are
+all that attention kernels read; its static ``form`` makes the bias of a tile of scores from a head's numbers.
 """
 
 from collections.abc import Callable
@@ -54,24 +53,20 @@ def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
     return starts
 
 
-# Of each layout: the exponents of 10,000 in the wavelengths, and how sines and cosines [..., D/2] are put
-# together.
-_SINUSOIDS = {
-    "interleaved": (lambda i, half: i / half, lambda waves: jnp.stack(waves, -1)),  # Vaswani et al. 2017
-    "halves": (lambda i, half: i / half, lambda waves: jnp.stack(waves, -2)),  # Marian
-    "tensor2tensor": (
-        lambda i, half: i / max(half - 1, 1),
-        lambda waves: jnp.stack(waves, -2),
-    ),  # up to 10,000 itself
+# Of each layout: the divisor of i in the wavelengths 2 pi 10,000^(i / divisor), and the axis on which sines
+# and cosines [..., D/2] are stacked: -1 alternates them, -2 puts all sines before all cosines.
+_SINUSOIDS: dict[str, tuple[Callable[[int], int], int]] = {
+    "interleaved": (lambda half: half, -1),  # Vaswani et al. 2017
+    "halves": (lambda half: half, -2),  # Marian
+    "tensor2tensor": (lambda half: max(half - 1, 1), -2),  # its longest wavelength is 10,000 itself
 }
 
 
 def sinusoids(positions: Array, width: int, *, layout: str) -> Array:
     """float32 [B|1,T,D] of positions int [B|1,T]: sines and cosines of wavelengths 2 pi to 20,000 pi."""
-    exponents, join = _SINUSOIDS[layout]
-    frequencies = 10_000.0 ** -exponents(np.arange(width // 2), width // 2)
-    angles = _angles(positions, frequencies)
-    return join((jnp.sin(angles), jnp.cos(angles))).reshape(*positions.shape, width)
+    divisor, axis = _SINUSOIDS[layout]
+    angles = _angles(positions, 10_000.0 ** -(np.arange(width // 2) / divisor(width // 2)))
+    return jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis).reshape(*positions.shape, width)
 
 
 def rotate(x: Array, positions: Array, frequencies: np.ndarray, factor: float) -> Array:
@@ -121,7 +116,7 @@ class Distances(NamedTuple):
 
 @dataclass(frozen=True)
 class Buckets:
-    """Number r from distance ``starts[r - 1]`` on. Far from the diagonal a tile has one number: cheaper."""
+    """Number r holds from distance ``starts[r - 1]`` on; a tile far from the diagonal has a single number."""
 
     starts: tuple[int, ...]
 
@@ -190,8 +185,7 @@ class Relative:
 
     def dense(self, length: int, key_length: int) -> Array:
         """float32 [1,N,T,S]: as many different numbers for each head as distances, along the diagonals."""
-        # With a period of one more than the row length, the rows of a repeated sequence slide by one to the
-        # right.
+        # In a sequence of period P, read as rows of length P - 1, each row slides by one to the right.
         side = max(length, key_length)
         period = 2 * side
         distance = jnp.arange(period)

@@ -37,9 +37,7 @@ T5_RULES = BeamRules(  # Wu et al. 2016; T5X
     lambda length, alpha: ((5 + length) / 6) ** alpha, ending=2, cut="spare", early_stopping="never"
 )
 # By these one beam is greedy decoding; by T5's a sequence may also end in its second-best token.
-TRANSFORMERS_RULES = BeamRules(
-    lambda length, alpha: length**alpha, ending=1, cut="finished", early_stopping=False
-)
+TRANSFORMERS_RULES = BeamRules(lambda length, alpha: length**alpha, 1, cut="finished", early_stopping=False)
 
 
 class Search(NamedTuple):

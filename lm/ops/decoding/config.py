@@ -25,6 +25,5 @@ class Decoding:
         if self.beams > 1 and self.temperature:
             raise SettingError(f"beams={self.beams} and temperature={self.temperature} exclude each other")
         if (self.top_k or self.top_p != 1) and not self.temperature:
-            raise SettingError(
-                f"top_k={self.top_k} and top_p={self.top_p} need a temperature above 0, such as 1.0"
-            )
+            limits = f"top_k={self.top_k} and top_p={self.top_p}"
+            raise SettingError(f"{limits} need a temperature above 0, such as 1.0")

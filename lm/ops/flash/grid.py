@@ -73,7 +73,7 @@ class Input(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """What a step reads."""
+    """What one step of a fold reads: a still tile, and a moving one."""
 
     arrays: dict[str, Array]
     places: tuple[Array, Array]  # of the first query and the first key

@@ -6,7 +6,7 @@ fill a TPU's registers whatever H is.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ class TilePlan(NamedTuple):
 
 
 class Places(NamedTuple):
-    """What the kernels know of queries and keys besides their features."""
+    """What the kernels read of queries and keys besides their features."""
 
     offset: Array  # int32 [1]: the first query's place among the keys
     query_numbers: Numbers  # int32 [B|1,T], of the mask
@@ -60,7 +60,7 @@ class Flash(NamedTuple):
         rule, form = None if mask is None else mask.rule, None if bias is None else bias.form
         plan = TilePlan(self.backend, rule, form, key.shape[1], *tiles)
         turned = [
-            _padded(x.transpose(0, 2, 3, 1), {2: self.backend.width(width), 3: _multiple(x.shape[1], tile)})
+            _padded(x.transpose(0, 2, 3, 1), {2: self.backend.width(width), 3: -(-x.shape[1] // tile) * tile})
             for x, tile in ((query, tiles[0]), (key, tiles[1]), (value, tiles[1]))
         ]
         numbers = jnp.zeros((heads, 1)) if bias is None else bias.numbers
@@ -73,15 +73,10 @@ class Flash(NamedTuple):
         return out[:, :, :width, :length].transpose(0, 3, 1, 2)
 
 
-def _multiple(size, of):
-    return -(-size // of) * of
-
-
 def _padded(x, sizes, value=0):
     """x, longer by ``value`` at the end of the axes {axis: size}."""
-    return jnp.pad(
-        x, [(0, sizes.get(axis, size) - size) for axis, size in enumerate(x.shape)], constant_values=value
-    )
+    margins = [(0, sizes.get(axis, size) - size) for axis, size in enumerate(x.shape)]
+    return jnp.pad(x, margins, constant_values=value)
 
 
 def _numbers(numbers, length, size, value):
@@ -121,12 +116,10 @@ def _forward(plan, query, key, value, numbers, places):
         # Where nothing is seen the backward pass takes exp(score - infinity): no weight there either.
         return out / divisor, jnp.where(seen, highest + jnp.log(divisor), jnp.inf)
 
-    outputs = (
-        jax.ShapeDtypeStruct(query.shape, query.dtype),
-        jax.ShapeDtypeStruct((rows, heads, 1, length), jnp.float32),
-    )
+    row = jax.ShapeDtypeStruct((rows, heads, 1, length), jnp.float32)
+    outputs = jax.ShapeDtypeStruct(query.shape, query.dtype), row
     scan = Scan(plan, {"query": query}, {"key": key, "value": value}, numbers, places)
-    out, normaliser = scan.by_query(outputs, Fold(start, step, finish))
+    out, normaliser = scan.fold("query", outputs, Fold(start, step, finish))
     return out, (query, key, value, numbers, places, out, normaliser)
 
 
@@ -152,32 +145,20 @@ class Scan(NamedTuple):
     numbers: Array  # float32 [N,R] of the bias
     places: Places
 
-    def by_query(self, outputs: Outputs, fold: Fold) -> list[Array]:
-        """``fold`` for each tile of queries over the tiles of keys that it sees."""
-        queries, keys = self._inputs()
-        return self._sweep(queries, keys, outputs, self._reach(), (1, 0), fold)
-
-    def by_key(self, outputs: Outputs, fold: Fold) -> list[Array]:
-        """``fold`` for each tile of keys over the tiles of queries that see it."""
-        queries, keys = self._inputs()
-        return self._sweep(keys, queries, outputs, self._reach()[::-1], (0, 1), fold)
-
-    def _sweep(self, still, moving, outputs, reach, origins, fold):
-        fold = fold._replace(step=_guarded(self.plan, fold.step))
-        job = Sweep(self.plan.backend, still, moving, outputs, reach, origins, fold)
-        return sweep_tiles(job, self.places.offset, self.numbers)
-
-    def _inputs(self):
-        """What is read of queries and of keys."""
+    def fold(self, by: Literal["query", "key"], outputs: Outputs, fold: Fold) -> list[Array]:
+        """``fold`` for each tile of queries over the tiles of keys that it sees, or the other way round."""
         plan, places = self.plan, self.places
-        return (
-            _side("query", self.queries, places.query_numbers, plan.tile, 3),
-            _side("key", self.keys, places.key_numbers, plan.key_tile, 2),
+        queries = _side("query", self.queries, places.query_numbers, plan.tile, 3)
+        keys = _side("key", self.keys, places.key_numbers, plan.key_tile, 2)
+        reach = (None, None) if plan.rule is None else plan.rule.reach(places.key_numbers)
+        # Keys that a query reaches so far behind are reached by queries as far ahead: hence the reversal.
+        sides = (
+            (queries, keys, outputs, reach, (1, 0))
+            if by == "query"
+            else (keys, queries, outputs, reach[::-1], (0, 1))
         )
-
-    def _reach(self):
-        rule = self.plan.rule
-        return (None, None) if rule is None else rule.reach(self.places.key_numbers)
+        job = Sweep(plan.backend, *sides, fold._replace(step=_guarded(plan, fold.step)))
+        return sweep_tiles(job, places.offset, self.numbers)
 
 
 def _query_gradient(scan: Scan):
@@ -199,11 +180,9 @@ def _query_gradient(scan: Scan):
             d_numbers += plan.form.gradient(d_scores, _distances(plan, tiles), index)
         return out, d_numbers
 
-    outputs = (
-        jax.ShapeDtypeStruct(query.shape, query.dtype),
-        jax.ShapeDtypeStruct((rows, heads, length // plan.tile, count_padded, 1), jnp.float32),
-    )
-    d_query, d_numbers = scan.by_query(outputs, Fold(start, step, lambda carry: carry))
+    by_tile = jax.ShapeDtypeStruct((rows, heads, length // plan.tile, count_padded, 1), jnp.float32)
+    outputs = jax.ShapeDtypeStruct(query.shape, query.dtype), by_tile
+    d_query, d_numbers = scan.fold("query", outputs, Fold(start, step, lambda carry: carry))
     return d_query, d_numbers.sum((0, 2, 4))[:, :count]
 
 
@@ -222,7 +201,7 @@ def _key_gradient(scan: Scan):
         return d_key, d_value + _product(tiles.arrays["gradient"], weights.astype(dtype), 1, 1)
 
     output = jax.ShapeDtypeStruct((rows, heads, width, size), dtype if groups == heads else jnp.float32)
-    by_head = scan.by_key((output, output), Fold(start, step, lambda carry: carry))
+    by_head = scan.fold("key", (output, output), Fold(start, step, lambda carry: carry))
     return [x.reshape(rows, groups, -1, width, size).sum(2).astype(dtype) for x in by_head]
 
 
@@ -234,7 +213,7 @@ def _side(side, arrays, numbers, tile, axis):
 
 
 def _guarded(plan, step):
-    """``step``, left out where the mask's numbers say that a tile sees nothing."""
+    """``step``, skipped where the mask's numbers show that no query of a tile sees any key of it."""
 
     def guarded(carry, tiles):
         query, key = _numbers_of(tiles, "query."), _numbers_of(tiles, "key.")
@@ -263,9 +242,8 @@ def _tile_scores(plan, tiles):
         scores += plan.form.tile(distances, tiles.number)
     conditions = []
     if plan.rule is not None:
-        conditions.append(
-            plan.rule.seen(distances.each, _numbers_of(tiles, "query."), _numbers_of(tiles, "key."))
-        )
+        numbers = _numbers_of(tiles, "query."), _numbers_of(tiles, "key.")
+        conditions.append(plan.rule.seen(distances.each, *numbers))
     if plan.key_length % plan.key_tile:
         place = tiles.places[1] + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
         conditions.append(place < plan.key_length)
