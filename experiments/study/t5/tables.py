@@ -1,7 +1,8 @@
 """The tables of Raffel et al. 2020 ("Exploring the limits of transfer learning ..."): every row is one line.
 
-A row's settings are those of ``BASELINE`` with its changes. ``scores.json`` holds what each row scored in
-the paper and where that was read. Choices made where paper and released code differ: README.md beside this.
+A row's settings are those of ``BASELINE`` (experiments/study/experiment.py) with the changes beside its name.
+``times(2)`` doubles what the chosen scale has. ``scores.json`` holds each row's scores in the paper and where
+they were read. Choices made where paper and released code differ: README.md beside this.
 """
 
 import json
@@ -17,29 +18,32 @@ COLUMNS |= {"SGLUE": "average of 8 tasks", "EnDe": "BLEU", "EnFr": "BLEU", "EnRo
 # of ten runs of the baseline (Table 1): the paper's yardstick
 BASELINE_STD = SCORES["baseline-std"]["scores"]
 
+# Of the baseline's 12 + 12 layers. A decoder alone has its own 12, as in the paper.
 SIX_LAYERS = {"model.num_encoder_layers": times(1 / 2), "model.num_decoder_layers": times(1 / 2)}
 SHARED = {"model.architecture": "shared-encoder-decoder"}
 LM, PREFIX_LM = {"model.architecture": "decoder"}, {"model.architecture": "prefix-decoder"}
 
-
+# 2^19 steps of pre-training and 2^18 of fine-tuning become 3/2 x 2^19 steps on everything at once.
 MULTI_TASK = {"mixing.pretraining": "corpus+tasks", "pretraining.steps": times(3 / 2), "finetuning.steps": 0}
 STEPS = ("pretraining.steps", "finetuning.steps")
 BATCHES = ("pretraining.batch_size", "finetuning.batch_size")
 
 
 def spans(mean_length: float) -> Changes:
+    """Noise in spans of this average length, in place of i.i.d. noise [tokens]."""
     return {"objective.noise": "spans", "objective.mean_span_length": mean_length}
 
 
-# 1 trillion tokens
+# 1 trillion tokens: 10^6 steps instead of 2^19, of 2,048 rows of 512 instead of 128
 LONG = {"pretraining.steps": times(1_000_000 / 2**19), "pretraining.batch_size": times(16)}
 FINAL_MIXTURE = {
     "mixing.pretraining": "corpus+tasks",
-    "mixing.limit": times(1_000_000 / 2**19),  # of English to German and French, the only tasks above it
-    "mixing.corpus_share": 2.62,
+    # K of 10^6 in place of 2^19: only English to German and to French have more examples.
+    "mixing.limit": times(1_000_000 / 2**19),
+    "mixing.corpus_share": 2.62,  # of that limit: the corpus counts as 2,620,000 examples (section 3.7)
 }
 
-CORPORA = {  # the paper's, and what stands for them in the documentation
+CORPORA = {  # row: (the paper's corpus, the part of the built-in corpus "documentation" that stands for it)
     "unfiltered": ("tfds:c4/en.noclean", "documentation/unfiltered"),
     "realnews-like": ("tfds:c4/realnewslike", "documentation/libraries"),
     "webtext-like": ("tfds:c4/webtextlike", "documentation/science"),
@@ -52,7 +56,8 @@ CORPORA = {  # the paper's, and what stands for them in the documentation
 
 
 def corpus(name: str) -> Changes:
-    """Read another corpus, which the scale decides, with the vocabulary of the baseline's."""
+    """Another corpus, the paper's or its stand-in, by what the scale reads; the baseline's vocabulary."""
+    # In this order, since the vocabulary names the old corpus, before that changes.
     return {
         "data.vocabulary": lambda old, experiment: f"{old}:{experiment.data.corpus}",
         "data.corpus": lambda old, experiment: CORPORA[name][old == "documentation"],
@@ -60,21 +65,23 @@ def corpus(name: str) -> Changes:
 
 
 def limit(exponent: int) -> Changes:
-    """The paper's K = 2^exponent; the scale's limit is that of K = 2^19."""
+    """The paper's K = 2^exponent, as a multiple of the scale's limit, which stands for K = 2^19."""
     return {"mixing.limit": times(2.0 ** (exponent - 19))}
 
 
 def temperature(value: float) -> Changes:
+    """Mixing with this temperature, and K = 2^21, as the paper has with every temperature."""
     return limit(21) | {"mixing.temperature": value}
 
 
 def larger(layers: float) -> Changes:
-    """The width of BERT-large, and so many times the layers."""
+    """The width of BERT-large (4/3 of 768 is 1,024), and so many times the layers."""
     widths = ("model.d_model", "model.d_ff", "model.num_heads")
     depths = ("model.num_encoder_layers", "model.num_decoder_layers")
     return dict.fromkeys(widths, times(4 / 3)) | dict.fromkeys(depths, times(layers))
 
 
+# (name of the table, title): {row: changes}. The number in a table's name is the paper's; {}: the baseline.
 ROWS = {
     ("t5/1-baseline", "Baseline and no pre-training"): {
         "baseline": {},
@@ -110,7 +117,7 @@ ROWS = {
         "50": {"objective.rate": 0.50},
     },
     ("t5/7-span-length", "Average length of a corrupted span"): {
-        "iid": {},
+        "iid": {},  # the baseline draws every token by itself
         "2": spans(2),
         "3": spans(3),
         "5": spans(5),
@@ -129,6 +136,7 @@ ROWS = {
     },
     ("t5/10-fine-tuning", "Fine-tuning methods"): {
         "all": {},
+        # the paper's widths over its d_model of 768, so that they mean the same at every scale
         "adapters-32": {"tuning.adapters": 32 / 768},
         "adapters-128": {"tuning.adapters": 128 / 768},
         "adapters-512": {"tuning.adapters": 512 / 768},
@@ -159,6 +167,8 @@ ROWS = {
         "baseline": {},
         "steps": dict.fromkeys(STEPS, times(4)),
         "batch": dict.fromkeys(BATCHES, times(4)),
+        # About twice and four times the compute of a step: (4/3)^2 of the widths, times 4/3 or 8/3 of the
+        # layers, is 2.4 or 4.7 (16 and 32 layers, from 12).
         "size-2-steps-2": larger(4 / 3) | dict.fromkeys(STEPS, times(2)),
         "size": larger(8 / 3),
         "ensemble": {"ensemble.members": 4},
