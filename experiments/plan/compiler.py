@@ -28,14 +28,9 @@ from lm.files import write
 from lm.settings import SettingError, to_json
 
 WORKER = "experiments.plan.worker"  # started by name: only its process imports what trains
-SETUP = {  # libtpu compiles without a TPU, asks no cloud machine what it is, and logs to standard error alone
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_LOG_DIR": "disabled",
-    "TPU_STDERR_LOG_LEVEL": "1",
-    "TPU_MIN_LOG_LEVEL": "1",
-}
+# libtpu compiles without a TPU, asks no cloud machine what it is, and logs to standard error alone
+SETUP = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+SETUP |= {"TPU_LOG_DIR": "disabled", "TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
 # the partitioner's word for a tensor that it makes whole because it knows no way to reshard it
 MADE_WHOLE = "Involuntary full rematerialization"
 
@@ -67,13 +62,9 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
 def program_key(step: PlannedStep) -> str:
     """The same for steps that compile to the same program, as long as code and versions stay the same."""
     experiment, slices = step.experiment, step.slices
-    decisive = replace(
-        BASELINE,
-        model=experiment.model,
-        mesh=experiment.mesh,
-        generator_share=experiment.generator_share,
-        pretraining=replace(experiment.pretraining, steps=1, save_every=1, log_every=1),
-    )
+    training = replace(experiment.pretraining, steps=1, save_every=1, log_every=1)
+    decisive = replace(BASELINE, model=experiment.model, mesh=experiment.mesh, pretraining=training)
+    decisive = replace(decisive, generator_share=experiment.generator_share)
     versions = [metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")]
     versions += [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
     target = [slices.name, slices.count, dict(slices.chip.options)]

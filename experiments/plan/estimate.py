@@ -70,16 +70,10 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
     flops = step.flops(phase.batch_size, step.lengths)
     read = 3 * phase.microbatches * compiled.parameters * step.width / step.sizes["tensor"]
     moved = 2 * (compiled.arguments + compiled.temporaries) + compiled.outputs + read
-    sent = [
-        times * received / slices.bandwidth(tuple(axes), size)
-        for _, axes, size, times, received in compiled.collectives
-    ]
-    bounds = {
-        "compute": flops / (chip.peak * slices.chips),
-        "HBM": moved * chip.devices / chip.bandwidth,
-        "network": sum(sent),
-        "compiler": compiled.cycles / chip.clock,
-    }
+    traffic = [(n * received, tuple(axes), size) for _, axes, size, n, received in compiled.collectives]
+    network = sum(received / slices.bandwidth(axes, size) for received, axes, size in traffic)
+    compute, hbm = flops / (chip.peak * slices.chips), moved * chip.devices / chip.bandwidth
+    bounds = dict(zip(BOUNDS, (compute, hbm, network, compiled.cycles / chip.clock), strict=True))
     pretraining, finetuning = _run_steps(step, flops)
     hours = max(bounds.values()) * slices.chips / 3_600
     return Estimate(bounds, (pretraining * hours, finetuning * hours))
@@ -129,12 +123,12 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
     arranged on the slice at all comes back as it is.
     """
     parameters = count(_shapes(step.experiment.model))
-    rough = [(memory(each, parameters), seconds(each, parameters), each) for each in arrangements(step)]
-    leanest = min(rough, key=lambda each: each[:2], default=(0, 0, step))[2]
-    fitting = sorted((each for each in rough if each[0] < step.slices.room), key=lambda each: each[1])
+    rough = [(memory(plan, parameters), seconds(plan, parameters), plan) for plan in arrangements(step)]
+    leanest = min(rough, key=lambda guess: guess[:2], default=(0, 0, step))[2]
+    fitting = sorted((guess for guess in rough if guess[0] < step.slices.room), key=lambda guess: guess[1])
     fastest: dict[tuple[MeshConfig, str], PlannedStep] = {}
-    for _, _, each in fitting:
-        fastest.setdefault((each.experiment.mesh, each.experiment.model.remat), each)
+    for _, _, plan in fitting:
+        fastest.setdefault((plan.experiment.mesh, plan.experiment.model.remat), plan)
     tried = list(fastest.values())[:TRIED]
     return tried if leanest in tried else [*tried[: TRIED - 1], leanest]
 

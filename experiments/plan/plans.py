@@ -33,7 +33,7 @@ SMALLER: tuple[Changes, ...] = (  # what to try, in this order, on a step that d
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What ``lm plan`` is asked beside the settings of its rows."""
+    """The options of ``lm plan`` beside the settings of its rows."""
 
     topology: str = "v5e:4x4"  # generation and shape of the slice: v4, v5e, v5p, v6e, tpu7x; as v5p:4x4x8
     # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data takes the remaining devices
@@ -89,7 +89,7 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
 
 
 def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
-    """Compile each row, or a few arrangements of each if it is to search, and print what they need."""
+    """Compile each row, or with ``search`` a few arrangements of each, and print what they need."""
     check_compiler()
     plans, names = [], [name.rpartition("/")[2] for name in rows]
     for (name, experiment), last in zip(rows.items(), names, strict=True):
@@ -146,9 +146,8 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     heads = "row, pre-training, fine-tuning" + ", cost" * (price > 0)
     _print_table("The whole run: chip-hours, at least", heads, lines)
     title = "What each device receives in a step, without what takes less than 1 % of the time"
-    _print_table(
-        title, "row, kind, over, times, MiB, ms", [line for plan in plans for line in _traffic(plan)]
-    )
+    lines = [line for plan in plans for line in _traffic(plan)]
+    _print_table(title, "row, kind, over, times, MiB, ms", lines)
     title = "Writing: the ceiling on tokens/s over all chips that reading HBM sets, parameters in float32"
     last = {plan.name: plan for plan in plans if plan.compiled.parameters}.values()
     heads = "row, a sequence's cache, batch 1, largest batch, with that"
@@ -197,8 +196,8 @@ def _traffic(plan: Plan) -> list[list[str]]:
     for kind, axes, size, times, received in plan.compiled.collectives:
         moved = times * received
         ms = 1e3 * moved / plan.step.slices.bandwidth(tuple(axes), size)
-        before = sums.get((kind, " x ".join(axes)), (0, 0.0, 0.0))
-        sums[kind, " x ".join(axes)] = (before[0] + times, before[1] + moved / 2**20, before[2] + ms)
+        total = sums.get(key := (kind, " x ".join(axes)), (0, 0.0, 0.0))
+        sums[key] = (total[0] + times, total[1] + moved / 2**20, total[2] + ms)
     least = sum(ms for _, _, ms in sums.values()) / 100
     return [
         [plan.label, *key, f"{times:,}", _digits(mib), _digits(ms)]

@@ -60,7 +60,7 @@ def read_program(text: str, mesh: Mapping[str, int]) -> Program:
             if instruction.opcode == "while":
                 todo.append((_name("body", instruction), times * _trips(instruction, computations)))
             elif instruction.opcode in ("call", "conditional"):
-                todo += [(other, times) for other in called]
+                todo += [(computation, times) for computation in called]
             else:
                 for inner, owner in [(instruction, name), *_inside(called, computations)]:
                     if collective := _collective(inner, owner, times, mesh):
@@ -129,7 +129,7 @@ def _trips(loop: Instruction, computations: Computations) -> int:
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
         return int(known[1])
     inside = _inside([_name("condition", loop)], computations)
-    bounds = [re.match(r"(\d+)\)", each.rest) for each, _ in inside if each.opcode == "constant"]
+    bounds = [re.match(r"(\d+)\)", x.rest) for x, _ in inside if x.opcode == "constant"]
     return max((int(bound[1]) for bound in bounds if bound), default=1)
 
 

@@ -97,10 +97,8 @@ def find_slice(name: str, count: int = 1) -> Slice:
     if shape not in shapes or sides != "x".join(map(str, shape)):
         size = log(max(prod(shape), 1))
         near = min(shapes, key=lambda x: (abs(log(prod(x)) - size), x != tuple(sorted(shape)), x))
-        raise SettingError(
-            f"--topology {name} is no slice of {generation}; did you mean "
-            f"'{generation}:{'x'.join(map(str, near))}', of {prod(near)} chips?"
-        )
+        text = f"--topology {name} is no slice of {generation}; did you mean '{generation}:"
+        raise SettingError(f"{text}{'x'.join(map(str, near))}', of {prod(near)} chips?")
     return Slice(name, CHIPS[generation], shape, count)
 
 
