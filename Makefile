@@ -27,6 +27,7 @@ test-fast: $(VENV)/ready lint
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python tests/test_layout.py
 
 test-slow: $(VENV)/tpu

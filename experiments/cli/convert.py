@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from experiments.console import UNBROKEN
 from experiments.runs.origin import code, record
@@ -120,10 +119,9 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
     from experiments.runs.recipes import trained_body
     from experiments.runs.trained import chosen, frame
     from lm import convert, sharding
-    from lm.nn.transformer import Transformer
 
     stage = chosen(run, {stage.name: stage for stage in stages_of(run)}, mixture)
-    model = cast(Transformer, trained_body(stage, sharding.make_mesh(stage.settings.mesh)).model)
+    model = trained_body(stage, sharding.make_mesh(stage.settings.mesh))
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one

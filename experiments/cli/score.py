@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from experiments.runs.prepare import rows_of
 from experiments.runs.stages import Stage, cache_of, load_settings, stages_of
 from experiments.runs.vocabularies import stored_vocabulary
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.labelled import LABELLED, LabelledTask
+from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask
 from lm.data.tasks.mixtures import MIXTURES
 from lm.data.tasks.task import Row, Scored, Task
 from lm.settings import SettingError, nearest, parse_json
@@ -101,7 +101,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     CONSOLE.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{rows.split}", highlight=False)
 
 
-def team_of(folder: Path, name: str, wanted: str) -> tuple[Task | LabelledTask, list[Stage]]:
+def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]:
     """A task as the run in ``folder`` answers it, in words or by a head, and the stages that answer together.
 
     That is ``wanted``, else the first that was tuned for the task, else pre-training, with all its members.
@@ -160,19 +160,15 @@ def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> l
     config = run.config
     width += not config.has_encoder  # a decoder's begin with a token of its own
     texts = [_shortened(run.encode(text), width, config.special.eos) for text in inputs]
-    on_host = replace(run, put=_on_host)  # nothing goes to the devices yet
     batches = [
-        on_host.batch(texts[start : start + BATCH_ROWS], answer) for start in range(0, len(texts), BATCH_ROWS)
+        run.host_batch(texts[start : start + BATCH_ROWS], answer)
+        for start in range(0, len(texts), BATCH_ROWS)
     ]
     shape = (-(-BATCH_ROWS // run.devices) * run.devices, max(map(len, texts)))
     return [{name: _pad_to(x, shape) for name, x in batch.items()} for batch in batches]
 
 
-def _on_host(batch: Any) -> Any:
-    return batch
-
-
-def _pad_to(array: Any, shape: tuple[int, int]) -> np.ndarray:
+def _pad_to(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     return np.pad(array, [(0, size - length) for size, length in zip(shape, array.shape, strict=True)])
 
 

@@ -112,7 +112,8 @@ class Meeting:
 
     def _call(self, end: float) -> dict:
         """The others: go to the first process and wait until all have come."""
-        place, news = self.place, None
+        place = self.place
+        news: dict | None = None
         while not news:
             if time.monotonic() > end:
                 raise self._missing("0")

@@ -68,7 +68,8 @@ def check(
     """
     from lm.train import log  # brings jax along, which comparing settings need not wait for
 
-    changes, past, unknown = {}, [], ""
+    changes: dict[str, list[str]] = {}
+    past, unknown = [], ""
     if state != "new":
         try:
             recorded = read(folder)

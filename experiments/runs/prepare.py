@@ -7,13 +7,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 from experiments.runs.stages import Stage, stages
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
 from lm.data.corpora.corpus import documents, examples
-from lm.data.denoised import pretraining_rows
+from lm.data.denoised import Denoised, pretraining_rows
+from lm.data.masked import Masked
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Example, Mixed, Unsupervised
@@ -23,7 +24,7 @@ from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Scored, Task
 from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
 from lm.data.text.published import open_vocabulary
-from lm.data.text.sources import Joined, left_out
+from lm.data.text.sources import Documents, Joined, left_out
 from lm.data.text.tfds import StoredRows
 from lm.data.text.tokens import Tokens, encode_corpus
 from lm.data.text.vocabulary import EOS, PAD, Vocabulary
@@ -57,7 +58,7 @@ class Encoded(Sequence[Example]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: int) -> Example:
+    def __getitem__(self, place: Any) -> Any:
         inputs, targets = self.task.to_text(self.rows[place])
         return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
 
@@ -110,7 +111,8 @@ def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> St
 
 def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     """``{"corpus train": fingerprint, ...}`` of every split that a stage reads."""
-    data, splits = stage.settings.data, {}
+    data = stage.settings.data
+    splits: dict[str, Documents | StoredRows] = {}
     for split in SPLITS:
         corrupt = data.corrupt_records if split == "train" else "stop"
         splits[f"{CORPUS} {split}"] = documents(data.corpus, split, cache, corrupt)
@@ -182,7 +184,7 @@ def pretraining_batches(
     split: Literal["train", "validation"],
     times: int = 1,
     rows: int | None = None,
-) -> Batches:
+) -> Batches[Denoised | Masked]:
     """The batches of pre-training on the corpus; those of the validation split have one noise in all runs.
 
     Rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
@@ -212,7 +214,7 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
     corpus = pretraining_batches(experiment, prepared, "train")
     if mixing.pretraining != "tasks":
-        examples[CORPUS] = Unsupervised(corpus.rows)
+        examples[CORPUS] = Unsupervised(cast(Denoised, corpus.rows))
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
     tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))

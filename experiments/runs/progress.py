@@ -17,7 +17,8 @@ class Reporter:
     def __init__(self, console: Console, bar: Progress, total: int):
         self.console, self._bar = console, bar
         self._task = bar.add_task("starting", total=total, detail="", left="-")
-        self._since, self._done = None, 0  # when the first step was done, and steps since
+        self._since: float | None = None  # when the first step was done
+        self._done = 0  # steps since
 
     def start(self, phase: str) -> None:
         """Name what is being done now."""
@@ -39,10 +40,10 @@ class Reporter:
         """
         self._bar.update(self._task, advance=steps, detail=detail)
         self._done += steps == 1 and self._since is not None
-        if self._done:
+        if self._done and self._since is not None:
             task = self._bar.tasks[self._task]
             seconds_per_step = (time.monotonic() - self._since) / self._done
-            remaining = max(task.total - task.completed, 0)
+            remaining = max(task.remaining or 0, 0)
             self._bar.update(self._task, left=duration(seconds_per_step * remaining))
 
     def say(self, line: str) -> None:

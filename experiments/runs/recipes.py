@@ -6,7 +6,7 @@ The step names the model, its loss and what is trained; the questions are what i
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ from lm.data.labelled import Labelled, Reader, labelled_eval_batches
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Mixed, eval_batches
-from lm.data.tasks.labelled import LabelledTask, find_labelled
+from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Task
 from lm.data.text.vocabulary import Vocabulary
@@ -36,6 +36,7 @@ from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions
 from lm.nn.composed import BODY, DISCRIMINATOR, Electra, Tuned
 from lm.nn.config import HeadConfig, ModelConfig
+from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import CheckpointConfig
@@ -155,7 +156,7 @@ def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh) -> list[Questi
 
 
 def _validation(
-    stage: Stage, prepared: Prepared, mesh: Mesh, task: Task | LabelledTask, targets_length: int
+    stage: Stage, prepared: Prepared, mesh: Mesh, task: AnyTask, targets_length: int
 ) -> Questions:
     rows = first(task.rows("validation", prepared.cache), stage.settings.tuning.evaluation_examples)
     return questions(stage.settings, prepared.vocabulary, mesh, task, rows, targets_length)
@@ -165,22 +166,24 @@ def questions(
     experiment: Experiment,
     vocabulary: Vocabulary,
     mesh: Mesh,
-    task: Task | LabelledTask,
+    task: AnyTask,
     rows: Sequence[Row],
     targets_length: int,
 ) -> Questions:
     """Those of ``rows``; answers in words have at most ``targets_length`` tokens."""
     length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
     architecture = experiment.model.architecture
+    output: Callable[[Any, Any], jax.Array]
+    answer: Callable[[Row, np.ndarray], Any]
     if isinstance(task, LabelledTask):
         reader = Reader(task, vocabulary, architecture, length)
-        batches, output, read = labelled_eval_batches(reader, rows, size), _head_output, reader.answer
+        batches, output, answer = labelled_eval_batches(reader, rows, size), _head_output, reader.answer
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
         batches = eval_batches(prompts, architecture=architecture, lengths=lengths, batch_size=size)
-        output, read = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
-    return Questions(task, rows, _of_process(mesh, size, batches), output, read)
+        output, answer = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
+    return Questions(task, rows, _of_process(mesh, size, batches), output, answer)
 
 
 _head_output = jax.jit(Tuned.__call__)  # model, batch -> what its head gives
@@ -190,7 +193,7 @@ def right_answers(
     stage: Stage, prepared: Prepared, mesh: Mesh, questions: Questions, lengths: Lengths
 ) -> list[Batch]:
     """This process's parts of the rows with their targets, which alone have a loss in every architecture."""
-    rows = Encoded(questions.task, questions.rows, prepared.vocabulary)
+    rows = Encoded(cast(Task, questions.task), questions.rows, prepared.vocabulary)
     size, architecture = stage.settings.finetuning.batch_size, stage.settings.model.architecture
     batches = eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
     if architecture not in ENCODER_DECODERS:  # whose loss has the inputs in it
@@ -235,9 +238,9 @@ def trained(stage: Stage, mesh: Mesh) -> State:
     return _restored(stage, steps_of(stage, mesh), "")
 
 
-def trained_body(stage: Stage, mesh: Mesh) -> State:
-    """Those of the Transformer alone, without a head or ELECTRA's generator."""
-    return _restored(stage, body_steps(stage, mesh), prefix_of(stage))
+def trained_body(stage: Stage, mesh: Mesh) -> Transformer:
+    """The Transformer after a stage, without a head or ELECTRA's generator."""
+    return cast(Transformer, _restored(stage, body_steps(stage, mesh), prefix_of(stage)).model)
 
 
 def body_steps(stage: Stage, mesh: Mesh) -> Steps:
@@ -273,7 +276,9 @@ def start_from(parent: Stage, steps: Steps) -> State:
     with checkpoints_of(parent) as checkpoints:
         fresh = steps.init(parent.settings.seed)
         if sharding.named(steps.abstract).keys() == sharding.named(learnt).keys():
-            return replace(checkpoints.restore(steps.abstract, last), step=fresh.step, guard=fresh.guard)
+            state = checkpoints.restore(steps.abstract, last)
+            assert state is not None, f"{parent.folder} has no checkpoint {last}"
+            return replace(state, step=fresh.step, guard=fresh.guard)
         # another optimiser, which remembers other things, or a model with a head
         return checkpoints.restore_model(fresh, last, partial(_source, frozenset(learnt.params)))
 

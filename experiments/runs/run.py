@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
+from typing import cast
 
 import jax
 
@@ -35,6 +36,7 @@ from lm.data.objectives import Lengths
 from lm.data.tasks.task import Task
 from lm.evaluate.questions import score_task
 from lm.nn.composed import Ensemble
+from lm.nn.transformer import Transformer
 from lm.train.config import LoopConfig
 from lm.train.loop import Run, train
 from lm.train.state import State
@@ -147,7 +149,7 @@ def scores_together(models: Sequence[Stage], session: Session) -> dict[str, dict
     if not first.scored_on:
         return {}
     session.reporter.start(f"{len(models)} models together on {first.group}")
-    ensemble, scores = Ensemble([trained(stage, mesh).model for stage in models]), {}
+    ensemble, scores = Ensemble([cast(Transformer, trained(stage, mesh).model) for stage in models]), {}
     for questions in RECIPES[first.kind].questions(first, session.prepared, mesh):
         path = first.folder.parent / "predictions" / questions.task.name / "ensemble.jsonl"
         metrics = score_task(ensemble, questions, steps_of(first, mesh).put, path)

@@ -54,6 +54,10 @@ class Trained:
         return self.vocabulary.encode_framed(text, *frame(self.stage, self.vocabulary))
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
+        """``host_batch`` on the devices."""
+        return self.put(self.host_batch(rows, answer))
+
+    def host_batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> dict[str, np.ndarray]:
         """Rows of ids as a padded batch; SettingError if there is no room for ``answer`` more tokens."""
         config = self.config
         if not rows or not all(rows):
@@ -70,14 +74,14 @@ class Trained:
         batch = {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments}
         if config.architecture == "prefix-decoder":
             batch["decoder_causal_attention"] = segments
-        return self.put(batch)
+        return batch
 
 
 def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
     """The run in ``folder`` after the stage ``name``, by default the first of those ``stages`` of it."""
     stage = chosen(folder, {stage.name: stage for stage in stages}, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
-    model, put = trained_body(stage, mesh).model, body_steps(stage, mesh).put
+    model, put = trained_body(stage, mesh), body_steps(stage, mesh).put
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size)
 
 
@@ -132,4 +136,4 @@ def newest_masked(runs: Path) -> Path:
     if not trained:
         text = f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one"
         raise SettingError(f"{text}, or name another run")
-    return max(trained, key=trained.get)
+    return max(trained, key=trained.__getitem__)

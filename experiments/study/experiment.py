@@ -159,7 +159,7 @@ class Experiment:
 
 BASELINE = Experiment()
 
-Changes = Mapping[str, Any]
+Changes = dict[str, Any]
 
 
 def objective(name: str) -> Changes:
@@ -216,7 +216,7 @@ def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping
 
 
 # settings that change no result: a run may resume on other devices, or past what stopped it
-FREE = ("mesh", "data.workers", "guard.non_finite", "guard.in_a_row", "guard.failed_save")
+FREE: tuple[str, ...] = ("mesh", "data.workers", "guard.non_finite", "guard.in_a_row", "guard.failed_save")
 FREE += ("pretraining.keep_hours", "finetuning.keep_hours")
 LISTED = 12  # changes of settings, at most [lines]
 
@@ -243,7 +243,7 @@ def _baseline_settings() -> dict[str, Any]:
 
 def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """A line per difference; a setting that ``old`` lacks was added since, and had the value of BASELINE."""
-    old = {name: value for name, value in _baseline_settings().items() if name in new} | old
-    names = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
+    old = {name: value for name, value in _baseline_settings().items() if name in new} | dict(old)
+    names = [name for name in {**new, **old} if name not in old or name not in new or old[name] != new[name]]
     lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
     return lines if len(lines) <= LISTED else [*lines[:LISTED], f"and {len(lines) - LISTED} more"]

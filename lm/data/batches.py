@@ -7,7 +7,7 @@ order, changes nothing. grain is imported where it is used: it imports jax, whic
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,11 +40,14 @@ class RowSource(Protocol):
         """Numbers of successive rows, counted through all epochs, int64 [B] -> their features [B,...]."""
 
 
+Rows = TypeVar("Rows", bound=RowSource, covariant=True)
+
+
 @dataclass(frozen=True)
-class Batches:
+class Batches(Generic[Rows]):
     """The batch function of training: ``batches(step, rows)`` are these rows of that step's global batch."""
 
-    rows: RowSource
+    rows: Rows
     batch_size: int  # of all hosts [rows]
 
     def __post_init__(self) -> None:

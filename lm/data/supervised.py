@@ -22,7 +22,7 @@ PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repea
 
 
 @dataclass(frozen=True)
-class Unsupervised:
+class Unsupervised(Sequence[Example]):
     """A corpus as one task of a mixture: each segment many times, each time with other noise.
 
     grain shuffles fewer than 2^32 examples; a mixture that outlasts PASSES over the corpus repeats its noise.
@@ -41,7 +41,7 @@ class Unsupervised:
         count = len(self.source.corpus.segments.starts)
         return count * max(min(PASSES, 2**31 // count), 1)
 
-    def __getitem__(self, number: int) -> Example:
+    def __getitem__(self, number: Any) -> Any:
         numbers = np.array([number])
         segments = numbers % len(self.source.corpus.segments.starts)
         inputs, targets = self.source.examples(segments, numbers)

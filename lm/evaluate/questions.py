@@ -11,14 +11,15 @@ from jax import Array
 from jax.experimental import multihost_utils
 
 from lm import files
-from lm.data.tasks.task import Row, Scored
+from lm.data.tasks.labelled import AnyTask
+from lm.data.tasks.task import Row
 
 
 @dataclass(frozen=True)
 class Questions:
     """The examples of a task to evaluate on, as batches that are made once and used at every checkpoint."""
 
-    task: Scored
+    task: AnyTask
     rows: Sequence[Row]
     batches: Sequence[dict[str, np.ndarray]]  # this process's parts of the global batches
     output: Callable[[Any, Any], Array]  # model, batch -> for each row tokens, or what a head gives
@@ -43,7 +44,7 @@ def score_task(model: Any, questions: Questions, put: Callable, path: Path | Non
     return questions.task.evaluate(questions.rows, predictions)
 
 
-def write_predictions(path: Path, task: Scored, rows: Iterable[Row], predictions: Iterable[Any]) -> None:
+def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], predictions: Iterable[Any]) -> None:
     """As JSON lines, each with a checksum of itself and of the line before; the first process writes them."""
     if jax.process_index() == 0:
         pairs = zip(map(task.to_text, rows), predictions, strict=True)

@@ -61,8 +61,9 @@ class Rule(NamedTuple):
 
     def reach(self, names: Container[str]) -> tuple[int | None, int | None]:
         """How many places behind and ahead of a query the keys are that it may see; None: anywhere."""
-        by_place = self.window is not None and "position" not in names and "everywhere" not in names
-        behind, ahead = self.window[:2] if by_place else (None, None)
+        behind, ahead = None, None
+        if self.window is not None and "position" not in names and "everywhere" not in names:
+            behind, ahead, _ = self.window
         return behind, 0 if self.causal and "prefix" not in names else ahead
 
     def meets(self, query: Numbers, key: Numbers) -> Array:

@@ -82,7 +82,7 @@ def larger(layers: float) -> Changes:
 
 
 # (name of the table, title): {row: changes}. The number in a table's name is the paper's; {}: the baseline.
-ROWS = {
+ROWS: dict[tuple[str, str], dict[str, Changes]] = {
     ("t5/1-baseline", "Baseline and no pre-training"): {
         "baseline": {},
         "no-pretraining": {"pretraining.steps": 0},

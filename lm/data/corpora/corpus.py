@@ -7,16 +7,15 @@ folder of .txt files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared 
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from lm.data.text import tfds
-from lm.data.text.sources import Joined, text_files, tfds_texts
+from lm.data.text.sources import Documents, Joined, text_files, tfds_texts
 from lm.data.text.tfds import Corrupt, StoredRows
 from lm.settings import SettingError, nearest
 
 
-def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[str]:
+def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Documents:
     """The texts of a corpus, ``train`` or ``validation``, with a ``fingerprint`` of their content.
 
     ``corrupt="skip"`` skips records of a TFDS set that cannot be read.

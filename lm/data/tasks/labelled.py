@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lm import metrics
 from lm.data.tasks.benchmarks import ACCURACY, CLASS, TASKS
-from lm.data.tasks.task import Row, Scored
+from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.tfds import Corrupt
 from lm.settings import SettingError, nearest
 
@@ -46,6 +46,9 @@ class LabelledTask(Scored):
     def to_text(self, row: Row) -> tuple[Any, Any]:
         """What the model reads, and what it should answer."""
         return self.texts(row), self.target(row)
+
+
+AnyTask = Task | LabelledTask
 
 
 def find_labelled(name: str) -> LabelledTask:

@@ -112,6 +112,9 @@ class TextFiles(Sequence[str]):
         return document(self.paths[path], start, end)
 
 
+Documents = Joined | Texts | TextFiles  # texts with a ``fingerprint`` of their content
+
+
 def document(path: Path, start: int, end: int) -> str:
     with path.open("rb") as file:
         file.seek(start)

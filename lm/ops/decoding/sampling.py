@@ -11,6 +11,7 @@ def next_token(decoding: Decoding, logits: Array, key: Array | None) -> Array:
     """int32 [B]: the likeliest token of logits [B,V], or with a temperature one sampled with ``key``."""
     if not decoding.temperature:
         return logits.argmax(-1).astype(jnp.int32)
+    assert key is not None, "sampling needs a key"
     return jax.random.categorical(key, warp(decoding, logits)).astype(jnp.int32)
 
 

@@ -53,18 +53,18 @@ class Input(NamedTuple):
     axis: int
     tile: int
 
-    def block(self, heads: int, whole: bool) -> tuple[tuple[int, ...], Callable]:
+    def block(self, heads: int, whole: bool) -> tuple[tuple[int | None, ...], Callable]:
         """A tile's shape, or that of all tiles of one row and head, and its index from row, head and tile."""
-        shape, axis = list(self.array.shape), self.axis
-        rows, share = shape[0], heads // shape[1]
-        shape[:2] = (None, None)
-        shape[axis] = shape[axis] if whole else self.tile
+        axis, (rows, groups, *inner) = self.axis, self.array.shape
+        share = heads // groups
+        if not whole:
+            inner[axis - 2] = self.tile
 
         def index(row, head, tile):
             place = (row if rows > 1 else 0, jax.lax.div(head, share))
-            return (*place, *(tile if d == axis and not whole else 0 for d in range(2, len(shape))))
+            return (*place, *(tile if d == axis and not whole else 0 for d in range(2, 2 + len(inner))))
 
-        return tuple(shape), index
+        return (None, None, *inner), index
 
     def read(self, ref: Any, tile: Array) -> Array:
         """A tile of the reference to a row's and head's."""
