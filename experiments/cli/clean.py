@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from lm.settings import SettingError, diff, from_json, to_json
 VERSION = "1.0.0"
 COUNTED = ("read", "domains", *cleaning.FILTERS, cleaning.DUPLICATES, "kept")
 RANGE = 1 << 21  # hashes that one process compares at a time [spans]
+Tasks = dict[Path, tuple]  # arguments by the file that a task writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +98,7 @@ def run_passes(
     work: Path, settings: Cleaning, parts: list[list[crawl.Piece]], workers: int, report: Reporter
 ) -> None:
     report.start("filtering")
-    tasks: dict[Path, tuple] = {
-        work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)
-    }
+    tasks: Tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
     in_parallel(sieve.filter_part, tasks, workers, lambda: report.advance(1))
     totals = [json.loads(path.read_text())["spans"] for path in tasks]
     report.start("comparing")
@@ -158,9 +157,7 @@ def working_in(work: Path, settings: Cleaning) -> Iterator[None]:
         yield
 
 
-def in_parallel(
-    function: Callable, tasks: Mapping[Path, tuple], workers: int, advance: Callable[[], object]
-) -> None:
+def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callable[[], object]) -> None:
     """``function(*task)`` for each task whose file is missing, in processes if several; each one advances."""
     todo = []
     for path, task in tasks.items():
@@ -183,7 +180,6 @@ def in_parallel(
 
 def die_with_parent() -> None:
     """A process of a pool would otherwise wait forever for a parent that was killed."""
-
     parent = multiprocessing.parent_process()
     assert parent, "only a pool's processes call this"
 
@@ -196,10 +192,8 @@ def die_with_parent() -> None:
 
 def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
     """Puts the shards together in ``folder``, with TFDS's description and clean.json."""
-    read, written = (
-        [json.loads((work / name / f"{i}.json").read_text()) for i in range(parts)]
-        for name in ("counts", "written")
-    )
+    paths = ([work / name / f"{i}.json" for i in range(parts)] for name in ("counts", "written"))
+    read, written = ([json.loads(path.read_text()) for path in paths_of_pass] for paths_of_pass in paths)
     record = totals(settings, read, written)
     draft = work / "set"  # not beside ``folder``: what a kill leaves of it is deleted with the work folder
     shutil.rmtree(draft, ignore_errors=True)
@@ -209,9 +203,8 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
         sizes = {i: part["sizes"][split] for i, part in enumerate(written) if part["sizes"][split][0]}
         if not sizes:
             shutil.rmtree(work)
-            raise SettingError(
-                f"source={settings.source}: too little is left for a {split} split\n{removed_table(record)}"
-            )
+            too_little = f"source={settings.source}: too little is left for a {split} split"
+            raise SettingError(f"{too_little}\n{removed_table(record)}")
         for shard, part in enumerate(sizes):
             name = f"{folder.parent.name}-{split}.array_record-{shard:05}-of-{len(sizes):05}"
             os.link(work / "shards" / f"{split}-{part}", draft / name)

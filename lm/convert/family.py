@@ -12,9 +12,6 @@ from lm.settings import SettingError, nearest
 
 Json = dict[str, Any]
 REQUIRED, OPTIONAL = object(), object()  # defaults of settings that must, or need not, be there
-# what many families share: names of their sizes, and values of ours
-SIZE_ROWS = "vocab_size hidden_size=d_model num_attention_heads=num_heads intermediate_size=d_ff"
-CLASSIC_VALUES = "scores=scaled-dot norm=layer bias=true"
 
 
 def unchanged(value: Any, _: Any) -> Any:
@@ -163,9 +160,12 @@ def choice(theirs: str, ours: str, table: Mapping[Any, Any], default: Any = REQU
 
 # GELU is that of the error function in BERT and GPT-NeoX, its tanh form in GPT-2, ALBERT, BLOOM and T5 1.1.
 _ACTIVATIONS = "gelu=gelu gelu_new=gelu-tanh gelu_pytorch_tanh=gelu-tanh gelu_fast=gelu-tanh relu=relu"
-_CHOICES: dict[str, dict[Any, Any]] = {  # of our settings that most families name alike
+_CHOICES: dict[str, dict[Any, Any]] = {  # of our settings, what each value of theirs means
     "mlp": values(f"{_ACTIVATIONS} silu=silu swish=silu"),
     "logits": {True: "tied", False: "separate"},
+    "positions": {False: "learned", True: "sinusoidal"},
+    "embed_scale": {False: "none", True: "sqrt"},
+    "residual": {True: "parallel", False: "pre-norm"},
 }
 _READERS: dict[str, Callable[[Any, Json], Any]] = {
     "special.pad": lambda value, _: value or 0,  # null where nothing was padded
@@ -220,8 +220,8 @@ def _t5_logits(_: Any, theirs: Json) -> str:
     return ("tied" if tied else "separate") + ("-scaled" if scaled else "")
 
 
-def t5_keys() -> tuple[Key, ...]:
-    """The number of layers of the decoder, its output, the feed-forward layer and what files repeat of it."""
+def t5_keys(table: str) -> tuple[Key, ...]:
+    """``keys``, and the decoder's layers and output, the feed-forward layer and what files repeat of it."""
     # The gated GELU of T5 1.1 is the tanh form, the plain one would be that of the error function.
     kinds = {kind: kind for kind in ("relu", "gated-gelu", "gated-silu", "gated-relu", "gelu", "silu")}
     mlp = choice("feed_forward_proj", "mlp", kinds, "relu")
@@ -236,14 +236,13 @@ def t5_keys() -> tuple[Key, ...]:
         def read(value: Any, theirs: Json) -> str:
             kind = mlp.read(theirs.get("feed_forward_proj", "relu"), theirs)
             if value != of(kind):
-                raise SettingError(
-                    f"config.json: {name}={value!r} is not what feed_forward_proj={kind!r} says"
-                )
+                raise SettingError(f"config.json: {name}={value!r} contradicts feed_forward_proj={kind!r}")
             return kind
 
         return Key(name, "mlp", OPTIONAL, read, lambda kind, config: of(mlp.write(kind, config)))
 
-    return (
+    return keys(
+        table,
         Key("num_decoder_layers", "num_decoder_layers", None, lambda n, theirs: n or theirs["num_layers"]),
         mlp,
         repeated("is_gated_act", gated),

@@ -23,12 +23,11 @@ NEEDS = (  # a choice of the objective, and the choices of another setting that 
 def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -> None:
     """Of any batches; ``writes``: of those whose model answers in words."""
     if architecture not in ARCHITECTURES:
-        near = nearest(architecture, ARCHITECTURES)
-        raise SettingError(f"model.architecture={architecture!r} is unknown{near}")
-    if writes and architecture == "encoder":
         raise SettingError(
-            "model.architecture='encoder' writes no text; choose tuning.heads, not tuning.mixtures"
+            f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}"
         )
+    if writes and architecture == "encoder":
+        raise SettingError("model.architecture='encoder' writes no text; choose tuning.heads, not mixtures")
     if not 0 <= seed < 2**32:
         raise SettingError(f"seed={seed} should be between 0 and 2^32 - 1")
 
@@ -38,21 +37,16 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
     for field, value, other, allowed in NEEDS:
         chosen = getattr(objective, other)
         if getattr(objective, field) == value and chosen not in allowed:
-            names = " or ".join(map(repr, allowed))
-            raise SettingError(
-                f"objective.{other}={chosen!r} should be {names} with objective.{field}={value!r}"
-            )
+            due = f"should be {' or '.join(map(repr, allowed))} with objective.{field}={value!r}"
+            raise SettingError(f"objective.{other}={chosen!r} {due}")
     if not objective.has_inputs and architecture in ENCODER_DECODERS:
         raise SettingError(
-            "objective.noise='everything' with objective.inputs='drop' leaves "
-            f"model.architecture={architecture!r} no inputs; choose a decoder, or objective.noise='suffix' "
-            "(prefix-lm)"
+            "objective.noise='everything' with objective.inputs='drop' leaves model.architecture="
+            f"{architecture!r} no inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
         )
     if objective.eos == "between-documents" and objective.pairs == "none" and not objective.concatenates:
-        raise SettingError(
-            "objective.eos='between-documents' should be 'each-example' with "
-            f"objective.noise={objective.noise!r}, which keeps documents apart"
-        )
+        apart = f"objective.noise={objective.noise!r}, which keeps documents apart"
+        raise SettingError(f"objective.eos='between-documents' should be 'each-example' with {apart}")
     if objective.in_place != (architecture == "encoder"):
         raise SettingError(
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "
@@ -60,15 +54,15 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
         )
     if "sentinels" in (objective.inputs, objective.targets) and vocabulary.num_sentinels < 1:
         raise SettingError("data.sentinels=0 should be at least 1 for this objective, such as 100")
-    masks = objective.inputs in (*ONE_FOR_ONE, "span-masks")
-    check_symbols(vocabulary, ["mask"] if masks else [], architecture)
+    has_masks = objective.inputs in (*ONE_FOR_ONE, "span-masks")
+    check_symbols(vocabulary, ["mask"] if has_masks else [], architecture)
 
 
 def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -> None:
     """Special tokens: ``names``, and those that frame what an encoder reads, or end what others do."""
     names = [*names, "cls", "sep"] if architecture == "encoder" else [*names, "eos"]
     if lacking := [name for name in names if getattr(vocabulary, name) is None]:
+        tokens = ", ".join(lacking)
         raise SettingError(
-            f"the vocabulary has no token for {', '.join(lacking)}; with our own, data.sentinels should "
-            " be at least 2"
+            f"the vocabulary has no token for {tokens}; ours need data.sentinels of at least 2"
         )

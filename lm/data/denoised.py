@@ -79,10 +79,9 @@ def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
     gathered = np.full((len(tokens), int(counts.max(initial=0)) + (eos is not None)), PAD, np.int32)
     # 3 x as fast as [keep]
     gathered[length_mask(counts, gathered.shape[1])] = tokens.ravel()[np.flatnonzero(keep)]
-    if eos is None:
-        return Ragged(gathered, counts)
-    gathered[np.arange(len(tokens)), counts] = eos
-    return Ragged(gathered, counts + np.int32(1))
+    if eos is not None:
+        gathered[np.arange(len(tokens)), counts] = eos
+    return Ragged(gathered, counts + np.int32(eos is not None))
 
 
 class Epoch(NamedTuple):

@@ -99,9 +99,8 @@ class Masked:
         objective, vocabulary, starts = self.corpus.objective, self.corpus.vocabulary, None
         between = text == vocabulary.sep
         if objective.falls.on_words:  # and a piece or a document begins one, whatever came before it
-            starts = (
-                vocabulary.word_starts[text] | (np.arange(self.lengths.raw) == pair.lengths[:, :1]) | between
-            )
+            second = np.arange(self.lengths.raw) == pair.lengths[:, :1]
+            starts = vocabulary.word_starts[text] | second | between
             starts[:, 1:] |= between[:, :-1]
         lengths = pair.lengths.sum(1)
         mask = objective.falls.mask(objective, Drawn(lengths, u, 0, starts))

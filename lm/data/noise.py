@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-# SpanBERT's span lengths have the mean 3.8 [Joshi et al. 2020, 3.1; words]
-GEOMETRIC, LONGEST_SPAN = 0.2, 10
+GEOMETRIC, LONGEST_SPAN = 0.2, 10  # mean 3.8, as SpanBERT's [Joshi et al. 2020, 3.1; words]
 
 # Poisson spans may be empty: then something is missing where nothing was.
 NoiseName = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans", "suffix", "everything"]

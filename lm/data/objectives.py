@@ -49,8 +49,7 @@ class Objective:
     def __post_init__(self):
         if not 0 < self.rate < 1:
             raise SettingError(f"objective.rate={self.rate} should lie between 0 and 1, such as 0.15")
-        if not self.mean_span_length >= 1:
-            length = self.mean_span_length
+        if not (length := self.mean_span_length) >= 1:
             raise SettingError(f"objective.mean_span_length={length} should be at least 1, such as 3.0")
 
     @property
@@ -85,6 +84,7 @@ class Objective:
 
 
 _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
+_INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentences="permuted")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
 
 OBJECTIVES = {
@@ -98,9 +98,7 @@ OBJECTIVES = {
     "prefix-lm": Objective(noise="suffix", inputs="drop", targets="drop"),
     "language-model": _CAUSAL_LM,  # of the T5 paper's tables
     "causal-lm": replace(_CAUSAL_LM, eos="between-documents"),
-    "text-infilling": Objective(
-        "poisson-spans", "span-masks", "everything", rate=0.3, sentences="permuted", eos="between-documents"
-    ),
+    "text-infilling": replace(_INFILLING, eos="between-documents"),
     "masked-lm": _MASKED_LM,
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
     "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),

@@ -93,9 +93,8 @@ def features(
 ) -> dict[str, np.ndarray]:
     """Examples, EOS included, and the row [examples] of each, ascending -> features [batch_size, S or T]."""
     if architecture in ENCODER_DECODERS:
-        encoder = _laid_out(inputs, rows, (batch_size, lengths.inputs))
         names = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
-        batch = dict(zip(names, encoder, strict=True))
+        batch = dict(zip(names, _laid_out(inputs, rows, (batch_size, lengths.inputs)), strict=True))
     else:
         targets, batch = join_sides(inputs, targets), {}
     shape = (batch_size, row_length(architecture, lengths))

@@ -96,7 +96,5 @@ class Corpus(Uncached):
         segments = even(self.tokens.offsets, self.raw)
         alone = self.objective.pairs == "next-sentence" and np.ptp(segments.documents) == 0
         if not len(segments.starts) or alone:
-            raise SettingError(
-                "data.corpus has too few documents for objective.pairs; it needs two of two tokens each"
-            )
+            raise SettingError("data.corpus needs two documents of two tokens each for objective.pairs")
         return segments

@@ -32,10 +32,8 @@ class Unsupervised(Sequence[Example]):
 
     def __post_init__(self) -> None:
         if self.source.corpus.objective.separates:
-            raise SettingError(
-                "objective.eos='between-documents' should be 'each-example' where mixing.pretraining reads "
-                "tasks too: an example of a mixture ends with EOS"
-            )
+            why = "where mixing.pretraining reads tasks too: an example of a mixture ends with EOS"
+            raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")
 
     def __len__(self) -> int:
         count = len(self.source.corpus.segments.starts)
@@ -64,8 +62,7 @@ class Mixed(Uncached):
     def __post_init__(self) -> None:
         check_architecture(self.architecture, self.seed, writes=True)
         for name, examples in self.examples_by_task.items():
-            if not self.rates.get(name, 0) > 0:
-                rate = self.rates.get(name)
+            if not (rate := self.rates.get(name, 0)) > 0:
                 raise SettingError(f"the rate of task {name!r} is {rate} and should be above 0")
             if not len(examples):
                 raise SettingError(f"task {name!r} has no examples to train on")

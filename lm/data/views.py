@@ -11,15 +11,13 @@ import numpy as np
 from lm.data.noise import Selection, latest, length_mask, runs_of, tie_broken
 from lm.data.text.vocabulary import UNK, Vocabulary
 
-# share of noise tokens that become any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
-RANDOM_SHARE = 0.1
+RANDOM_SHARE = 0.1  # share that becomes any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
 SAME_SHARE = 0.1  # share of noise tokens that an encoder sees unchanged [Devlin et al. 2019, 3.1]
 
 # Masks replace tokens one for one, "span-masks" a span each. Of "masks-or-random" 10 % are any token, and of
 # "masks-random-or-same" another 10 % stay as they were.
-InputsName = Literal[
-    "sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"
-]
+_MasksName = Literal["masks", "masks-or-random", "masks-random-or-same", "span-masks"]
+InputsName = Literal["sentinels", _MasksName, "drop", "shuffle"]
 # "in-place" and "replaced" are of encoders; "replaced" also asks of every token whether it is the text's.
 TargetsName = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
 
@@ -34,26 +32,28 @@ class Side(NamedTuple):
     draws: int = 0  # random numbers per token
 
 
-def _replace_runs(tokens: np.ndarray, mask: np.ndarray, vocabulary: Vocabulary) -> Selection:
-    """Each run of the mask becomes one sentinel; they count down from the top of the vocabulary."""
-    starts = runs_of(mask)
+def _sentinels(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
+    """Each run of noise becomes one sentinel; they count down from the top of the vocabulary."""
+    starts = runs_of(noise)
     counts = np.count_nonzero(starts, axis=1)
     order = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     replaced = tokens.copy()
     replaced.ravel()[np.flatnonzero(starts)] = vocabulary.size - 1 - order
-    return replaced, starts | ~mask
+    return replaced, starts | ~noise
 
 
 def _masks(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
     return np.where(noise, np.int32(vocabulary.mask), tokens), np.ones_like(noise)
 
 
-def _masks_or_random(
-    tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary
-) -> Selection:
+def _or_random(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
     anything = UNK + 1 + (u / RANDOM_SHARE * (vocabulary.size - UNK - 1)).astype(np.int32)
     shown = np.where(u < RANDOM_SHARE, anything, vocabulary.mask)
     return np.where(noise, shown, tokens), np.ones_like(noise)
+
+
+def _or_same(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
+    return _or_random(tokens, noise & (u < 1 - SAME_SHARE), u, vocabulary)
 
 
 def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
@@ -65,31 +65,21 @@ def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: V
 
 
 INPUTS: dict[InputsName, Side] = {
-    "sentinels": Side(
-        lambda tokens, noise, u, vocabulary: _replace_runs(tokens, noise, vocabulary),
-        lambda text, noise, runs: text - noise + runs,
-    ),
+    "sentinels": Side(_sentinels, lambda text, noise, runs: text - noise + runs),
     "masks": Side(_masks),
-    "masks-or-random": Side(_masks_or_random, draws=1),
-    "masks-random-or-same": Side(
-        lambda tokens, noise, u, vocabulary: _masks_or_random(
-            tokens, noise & (u < 1 - SAME_SHARE), u, vocabulary
-        ),
-        draws=1,
-    ),
+    "masks-or-random": Side(_or_random, draws=1),
+    "masks-random-or-same": Side(_or_same, draws=1),
     "span-masks": Side(_masks),  # only of noise that is infilled
-    "drop": Side(
-        lambda tokens, noise, u, vocabulary: (tokens, ~noise), lambda text, noise, runs: text - noise
-    ),
+    "drop": Side(lambda tokens, noise, *_: (tokens, ~noise), lambda text, noise, runs: text - noise),
     "shuffle": Side(_shuffle, draws=1),
 }
 TARGETS: dict[TargetsName, Side] = {
     "sentinels": Side(
-        lambda tokens, noise, u, vocabulary: _replace_runs(tokens, ~noise, vocabulary),
+        lambda tokens, noise, u, vocabulary: _sentinels(tokens, ~noise, u, vocabulary),
         lambda text, noise, runs: noise + runs,
     ),
-    "drop": Side(lambda tokens, noise, u, vocabulary: (tokens, noise), lambda text, noise, runs: noise),
-    "everything": Side(lambda tokens, noise, u, vocabulary: (tokens, np.ones_like(noise))),
+    "drop": Side(lambda tokens, noise, *_: (tokens, noise), lambda text, noise, runs: noise),
+    "everything": Side(lambda tokens, noise, *_: (tokens, np.ones_like(noise))),
 }
 
 

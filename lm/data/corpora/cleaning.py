@@ -25,9 +25,7 @@ CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 IDENTIFIED = 2000  # of a page, to identify its language, which takes most of the time [characters]
 # An end mark, closing quotes or brackets, a blank, and something that can start a sentence.
 BOUNDARY = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9])")
-ABBREVIATION = re.compile(
-    r"(?:\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eq|Eqs|Sec|No|Vol|pp|Mr|Mrs|Ms|Dr|St|Jr)|\b[A-Z])\.$"
-)
+ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eqs?|Sec|No|Vol|pp|Mrs?|Ms|Dr|St|Jr|[A-Z])\.$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +36,7 @@ class Rules:
     words_per_line: int = 5  # a line with fewer is dropped [words]
     word_length: int = 1000  # a line with a longer word is dropped [characters]
     page_length: int = 190_000  # a longer page is dropped, as TFDS does [characters]
-    # a page with fewer lines, or without three long ones, is dropped (mC4: 3); 0: none is [lines]
-    paragraphs: int = 0
+    paragraphs: int = 0  # fewer lines, or no three long ones, drop a page (mC4: 3); 0: never [lines]
     paragraph_length: int = 200  # what makes a line a long one [characters]
     language: str = "en"  # ISO 639-1 code; pages in another language are dropped
     probability: float = 0.99  # of the language, below which a page is dropped
@@ -122,9 +119,7 @@ LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "long-words": lambda rules: lines_that(
         lambda line: max(map(len, line.split()), default=0) <= rules.word_length
     ),
-    "citations": lambda rules: (
-        lambda lines: [CITATION.sub("", line) if "[" in line else line for line in lines]
-    ),
+    "citations": lambda rules: lambda lines: [CITATION.sub("", s) if "[" in s else s for s in lines],
     "terminal-punctuation": lambda rules: lines_that(ends_a_sentence),
     "words-per-line": lambda rules: lines_that(lambda line: len(line.split()) >= rules.words_per_line),
     "lorem-ipsum": lambda rules: no_line_that(lambda line: "lorem ipsum" in line.lower()),

@@ -48,7 +48,7 @@ def find_parts(source: Path) -> list[list[Piece]]:
     size = min(PART, max(1 << 20, sum(path.stat().st_size for path in usable) // PART_COUNT))
     parts: list[list[Piece]] = []
     room = 0
-    for piece in (piece for path in usable for piece in split_file(path, size)):
+    for piece in itertools.chain.from_iterable(split_file(path, size) for path in usable):
         if (room := room - (piece.end - piece.start)) < 0:
             parts.append([])
             room = size - (piece.end - piece.start)
@@ -80,8 +80,7 @@ def read_pages(piece: Piece) -> Iterator[Page | Damage]:
         for page in READERS[kind(Path(piece.path)) or ""](piece):
             if isinstance(page, Damage):
                 yield page
-            elif page.text.strip():
-                # JSON may hold half characters
+            elif page.text.strip():  # JSON may hold half characters
                 yield Page(*(text.encode(errors="replace").decode() for text in page))
     except (OSError, EOFError, zlib.error, SettingError) as error:
         yield Damage(piece.path, f"{error}; the rest of it is skipped")
@@ -156,10 +155,10 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
 
 
 PageReader = Callable[[Piece], Iterator[Page] | Iterator[Page | Damage]]
+JSON_ENDINGS = (".jsonl", ".json")
 READERS: Mapping[str, PageReader] = {
     ".txt": text_pages,
-    ".jsonl": json_pages,
-    ".json": json_pages,
+    **dict.fromkeys(JSON_ENDINGS, json_pages),
     ".wet": wet_pages,
 }
-MARKS = {".txt": BLANK_LINE, ".jsonl": re.compile(rb"\n"), ".json": re.compile(rb"\n")}
+MARKS = {".txt": BLANK_LINE, **dict.fromkeys(JSON_ENDINGS, re.compile(rb"\n"))}

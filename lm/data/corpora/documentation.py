@@ -22,25 +22,22 @@ from tensorflow_datasets.core.writer import ExampleWriter
 from tensorflow_datasets.proto import tf_example_pb2
 
 from lm.data.corpora.cleaning import sentences
-from lm.data.corpora.harvest import INSTALLED, STDLIB, Document, harvest, share, unfiltered
+from lm.data.corpora.harvest import DEFAULT, STDLIB, Document, harvest, share, unfiltered
 from lm.data.text import sources
 from lm.data.text.tfds import Corrupt, Row, serialized
 from lm.settings import SettingError, nearest
 
 # a document is in train if its share is below the first, in validation below the second, else in test
 TRAIN, VALIDATION = 0.8, 0.9
-# at most so many validation rows per task: the standard error of an accuracy is then 2 % [rows]
-EVALUATED = 500
+EVALUATED = 500  # validation rows of a task, at most: the standard error of an accuracy is then 2 % [rows]
 WORDS = 60  # at most in a task's context, to fit the inputs of the small scales [words]
 
-TEXT = tfds.features.Text()
-ACCEPTABILITY = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
-TRUTH_LABEL = tfds.features.ClassLabel(names=["False", "True"])
+TEXT, ClassLabel = tfds.features.Text(), tfds.features.ClassLabel
 FEATURES = {
     "corpus": {"text": TEXT},
     "summarise": {"document": TEXT, "summary": TEXT},
-    "acceptability": {"sentence": TEXT, "label": ACCEPTABILITY},
-    "follows": {"sentence1": TEXT, "sentence2": TEXT, "label": TRUTH_LABEL},
+    "acceptability": {"sentence": TEXT, "label": ClassLabel(names=["unacceptable", "acceptable"])},
+    "follows": {"sentence1": TEXT, "sentence2": TEXT, "label": ClassLabel(names=["False", "True"])},
     "cloze": {"question": TEXT, "context": TEXT, "answers": tfds.features.Sequence(TEXT)},
     "unfiltered": {"text": TEXT},
 }
@@ -56,13 +53,16 @@ sacrebleu sentencepiece yaml
 CORPUS_PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
 
 
+Splits = Mapping[str, Iterable[Row]]  # rows by split
+Report = Callable[[str], object]  # of a line
+
+
 class DeterministicWriter(ExampleWriter):
     """Equal rows give equal files, and so an equal fingerprint, in every process."""
 
     def write(self, path: Any, examples: Iterable[tuple[Any, bytes]]) -> Any:
-        return super().write(
-            path, ((key, serialized(tf_example_pb2.Example.FromString(row))) for key, row in examples)
-        )
+        parse = tf_example_pb2.Example.FromString
+        return super().write(path, ((key, serialized(parse(row))) for key, row in examples))
 
 
 class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -70,9 +70,7 @@ class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     VERSION = tfds.core.Version("1.0.0")
 
-    def __init__(
-        self, features: Mapping[str, Any], rows: Mapping[str, Iterable[Row]], config: str | None, **rest: Any
-    ):
+    def __init__(self, features: Mapping[str, Any], rows: Splits, config: str | None, **rest: Any):
         self.features, self.rows = tfds.features.FeaturesDict(features), rows
         config = config and tfds.core.BuilderConfig(name=config)
         tfds.disable_progress_bar()
@@ -100,8 +98,8 @@ def prepare_sets(
     cache: Path,
     *,
     name: str = "corpus",
-    packages: Iterable[str] = STDLIB + INSTALLED,
-    report: Callable[[str], object] = lambda line: None,
+    packages: Iterable[str] = DEFAULT,
+    report: Report = lambda line: None,
 ) -> Path:
     """cache/tfds/documentation, written first if it is missing; every set appears complete or not at all.
 
@@ -122,7 +120,7 @@ def prepare_sets(
     except (OSError, RuntimeError) as error:  # the second is ArrayRecord's, with several lines
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise SettingError(
-            f"{home / name} cannot be written ({why}): make room, or choose other --runs"
+            f"{home / name} cannot be written ({why}): make room, or use other --runs"
         ) from error
     texts = [row["text"] for rows in sets[names[0]].values() for row in rows]
     report(f"{len(texts)} documents, {sum(map(len, texts)) / 1e6:.1f} MB")
@@ -144,9 +142,8 @@ def texts(part: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> sour
     if part in ("", "unfiltered"):
         return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache, corrupt)
     if part not in CORPUS_PARTS:
-        raise SettingError(
-            f"documentation has no part {part!r}{nearest(part, (*CORPUS_PARTS, 'unfiltered'))}"
-        )
+        near = nearest(part, (*CORPUS_PARTS, "unfiltered"))
+        raise SettingError(f"documentation has no part {part!r}{near}")
     corpus = sources.tfds_texts("documentation/corpus", split, cache, corrupt)
     chosen = (i for i, row in enumerate(corpus.rows) if row["name"].partition(".")[0] in CORPUS_PARTS[part])
     return dataclasses.replace(corpus, chosen=tuple(chosen))

@@ -23,6 +23,7 @@ sklearn tensorboardX tensorflow_datasets tensorstore threadpoolctl toml tqdm tre
 urllib3 wrapt yaml zipp
 """.split()
 STDLIB = sorted(sys.stdlib_module_names)
+DEFAULT = STDLIB + INSTALLED
 SKIPPED = set("__pycache__ test tests testing _testing idlelib idle_test lib2to3 turtledemo".split())
 
 RULES = cleaning.Rules()
@@ -134,7 +135,7 @@ def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
             yield name, docstrings(source)
 
 
-def harvest(packages: Iterable[str] = STDLIB + INSTALLED) -> Iterator[Document]:
+def harvest(packages: Iterable[str] = DEFAULT) -> Iterator[Document]:
     """One document per module, in order of name; no sentence of five words occurs twice in all of them."""
     seen: set[str] = set()
     for name, strings in pages(packages):

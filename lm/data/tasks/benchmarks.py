@@ -25,17 +25,17 @@ STSB = {"pearson": metrics.pearson, "spearman": metrics.spearman}
 MULTIRC = {"f1": metrics.ungrouped(metrics.binary_f1), "exact_match": metrics.group_exact_match}
 ROUGE = {kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")}
 TRUTH = ("False", "True")
+TO_TRUTH = to_class(TRUTH)
 ACCEPTABLE = ("unacceptable", "acceptable")
 CHOICES = ("choice1", "choice2")
 MNLI, CB = ("entailment", "neutral", "contradiction"), ("entailment", "contradiction", "neutral")
 # the paper's mean of two accuracies: the halves have 9,815 and 9,832 rows
 BOTH_HALVES = "validation_matched+validation_mismatched"
 ALONE: dict[str, Any] = {"targets_length": 32}  # of the tasks on the documentation
-ENTAILMENT = ("entailment", "not_entailment")
+ENTAILS = ("entailment", "not_entailment")
 PRONOUNS = "he she they it her his their them him".split()
-DETERMINERS = """
-a an the this that these those my your his her its our their which whose each every few many much some
-""".split()
+DETERMINERS = "a an the this that these those my your his her its our their which whose each every".split()
+DETERMINERS += "few many much some".split()
 CLASS, ANSWERS = itemgetter("label"), itemgetter("answers")  # targets
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
@@ -91,10 +91,6 @@ def stsb_text(row: Row) -> tuple[str, str]:
     return f"stsb sentence1: {row['sentence1']} sentence2: {row['sentence2']}", score
 
 
-def stsb_number(text: str, row: Row) -> float:
-    return metrics.number(text)
-
-
 # MultiRC: rows are grouped by question
 
 
@@ -125,7 +121,7 @@ def record_answers(row: Row) -> list[str]:
     return row["answers"] or ["<unk>"]
 
 
-def record_training(row: Row) -> list[Row]:
+def record_rows(row: Row) -> list[Row]:
     """One example per answer."""
     return [row | {"answers": [answer]} for answer in record_answers(row)]
 
@@ -143,7 +139,7 @@ def wsc_text(row: Row) -> tuple[str, str]:
     return with_marks(row["text"], row["span2_index"], row["span2_text"]), row["span1_text"]
 
 
-def if_right(row: Row) -> list[Row]:
+def right(row: Row) -> list[Row]:
     """Only rows whose candidate is right say what to write."""
     return [row] if row["label"] == 1 else []
 
@@ -222,33 +218,21 @@ _TABLE = (
     classification("glue/cola", "sentence", ACCEPTABLE, MATTHEWS, "GLUE"),
     classification("glue/sst2", "sentence", ("negative", "positive"), ACCURACY, "GLUE"),
     classification("glue/mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), F1_ACCURACY, "GLUE"),
-    Task("stsb", "glue/stsb", "GLUE", CLASS, STSB, stsb_text, from_text=stsb_number),
+    Task(
+        "stsb", "glue/stsb", "GLUE", CLASS, STSB, stsb_text, from_text=lambda text, row: metrics.number(text)
+    ),
     classification("glue/qqp", "question1 question2", ("not_duplicate", "duplicate"), F1_ACCURACY, "GLUE"),
     classification("glue/mnli", "hypothesis premise", MNLI, ACCURACY, "GLUE", validation=BOTH_HALVES),
-    classification("glue/qnli", "question sentence", ENTAILMENT, ACCURACY, "GLUE"),
-    classification("glue/rte", "sentence1 sentence2", ENTAILMENT, ACCURACY, "GLUE"),
+    classification("glue/qnli", "question sentence", ENTAILS, ACCURACY, "GLUE"),
+    classification("glue/rte", "sentence1 sentence2", ENTAILS, ACCURACY, "GLUE"),
     classification("super_glue/boolq", "passage question", TRUTH, ACCURACY, "SGLUE"),
     classification("super_glue/cb", "hypothesis premise", CB, F1_OF_3, "SGLUE"),
     classification("super_glue/copa", "choice1 choice2 premise question", CHOICES, ACCURACY, "SGLUE"),
-    Task(
-        "multirc",
-        "super_glue/multirc",
-        "SGLUE",
-        multirc_key,
-        MULTIRC,
-        multirc_text,
-        from_text=to_class(TRUTH),
-    ),
-    Task(
-        "record", "super_glue/record", "SGLUE", record_answers, SQUAD, record_text, training=record_training
-    ),
-    classification(
-        "super_glue/rte", "hypothesis premise", ENTAILMENT, ACCURACY, "SGLUE", name="super_glue_rte"
-    ),
+    Task("multirc", "super_glue/multirc", "SGLUE", multirc_key, MULTIRC, multirc_text, from_text=TO_TRUTH),
+    Task("record", "super_glue/record", "SGLUE", record_answers, SQUAD, record_text, training=record_rows),
+    classification("super_glue/rte", "hypothesis premise", ENTAILS, ACCURACY, "SGLUE", name="super_glue_rte"),
     classification("super_glue/wic", "sentence1 sentence2 word", TRUTH, ACCURACY, "SGLUE"),
-    Task(
-        "wsc", "super_glue/wsc.fixed", "SGLUE", CLASS, ACCURACY, wsc_text, from_text=refers, training=if_right
-    ),
+    Task("wsc", "super_glue/wsc.fixed", "SGLUE", CLASS, ACCURACY, wsc_text, from_text=refers, training=right),
     # never trained on, hence in no average
     Task("wnli", "glue/wnli", None, CLASS, ACCURACY, wnli_text, from_text=wnli_refers, train=None),
     Task("dpr", "definite_pronoun_resolution", None, dpr_target, ACCURACY, dpr_text, validation=None),

@@ -13,9 +13,9 @@ from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.tfds import Corrupt
 from lm.settings import SettingError, nearest
 
+Texts = Callable[[Row], tuple[Any, ...]]  # of a row
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
 CANDIDATES = 4  # of which one follows, in "next"
-# TFDS's order
 UPOS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split())
 
 
@@ -29,11 +29,10 @@ class LabelledTask(Scored):
     """
 
     kind: Kind
-    texts: Callable[[Row], tuple[Any, ...]]
+    texts: Texts
     _: dataclasses.KW_ONLY
-    answer_span: Callable[[Row], tuple[int, int] | None] | None = (
-        None  # a span's answer in the context [characters)
-    )
+    # where a span's answer stands in the context [characters)
+    answer_span: Callable[[Row], tuple[int, int] | None] | None = None
     derive: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from the source's; None: the same
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,9 +57,7 @@ def find_labelled(name: str) -> LabelledTask:
     return LABELLED[name]
 
 
-def with_head(
-    name: str, kind: Kind, texts: str | Callable[[Row], tuple[Any, ...]], **settings: Any
-) -> LabelledTask:
+def with_head(name: str, kind: Kind, texts: str | Texts, **settings: Any) -> LabelledTask:
     """The task in words of that name, with a head; ``texts`` may be the fields of a row to read."""
     shared = ["source", "column", "target", "metrics", "beside"] + (["labels"] if kind == "classes" else [])
     inherited = {field: getattr(TASKS[name], field) for field in shared}
@@ -75,6 +72,14 @@ def whole_word(row: Row) -> tuple[int, int] | None:
     leads = [rf"(?<!\S){re.escape(before[1])}\s+\W*"] if before else []
     matches = (re.search(rf"{lead}({answer})", row["context"]) for lead in (*leads, ""))
     return next((match.span(1) for match in matches if match), None)
+
+
+def answer_texts(row: Row) -> list[str]:
+    return row["answers"]["text"]
+
+
+def tokens(row: Row) -> tuple[list[str]]:
+    return (row["tokens"],)
 
 
 def first_answer(row: Row) -> tuple[int, int]:
@@ -98,23 +103,13 @@ def copa(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((f"{row['premise']} {question}", row[choice]) for choice in ("choice1", "choice2"))
 
 
-def multiple_choice(
-    name: str, source: str, stem: str, candidates: Callable[[Row], Sequence[str]], **settings: Any
-) -> LabelledTask:
+def multiple_choice(name: str, source: str, stem: str, candidates: Texts, **settings: Any) -> LabelledTask:
     """Which of the candidates goes with the field ``stem``."""
 
     def texts(row: Row) -> tuple[tuple[str, str], ...]:
         return tuple((row[stem], text) for text in candidates(row))
 
     return LabelledTask(name, source, "SGLUE", CLASS, ACCURACY, "choice", texts, **settings)
-
-
-def squad_answers(row: Row) -> list[str]:
-    return row["answers"]["text"]
-
-
-def words(row: Row) -> tuple[list[str]]:
-    return (row["tokens"],)
 
 
 POS, EWT = itemgetter("upos"), "universal_dependencies/en_ewt"
@@ -130,11 +125,11 @@ _TASKS = (
     with_head("qnli", "classes", "question sentence"),
     with_head("rte", "classes", "sentence1 sentence2"),
     with_head("stsb", "regression", "sentence1 sentence2"),
-    with_head("squad", "span", "question context", answer_span=first_answer, target=squad_answers),
+    with_head("squad", "span", "question context", answer_span=first_answer, target=answer_texts),
     with_head("copa", "choice", copa),
     multiple_choice("piqa", "piqa", "goal", itemgetter("sol1", "sol2")),
     multiple_choice("codah", "codah", "prompt", itemgetter("endings")),
-    LabelledTask("pos", EWT, "GLUE", POS, BY_WORD, "tokens", words, labels=UPOS, validation="dev"),
+    LabelledTask("pos", EWT, "GLUE", POS, BY_WORD, "tokens", tokens, labels=UPOS, validation="dev"),
 )
 
 LABELLED: Mapping[str, LabelledTask] = {task.name: task for task in _TASKS}

@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import sentencepiece
@@ -25,13 +25,11 @@ from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, Vocabulary
 from lm.files import write_sealed
 from lm.settings import SettingError
 
-# text to train a vocabulary on; twice as much saves under 1 % of the tokens [characters per piece]
-TRAINED_ON = 750
+TRAINED_ON = 750  # text; twice as much saves under 1 % of the tokens [characters per piece]
 # candidates per piece when training starts; the trainer's default, a million in all, is slower, no better
 CANDIDATES_PER_PIECE = 5
 REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, however rare in the text
-# a vocabulary with fewer pieces per required character has no room for characters that the text lacks
-ROOM = 10
+ROOM = 10  # a smaller vocabulary has no room for characters that the text lacks [pieces per required one]
 LONGEST_LINE = 1_000  # the trainer drops lines of more than 4,192 bytes [characters]
 THREADS = 2  # of encoding; the trainer is faster with one
 BYTE_PIECE = 6  # the type of a piece that stands for a byte, in sentencepiece_model.proto
@@ -153,10 +151,8 @@ class SentencePiece(Own):
             "extra_special_tokens": sentinels[::-1],
             "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
         }
-        return {
-            "tokenizer.json": tokenizer.to_str().encode(),
-            TOKENIZER_CONFIG: json.dumps(config, indent=1).encode(),
-        }
+        settings = json.dumps(config, indent=1).encode()
+        return {"tokenizer.json": tokenizer.to_str().encode(), TOKENIZER_CONFIG: settings}
 
 
 @dataclass(frozen=True)
@@ -201,9 +197,7 @@ def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
             processor.id_to_piece(token)  # fails where damage left a piece that is not text
         processor.encode("")  # fails where there is no model at all
     except (OSError, RuntimeError, ValueError) as error:
-        raise SettingError(
-            f"the vocabulary {path} cannot be read as a SentencePiece model: {error}"
-        ) from error
+        raise SettingError(f"vocabulary {path} cannot be read as a SentencePiece model: {error}") from error
     return processor
 
 
@@ -214,18 +208,14 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
     Byte fallback would take 256 pieces of a small vocabulary; 94 required characters cover all of ASCII.
     """
     model = io.BytesIO()
-    ids: dict[str, Any] = {"pad_id": PAD, "eos_id": EOS, "unk_id": UNK, "bos_id": -1}
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_sample(texts, size * TRAINED_ON),
             model_writer=model,
-            model_type="unigram",
-            vocab_size=size,
-            num_threads=1,
-            minloglevel=2,
-            **ids,
-            seed_sentencepiece_size=max(size * CANDIDATES_PER_PIECE, 10_000),
             required_chars=REQUIRED if size >= ROOM * len(REQUIRED) else "",
+            seed_sentencepiece_size=max(size * CANDIDATES_PER_PIECE, 10_000),
+            **{"model_type": "unigram", "vocab_size": size, "num_threads": 1, "minloglevel": 2},
+            **{"pad_id": PAD, "eos_id": EOS, "unk_id": UNK, "bos_id": -1},
         )
     except RuntimeError as error:
         # the trainer's message without the line of its source; it has none for a text that is empty

@@ -191,9 +191,8 @@ def find_tokenizer(folder: Path, vocab_size: int) -> Published:
     """The tokenizer in ``folder`` of a model whose embedding has ``vocab_size`` rows."""
     config = read_object(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
     if type(config.get("extra_ids", 0)) is not int:
-        raise SettingError(
-            f"{folder / TOKENIZER_CONFIG}: extra_ids={config['extra_ids']!r} should be a number"
-        )
+        wrong = f"extra_ids={config['extra_ids']!r} should be a number"
+        raise SettingError(f"{folder / TOKENIZER_CONFIG}: {wrong}")
     path = next((folder / name for name in MAIN_FILES if (folder / name).exists()), None)
     if path is None:
         raise SettingError(f"{folder} has no tokenizer: none of {', '.join(MAIN_FILES)}")
@@ -207,10 +206,8 @@ def find_tokenizer(folder: Path, vocab_size: int) -> Published:
         if has_room and "<extra_id_0>" not in tokenizer.ids and "[CLS]" not in tokenizer.ids:
             tokenizer = PublishedPieces(path, extra)
     if tokenizer.size > vocab_size:
-        raise SettingError(
-            f"{path} has ids up to {tokenizer.size - 1}, the model's embedding {vocab_size} rows: "
-            "they do not belong together"
-        )
+        ids, rows = f"ids up to {tokenizer.size - 1}", f"the model's embedding {vocab_size} rows"
+        raise SettingError(f"{path} has {ids}, {rows}: they do not belong together")
     return tokenizer
 
 
@@ -239,9 +236,8 @@ def check_tokenizer_json(path: Path) -> None:
         except (AttributeError, TypeError, ValueError, OverflowError, KeyError) as error:
             raise SettingError(f"{path} has a malformed {step.get('type')!r}: {error!r:.200}") from error
     if growth > LARGEST_GROWTH:
-        raise SettingError(
-            f"{path}: its replacements make a text up to {growth:.3g} times longer; at most {LARGEST_GROWTH}"
-        )
+        longer = f"up to {growth:.3g} times longer; at most {LARGEST_GROWTH}"
+        raise SettingError(f"{path}: its replacements make a text {longer}")
     if added > LONGEST_ADDED:
         raise SettingError(f"{path}: it adds {added} characters or ids to a text; at most {LONGEST_ADDED}")
 
@@ -277,6 +273,5 @@ def _added(step: dict[str, Any]) -> int:
         charsmap = base64.b64decode(step["precompiled_charsmap"])
         contents = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]  # behind a trie of that many bytes
         return max(map(len, contents.split(b"\0")), default=0)
-    return max(
-        (len(step[key]) for key in ("prepend", "content") if isinstance(step.get(key), str)), default=0
-    )
+    texts = (step.get(key) for key in ("prepend", "content"))
+    return max((len(text) for text in texts if isinstance(text, str)), default=0)

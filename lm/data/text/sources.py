@@ -80,9 +80,7 @@ def tfds_texts(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") ->
     info = open_set(folder).info
     features = [key for key, feature in info.features.items() if type(feature).__name__ == "Text"]
     if "text" not in features and len(features) != 1:
-        raise SettingError(
-            f"{name} at {folder} should have a text feature 'text', or only one, not {features}"
-        )
+        raise SettingError(f"{name} at {folder} should have a text feature 'text', or only one: {features}")
     validation = next((key for key in ("validation", "valid", "dev") if key in info.splits), None)
     percent = round(100 * (1 - HELD_OUT))
     train = "train" if validation else f"train[:{percent}%]"
@@ -122,9 +120,8 @@ def document(path: Path, start: int, end: int) -> str:
     try:
         return text.decode().lstrip("\ufeff").replace("\r\n", "\n").strip()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: bytes {start} to {end} are no longer valid text ({error}); has the file changed?"
-        ) from error
+        reason = f"are no longer valid text ({error}); has the file changed?"
+        raise DataError(f"{path}: bytes {start} to {end} {reason}") from error
 
 
 def text_files(pattern: str, split: str) -> TextFiles:
@@ -146,9 +143,7 @@ def _text_files(pattern: str, split: str, files: tuple[tuple[Path, int, int], ..
         edge = sorted(digest for *_, digest in texts)[: max(1, round(HELD_OUT * len(texts)))][-1:]
         texts = [text for text in texts if ([text[3]] <= edge) == (split == "validation")]
     if not texts:
-        raise SettingError(
-            f"data.corpus=text:{pattern}: no text for {split!r} in {len(paths)} files; add text"
-        )
+        raise SettingError(f"data.corpus=text:{pattern}: no text for {split!r} in {len(paths)} files")
     fingerprint = hashlib.sha256(b"".join(digest for *_, digest in texts)).hexdigest()
     return TextFiles(chosen, np.array([text[:3] for text in texts], np.int64), fingerprint)
 

@@ -27,8 +27,7 @@ Corrupt = Literal["stop", "skip"]  # what becomes of records to train on that ca
 CLASSES = "tensorflow_datasets."  # features.json names classes to import, which runs their module
 READ_AT_ONCE = 1_024  # records, to find the corrupt ones
 MEND = "restore the files, or delete the folder and prepare the set again"
-# a fault of the machine, such as "open() failed: Too many open files"
-MACHINE = re.compile(r"\w\(\) failed:")
+MACHINE = re.compile(r"\w\(\) failed:")  # the machine's fault: "open() failed: Too many open files"
 LISTED_FAULTS = 5  # of a set's faults are listed; all are counted
 
 
@@ -54,14 +53,11 @@ def find_prepared(name: str, cache: Path) -> Path:
     if folder := newest(name, version or "*.*.*", cache):
         return folder
     folders, names = tfds_folders(cache), prepared(cache)
-    if version:
-        hint = f" version {version}", nearest(f"{name}/{version}", names)
-    else:
-        hint = "", nearest(name, {os.path.dirname(path) for path in names})
-    raise SettingError(
-        f"dataset {name!r}{hint[0]} is not prepared in {', '.join(map(str, folders))}{hint[1]}; "
-        f"to prepare it: {preparation(name, folders[0])}"
-    )
+    unversioned = {os.path.dirname(path) for path in names}
+    near = nearest(f"{name}/{version}", names) if version else nearest(name, unversioned)
+    missing = f"dataset {name!r}{version and f' version {version}'} is not prepared"
+    command = preparation(name, folders[0])
+    raise SettingError(f"{missing} in {', '.join(map(str, folders))}{near}; to prepare it: {command}")
 
 
 def newest(name: str, version: str, cache: Path) -> Path | None:
@@ -82,9 +78,8 @@ def tfds_folders(cache: Path) -> list[Path]:
 def prepared(cache: Path) -> list[str]:
     """``name/version`` or ``name/config/version`` of every prepared set."""
     patterns = ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json")
-    paths = (
-        (folder, p) for folder in tfds_folders(cache) for pattern in patterns for p in folder.glob(pattern)
-    )
+    folders = tfds_folders(cache)
+    paths = ((folder, path) for folder in folders for pattern in patterns for path in folder.glob(pattern))
     return sorted({str(path.parent.relative_to(folder)) for folder, path in paths})
 
 
@@ -103,9 +98,7 @@ def open_set(folder: Path) -> Any:
     features = folder / "features.json"
     for name in _imported_classes(_description(features)):
         if not name.startswith(CLASSES):
-            raise DataError(
-                f"{features} names {name!r}, code outside of TFDS that would run: do not use this set"
-            )
+            raise DataError(f"{features} names {name!r}: code outside of TFDS would run; do not use this set")
     try:
         builder = tfds.builder_from_directory(folder)
         formats = {file_format.value for file_format in builder.info.available_file_formats()}
@@ -115,9 +108,8 @@ def open_set(folder: Path) -> Any:
         name = f"{builder.info.name}/{builder.info.config_name or ''}".rstrip("/")
         raise SettingError(
             f"{folder} holds {'/'.join(sorted(formats)) or 'unknown'} files, which have no random access; "
-            f"convert them:"
-            f" tfds convert_format --dataset_version_dir={folder} --out_file_format=array_record,"
-            f" or prepare again: {preparation(name, folder.parents[name.count('/') + 1])}"
+            f"convert them: tfds convert_format --dataset_version_dir={folder} --out_file_format=array_record"
+            f", or prepare again: {preparation(name, folder.parents[name.count('/') + 1])}"
         )
     return builder
 
@@ -171,10 +163,8 @@ def check_files(folder: Path, split: str) -> None:
     if outside := [path for path in files if path.parent != folder]:
         raise DataError(f"{folder} names {outside[0]}, which lies elsewhere: {MEND}")
     if faults := [fault for path, count in files.items() if (fault := _fault(path, count))]:
-        raise DataError(
-            f"{folder}, split {split!r}: {len(faults)} of {len(files)} files are damaged ({MEND}):"
-            + "".join(f"\n  {fault}" for fault in faults[:LISTED_FAULTS])
-        )
+        damage = f"{len(faults)} of {len(files)} files are damaged ({MEND}):"
+        raise DataError("\n  ".join([f"{folder}, split {split!r}: {damage}", *faults[:LISTED_FAULTS]]))
 
 
 def _fault(path: Path, count: int) -> str | None:
@@ -185,18 +175,15 @@ def _fault(path: Path, count: int) -> str | None:
     records = _count_records(path, *stamp(path))
     if isinstance(records, str):
         return f"{path.name} cannot be opened: {records}"
-    return (
-        None
-        if records == count
-        else f"{path.name} has {records:,} records, dataset_info.json counts {count:,}"
-    )
+    if records != count:
+        return f"{path.name} has {records:,} records, dataset_info.json counts {count:,}"
+    return None
 
 
 @functools.lru_cache(maxsize=4096)
 def _count_records(path: Path, size: int, changed: int) -> int | str:
     """The records of a file that has this size and was last ``changed`` at this time, or why it has none."""
-    # nothing else that lists rows needs it
-    from array_record.python.array_record_module import ArrayRecordReader
+    from array_record.python.array_record_module import ArrayRecordReader  # only needed to count records
 
     try:
         reader = ArrayRecordReader(str(path))
@@ -229,11 +216,10 @@ def corrupt_records(rows: "StoredRows", cache: Path) -> tuple[int, ...]:
 
 
 def _is_readable(rows: "StoredRows", number: int) -> bool:
-    try:
+    with suppress(DataError):
         rows[number]
-    except DataError:
-        return False
-    return True
+        return True
+    return False
 
 
 def stamp(path: str | Path) -> tuple[int, int]:

@@ -93,10 +93,8 @@ class Stored:
         for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
             start, end = block * BLOCK, (block + 1) * BLOCK
             if zlib.crc32(self._bytes[start:end].data) != self._sums[block]:
-                raise DataError(
-                    f"{self._folder / 'tokens'} is damaged in bytes {start:,} to {end:,}: "
-                    f"delete {self._folder}, and the corpus is encoded again"
-                )
+                damage = f"{self._folder / 'tokens'} is damaged in bytes {start:,} to {end:,}"
+                raise DataError(f"{damage}: delete {self._folder}, and the corpus is encoded again")
             self._unchecked[block] = False
             self._count -= 1
 
