@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import sentencepiece
@@ -208,14 +208,20 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
     Byte fallback would take 256 pieces of a small vocabulary; 94 required characters cover all of ASCII.
     """
     model = io.BytesIO()
+    settings: dict[str, Any] = {
+        "model_type": "unigram",
+        "vocab_size": size,
+        "num_threads": 1,
+        "minloglevel": 2,
+    }
+    settings |= {"pad_id": PAD, "eos_id": EOS, "unk_id": UNK, "bos_id": -1}
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_sample(texts, size * TRAINED_ON),
             model_writer=model,
             required_chars=REQUIRED if size >= ROOM * len(REQUIRED) else "",
             seed_sentencepiece_size=max(size * CANDIDATES_PER_PIECE, 10_000),
-            **{"model_type": "unigram", "vocab_size": size, "num_threads": 1, "minloglevel": 2},
-            **{"pad_id": PAD, "eos_id": EOS, "unk_id": UNK, "bos_id": -1},
+            **settings,
         )
     except RuntimeError as error:
         # the trainer's message without the line of its source; it has none for a text that is empty
