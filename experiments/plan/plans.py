@@ -40,8 +40,7 @@ class PlanOptions:
     mesh: str = ""
     scale: str = "base"  # size of the study: nano, mini, mini-real or base
     size: str = ""  # a published model's size in place of the scale's, such as t5-11b
-    # compile likely meshes, rematerialisations and micro-batches; recommend the fastest that fits
-    search: bool = False
+    search: bool = False  # compile likely meshes, rematerialisations, micro-batches; recommend the fastest
     price: float = 0.0  # of a chip-hour [dollars]; 0: unknown
     runs: Path = RUNS  # folder whose cache holds what was compiled
 

@@ -155,11 +155,11 @@ def check_mixing(experiment: Experiment) -> None:
     others = mixing == "corpus+other-tasks"
     if mixing != "corpus" and len(tuning.mixtures) < 1 + others:
         raise SettingError(
-            f"mixing.pretraining={mixing!r} needs {1 + others} or more tuning.mixtures={tuning.mixtures}"
+            f"mixing.pretraining={mixing!r} needs {1 + others}+ tuning.mixtures={tuning.mixtures}"
         )
     if mixing != "corpus" and not experiment.finetuning.steps and (others or team > 1):
         raise SettingError(
-            f"mixing.pretraining={mixing!r} and ensemble.members={team} need finetuning.steps above 0"
+            f"mixing.pretraining={mixing!r}, ensemble.members={team} need finetuning.steps above 0"
         )
     if mixing != "corpus" and not experiment.pretraining.steps:
         raise SettingError(f"mixing.pretraining={mixing!r} needs pretraining.steps above 0")

@@ -22,18 +22,14 @@ class DataConfig:
 
     # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
     corpus: str = "tfds:c4/en"
-    # pre-training sees the same tokens so often: the corpus is cut to fit; 0: all of it [times]
-    repeats: int = 0
-    # unigram[:CORPUS] (trained on it), bytes, a .model file, or a tokenizer's folder
-    vocabulary: str = "unigram"
+    repeats: int = 0  # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
+    vocabulary: str = "unigram"  # unigram[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a unigram vocabulary is trained on
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
-    # rows on which held-out text is scored in the end [x inputs_length]
-    held_out_lengths: tuple[int, ...] = (1,)
-    # skip: TFDS records that cannot be read are not trained on
-    corrupt_records: Literal["stop", "skip"] = "stop"
+    held_out_lengths: tuple[int, ...] = (1,)  # rows in which held-out text is scored [x inputs_length]
+    corrupt_records: Literal["stop", "skip"] = "stop"  # skip: not to train on damaged TFDS records
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
 
     def __post_init__(self):
@@ -68,8 +64,7 @@ class PhaseConfig:
     batch_size: int = 128  # global, over all devices and micro-batches [sequences]
     microbatches: int = 1  # parts a batch is split into to save memory; the update is the same [parts]
     save_every: int = 5_000  # between checkpoints; fine-tuning is evaluated at each [steps]
-    # one checkpoint in so long a time stays, besides the newest and the best; 0: none [hours]
-    keep_hours: float = 1.0
+    keep_hours: float = 1.0  # also keep one checkpoint per so many hours; 0: newest and best only [hours]
     log_every: int = 100  # between lines of metrics.jsonl [steps]
     optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -93,16 +88,12 @@ class TuningConfig:
     """Which mixtures of tasks the pre-trained model is fine-tuned on, each from the same checkpoint."""
 
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
-    # labelled tasks, each fine-tuned on alone and answered by a head instead of in words
-    heads: tuple[str, ...] = ()
-    # what heads read; mixed: all, which then are not trained
-    layers: Literal["last", "mixed-frozen"] = "last"
-    # width of adapter layers over d_model, which alone are trained; 0: none, all parameters are
-    adapters: float = 0.0
+    heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone, answered by a head
+    layers: Literal["last", "mixed-frozen"] = "last"  # that heads read; mixed: all, not trained
+    adapters: float = 0.0  # width of adapters over d_model, which alone are trained; 0: all parameters are
     unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
     inputs_length: int = 512  # longer inputs are cut at their end [tokens]
-    # tasks are drawn in proportion to their size, up to this; None: any [examples]
-    examples_limit: int | None = None
+    examples_limit: int | None = None  # of a task's size, by which tasks are drawn; None: none [examples]
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
 
     def __post_init__(self):
@@ -144,8 +135,7 @@ class Experiment:
     tuning: TuningConfig = TuningConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
     guard: GuardConfig = EVERY_UPDATE
-    # width of ELECTRA's generator over the model's; unused without replaced-token
-    generator_share: float = 0.25
+    generator_share: float = 0.25  # width of ELECTRA's generator over the model's; else unused
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # of initial parameters, order of examples, noise and dropout
 
