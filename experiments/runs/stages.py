@@ -54,11 +54,13 @@ class Stage:
 def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -> tuple[Stage, ...]:
     """The stages of the run in ``folder``, in the order in which they are trained.
 
-    ``home`` is the folder of the run's scale, which holds the pre-trainings that runs share.
+    One pre-training of each member of the ensemble, or one for each target that it leaves out; then for each
+    target (a mixture, or a task with a head) one fine-tuning of each member. ``home`` is the folder of the
+    run's scale, which holds the pre-trainings that runs share.
     """
     tuning, shared = experiment.tuning, experiment.ensemble.pretraining == "shared"
     targets, models = (*tuning.mixtures, *tuning.heads), _members(experiment)
-    parents: dict[tuple[int | None, str], Stage] = {}
+    parents: dict[tuple[int | None, str], Stage] = {}  # the pre-training of a member for a target
     for (member, settings), target in product(models, targets or ("",)):
         if experiment.pretraining.steps:
             start = (None, replace(settings, seed=experiment.seed)) if shared else (member, settings)
@@ -69,7 +71,7 @@ def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -
             kind: Literal["head", "text"] = "head" if target in tuning.heads else "text"
             stage = Stage(target, member, kind, (target,), settings, folder, parents.get((member, target)))
             tuned.append(replace(stage, folder=folder / "finetuning" / stage.name))
-    return (*dict.fromkeys(parents.values()), *tuned)
+    return (*dict.fromkeys(parents.values()), *tuned)  # most targets have the same pre-training: each once
 
 
 def stages_of(folder: Path) -> tuple[Stage, ...]:
@@ -86,8 +88,9 @@ def group_of(name: str) -> tuple[str, bool]:
 def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
     """(number, settings) of each model that the run consists of.
 
-    Members differ in their seeds. Those of the ensembles with seeds 0, 1, ... are all different, and the
-    first of them begin like single runs, with which they share their pre-training.
+    Members differ in their seeds: member k of n has seed * n + k, so that no two members of ensembles with
+    seeds 0, 1, ... are alike. Those n of seed 0 pre-train like single runs with seeds 0 to n - 1, and share
+    their pre-training with them.
     """
     count = experiment.ensemble.members
     if count == 1:
@@ -120,12 +123,12 @@ def _pretraining_folder(settings: Experiment, texts: tuple[str, ...], folder: Pa
     """The folder of the pre-training with these settings and, in its vocabulary, the tasks ``texts``."""
     if (folder / PRETRAINING / "checkpoints").is_dir():  # an imported run has its own
         return folder / PRETRAINING
-    # the difference from the baseline, so that a new setting changes no key
+    # A hash of the settings that differ from the baseline's: settings added later do not change it.
     changed = diff(BASELINE, _pretraining_settings(settings, ""))
     contents: dict[str, object] = {path: str(new) for path, (_, new) in changed.items()}
     contents |= {"texts": texts} if texts else {}
     key = Path(PRETRAINING) / hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
-    # wherever the scale's folder was copied to
+    # The scale's folder may have been copied: look in every folder above the run before the expected one.
     return next((up / key for up in (folder, *folder.parents) if (up / key).is_dir()), home / key)
 
 

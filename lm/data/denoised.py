@@ -1,4 +1,8 @@
-"""Rows of models that write: inputs and targets of noisy text, several examples to a row where they fit."""
+"""Pre-training rows of models with a decoder: inputs and targets of noisy text, packed several to a row.
+
+Shapes: B examples of at most L raw tokens. A batch is a function of (seed, row numbers) alone: every random
+number is drawn by the number of its example.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -28,12 +32,12 @@ def pretraining_rows(
     inputs_length: int,
     seed: int,
 ) -> "Denoised | Masked":
-    """The rows of a corpus under an objective; every setting is checked here."""
+    """The rows of a corpus under an objective, of encoders ``Masked``; checks every setting first."""
     check_architecture(architecture, seed)
     check_objective(objective, architecture, vocabulary)
     lengths = lengths_of(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
-        # both EOS in one row: two full examples then fill it
+        # A prefix LM puts inputs and targets into one row, both with an EOS: one raw token less makes room.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
     corpus = Corpus(tokens, objective, vocabulary, lengths.raw)
     if architecture == "encoder":
@@ -56,7 +60,11 @@ def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
 def denoise(
     objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Vocabulary, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
-    """text [B,L], uniforms [B,draws,L] -> inputs and targets that fit in ``limits``, ending with EOS."""
+    """text [B,L], random numbers u [B,draws,L] -> inputs and targets that fit in ``limits``, ending with EOS.
+
+    The last of the ``draws`` numbers per token orders sentences, if the objective permutes them, the one
+    before it decides what inputs show, and the first ones where noise falls.
+    """
     tokens, lengths = text
     eos = None if objective.separates else vocabulary.eos
     inside, visible = text.mask, tokens
@@ -85,7 +93,7 @@ def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
 
 
 class Epoch(NamedTuple):
-    """The order of segments in an epoch, several to a row, and what of their noise decides how many fit."""
+    """The order of an epoch's segments, the rows they fill, and random numbers that decide how many fit."""
 
     order: np.ndarray  # int64 [segments]
     rows: np.ndarray  # each row's first place in the order [rows + 1]

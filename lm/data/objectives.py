@@ -1,6 +1,8 @@
-"""Objectives: what is hidden of a text, what has to be said about it, and how long that gets.
+"""Pre-training objectives: which tokens are hidden, what is predicted of them, and how long that gets.
 
-A denoising objective is three independent choices: where noise falls, what inputs show, what targets show.
+A denoising objective is three independent choices: which tokens are noise, what stands for them in the
+inputs, and what the targets are. Short words here: L tokens of a text, p = ``rate``, a run or span is
+consecutive tokens of noise, a sentinel is the special token that stands for one.
 Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
 (SpanBERT) and Clark et al. 2020 (ELECTRA); of text infilling Lewis et al. 2020 (BART). T5 differs in two
 points, both because nothing may be cut and inputs and targets must together give back the text:
@@ -22,8 +24,8 @@ from lm.data.noise import NOISES, Noise, NoiseName
 from lm.data.views import INPUTS, TARGETS, InputsName, TargetsName
 from lm.settings import SettingError
 
-IN_PLACE = ("in-place", "replaced")  # targets of encoders
-DEVIATIONS = 4  # standard deviations of room for targets of random length
+IN_PLACE = ("in-place", "replaced")  # targets of encoders: predicted at the position where they are hidden
+DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
 SHORTEST_INPUTS = 3  # one token that stays, one for noise, EOS [tokens]
 SHORTEST_MASKED = 7  # [CLS], two [SEP], and a token for each random number that a pair takes
 
@@ -34,7 +36,7 @@ Ends = Literal["each-example", "between-documents"]
 
 @dataclass(frozen=True)
 class Objective:
-    """What is hidden of a text, and what has to be said about it."""
+    """Which tokens of a text are hidden, and what is predicted of them."""
 
     noise: NoiseName = "iid"  # which tokens are noise
     inputs: InputsName = "sentinels"  # what replaces noise
@@ -54,7 +56,7 @@ class Objective:
 
     @property
     def falls(self) -> Noise:
-        """How its noise falls."""
+        """The kind of noise: which tokens it takes, and whether their number is fixed."""
         return NOISES[self.noise]
 
     @property
@@ -69,7 +71,10 @@ class Objective:
 
     @property
     def concatenates(self) -> bool:
-        """Whether documents are concatenated before they are split into segments."""
+        """Whether documents are concatenated before they are split into segments.
+
+        Not for pairs of sentences, nor where the split of a document is what is learnt (prefix LM).
+        """
         return self.pairs == "none" and not (self.falls.per_document and self.has_inputs)
 
     @property
@@ -107,7 +112,7 @@ OBJECTIVES = {
 
 
 class Lengths(NamedTuple):
-    """Tokens of a row: of raw text with EOS between documents, and the room for inputs and for targets."""
+    """Tokens of a row: of raw text before noise, and the room for inputs and for targets, EOS included."""
 
     raw: int
     inputs: int
@@ -115,7 +120,10 @@ class Lengths(NamedTuple):
 
 
 def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """lengths [B], first uniforms [B] -> tokens of inputs and targets with EOS; not of noise by chance."""
+    """(tokens of inputs, tokens of targets) [B] with EOS, of raw lengths [B] and first random numbers u [B].
+
+    Not for noise whose amount is left to chance. A run costs a sentinel, in inputs and in targets.
+    """
     assert objective.falls.counts is not None, "the amount of noise is left to chance"
     noise, runs = objective.falls.counts(objective, lengths, u)
     inputs = INPUTS[objective.inputs].size(lengths, noise, np.where(noise, runs, 0)) + 1
@@ -132,7 +140,7 @@ def lengths_of(objective: Objective, inputs_length: int) -> Lengths:
         return Lengths(inputs_length - (2 if objective.pairs == "none" else 3), inputs_length, 0)
     if objective.falls.counts and not objective.falls.per_document:
         return _fixed_lengths(objective, inputs_length)
-    raw = inputs_length - (not objective.separates)  # and EOS
+    raw = inputs_length - (not objective.separates)  # one token less, for EOS at the end
     targets = inputs_length
     if objective.falls.by_chance and objective.targets != "everything":
         targets = min(targets, _room_by_chance(objective, raw))
@@ -141,23 +149,26 @@ def lengths_of(objective: Objective, inputs_length: int) -> Lengths:
 
 def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     """Of a fixed amount of noise: at 15 %, in spans of 3, 512 inputs read 568 tokens and have 114 targets."""
+    # A share of 1 - rate of the raw tokens stays in the inputs, so that far longer texts cannot fit; the
+    # factor 2 leaves room for rounding.
     raw = np.arange(2, math.ceil(inputs_length * 2 / (1 - objective.rate)) + 2)
     inputs, targets = sizes(objective, raw, np.zeros(len(raw)))
     last = int(np.flatnonzero(inputs <= inputs_length)[-1])
-    # T5 keeps the targets of 50 % noise to a round length.
+    # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
     over = objective.rate == 0.5 and targets[last] > inputs[last]
     return Lengths(int(raw[last]) - over, inputs_length, int(targets[last]) - over)
 
 
 def _room_by_chance(objective: Objective, raw: int) -> int:
-    """Tokens of targets for L raw tokens, each noise with probability p: the mean and DEVIATIONS deviations.
+    """Room for targets of L raw tokens, each noise with probability p: the mean plus DEVIATIONS deviations.
 
-    "drop" says the noise: binomial, mean Lp, variance Lp(1-p). "sentinels" says a token where it is noise or
-    the one before it is (and one at the very start, either way): all L but those with q_i q_{i-1} = 1, where
-    q = 1 for no noise. With P(q) = Q = 1-p the mean is L - (L-1)Q^2; each of the L-1 products has variance
-    Q^2 - Q^4, each of the L-2 pairs of neighbours the covariance Q^3 - Q^4. 512 inputs at 10/15/25/50 %:
-    149/200/287/435 with EOS. T5's 103/192/256/512 cut 35 % of the examples at 10 %, 2 % at 25 %; its 104 for
-    "drop" at 15 %, where this gives 110, cut 0.07 %.
+    "drop" predicts the noise: binomial, mean Lp, variance Lp(1-p). "sentinels" has a target where a token is
+    noise or the one before it is (and one at the very start, either way): all L but those with
+    q_i q_{i-1} = 1, where q = 1 for no noise. With P(q) = Q = 1-p the mean is L - (L-1)Q^2; each of the L-1
+    products has variance Q^2 - Q^4, each of the L-2 pairs of neighbours the covariance Q^3 - Q^4.
+
+    512 inputs at 10/15/25/50 %: 149/200/287/435 with EOS. T5's 103/192/256/512 cut 35 % of the examples at
+    10 %, 2 % at 25 %; its 104 for "drop" at 15 %, where this gives 110, cut 0.07 %.
     """
     p, q = objective.rate, 1 - objective.rate
     if objective.targets == "drop":

@@ -1,4 +1,7 @@
-"""The loop: step, read the step before while the device works, save, evaluate; until the end or a signal."""
+"""The training loop: run a step, read the metrics of the one before, save, evaluate; to the end or a signal.
+
+jax starts a step and returns at once, so the loop prepares batches and writes lines while devices compute.
+"""
 
 import threading
 import time
@@ -24,7 +27,9 @@ from lm.train.state import State
 from lm.train.step import Metrics, Steps
 from lm.train.stopping import Stopping
 
-TRIES = 3  # of an evaluation that ends the process: two kills from outside may well meet one, three hardly
+# Tries of an evaluation during which the process is killed. Two kills from outside may hit the same one by
+# chance, three hardly: then it is the evaluation's fault, such as too much memory.
+TRIES = 3
 HostBatch = dict[str, np.ndarray]
 
 
@@ -38,10 +43,10 @@ class Run:
     log: Log
     evaluate: Callable[[State], dict[str, float]]
     initial: Callable[[], State] | None = None  # the state before the first step; None: random by the seed
-    flops: float | None = None  # of one step, for the utilisation of the devices
+    flops: float | None = None  # of one step, to compute the utilisation of devices; None: unknown
 
     def start(self, restored: State | None, config: LoopConfig) -> int:
-        """The step that training starts after, which the log is told."""
+        """The last step already trained, 0 in a new run; the log records it as a start."""
         start = 0 if restored is None else int(restored.step)
         if start > config.steps:
             reached = f"{self.log.folder} is trained to step {start} already"
@@ -67,7 +72,8 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
         meter = Meter(run.log, config, run.flops)
         milestones = Milestones(run, config, meter, stopping)
         batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
-        train_step = CompiledStep(steps, run, batches)  # compiles while the first state is made
+        # Compiling and making or restoring the state both take long: they overlap.
+        train_step = CompiledStep(steps, run, batches)
         state = run.first_state(steps) if restored is None else restored
         if restored is not None:
             milestones.make_up(state)
@@ -85,7 +91,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
 
 
 class Prefetched(Iterator[Batch]):
-    """The batches on the devices, ``ahead`` of them before they are needed; ValueError after the last."""
+    """Batches on the devices, ``ahead`` of them copied before they are needed; ValueError after the last."""
 
     def __init__(self, data: Iterable[HostBatch], mesh: Mesh, ahead: int, meter: Meter):
         self._source, self._mesh, self._ahead, self._meter = iter(data), mesh, ahead, meter
@@ -97,7 +103,7 @@ class Prefetched(Iterator[Batch]):
         return self._queue.popleft()
 
     def peek(self) -> Batch | None:
-        """The next batch, which stays; None if there is none."""
+        """The next batch, which stays in the queue; None if there is none."""
         with self._meter.waiting():
             while len(self._queue) <= self._ahead and (batch := next(self._source, None)) is not None:
                 self._queue.append(sharding.put_batch(batch, self._mesh))
@@ -135,6 +141,7 @@ class CompiledStep:
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if self._seconds is None:
             return self._step(state, batch)
+        # The first call still takes a moment: it counts as compilation.
         begin = time.perf_counter()
         state, metrics = self._step(state, batch)
         seconds, self._seconds = self._seconds + time.perf_counter() - begin, None

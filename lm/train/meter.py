@@ -14,7 +14,8 @@ from lm.train.log import Log, NonFiniteLoss
 from lm.train.step import Metrics
 from lm.train.throughput import peak
 
-CHECKED = ("loss", "grad_norm", "left_out", "left_out_in_a_row")  # of every step
+# Metrics of every step that are checked. "left_out": 1 if the update was skipped (a key of metrics.jsonl).
+CHECKED = ("loss", "grad_norm", "left_out", "left_out_in_a_row")
 
 
 class Meter:
@@ -34,12 +35,15 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Measure speed from the end of the next step on: what came before is no training."""
+        """Measure speed from the end of the next step on: compiling, saving and evaluating do not count."""
         self.since: float | None = None
         self.first, self.waited = 0, 0.0
 
     def add(self, step: int, metrics: Metrics, batch: Batch) -> None:
-        """The step was started: wait for the one before it, and read that if a line of it is due."""
+        """Register a started step: wait for the one before it, and read that if its line is due.
+
+        jax returns before a step is computed. Reading the step before, not this one, keeps devices busy.
+        """
         if self.unread:
             before, numbers = self.unread[-1]
             jax.block_until_ready(numbers["loss"])  # never more than one step ahead of the devices
@@ -56,7 +60,7 @@ class Meter:
         for (step, _), values in zip(self.unread, jax.device_get(numbers), strict=True):
             self._check(step, values)
         if self.unread and (last % self.config.log_every == 0 or last == self.config.steps):
-            metrics = jax.device_get(self.unread[-1][1])
+            metrics = jax.device_get(self.unread[-1][1])  # the others were needed for the check alone
             if "left_out" in metrics:
                 metrics["left_out"], self.skipped = self.skipped, 0.0
             metrics.pop("left_out_in_a_row", None)

@@ -34,9 +34,9 @@ Metrics = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What a step computes. The model is ``module(model, *parts, rngs)``.
+    """What a training step computes. The model is ``module(model, *parts, rngs)``.
 
-    Equal specs share their compiled functions, so all parts are hashable: settings, classes, plain functions.
+    Equal specs share their compiled functions, so all fields are hashable: settings, classes, functions.
     """
 
     model: ModelConfig
@@ -108,12 +108,14 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
     compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
     def create(seed):
+        # One half of the seed's key makes parameters, the other (in ``train``) dropout.
         return states.create(spec.make, transform, jax.random.split(jax.random.key(seed))[0], spec.guard)
 
     def train(state, batch, seed):
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             gradients, metrics = _gradients(spec, state, batch, key)
+        # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
         gradients = jax.lax.with_sharding_constraint(gradients, places.params)
         updates, opt_state = transform.update(gradients, state.opt_state, state.params)
         updates, rate = spec.tune(updates, state.step), learning_rate(spec.optimizer, state.step)
@@ -165,10 +167,14 @@ def _skip_bad_update(
 def _gradients(
     spec: StepSpec, state: State, batch: Batch, key: jax.Array
 ) -> tuple[dict[str, jax.Array], Metrics]:
-    """Gradients by name and metrics: sums over the micro-batches, over the weights of all of the batch."""
+    """Gradients by name, and metrics, of the mean loss over the batch's target tokens.
+
+    The weights of targets are divided by their sum over the batch first: losses and gradients of
+    micro-batches then simply add up to those of the whole batch.
+    """
     totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
     batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
-    tokens = jnp.stack(list(totals.values())).max()  # of pairs there are fewer than of tokens
+    tokens = jnp.stack(list(totals.values())).max()  # encoders also have weights of sentence pairs: fewer
 
     def mean(params, batch, key):
         model = State(state.step, params, None, state.structure).model
