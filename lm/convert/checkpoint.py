@@ -28,6 +28,7 @@ from lm.sharding import named
 
 SHARD_BYTES = 5 * 10**9  # a model larger than this is written in several files, as is the custom [bytes]
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+NO_FILES: Mapping[str, bytes] = {}
 FLOATS = ("F32", "F16", "BF16", "F64")
 Read = Callable[[str], np.ndarray]
 
@@ -153,10 +154,9 @@ def _known(name: str, family: Family, config: ModelConfig, due: Mapping[str, Ten
 
 
 def _unknown(name: str, family: Family) -> str:
-    if name not in family.copies:
-        return f"unknown: {name}"
-    source = family.copies[name]
-    return f"unknown: {name} differs from {source}, which it should repeat here (tie_word_embeddings)"
+    source = family.copies.get(name)
+    repeats = f" differs from {source}, which it should repeat here (tie_word_embeddings)" if source else ""
+    return f"unknown: {name}{repeats}"
 
 
 def _has_matrix(family: Family, stored: Collection[str], read: Read) -> bool:
@@ -184,7 +184,7 @@ def save(
     folder: Path | str,
     *,
     shard_bytes: int = SHARD_BYTES,
-    beside: Mapping[str, bytes] | None = None,
+    beside: Mapping[str, bytes] = NO_FILES,
 ) -> None:
     """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all or nothing.
 
@@ -206,7 +206,7 @@ def save(
             files = {name: file for file, names in shards.items() for name in names}
             index = {"metadata": {"total_size": sum(map(_size, due.values()))}, "weight_map": files}
             (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        for name, contents in (beside or {}).items():
+        for name, contents in beside.items():
             (draft / name).write_bytes(contents)
 
 
@@ -214,15 +214,12 @@ def _constants(theirs: Json, config: ModelConfig) -> dict[str, np.ndarray]:
     """Arrays that are no parameters of ours, and that the family's files have: DistilBERT's sinusoids."""
     if not theirs.get("sinusoidal_pos_embds"):
         return {}
-    positions = jnp.arange(config.max_length)
-    table = sinusoids(positions, config.d_model, layout=config.sinusoid)
+    table = sinusoids(jnp.arange(config.max_length), config.d_model, layout=config.sinusoid)
     return {"encoder.positions.table": np.asarray(table)}
 
 
 def _joined(tensor: Tensor, leaves: Mapping[str, jax.Array]) -> np.ndarray:
-    parts = [np.asarray(leaves[path]) for path, _ in tensor.parts]
-    layers = [layer for _, layer in tensor.parts]
-    parts = [part if layer is None else part[layer] for part, layer in zip(parts, layers, strict=True)]
+    parts = [np.asarray(leaves[path])[... if layer is None else layer] for path, layer in tensor.parts]
     return np.ascontiguousarray(tensor.join(parts), np.float32)
 
 

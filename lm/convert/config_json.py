@@ -12,13 +12,11 @@ from lm.convert.unread import check_fields
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, from_json, leaves, nearest
 
-PARTS = {  # what a model has or lacks beside its blocks: the module of ours by whose tensor it is known
-    "logits": "logits_bias",
-    "pooler": "pooler",
-    "next-sentence": "next_sentence",
-    "sentence-order": "sentence_order",
-    "replaced-token": "replaced.out",
-}
+# what a model has or lacks beside its blocks: the module of ours by whose tensor it is known
+PARTS = values(
+    "logits=logits_bias pooler=pooler next-sentence=next_sentence sentence-order=sentence_order "
+    "replaced-token=replaced.out"
+)
 MATRIX = "matrix"  # the part that is an output matrix other than the embedding
 _SCALINGS = values("default=none linear=linear llama3=llama3 yarn=yarn")
 _STRETCH = values(
@@ -37,10 +35,10 @@ _UNSTRETCHED = {  # what a way of stretching does not read
 def family_of(theirs: Json) -> str:
     """The family that a config.json names."""
     family = theirs.get("model_type")
-    if family in FAMILIES:
-        return family
-    near = nearest(str(family), FAMILIES)
-    raise SettingError(f"config.json: model_type={family!r} is not supported{near}")
+    if family not in FAMILIES:
+        near = nearest(str(family), FAMILIES)
+        raise SettingError(f"config.json: model_type={family!r} is not supported{near}")
+    return family
 
 
 def parts_in(theirs: Json, names: Collection[str]) -> set[str]:
@@ -121,10 +119,9 @@ def config_json(config: ModelConfig) -> Json:
         except SettingError as error:
             unfit[family] = [str(error)]
             continue
+        other = {path: value for path, value in meaning.items() if value != back.get(path)}
         unfit[family] = [
-            f"model.{path}={value!r} should be {back.get(path)!r}"
-            for path, value in meaning.items()
-            if value != back.get(path)
+            f"model.{path}={value!r} should be {back.get(path)!r}" for path, value in other.items()
         ]
         if not unfit[family]:
             return theirs
@@ -170,22 +167,18 @@ def _read_rotary(theirs: Json, table: Family) -> Json:
     old = {"rope_theta": theirs.get(base, 10_000.0), "partial_rotary_factor": theirs.get(fraction, usual)}
     given = old | {key: theirs[key] for key in old if key in theirs}
     given |= {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
-    kind = given.pop("type", "default")
-    kind = given.pop("rope_type", kind)
+    kind = given.pop("rope_type", given.pop("type", "default"))
     if kind not in _SCALINGS:
         raise SettingError(f"config.json: rope_type={kind!r} is not supported{nearest(str(kind), _SCALINGS)}")
-    ours = {
-        "rotary.base": given.pop("rope_theta"),
-        "rotary.fraction": given.pop("partial_rotary_factor"),
-        "rotary.scaling": _SCALINGS[kind],
-    }
+    base, fraction = given.pop("rope_theta"), given.pop("partial_rotary_factor")
+    ours = {"rotary.base": base, "rotary.fraction": fraction, "rotary.scaling": _SCALINGS[kind]}
     if kind != "default":
         ours["rotary.original_length"] = theirs.get("max_position_embeddings", 2_048)
     for key, value in given.items():
-        if key not in _STRETCH and value is not None and (key, value) != ("truncate", True):
-            raise SettingError(f"config.json: {key}={value!r} of rotary positions is not supported")
-        if key in _STRETCH and value is not None:
+        if value is not None and key in _STRETCH:
             ours[f"rotary.{_STRETCH[key]}"] = value
+        elif value is not None and (key, value) != ("truncate", True):
+            raise SettingError(f"config.json: {key}={value!r} of rotary positions is not supported")
     return ours
 
 
@@ -193,9 +186,7 @@ def _write_rotary(config: ModelConfig, table: Family) -> Json:
     """As transformers 4 has it, which 5 reads too."""
     if table.rotary is None:
         return {}
-    rotary = config.rotary
-    base, fraction, _ = table.rotary
-    scaling = None
+    rotary, (base, fraction, _), scaling = config.rotary, table.rotary, None
     if rotary.scaling != "none":
         unread = _UNSTRETCHED[rotary.scaling]
         scaling = {"rope_type": rotary.scaling}

@@ -40,14 +40,12 @@ ONLY = values(  # in every family: the one value that is implemented
     "cross_attention_hidden_size=null"
 )
 # In all published configs a field whose name has one of these words says how something is computed.
-_COMPUTES = frozenset(
-    """
+_COMPUTES = """
     act activation alibi attention attn bias cap clip dilation dilations embed embedding embeddings epsilon
     eps expert experts gate gated groups heads logit logits mlp moe multiplier multipliers norm normalization
     normalize parallel position positions projection qk residual rms rope rotary scalar scale scaled scaling
     sliding softcap softcapping softmax sparse tie tied types window windows
-    """.split()
-)
+""".split()
 
 
 def accounted(table: Family) -> set[str]:
@@ -83,7 +81,7 @@ def unknown_fields(theirs: Json, table: Family) -> list[str]:
 
 
 def _computes(key: str) -> bool:
-    return not _dropout(key) and bool(_COMPUTES & set(re.split(r"[^a-z]+", key.lower())))
+    return not _dropout(key) and not set(_COMPUTES).isdisjoint(re.split(r"[^a-z]+", key.lower()))
 
 
 def _dropout(key: str) -> bool:

@@ -41,9 +41,9 @@ MIXTURES: Mapping[str, Mixture] = {
 
 def mixture(name: str) -> Mixture:
     """The mixture of that name; SettingError with the nearest name."""
-    if name in MIXTURES:
-        return MIXTURES[name]
-    raise SettingError(f"tuning.mixtures: there is no mixture {name!r}{nearest(name, MIXTURES)}")
+    if name not in MIXTURES:
+        raise SettingError(f"tuning.mixtures: there is no mixture {name!r}{nearest(name, MIXTURES)}")
+    return MIXTURES[name]
 
 
 TWINS = {"rte", "super_glue_rte"}  # the same data
