@@ -98,7 +98,7 @@ def open_set(folder: Path) -> Any:
     features = folder / "features.json"
     for name in _imported_classes(_description(features)):
         if not name.startswith(CLASSES):
-            raise DataError(f"{features} names {name!r}: code outside of TFDS would run; do not use this set")
+            raise DataError(f"{features} names {name!r}, code outside of TFDS that would run: do not use it")
     try:
         builder = tfds.builder_from_directory(folder)
         formats = {file_format.value for file_format in builder.info.available_file_formats()}
