@@ -30,7 +30,7 @@ def family(name: str) -> Changes:
     return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _OF_SCALE}
 
 
-def two_thirds(number: int, experiment: Experiment) -> int:
+def two_thirds(number: int, _experiment: Experiment) -> int:
     return number * 2 // 3
 
 

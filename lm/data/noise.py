@@ -97,7 +97,7 @@ def _smallest(u: np.ndarray, among: np.ndarray, count: np.ndarray) -> np.ndarray
 # --- where noise falls
 
 
-def span_counts(amount: Amount, lengths: np.ndarray, u: np.ndarray | None = None) -> Counts:
+def span_counts(amount: Amount, lengths: np.ndarray, _u: np.ndarray | None = None) -> Counts:
     """The same for every draw: T5's, in float32, half to even."""
     length = np.maximum(lengths, 2)
     noise = np.round(length.astype(np.float32) * np.float32(amount.rate)).astype(np.int32)
@@ -140,7 +140,7 @@ def prefix_lengths(lengths: np.ndarray, u: np.ndarray) -> np.ndarray:
     return 1 + (u * np.maximum(lengths - 1, 0)).astype(np.int32)
 
 
-def _suffix(amount: Amount, text: Drawn) -> np.ndarray:
+def _suffix(_amount: Amount, text: Drawn) -> np.ndarray:
     return np.arange(text.u.shape[2]) >= prefix_lengths(text.lengths, text.u[:, 0, 0])[:, None]
 
 

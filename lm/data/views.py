@@ -25,14 +25,14 @@ TargetsName = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
 class Side(NamedTuple):
     """What one side of an example, inputs or targets, shows of a text with noise."""
 
-    # tokens, noise and uniforms [B,L]
+    # of tokens, noise and uniforms, each [B,L]
     show: Callable[[np.ndarray, np.ndarray, np.ndarray, Vocabulary], Selection]
     # tokens of text, of noise, and runs that become sentinels [B] -> tokens shown [B], without EOS
     size: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda text, noise, runs: text
     draws: int = 0  # random numbers per token
 
 
-def _sentinels(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
+def _sentinels(tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, vocabulary: Vocabulary) -> Selection:
     """Each run of noise becomes one sentinel; they count down from the top of the vocabulary."""
     starts = runs_of(noise)
     counts = np.count_nonzero(starts, axis=1)
@@ -42,7 +42,7 @@ def _sentinels(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary:
     return replaced, starts | ~noise
 
 
-def _masks(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
+def _masks(tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, vocabulary: Vocabulary) -> Selection:
     return np.where(noise, np.int32(vocabulary.mask), tokens), np.ones_like(noise)
 
 
@@ -56,7 +56,7 @@ def _or_same(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: V
     return _or_random(tokens, noise & (u < 1 - SAME_SHARE), u, vocabulary)
 
 
-def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
+def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, _vocabulary: Vocabulary) -> Selection:
     """The noise tokens change places among themselves."""
     order = np.argsort(np.where(noise, tie_broken(u), np.inf), axis=1)
     shuffled = tokens.copy()

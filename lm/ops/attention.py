@@ -53,7 +53,7 @@ def dot_product_attention(
 
 
 def cudnn_attention(
-    query: Array, key: Array, value: Array, mask: AnyMask = None, bias: None = None, softmax: Softmax = PLAIN
+    query: Array, key: Array, value: Array, mask: AnyMask = None, _bias: None = None, softmax: Softmax = PLAIN
 ) -> Array:
     """As ``dot_product_attention`` without a bias, on a GPU; any mask but the causal one is laid out."""
     key, value = drop_values(key, value, softmax.keep)

@@ -60,7 +60,7 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     return loss + DISCRIMINATION * discrimination, sums
 
 
-def labelled(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
+def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAndSums:
     """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2]."""
     outputs, labels, weights = model(batch, key), batch["labels"], batch["label_loss_weights"]
     kind = model.settings.kind

@@ -86,17 +86,17 @@ def remembered(config: OptimizerConfig, model: nnx.Module) -> int:
 # Source: Raffel et al. 2020, section 3.5.1.
 
 
-def every_parameter(updates: Updates, step: jax.Array) -> Updates:
+def every_parameter(updates: Updates, _step: jax.Array) -> Updates:
     """Every parameter is trained, always."""
     return updates
 
 
-def body_frozen(updates: Updates, step: jax.Array) -> Updates:
+def body_frozen(updates: Updates, _step: jax.Array) -> Updates:
     """Only what is new is trained, and the body does not decay either."""
     return {name: jnp.zeros_like(x) if name.startswith(BODY) else x for name, x in updates.items()}
 
 
-def adapters_only(updates: Updates, step: jax.Array) -> Updates:
+def adapters_only(updates: Updates, _step: jax.Array) -> Updates:
     """Adapters and all norms are trained, as the paper says; the released code trains the adapters' norms
     alone.
     """

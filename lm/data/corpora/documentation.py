@@ -80,7 +80,7 @@ class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(builder=self, description=type(self).__doc__, features=self.features)
 
-    def _split_generators(self, dl_manager: Any) -> dict[str, Iterable[tuple[int, Row]]]:
+    def _split_generators(self, _dl_manager: Any) -> dict[str, Iterable[tuple[int, Row]]]:
         return {split: enumerate(rows) for split, rows in self.rows.items()}
 
     def _example_writer(self) -> ExampleWriter:
@@ -184,7 +184,7 @@ def docstrings_of(documents: Iterable[Document]) -> Iterator[tuple[str, list[str
             yield name, sentences(docstring.replace("\n", " "))
 
 
-def summarise(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
+def summarise(documents: Iterable[Document], _rng: random.Random) -> Iterator[Row]:
     """The opening sentence of a docstring from what follows it, where the two share a word."""
     for name, (summary, *rest) in docstrings_of(documents):
         body = " ".join(" ".join(rest).split()[:WORDS])

@@ -58,7 +58,7 @@ class Published(Vocabulary):
 
         return {use: first((*self._configured(use), *names)) for use, names in SPELLINGS.items()}
 
-    def _configured(self, use: str) -> tuple[str, ...]:
+    def _configured(self, _use: str) -> tuple[str, ...]:
         """The token that the tokenizer's settings name for a use, if they do."""
         return ()
 
@@ -119,7 +119,7 @@ class Fast(Published):
             encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
-    def encode_framed(self, text: str, begin: int | None, end: int | None) -> list[int]:
+    def encode_framed(self, text: str, _begin: int | None, _end: int | None) -> list[int]:
         """``text`` with the special tokens that the file puts around one."""
         spelling = next((token for token, number in self.ids.items() if number == self.mask), MASK)
         return self.framed(text.replace(MASK, spelling))[0]

@@ -181,7 +181,7 @@ def _fault(path: Path, count: int) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _count_records(path: Path, size: int, changed: int) -> int | str:
+def _count_records(path: Path, _size: int, _changed: int) -> int | str:
     """The records of a file that has this size and was last ``changed`` at this time, or why it has none."""
     from array_record.python.array_record_module import ArrayRecordReader  # only needed to count records
 
@@ -284,7 +284,7 @@ class StoredRows(Sequence[Row]):
 
 
 @functools.lru_cache(maxsize=4096)
-def _digest(path: Path, size: int, changed: int) -> bytes:
+def _digest(path: Path, size: int, _changed: int) -> bytes:
     """The SHA-256 of a file's name, its size and both its ends."""
     with path.open("rb") as file:
         end = 1 << 25

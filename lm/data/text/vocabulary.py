@@ -94,8 +94,8 @@ class Vocabulary(abc.ABC):
         """``{name: contents}`` of the files that ``published.open_vocabulary`` needs; none for bytes."""
         return {}
 
-    def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
-        """``{name: contents}`` for other programs; one of ours puts ``begin`` and ``end`` around a text."""
+    def exported(self, _begin: int | None, _end: int | None) -> Mapping[str, bytes]:
+        """``{name: contents}`` for other programs; one of ours puts the two ids around a text."""
         return self.files()
 
     def marks(self, holds: Callable[[str], bool]) -> np.ndarray:
