@@ -113,7 +113,7 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "bert-style": objective("bert-style"),
         "deshuffling": objective("deshuffling"),
     },
-    # lm sweep t5/5-bert-style --scale nano: 4 rows, 7 min; loss on tasks 2.426 (BERT-style) to 2.741 (dropped)
+    # lm sweep t5/5-bert-style --scale nano: 4 rows, 7 min; loss on tasks 2.426 (BERT-style) to 2.741 (drop)
     ("t5/5-bert-style", "Variants of the BERT-style objective"): {
         "bert-style": objective("bert-style"),
         "mass-style": objective("mass-style"),
