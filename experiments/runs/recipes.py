@@ -1,6 +1,7 @@
-"""How each kind of stage is computed: one entry of RECIPES says its step, its batches and its questions.
+"""How each kind of stage is computed: one entry of RECIPES gives its step, its batches and its questions.
 
-The step names the model, its loss and what is trained; the questions are what its checkpoints are asked.
+The step names the model, its loss and which parameters are trained; the questions are the validation rows of
+tasks on which its checkpoints are scored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +134,8 @@ def held_out_batches(
 ) -> list[Batch]:
     """This process's parts of at most ``most`` batches of held-out text, in rows ``times`` as long."""
     shards = sharding.batch_parts(mesh.shape)
-    rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards  # some for every device
+    # As many tokens as in training: ``times`` fewer rows, rounded up so that every device gets as many.
+    rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards
     batches = pretraining_batches(experiment, prepared, "validation", times, rows)
     most = min(most, max(len(batches.rows.corpus.segments.starts) // rows, 1))
     return list(stream(batches, 0, most, rows=sharding.rows_of_process(mesh, rows)))
@@ -170,7 +172,7 @@ def questions(
     rows: Sequence[Row],
     targets_length: int,
 ) -> Questions:
-    """Those of ``rows``; answers in words have at most ``targets_length`` tokens."""
+    """The questions of a task's ``rows``; answers in words have at most ``targets_length`` tokens."""
     length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
     architecture = experiment.model.architecture
     output: Callable[[Any, Any], jax.Array]
@@ -192,13 +194,14 @@ _head_output = jax.jit(Tuned.__call__)  # model, batch -> what its head gives
 def right_answers(
     stage: Stage, prepared: Prepared, mesh: Mesh, questions: Questions, lengths: Lengths
 ) -> list[Batch]:
-    """This process's parts of the rows with their targets, which alone have a loss in every architecture."""
+    """This process's parts of batches of the rows with their right answers; only these count in the loss."""
     rows = Encoded(cast(Task, questions.task), questions.rows, prepared.vocabulary)
     size, architecture = stage.settings.finetuning.batch_size, stage.settings.model.architecture
     batches = eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
-    if architecture not in ENCODER_DECODERS:  # whose loss has the inputs in it
+    if architecture not in ENCODER_DECODERS:  # a decoder's row is inputs and targets, and its loss is of both
         for batch in batches:
-            visible = batch["decoder_causal_attention"]  # it reaches one position further than the inputs
+            # 1 at positions 0 to n, of n inputs; these are predicted at 0 to n - 1, hence the shift.
+            visible = batch["decoder_causal_attention"]
             batch["decoder_loss_weights"][:, :-1] *= 1 - visible[:, 1:]
     return _of_process(mesh, size, batches)
 

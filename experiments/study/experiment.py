@@ -58,7 +58,7 @@ class MixingConfig:
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """One stretch of training; its learning rate and length. Batch sizes are global."""
+    """One phase of training, pre-training or fine-tuning: its length, batches and optimiser."""
 
     steps: int = 524_288  # updates; 0 leaves the phase out [steps]
     batch_size: int = 128  # global, over all devices and micro-batches [sequences]
@@ -153,12 +153,12 @@ Changes = dict[str, Any]
 
 
 def objective(name: str) -> Changes:
-    """The published objective of that name, whole."""
+    """The change to the published objective of that name, with all of its settings."""
     return {"objective": OBJECTIVES[name]}
 
 
 def times(factor: float) -> Callable[[int, "Experiment"], int]:
-    """A relative change, for rows that mean the same at every scale; rounded up."""
+    """A setting times ``factor``, rounded up, so that a row means the same at every scale."""
     return lambda number, experiment: ceil(number * factor)
 
 
