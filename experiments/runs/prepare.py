@@ -141,9 +141,7 @@ def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
         )
     starts = (PAD,) if model.architecture in ENCODER_DECODERS else (PAD, None)
     if (special.pad, special.eos) != (PAD, EOS) or special.start not in starts:
-        raise SettingError(
-            f"model.special={special} should be pad {PAD}, eos {EOS}, start {PAD}, as in training"
-        )
+        raise SettingError(f"model.special={special} should have pad {PAD}, eos {EOS}, start {PAD}")
 
 
 def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
