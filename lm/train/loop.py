@@ -72,7 +72,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
         meter = Meter(run.log, config, run.flops)
         milestones = Milestones(run, config, meter, stopping)
         batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
-        # Compiling and making or restoring the state both take long: they overlap.
+        # The step compiles in a thread while the first state is made: both take long.
         train_step = CompiledStep(steps, run, batches)
         state = run.first_state(steps) if restored is None else restored
         if restored is not None:
