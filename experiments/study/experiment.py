@@ -40,9 +40,9 @@ class DataConfig:
 class MixingConfig:
     """What pre-training reads, and how tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
 
-    pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = "corpus"  # tasks: all of
-    # tuning.mixtures; other-tasks: all but those of the mixture that is fine-tuned on next, anew for each
-    # to the number of examples, or the same for every task
+    # tasks: all of tuning.mixtures; other-tasks: without those of the mixture that is fine-tuned on next
+    pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = "corpus"
+    # how often a task is drawn: in proportion to its number of examples, or as often as every other
     rates: Literal["proportional", "equal"] = "proportional"
     limit: int = 2**19  # what a task counts with at most: the paper's K [examples]
     corpus_share: float = 1.0  # what the corpus, which is larger, counts with [x limit]

@@ -15,7 +15,7 @@ class Schedule:
 
     name: Literal["adafactor", "adamw"] = "adafactor"  # which optimiser
     learning_rate: float = 1.0  # multiplies the schedule; of Adafactor, relative to each parameter's own size
-    # after the ramp
+    # course of the learning rate after the ramp
     schedule: Literal["constant", "inverse-sqrt", "linear", "cosine", "decay-every"] = "inverse-sqrt"
     warmup_steps: int = 0  # ramp from 0 that multiplies the schedule; T5 has none [steps]
     timescale: int = 10_000  # "inverse-sqrt" is 1 / sqrt(max(step, timescale)) [steps]
