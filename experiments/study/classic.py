@@ -51,7 +51,7 @@ DECODER: Changes = GPT | {
 }
 
 ROWS = {
-    # lm sweep bert --scale nano: 8 rows
+    # lm sweep bert --scale nano: 8 rows, one to two minutes each; tasks at chance
     ("bert", "Encoders: what masked language models are trained on"): {
         "base": BERT,
         "no-nsp": BERT | NO_NSP,
@@ -62,19 +62,19 @@ ROWS = {
         "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
         "no-pretraining": BERT | {"pretraining.steps": 0},
     },
-    # lm sweep gpt --scale nano: 4 rows
+    # lm sweep gpt --scale nano: 4 rows, 4 min; mean of tasks 21.9 (llama) to 24.6 (base), which is chance
     ("gpt", "Decoders"): {
         "base": GPT,
         "post-norm": GPT | {"model.residual": "post-norm"},
         "llama": GPT | family("llama-7b") | {"model.d_ff": two_thirds},  # of three matrices instead of two
         "no-pretraining": GPT | {"pretraining.steps": 0},
     },
-    # lm sweep electra --scale nano: 2 rows
+    # lm sweep electra --scale nano: 2 rows, one to two minutes each
     ("electra", "Replaced-token detection"): {
         "base": ELECTRA,
         "half-width-generator": ELECTRA | {"generator_share": 0.5},
     },
-    # lm sweep bart --scale nano: 2 rows
+    # lm sweep bart --scale nano: 2 rows, one to two minutes each
     ("bart", "Denoising encoder-decoders with heads"): {
         "base": BART,
         "t5-objective": BART | objective("baseline"),
