@@ -133,17 +133,17 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "iid": {},  # the baseline draws every token by itself
         **{str(length): spans(length) for length in (2, 3, 5, 10)},
     },
-    # lm sweep t5/8-data --scale nano: 6 rows, about a minute each where they cost what the baseline does
+    # lm sweep t5/8-data --scale nano: 6 rows, about a minute each
     ("t5/8-data", "Pre-training data sets"): {
         "c4": {},
         **{name: corpus(name) for name in CORPORA},
     },
-    # lm sweep t5/9-repeats --scale nano: 5 rows, about a minute each where they cost what the baseline does
+    # lm sweep t5/9-repeats --scale nano: 5 rows, about a minute each
     ("t5/9-repeats", "Pre-training data seen again"): {
         "full": {},
         **{str(times_seen): {"data.repeats": times_seen} for times_seen in (64, 256, 1024, 4096)},
     },
-    # lm sweep t5/10-fine-tuning --scale nano: 6 rows, about a minute each where they cost what the baseline does
+    # lm sweep t5/10-fine-tuning --scale nano: 6 rows, about a minute each
     ("t5/10-fine-tuning", "Fine-tuning methods"): {
         "all": {},
         # the paper's widths over its d_model of 768, so that they mean the same at every scale
@@ -164,7 +164,7 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "t4": MULTI_TASK | temperature(4),
         "t8": MULTI_TASK | temperature(8),
     },
-    # lm sweep t5/12-multi-task --scale nano: 5 rows, about a minute each where they cost what the baseline does
+    # lm sweep t5/12-multi-task --scale nano: 5 rows, about a minute each
     ("t5/12-multi-task", "Multi-task pre-training and fine-tuning"): {
         "baseline": {},
         "multi-task": MULTI_TASK,
@@ -172,7 +172,7 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "leave-one-out": {"mixing.pretraining": "corpus+other-tasks"},
         "supervised+fine-tuning": {"mixing.pretraining": "tasks"},
     },
-    # lm sweep t5/13-scaling --scale nano: 7 rows, about a minute each where they cost what the baseline does
+    # lm sweep t5/13-scaling --scale nano: 7 rows, each about four times the baseline's minute
     ("t5/13-scaling", "What to do with four times the compute"): {
         "baseline": {},
         "steps": dict.fromkeys(STEPS, times(4)),
@@ -184,7 +184,7 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "ensemble": {"ensemble.members": 4},
         "ensemble-fine-tuning": {"ensemble.members": 4, "ensemble.pretraining": "shared"},
     },
-    # lm sweep t5/15-t5-base --scale nano: 3 rows, about a minute each where they cost what the baseline does
+    # lm sweep t5/15-t5-base --scale nano: 3 rows, two of them of many times the baseline's minute
     ("t5/15-t5-base", "The final model, and what its scale alone gives"): {
         "baseline": {},
         "baseline-1t": LONG,
