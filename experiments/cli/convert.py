@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from experiments.console import UNBROKEN
 from experiments.runs.origin import code, record
@@ -34,8 +35,6 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     """
     from experiments.runs.recipes import prefix_of
     from lm import convert, sharding
-    from lm.convert.families import FAMILIES as PUBLISHED
-    from lm.convert.unread import unknown_fields
     from lm.train.checkpoints import Checkpoints
     from lm.train.config import CheckpointConfig
     from lm.train.log import packages
@@ -69,13 +68,21 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
             checkpoints.save(state)
         record(phase, origin)
         save_settings(draft, experiment)
-    published = json.loads(config.published)
-    kind, size = published["model_type"], sum(array.size for array in state.params.values()) / 1e6
-    UNBROKEN.print(f"imported {kind} ({size:.1f} M parameters) from {folder} into {run}")
-    if unknown := unknown_fields(published, PUBLISHED[kind]):
-        UNBROKEN.print(f"not read from config.json: {', '.join(unknown)}; an export writes it again")
+    size = sum(array.size for array in state.params.values()) / 1e6
+    _describe(json.loads(config.published), f"({size:.1f} M parameters) from {folder} into {run}")
     if not vocabulary:
         UNBROKEN.print(f"{folder} has no tokenizer; put its files into {run / PRETRAINING / FOLDER}")
+
+
+def _describe(published: dict[str, Any], what: str) -> None:
+    """Print what was imported, and which fields of its config.json say nothing of the model here."""
+    from lm.convert.families import FAMILIES as PUBLISHED
+    from lm.convert.unread import unknown_fields
+
+    kind = published["model_type"]
+    UNBROKEN.print(f"imported {kind} {what}")
+    if unknown := unknown_fields(published, PUBLISHED[kind]):
+        UNBROKEN.print(f"not read from config.json: {', '.join(unknown)}; an export writes it again")
 
 
 def _check_links(folder: Path) -> None:
