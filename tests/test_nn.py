@@ -17,6 +17,7 @@ from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
 from lm.ops.losses import cross_entropy
 from lm.ops.masks import distances
+from lm.ops.positions import Alibi, Relative
 from lm.settings import SettingError
 from lm.sharding import named
 
@@ -326,8 +327,32 @@ def test_a_shared_model_has_one_stack_and_both_uses_move_it():
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_the_bias_laid_out_along_diagonals_is_the_bias_of_each_distance(bidirectional):
-    bias = RelativeBias(TINY, nnx.Rngs(params=0))(bidirectional)
+    bias = RelativeBias(TINY, nnx.Rngs(params=0), bidirectional)(bidirectional)
     np.testing.assert_array_equal(bias.dense(9, 9), bias.at(distances(9, 9)))
+
+
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "prefix-decoder", "encoder"])
+@pytest.mark.parametrize("positions", ["relative", "relative-per-layer"])
+def test_a_start_with_slopes_is_alibis_bias_but_for_the_buckets(architecture, positions):
+    """In each bucket the mean of ALiBi's bias, with slopes from 1 down; all other parameters are as ever."""
+    new = {"architecture": architecture, "positions": positions, "relative_max_distance": 12}
+    config = replace(TINY, **new, relative_bias_start="slopes")
+    start, normal = named(made(config)), named(made(replace(config, relative_bias_start="normal")))
+    tables = {name: value for name, value in start.items() if "relative" in name}
+    assert tables and all((start[name] == normal[name]).all() for name in start.keys() - tables.keys())
+    alibi = Alibi(jnp.array([1, 1 / 2, 1 / 4, 1 / 8])).dense(13, 13)[0]
+    for name, table in tables.items():
+        both = name.startswith("encoder") or architecture == "prefix-decoder"
+        bias = Relative(table[0] if positions == "relative-per-layer" else table, both, 12).dense(13, 13)[0]
+        seen = np.ones((13, 13), bool) if both else np.tri(13, dtype=bool)
+        near = seen & (abs(distances(13, 13)[0]) < (2 if both else 4))  # each of these has its own bucket
+        np.testing.assert_array_equal(bias[:, near], alibi[:, near])
+        first, last = bias[:, -1, :], alibi[:, -1, :]  # from the last query: each distance back once
+        for bucket in np.unique(first[0]):
+            held = first[0] == bucket
+            np.testing.assert_allclose(
+                first[:, held], last[:, held].mean(1, keepdims=True).repeat(held.sum(), 1)
+            )
 
 
 def test_bfloat16_activations_leave_parameters_and_logits_in_float32():

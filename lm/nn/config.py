@@ -141,6 +141,8 @@ class ModelConfig:
     sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"  # order of sines and cosines
     relative_buckets: int = 32  # rows of the relative-position bias table [buckets]
     relative_max_distance: int = 128  # distance from which on all positions share a bucket [tokens]
+    # how that table starts: at random as in T5, or as ALiBi's slopes, 1 and its halves over the heads
+    relative_bias_start: Literal["normal", "slopes"] = "normal"
     rotary: RotaryConfig = RotaryConfig()
     sparsity: SparsityConfig = SparsityConfig()
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
@@ -259,6 +261,10 @@ class ModelConfig:
     @property
     def embed_width(self) -> int:
         return self.d_embed or self.d_model
+
+    def reads_both_ways(self, crosses: bool) -> bool:
+        """Whether a stack, with cross-attention or without, reads ahead too; True of one that is shared."""
+        return not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
 
     @property
     def rotary_width(self) -> int:

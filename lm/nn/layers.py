@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 
 from lm.nn.config import ModelConfig
-from lm.ops.positions import Relative
+from lm.ops.positions import Relative, starting_slopes
 from lm.sharding import constrain
 
 Keep = dict[str, Array]  # dropout masks by where they go; none of them when evaluating
@@ -180,12 +180,19 @@ class Adapter(nnx.Module):
 
 
 class RelativeBias(nnx.Module):
-    """A learnt number per head and bucket of distances, added to attention scores; ``table`` [buckets,N]."""
+    """A learnt number per head and bucket of distances, added to attention scores; ``table`` [buckets,N].
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    ``bidirectional``: whether the stack reads both ways, by which a start with slopes tells what distances a
+    bucket holds. A stack that is encoder and decoder in one starts with an encoder's.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):
         self.config = config
-        shape = (config.relative_buckets, config.num_heads)
-        self.table = param(normal(rngs, shape, config.d_model**-0.5), "buckets", "bias_heads")
+        table = normal(rngs, (config.relative_buckets, config.num_heads), config.d_model**-0.5)
+        if config.relative_bias_start == "slopes":
+            distances = Relative(table, bidirectional, config.relative_max_distance).mean_distances
+            table = jnp.asarray(-distances[:, None] * starting_slopes(config.num_heads))
+        self.table = param(table, "buckets", "bias_heads")
 
     def __call__(self, bidirectional: bool) -> Relative:
         """The bias by distances, both ways or only back."""

@@ -28,7 +28,8 @@ class Block(nnx.Module):
         self.config = config
         self.attention_norm = Norm(config, config.d_model)
         self.attention = MIXERS["attention"](config, rngs)
-        self.relative = RelativeBias(config, rngs) if config.positions == "relative-per-layer" else None
+        own_bias = config.positions == "relative-per-layer"
+        self.relative = RelativeBias(config, rngs, config.reads_both_ways(crosses)) if own_bias else None
         self.cross_norm = Norm(config, config.d_model) if crosses else None
         self.cross = Attention(config, rngs, crosses=True) if crosses else None
         self.mlp_norm = Norm(config, config.d_model)
@@ -141,7 +142,8 @@ class Stack(nnx.Module):
         keys = jax.random.split(rngs.params(), 1 if config.shared_layers else num_layers)
         # vmap initialises the blocks side by side, each with its key: this makes the leading axis.
         self.blocks = jax.vmap(lambda key: Block(config, nnx.Rngs(params=key), crosses))(keys)
-        self.relative = RelativeBias(config, rngs) if config.positions == "relative" else None
+        has_bias = config.positions == "relative"
+        self.relative = RelativeBias(config, rngs, config.reads_both_ways(crosses)) if has_bias else None
         # Post-norm blocks end with a norm already.
         self.norm = None if config.residual == "post-norm" else Norm(config, config.d_model)
 

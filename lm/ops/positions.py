@@ -102,6 +102,11 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([slopes(power), slopes(2 * power)[::2]])[:heads].astype(np.float32)
 
 
+def starting_slopes(heads: int) -> np.ndarray:
+    """float32 [N]: 1, 1/2, 1/4, ..., or more closely where more than 8 heads have to end at about 2^-8."""
+    return (2.0 ** (-8 / max(heads, 8) * np.arange(heads))).astype(np.float32)
+
+
 Number = Callable[[int], Array]  # the r-th number of a head
 STATIC = {"static": True}
 
@@ -203,6 +208,16 @@ class Relative:
     @property
     def form(self) -> Buckets:
         return Buckets(tuple(start for start, _ in self._runs()[1:]))
+
+    @property
+    def mean_distances(self) -> np.ndarray:
+        """float32 [buckets]: the mean of the distances in each, up to the maximum; 0 of a bucket of none."""
+        starts, buckets = zip(*self._runs(), strict=True)
+        ends = *starts[1:], self.max_distance + 1 if self.bidirectional else 1
+        means = np.zeros(len(self.table), np.float32)
+        for bucket, start, end in zip(buckets, starts, ends, strict=True):
+            means[bucket] = np.abs(np.arange(start, end)).mean() if start < end else 0
+        return means
 
     def _by_head(self, distance: Array) -> Array:
         """float32 [N,...] of distances of any shape [...]."""
