@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 from etils import epath
 
 from experiments.study.experiment import Experiment, flatten, result_settings, setting_changes
@@ -32,6 +34,13 @@ class Result:
     records: Mapping[str, int] = field(
         default_factory=dict
     )  # stage -> lines of metrics that it had in the end
+    # task -> updates of pre-training -> as in tasks, of the fine-tuning that started there
+    branches: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    content_tokens: int = 0  # of all pre-training: targets that are no sentinel, EOS or aligned copy
+    content_loss: float | None = None  # held-out, after pre-training, nats a content token
+    reference_loss: float | None = None  # what a model without context reaches [nats]
+    exit_step: int | None = None  # of pre-training, at which it first was better than that; None: never
+    flops: float = 0.0  # of all pre-training
 
     def __post_init__(self):
         for name, best in _items("tasks", self.tasks):
@@ -45,9 +54,16 @@ class Result:
                 raise SettingError("a length of rows is no whole number")
         if self.held_out_loss is not None:
             _check_range("held_out_loss", self.held_out_loss, 0, LARGEST)
+        for task, branches in _items("branches", self.branches):
+            for updates, best in _items(f"branches of {task}", branches):
+                if not re.fullmatch("[0-9]{1,12}", updates):
+                    raise SettingError(f"branches of {task} are not named by a number of updates")
+                _check_task(task, best)
         for name, count in [
             ("seconds", self.seconds),
             ("tokens", self.tokens),
+            ("content_tokens", self.content_tokens),
+            ("flops", self.flops),
             *_items("records", self.records),
         ]:
             _check_range(name, count, 0, 1e300)
@@ -64,6 +80,21 @@ class Result:
         """Mean over tasks of the loss of their targets, nats a token; None for heads and ensembles."""
         losses = [best["metrics"].get("loss") for best in self.tasks.values()]
         return mean(losses) if losses and None not in losses else None
+
+    def example_values(self, task: str) -> dict[str, np.ndarray]:
+        """What each example of a task's report half came to, by name of the value; empty if not kept.
+
+        SettingError or OSError if the file is damaged.
+        """
+        paths = (folder / "report" / f"{task}.npz" for folder in self.phase_folders().values())
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
+            return {}
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        except (ValueError, EOFError, BadZipFile) as error:
+            raise DataError(f"{path} is damaged: {error}") from error
 
     def phase_folders(self) -> dict[str, Path]:
         """Stage -> the folder with its metrics and predictions; stages whose folder is gone are missing."""
