@@ -16,7 +16,7 @@ from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.prepare import tuning_lengths
 from experiments.runs.stages import stages
 from lm import sharding
-from lm.data.objectives import Lengths
+from lm.data.objectives import Lengths, lengths_of
 from lm.data.packing import row_length
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
@@ -84,12 +84,17 @@ def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
     tuning, pretraining, finetuning = step.experiment.tuning, 0.0, 0.0
     for stage in stages(step.experiment):
         training, lengths = stage.training, Lengths(tuning.inputs_length, tuning.inputs_length, 0)
-        if stage.kind == "pretrain":
-            pretraining += training.steps
-            continue
-        if stage.kind == "text":
+        if stage.is_start:
+            lengths = lengths_of(stage.settings.objective, stage.settings.data.inputs_length)
+        elif stage.kind == "pretrain":
+            lengths = step.lengths
+        elif stage.kind == "text":
             lengths = tuning_lengths(step.experiment, stage.on)
-        finetuning += training.steps * step.flops(training.batch_size, lengths) / flops
+        steps = training.steps * step.flops(training.batch_size, lengths) / flops
+        if stage.kind == "pretrain":
+            pretraining += steps
+        else:
+            finetuning += steps
     return pretraining, finetuning
 
 

@@ -64,6 +64,9 @@ def check(
         mixed_batches(experiment, experiment.tuning.mixtures, prepared)
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
         check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
+    for start in (stage.settings for stage in stages(experiment) if stage.is_start):
+        check_heads(start)
+        check_length(start, pretraining_batches(start, prepared, "validation"))
     for name in tuning.heads if tunes else ():
         Reader(find_labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
     mesh = sharding.make_mesh(experiment.mesh)

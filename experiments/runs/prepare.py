@@ -86,8 +86,6 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
             f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
         )
     train = encode_corpus(corpus, vocabulary, cache / "tokens")
-    if experiment.data.repeats:
-        train = train.cut(unique_tokens(experiment))
     held_out = documents(experiment.data.corpus, "validation", cache)
     validation = encode_corpus(held_out, vocabulary, cache / "tokens")
     return Prepared(vocabulary, train, validation, cache, skipped)
@@ -187,8 +185,11 @@ def pretraining_batches(
 
     Rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
+    tokens: Tokens = getattr(prepared, split)
+    if split == "train" and experiment.data.repeats:
+        tokens = tokens.cut(unique_tokens(experiment))
     source = pretraining_rows(
-        getattr(prepared, split),
+        tokens,
         experiment.objective,
         prepared.vocabulary,
         architecture=experiment.model.architecture,

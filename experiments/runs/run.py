@@ -73,8 +73,9 @@ def run(
 def fit(every: Iterable[Stage], session: Session) -> None:
     """Train what remains of each stage, in its folder, which no other run trains in meanwhile."""
     for stage in every:
-        pretrains = stage.kind == "pretrain"
-        session.reporter.start("pre-training" if pretrains else f"fine-tuning on {stage.group}")
+        pretrains = "start of pre-training" if stage.is_start else "pre-training"
+        title = pretrains if stage.kind == "pretrain" else f"fine-tuning on {stage.group}"
+        session.reporter.start(title)
         with locked(stage.folder, session.reporter):
             is_finished = finished(stage.folder, stage.training.steps)
             agreed(partial(check_origin, stage, session, is_finished))
@@ -159,7 +160,7 @@ def scores_together(models: Sequence[Stage], session: Session) -> dict[str, dict
 
 def length_losses(every: Sequence[Stage], session: Session) -> dict[str, float]:
     """The loss on held-out text in longer rows than those trained on, by how many times as long they are."""
-    stage = next((stage for stage in every if stage.kind == "pretrain"), None)
+    stage = next((stage for stage in every if stage.kind == "pretrain" and not stage.is_start), None)
     if stage is None or stage.settings.data.held_out_lengths == (1,):
         return {}
     steps, prepared = steps_of(stage, session.mesh), session.prepared

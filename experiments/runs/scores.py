@@ -69,7 +69,8 @@ def write_scores(
 ) -> None:
     """Write what the run scored and cost, and where its stages lie, from the scale's folder."""
     folders = {stage.name: stage.folder for stage in stages}
-    losses = [held_out_loss(stage.folder) for stage in stages if stage.kind == "pretrain"]
+    pretrained = [stage for stage in stages if stage.kind == "pretrain" and not stage.is_start]
+    losses = [held_out_loss(stage.folder) for stage in pretrained]
     result = {
         "tasks": tasks,
         "length_losses": length_losses,

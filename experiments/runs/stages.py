@@ -16,6 +16,7 @@ from lm.files import seal, unseal, write
 from lm.settings import SettingError, diff, from_json, nearest, to_json
 
 PRETRAINING = "pretraining"  # what the stages and folders of pre-training are called, and what follows it
+START = "start"  # what the stage before it is called, which lies beside it
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Stage:
         return self.group if self.member is None else f"{self.group}/member-{self.member}"
 
     @property
+    def is_start(self) -> bool:
+        """Whether another pre-training continues from it, and nothing is measured of it."""
+        return self.group == START
+
+    @property
     def training(self) -> PhaseConfig:
         """Its length, batch size and optimiser."""
         return self.settings.pretraining if self.kind == "pretrain" else self.settings.finetuning
@@ -54,24 +60,27 @@ class Stage:
 def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -> tuple[Stage, ...]:
     """The stages of the run in ``folder``, in the order in which they are trained.
 
-    One pre-training of each member of the ensemble, or one for each target that it leaves out; then for each
-    target (a mixture, or a task with a head) one fine-tuning of each member. ``home`` is the folder of the
-    run's scale, which holds the pre-trainings that runs share.
+    The start of each member's pre-training, if it has one; then one pre-training of each member of the
+    ensemble, or one for each target that it leaves out; then for each target (a mixture, or a task with a
+    head) one fine-tuning of each member. ``home`` is the folder of the run's scale, which holds the
+    pre-trainings that runs share.
     """
     tuning, shared = experiment.tuning, experiment.ensemble.pretraining == "shared"
     targets, models = (*tuning.mixtures, *tuning.heads), _members(experiment)
     parents: dict[tuple[int | None, str], Stage] = {}  # the pre-training of a member for a target
     for (member, settings), target in product(models, targets or ("",)):
         if experiment.pretraining.steps:
-            start = (None, replace(settings, seed=experiment.seed)) if shared else (member, settings)
-            parents[member, target] = _pretraining(experiment, *start, target, (folder, home))
+            model = (None, replace(settings, seed=experiment.seed)) if shared else (member, settings)
+            parents[member, target] = _pretraining(*model, target, (folder, home))
     tuned = []
     for target, (member, settings) in product(targets, models):
         if experiment.finetuning.steps:
             kind: Literal["head", "text"] = "head" if target in tuning.heads else "text"
             stage = Stage(target, member, kind, (target,), settings, folder, parents.get((member, target)))
             tuned.append(replace(stage, folder=folder / "finetuning" / stage.name))
-    return (*dict.fromkeys(parents.values()), *tuned)  # most targets have the same pre-training: each once
+    pretrained = dict.fromkeys(parents.values())  # most targets have the same pre-training: each once
+    starts = dict.fromkeys(stage.parent for stage in pretrained if stage.parent is not None)
+    return (*starts, *pretrained, *tuned)
 
 
 def stages_of(folder: Path) -> tuple[Stage, ...]:
@@ -82,7 +91,7 @@ def stages_of(folder: Path) -> tuple[Stage, ...]:
 def group_of(name: str) -> tuple[str, bool]:
     """The group of the stage called ``name``, and whether it pre-trains: for files with names alone."""
     group = name.partition("/")[0]
-    return group, group == PRETRAINING
+    return group, group in (START, PRETRAINING)
 
 
 def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
@@ -99,11 +108,9 @@ def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
     return [(k, replace(single, seed=experiment.seed * count + k)) for k in range(count)]
 
 
-def _pretraining(
-    experiment: Experiment, member: int | None, settings: Experiment, target: str, folders: tuple[Path, Path]
-) -> Stage:
+def _pretraining(member: int | None, settings: Experiment, target: str, folders: tuple[Path, Path]) -> Stage:
     """The pre-training of a model that is then fine-tuned on ``target``; folders: of the run, its scale."""
-    without = f"/without-{target}" if experiment.mixing.pretraining == "corpus+other-tasks" else ""
+    without = f"/without-{target}" if settings.mixing.pretraining == "corpus+other-tasks" else ""
     decisive = _pretraining_settings(settings, target)
     names = (
         "data",
@@ -112,11 +119,32 @@ def _pretraining(
         "pretraining",
         "finetuning",
     )  # these have settings that change no number
-    complete = replace(decisive, **{name: getattr(experiment, name) for name in names})
+    complete = replace(decisive, **{name: getattr(settings, name) for name in names})
     on = () if decisive.mixing.pretraining == "corpus" else decisive.tuning.mixtures
-    texts = experiment.tuning.mixtures if experiment.data.vocabulary_texts == "corpus+tasks" else ()
+    texts = settings.tuning.mixtures if settings.data.vocabulary_texts == "corpus+tasks" else ()
     folder = _pretraining_folder(complete, texts, *folders)
-    return Stage(f"{PRETRAINING}{without}", member, "pretrain", on, complete, folder, None)
+    parent = _start(member, settings, folders) if _has_start(settings) else None
+    return Stage(f"{PRETRAINING}{without}", member, "pretrain", on, complete, folder, parent)
+
+
+def _start(member: int | None, settings: Experiment, folders: tuple[Path, Path]) -> Stage:
+    """What comes before a pre-training: one on the corpus alone, as short as ``start.steps`` says.
+
+    What rows differ in otherwise is left out of it, so that those of one model, data and seed share it.
+    """
+    first = replace(
+        settings,
+        objective=settings.start.objective,
+        pretraining=replace(settings.pretraining, steps=settings.start.steps),
+        data=replace(settings.data, repeats=0),
+        mixing=BASELINE.mixing,
+        start=BASELINE.start,
+    )
+    return replace(_pretraining(member, first, "", folders), group=START)
+
+
+def _has_start(experiment: Experiment) -> bool:
+    return experiment.start.steps > 0 and experiment.model.has_decoder
 
 
 def _pretraining_folder(settings: Experiment, texts: tuple[str, ...], folder: Path, home: Path) -> Path:
@@ -139,6 +167,7 @@ def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
         BASELINE,
         objective=experiment.objective,
         model=experiment.model,
+        start=experiment.start if _has_start(experiment) else BASELINE.start,
         pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
         data=replace(data, workers=0, held_out_lengths=(1,), corrupt_records=BASELINE.data.corrupt_records),
         generator_share=experiment.generator_share,

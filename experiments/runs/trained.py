@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiments.runs.recipes import body_steps, trained_body
-from experiments.runs.stages import Stage, load_settings, stages_of
+from experiments.runs.stages import START, Stage, group_of, load_settings, stages_of
 from experiments.runs.vocabularies import stored_vocabulary
 from lm import sharding
 from lm.data.text.vocabulary import Vocabulary
@@ -86,7 +86,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
 
 
 def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
-    """The model called ``name``, by default the first; SettingError with the nearest if there is none."""
+    """The model called ``name``, else the first after the start; SettingError with the nearest for none."""
     if not models:
         raise SettingError(
             f"{folder} has no model for this: its settings ask for neither pre-training nor fine-tuning "
@@ -94,7 +94,7 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
         )
     if name and name not in models:
         raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, models)}")
-    return models[name or next(iter(models))]
+    return models[name or next(name for name in models if group_of(name)[0] != START)]
 
 
 def answering(folder: Path) -> list[Stage]:
@@ -102,7 +102,7 @@ def answering(folder: Path) -> list[Stage]:
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
     text = [stage for stage in stages_of(folder) if stage.kind != "head"]
-    return sorted(text, key=lambda stage: stage.kind == "pretrain")
+    return sorted(text, key=lambda stage: (stage.kind == "pretrain", stage.is_start))
 
 
 def masked(folder: Path) -> list[Stage]:

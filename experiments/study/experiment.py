@@ -80,6 +80,21 @@ class PhaseConfig:
             )
 
 
+@dataclass(frozen=True)
+class StartConfig:
+    """A start of pre-training that rows share: part of the instrument, not of what a row measures.
+
+    A decoder learns late where to look in what it reads; an objective whose targets copy teaches it early.
+    """
+
+    # updates before pre-training, on the corpus, with its optimiser and batch size; of encoders none [steps]
+    steps: int = 0
+    objective: Objective = OBJECTIVES["bert-style"]
+
+    def __post_init__(self):
+        at_least(self, "start.", steps=0)
+
+
 PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "wmt_enfr", "wmt_enro")
 
 
@@ -127,6 +142,7 @@ class Experiment:
     data: DataConfig = DataConfig()
     objective: Objective = OBJECTIVES["baseline"]
     model: ModelConfig = ModelConfig()
+    start: StartConfig = StartConfig()
     pretraining: PhaseConfig = PhaseConfig()
     finetuning: PhaseConfig = PhaseConfig(
         steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)
