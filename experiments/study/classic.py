@@ -48,6 +48,7 @@ DECODER: Changes = GPT | {
     "finetuning.steps": 0,
     "data.inputs_length": 64,
     "data.held_out_lengths": (1, 2, 4, 8),
+    "start.steps": 0,  # whose rows, of inputs and targets, are longer than those trained on
 }
 
 ROWS = {
