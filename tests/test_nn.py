@@ -355,6 +355,23 @@ def test_a_start_with_slopes_is_alibis_bias_but_for_the_buckets(architecture, po
             )
 
 
+@pytest.mark.parametrize("new", [{}, {"scores": "scaled-dot", "num_key_value_heads": 2}])
+def test_a_mimetic_start_lets_cross_attention_look_at_the_same_feature(new):
+    """Query times key kernel of each head is about a multiple of the unit matrix, and all else as ever."""
+    config = replace(TINY, d_model=256, d_kv=64, cross_attention_start="mimetic", **new)
+    start, normal = named(made(config)), named(made(replace(config, cross_attention_start="normal")))
+    changed = {name for name, value in start.items() if not (value == normal[name]).all()}
+    assert changed == {"decoder.blocks.cross.query.kernel"}
+    query, key = (start[f"decoder.blocks.cross.{side}.kernel"] for side in ("query", "key"))
+    np.testing.assert_allclose(query.std(), normal["decoder.blocks.cross.query.kernel"].std(), rtol=0.05)
+    key = key.reshape(2, 256, -1, 64).repeat(4 // (key.shape[-1] // 64), axis=2)
+    products = np.einsum("ldnh,lenh->lnde", query.reshape(2, 256, 4, 64), key)
+    same = jnp.diagonal(products, axis1=2, axis2=3)
+    assert same.std() < 0.25 * same.mean()
+    others = products[:, :, ~np.eye(256, dtype=bool)]
+    np.testing.assert_allclose(same.mean() / others.std(), 64**0.5, rtol=0.05)
+
+
 def test_bfloat16_activations_leave_parameters_and_logits_in_float32():
     model, batch = make("encoder-decoder", dtype="bfloat16"), example(7, 5, 6)
     assert {value.dtype for value in named(model).values()} == {jnp.dtype("float32")}

@@ -2,6 +2,7 @@
 layer.
 """
 
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import jax
@@ -12,9 +13,16 @@ import pytest
 import toy
 from flax import nnx
 
+from lm import sharding
+from lm.nn.config import ModelConfig
+from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train.config import OPTIMIZERS, OptimizerConfig
-from lm.train.optimizers import learning_rate, optimizer, per_layer, remembered
+from lm.train.optimizers import learning_rate, mean_parameters, optimizer, per_layer, remembered
+
+MODEL = ModelConfig(
+    vocab_size=8, d_model=6, d_ff=9, d_kv=2, num_heads=3, num_encoder_layers=2, num_decoder_layers=2
+)
 
 
 def test_what_is_no_matrix_does_not_decay():
@@ -26,7 +34,7 @@ def test_what_is_no_matrix_does_not_decay():
     assert not updates["norm"].any() and (updates["kernel"] == 0.5).all()
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adamw"])
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-relative"])
 def test_a_stack_of_layers_is_trained_as_its_layers_one_by_one(name):
     config = OptimizerConfig(name, 0.1, "constant", factor_from=4)
     size = jnp.asarray([1.0, 10.0, 0.1, 3.0, 1.0, 2.0])[:, None, None]  # layers that must not be averaged
@@ -53,6 +61,129 @@ def test_a_stack_of_layers_is_trained_as_its_layers_one_by_one(name):
         one = [{name: x[layer] for name, x in tree.items()} for tree in (stacked, *grads)]
         for name, value in descend(one[0], one[1:], axes).items():
             np.testing.assert_allclose(together[name][layer], value, rtol=1e-5)
+
+
+def directions_of(config, axes, params, gradients):
+    """The last of the directions from ``gradients``, one after another, at the same parameters."""
+    transform = optimizer(config, axes)
+    state, update = transform.init(params), jax.jit(transform.update)
+    for gradient in gradients:
+        directions, state = update(gradient, state, params)
+    return directions
+
+
+def normals(*shapes):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+MUON = OptimizerConfig("muon", 0.1, "constant")
+KERNEL = {"kernel": ("layers", "embed", "mlp")}
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (8, 32), (48, 16)])
+def test_muons_update_of_a_matrix_is_nearly_orthogonal_whatever_the_gradients_size(shape):
+    gradients = [
+        {"kernel": jnp.stack([x, 1e-3 * y])} for x, y in zip(*[iter(normals(*[shape] * 6))] * 2, strict=True)
+    ]
+    kernel = directions_of(MUON, KERNEL, {"kernel": jnp.zeros((2, *shape))}, gradients)["kernel"]
+    singular = np.linalg.svd(kernel / (0.2 * max(shape) ** 0.5), compute_uv=False)
+    assert (0.6 < singular).all() and (singular < 1.3).all()
+    size = jnp.sqrt(
+        jnp.square(kernel).mean((1, 2))
+    )  # of a layer, by which one learning rate serves AdamW too
+    np.testing.assert_allclose(size, 0.2, rtol=0.2)
+
+
+def test_muons_update_of_a_transposed_matrix_is_the_transposed_update():
+    wide = normals(*[(3, 8, 24)] * 3)
+    found = [
+        directions_of(MUON, KERNEL, {"kernel": jnp.zeros_like(x[0])}, [{"kernel": each} for each in x])[
+            "kernel"
+        ]
+        for x in (wide, [each.swapaxes(1, 2) for each in wide])
+    ]
+    np.testing.assert_allclose(found[0], found[1].swapaxes(1, 2), atol=1e-5)
+
+
+def test_muon_trains_a_stack_as_its_layers_one_by_one_and_each_head_of_a_bilinear_score_alone():
+    axes = KERNEL | {"bilinear": ("layers", "bias_heads", "kv", "kv")}
+    grads = [
+        {"kernel": x, "bilinear": y}
+        for x, y in zip(normals(*[(4, 8, 6)] * 3), normals(*[(4, 2, 5, 5)] * 3), strict=True)
+    ]
+    together = directions_of(MUON, axes, jax.tree.map(jnp.zeros_like, grads[0]), grads)
+    for layer in range(4):
+        one = [jax.tree.map(lambda x, layer=layer: x[layer : layer + 1], each) for each in grads]
+        alone = directions_of(MUON, axes, jax.tree.map(jnp.zeros_like, one[0]), one)
+        np.testing.assert_allclose(together["kernel"][layer], alone["kernel"][0], atol=1e-5)
+        for head in range(2):
+            of_head = [{"kernel": each["bilinear"][:, head]} for each in one]
+            head_alone = directions_of(MUON, KERNEL, {"kernel": jnp.zeros((1, 5, 5))}, of_head)["kernel"][0]
+            np.testing.assert_allclose(together["bilinear"][layer, head], head_alone, atol=1e-5)
+
+
+def test_muon_is_that_of_optax():
+    (params, *gradients) = [{"kernel": x} for x in normals(*[(12, 20)] * 40)]
+    peer = optax.contrib.muon(-1.0, consistent_rms=0.2)
+    state = peer.init(params)
+    for gradient in gradients:
+        due, state = peer.update(gradient, state, params)
+    stack = [{"kernel": each["kernel"][None]} for each in (params, *gradients)]
+    found = directions_of(MUON, KERNEL, stack[0], stack[1:])["kernel"][0]
+    np.testing.assert_allclose(found, due["kernel"], atol=0.02)  # it corrects for the beginning, we do not
+
+
+def test_with_muon_all_but_the_matrices_of_layers_change_by_adamw():
+    model = jax.eval_shape(
+        lambda: Transformer(replace(MODEL, positions="relative-per-layer", bias=True), nnx.Rngs(0))
+    )
+    axes, rng = sharding.axes(model), np.random.default_rng(0)
+    grads = {
+        n: jnp.asarray(rng.standard_normal(x.shape), jnp.float32) for n, x in sharding.named(model).items()
+    }
+    muon, adamw = (
+        directions_of(replace(MUON, name=name), axes, grads, [grads]) for name in ("muon", "adamw")
+    )
+    alike = {name for name in axes if np.allclose(muon[name], adamw[name], rtol=1e-5)}
+    kernels = {name for name in axes if ".blocks." in name and name.endswith("kernel")}
+    assert alike == axes.keys() - kernels and len(kernels) == 16 and "embed.table" in alike
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw-relative"])
+def test_a_relative_update_grows_with_the_parameter(name):
+    config = OptimizerConfig(name, factor_from=4)
+    params, *gradients = [{"kernel": x} for x in normals(*[(2, 6, 8)] * 4)]
+    size = jnp.asarray([3.0, 0.5])[:, None, None]
+    once = directions_of(config, KERNEL, params, gradients)["kernel"]
+    larger = directions_of(config, KERNEL, {"kernel": size * params["kernel"]}, gradients)["kernel"]
+    np.testing.assert_allclose(larger, size * once, rtol=1e-5)
+    tiny = directions_of(config, KERNEL, {"kernel": 0 * params["kernel"]}, gradients)["kernel"]
+    assert 0.5e-3 < jnp.sqrt(jnp.square(tiny).mean()) < 1.5e-3  # epsilon_scale: what is 0 can leave it
+
+
+def test_the_mean_of_constant_parameters_is_these_and_of_others_lags_behind():
+    params, later = ({"kernel": x} for x in normals((4, 4), (4, 4)))
+    steps = jnp.arange(2_000)
+
+    def averaged(start, value, decay):
+        def step(average, step):
+            return mean_parameters(decay, step, average, value), None
+
+        return jax.jit(lambda: jax.lax.scan(step, start, steps)[0])()["kernel"]
+
+    np.testing.assert_array_equal(averaged(params, params, 0.99), params["kernel"])
+    np.testing.assert_allclose(averaged(params, later, 0.99), later["kernel"], atol=1e-5)
+    # In the long run a step keeps the share ``decay`` of the mean.
+    after = mean_parameters(0.99, jnp.int32(10**6), params, later)["kernel"]
+    np.testing.assert_allclose(after, 0.99 * params["kernel"] + 0.01 * later["kernel"], atol=1e-6)
+
+
+def test_warmup_stable_decay_ramps_stays_and_falls_in_a_straight_line():
+    config = OptimizerConfig("adamw", 0.3, "warmup-stable-decay", 10, decay_start=100, decay_end=200)
+    steps = np.array([0, 1, 10, 11, 99, 100, 101, 150, 199, 200, 1_000])
+    due = 0.3 * np.array([0, 0.1, 1, 1, 1, 1, 0.99, 0.5, 0.01, 0, 0])
+    np.testing.assert_allclose(learning_rate(config, steps), due, rtol=1e-5, atol=1e-8)
 
 
 def test_stacks_of_unequal_depth_stand_side_by_side():
@@ -97,9 +228,17 @@ def test_every_optimiser_that_a_setting_may_name_is_there_and_its_memory_is_coun
     numbers = sum(leaf.size for leaf in jax.tree.leaves(model))
     assert remembered(OptimizerConfig("adamw"), model) == pytest.approx(2 * numbers, abs=10)
     assert numbers < remembered(OptimizerConfig(momentum=0.9, factor_from=8), model) < 1.5 * numbers
+    table = model.table.size + model.scale.size  # Muon remembers one mean of all others
+    assert remembered(OptimizerConfig("muon"), model) == pytest.approx(numbers + table, abs=10)
+    for name in OPTIMIZERS:
+        plain, mean = (remembered(OptimizerConfig(name, ema=ema), model) for ema in (0.0, 0.9))
+        assert mean - plain == numbers
 
 
-@pytest.mark.parametrize("field, value", [("momentum", 1.0), ("decay_factor", 0.0), ("steps_per_decay", 0)])
+@pytest.mark.parametrize(
+    "field, value",
+    [("momentum", 1.0), ("ema", 1.0), ("muon_rms", 0.0), ("decay_factor", 0.0), ("steps_per_decay", 0)],
+)
 def test_momentum_and_decay_out_of_range_are_named(field, value):
     with pytest.raises(SettingError, match=f"optimizer.{field}={value}"):
         OptimizerConfig(**{field: value})
@@ -108,3 +247,5 @@ def test_momentum_and_decay_out_of_range_are_named(field, value):
 def test_a_decay_needs_an_end():
     with pytest.raises(SettingError, match="optimizer.decay_end=0 should be beyond"):
         OptimizerConfig(schedule="cosine")
+    with pytest.raises(SettingError, match="decay_end=5 should be beyond optimizer.decay_start=5"):
+        OptimizerConfig(schedule="warmup-stable-decay", decay_start=5, decay_end=5)

@@ -312,7 +312,7 @@ def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_a
 
 
 def test_the_rough_count_holds_what_any_optimiser_remembers(monkeypatch):
-    lion = SimpleNamespace(transform=lambda config: optax.scale_by_lion())
+    lion = SimpleNamespace(transform=lambda config, axes: optax.scale_by_lion())
     monkeypatch.setitem(OPTIMIZERS, "lion", lion)
     plain = build(ROW, "nano")
 

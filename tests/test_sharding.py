@@ -184,9 +184,10 @@ EVERY = [
 ]
 
 
-def steps_on(config, devices):
+def steps_on(config, devices, **optimizer):
     model = replace(MODEL, architecture="encoder-decoder", num_heads=8, d_kv=2, layers="unroll")
-    return build(StepSpec(model, OptimizerConfig(factor_from=16)), sharding.make_mesh(config, devices))
+    optimizer = OptimizerConfig(**{"factor_from": 16} | optimizer)
+    return build(StepSpec(model, optimizer), sharding.make_mesh(config, devices))
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +211,27 @@ def test_a_transformer_trains_alike_on_one_device_and_in_every_arrangement_of_ei
     np.testing.assert_allclose(eight, one, rtol=1e-5)
     for name, value in params.items():
         np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_muon_with_a_mean_of_the_parameters_trains_alike_on_one_device_and_on_eight():
+    new = {"name": "muon", "learning_rate": 0.01, "schedule": "constant", "ema": 0.9}
+    sizes = [MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)]
+    one, eight = (
+        steps_on(mesh, jax.devices()[:count], **new) for mesh, count in zip(sizes, (1, 8), strict=True)
+    )
+    places = {name: leaf.sharding.spec for name, leaf in sharding.named(eight.abstract).items()}
+    kernel = "encoder.blocks.mlp.hidden.kernel"
+    (momentum,) = (name for name in places if name.endswith(f"trace.{kernel}"))
+    assert (
+        places[momentum]
+        == places[f"average.{kernel}"]
+        == places[f"params.{kernel}"]
+        == P(None, "fsdp", "tensor")
+    )
+    (found, params), (others, split) = trained(one), trained(eight)
+    np.testing.assert_allclose(others, found, rtol=1e-4)
+    for name, value in params.items():
+        np.testing.assert_allclose(split[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_no_device_ever_holds_the_logits_of_the_whole_vocabulary():

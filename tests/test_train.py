@@ -18,6 +18,7 @@ import toy
 
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError
+from lm.sharding import named
 from lm.train import manifest
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
@@ -120,6 +121,30 @@ def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit(tmp_path, uninterru
     (tmp_path / "checkpoints" / "unfinished-4-removed").mkdir()  # by a kill after the last save
     assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]  # nothing is left to do but to tidy up
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["12", "4", "8"]
+
+
+def test_a_mean_of_the_parameters_is_evaluated_and_resumed_and_training_goes_on_without_it(
+    tmp_path, uninterrupted
+):
+    kept = replace(toy.OPTIMIZER, ema=0.99)
+    whole, parts = toy.run(tmp_path / "whole", 12, optimizer=kept), tmp_path / "parts"
+    toy.run(parts, 8, optimizer=kept)
+    numbers = toy.numbers(toy.run(parts, 12, optimizer=kept))
+    assert numbers == toy.numbers(whole) and lines(parts) == lines(tmp_path / "whole")
+    # Only the mean, and what is evaluated by it, differs from a run without.
+    assert {name: numbers[name] for name in uninterrupted[0]} == uninterrupted[0]
+    for line, other in zip(lines(parts), uninterrupted[1], strict=True):
+        assert (line == other) == (line["kind"] == "train")
+    assert all((leaf == whole.average[name]).all() for name, leaf in named(whole.model).items())
+    # What starts from the run starts from the mean: fine-tuning without one, or with a new one.
+    steps = toy.steps()
+    with Checkpoints(parts / "checkpoints", CheckpointConfig()) as checkpoints:
+        found = checkpoints.restore_model(steps.init(1))
+        tuned = found.restarted(toy.steps(optimizer=kept).init(1))
+    assert int(found.step) == 0 and found.average is None
+    for name, value in whole.average.items():
+        assert (found.params[name] == value).all() and (tuned.average[name] == value).all()
+    toy.steps(optimizer=kept).train_step(0)(tuned, steps.put(toy.batch(0)))  # no buffer is in it twice
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])

@@ -79,11 +79,12 @@ def run(
     patience=0.0,
     sizes=(),
     keep=3,
+    optimizer=OPTIMIZER,
 ):
     """Train ``total`` steps in ``folder``, going on from what is there; on a mesh of these sizes, of all
     processes.
     """
-    made = steps(*sizes, guard=guarding)
+    made = steps(*sizes, guard=guarding, optimizer=optimizer)
     rows = rows_of_process(made.mesh, ROWS)
 
     def part(step):

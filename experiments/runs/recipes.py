@@ -278,12 +278,14 @@ def start_from(parent: Stage, steps: Steps) -> State:
     last, learnt = parent.training.steps, steps_of(parent, steps.mesh).abstract
     with checkpoints_of(parent) as checkpoints:
         fresh = steps.init(parent.settings.seed)
-        if sharding.named(steps.abstract).keys() == sharding.named(learnt).keys():
-            state = checkpoints.restore(steps.abstract, last)
+        like = replace(steps.abstract, average=learnt.average)
+        if sharding.named(like).keys() == sharding.named(learnt).keys():
+            state = checkpoints.restore(like, last)
             assert state is not None, f"{parent.folder} has no checkpoint {last}"
-            return replace(state, step=fresh.step, guard=fresh.guard)
+            return state.restarted(fresh)
         # another optimiser, which remembers other things, or a model with a head
-        return checkpoints.restore_model(fresh, last, partial(_source, frozenset(learnt.params)))
+        state = checkpoints.restore_model(fresh, last, partial(_source, frozenset(learnt.params)))
+        return state.restarted(fresh)
 
 
 def _source(learnt: frozenset[str], name: str) -> str | None:

@@ -198,7 +198,8 @@ def _meaning(config: ModelConfig) -> Json:
     """The settings that decide which function a model computes, of those alone that are read by it."""
     settings = dict(leaves(config)) | {"num_key_value_heads": config.key_value_heads}
     settings |= {"heads": tuple(sorted(config.heads))}
-    unread = ["published", "special.", "dropout", "dtype", "layers", "remat", "relative_bias_start"]
+    unread = ["published", "special.", "dropout", "dtype", "layers", "remat"]
+    unread += ["relative_bias_start", "cross_attention_start"]  # only of a new model
     unread += [] if config.has_encoder else ["num_encoder_layers"]
     unread += [] if config.has_decoder else ["num_decoder_layers"]
     unread += [] if config.positions == "learned" else ["max_length", "position_offset"]

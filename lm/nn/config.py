@@ -145,6 +145,9 @@ class ModelConfig:
     relative_bias_start: Literal["normal", "slopes"] = "normal"
     rotary: RotaryConfig = RotaryConfig()
     sparsity: SparsityConfig = SparsityConfig()
+    # how cross-attention starts: at random, or each head's queries as its keys, so that a position of the
+    # decoder looks where the encoder has the same token (Trockman and Kolter 2023)
+    cross_attention_start: Literal["normal", "mimetic"] = "normal"
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
     mlp: Activation = "relu"  # activation of the feed-forward layer
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]

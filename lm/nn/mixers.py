@@ -76,6 +76,8 @@ class Attention(Projections):
         heads, width = config.num_heads, config.d_kv
         shape = (heads * width, config.d_model)
         self.out = Linear(config, rngs, shape, ("heads", "embed"), (heads * width) ** -0.5)
+        if crosses and config.cross_attention_start == "mimetic":
+            self._start_queries_as_keys()
         weight = normal(rngs, (heads, width, width), width**-0.5) if config.scores == "bilinear" else None
         self.bilinear = None if weight is None else param(weight, "bias_heads", "kv", "kv")
         separate = config.sparsity.projections == "separate" and not crosses
@@ -122,6 +124,18 @@ class Attention(Projections):
         query, seen = self._query(self.globals, x, view), self.globals.key_value(x, view.positions)
         everywhere = attention_weights(query, seen.key, view.everything, view.bias, scale=scale)
         return jnp.where(view.everywhere[:, None, :, None], everywhere, local)
+
+    def _start_queries_as_keys(self) -> None:
+        """Each head's query kernel [D,H] is its key kernel, in the size that a query kernel starts with.
+
+        Their product, one times the other transposed, is then about the unit matrix: the score of two equal
+        features is H^0.5 of the standard deviations that scores of unequal ones have.
+        """
+        config = self.config
+        by_head = self.key.kernel[...].reshape(config.d_model, config.key_value_heads, config.d_kv)
+        kernel = jnp.repeat(by_head, config.num_heads // config.key_value_heads, axis=1)
+        size = config.d_kv**-0.5 if config.scores == "dot" else 1.0
+        self.query.kernel = param(size * kernel.reshape(config.d_model, -1), "embed", "heads")
 
     def _has_globals(self, view: View) -> bool:
         """Whether there are global positions with projections of their own."""

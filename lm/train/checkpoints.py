@@ -136,15 +136,20 @@ class Checkpoints:
     ) -> State:
         """``state`` with only the parameters from here; CheckpointError if there is no checkpoint.
 
-        ``source`` gives the name here of a parameter of ``state``, None for one that stays as it is.
+        Where a mean of the parameters was kept, they are that. ``source`` gives the name here of a parameter
+        of ``state``, None for one that stays as it is.
         """
         step = self._good_step(step)
         if step is None:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
-        sources = {name: f"params.{saved}" for name in state.params if (saved := source(name)) is not None}
+        arrays_there = manifest.read_manifest(self._path(step), step)["arrays"]
+        has_mean = any(name.startswith("average.") for name in arrays_there)
+        kind = "average" if has_mean else "params"
+        sources = {name: f"{kind}.{saved}" for name in state.params if (saved := source(name)) is not None}
         like = sharding.described(state.params)
         arrays = self._read(step, {saved: like[name] for name, saved in sources.items()}, complete=False)
-        return replace(state, params=state.params | {name: arrays[saved] for name, saved in sources.items()})
+        params = state.params | {name: arrays[saved] for name, saved in sources.items()}
+        return replace(state, params=params, average=None)
 
     def best(self, name: str = "score") -> int | None:
         """The step with the best score of this name; None if no step has one."""
@@ -157,6 +162,9 @@ class Checkpoints:
                 manifest.tidy(self.folder, last, self.config)
             except OSError as error:
                 print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
+
+    def _path(self, step: int) -> Path:
+        return manifest.steps(self.folder).get(step, self.folder / str(step))
 
     def _good_step(self, step: int | None) -> int | None:
         """The newest good step, or ``step`` if that is good; the first process looks and tells the others."""
@@ -186,7 +194,7 @@ class Checkpoints:
         Of a ``complete`` state the checkpoint may hold no others. What the guard remembers may be missing or
         superfluous: it begins with zeros.
         """
-        folder = manifest.steps(self.folder).get(step, self.folder / str(step))
+        folder = self._path(step)
         saved = manifest.read_manifest(folder, step)["arrays"]
         missing = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
         like = {name: leaf for name, leaf in like.items() if name not in missing}

@@ -1,30 +1,44 @@
 """The settings of training; only the standard library, so that listing experiments needs no jax."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lm.settings import SettingError, at_least
 
 if TYPE_CHECKING:
+    import jax
     import optax
+
+Axes = Mapping[
+    str, tuple[str, ...]
+]  # names of a parameter's axes, by its own; "layers" first if it is stacked
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Which optimiser, and what all optimisers share: the course of the learning rate, decay and clipping."""
 
-    name: Literal["adafactor", "adamw"] = "adafactor"  # which optimiser
-    learning_rate: float = 1.0  # multiplies the schedule; of Adafactor, relative to each parameter's own size
-    # course of the learning rate after the ramp
-    schedule: Literal["constant", "inverse-sqrt", "linear", "cosine", "decay-every"] = "inverse-sqrt"
+    name: Literal["adafactor", "adamw", "adamw-relative", "muon"] = "adafactor"  # which optimiser
+    # multiplies the schedule; a step changes a parameter by about so much ("adamw", "muon": root mean square)
+    # or by that share of its own size ("adafactor", "adamw-relative")
+    learning_rate: float = 1.0
+    # course of the learning rate after the ramp; warmup-stable-decay: constant, then linear to 0
+    schedule: Literal[
+        "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
+    ] = "inverse-sqrt"
     warmup_steps: int = 0  # ramp from 0 that multiplies the schedule; T5 has none [steps]
     timescale: int = 10_000  # "inverse-sqrt" is 1 / sqrt(max(step, timescale)) [steps]
-    # where "linear" (T5X: linear_decay) and "cosine", begun at the ramp's end, reach 0 [steps]
+    decay_start: int = 0  # where "warmup-stable-decay" begins to fall [steps]
+    # where that, "linear" (T5X: linear_decay) and "cosine", both begun at the ramp's end, reach 0 [steps]
     decay_end: int = 0
     decay_factor: float = 0.5  # what "decay-every" (T5X: decay_every) multiplies the rate by, again and again
     steps_per_decay: int = 20_000  # from the first step on, in what time "decay-every" does so once [steps]
     weight_decay: float = 0.0  # share of each matrix taken off in a step, times the learning rate
     clip_norm: float | None = None  # longest gradient, over all parameters together; None: any
+    # how much a step keeps of the mean of the parameters by which the model is evaluated, fine-tuned and
+    # exported, while training goes on from the parameters themselves; 0: no mean
+    ema: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -35,12 +49,12 @@ class Adafactor:
     decay_exponent: float = 0.8  # Adafactor: the mean of squares forgets with 1 - step ** -decay_exponent
     factor_from: int = 128  # Adafactor: matrices at least so wide keep row and column means only [features]
     epsilon_square: float = 1e-30  # Adafactor: added to squared gradients
-    epsilon_scale: float = 1e-3  # Adafactor: smallest size a parameter counts with
+    epsilon_scale: float = 1e-3  # Adafactor and adamw-relative: smallest size a parameter counts with
     # Adafactor: how much of the mean update a step keeps (T5X: beta1); 0: nothing is remembered
     momentum: float = 0.0
     relative: Literal["parameter", "none"] = "parameter"  # Adafactor: what the learning rate is relative to
 
-    def transform(self) -> "optax.GradientTransformation":
+    def transform(self, _axes: Axes) -> "optax.GradientTransformation":
         """Directions from gradients."""
         import optax
 
@@ -68,41 +82,104 @@ class AdamW:
     beta2: float = 0.95  # AdamW: how much of the mean squared gradient a step keeps
     epsilon: float = 1e-8  # AdamW: added to the root of the mean squared gradient
 
-    def transform(self) -> "optax.GradientTransformation":
+    def transform(self, _axes: Axes) -> "optax.GradientTransformation":
         """Directions from gradients."""
         import optax
 
         return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
 
 
-OPTIMIZERS = {"adafactor": Adafactor, "adamw": AdamW}  # by ``Schedule.name``
+@dataclass(frozen=True)
+class RelativeAdamW(AdamW, Adafactor):
+    """AdamW with updates relative to a parameter's size, as Adafactor's are (nanoT5, Nawrot 2023)."""
+
+    def transform(self, axes: Axes) -> "optax.GradientTransformation":
+        """Directions from gradients."""
+        import optax
+
+        return optax.chain(AdamW.transform(self, axes), optax.scale_by_param_block_rms(self.epsilon_scale))
+
+
+@dataclass(frozen=True)
+class Muon(AdamW):
+    """The matrices of all layers change by the orthogonal matrix nearest to a mean gradient (Jordan 2024).
+
+    Embeddings, output matrices, heads, norms, biases and relative-position tables change by AdamW.
+    """
+
+    muon_momentum: float = 0.95  # Muon: how much of the mean gradient of a matrix a step keeps
+    # Muon: root mean square of a matrix's update; AdamW's is about so large, so that one learning rate
+    # serves both (Liu et al. 2025)
+    muon_rms: float = 0.2
+
+    def transform(self, axes: Axes) -> "optax.GradientTransformation":
+        """Directions from gradients; of a matrix [...,rows,columns] for each of the axes in front."""
+        import optax
+
+        # Orthogonal matrices know no length: that of optax's momentum, a sum and no mean, does not matter.
+        momentum = optax.trace(self.muon_momentum, nesterov=True)
+        matrices = optax.chain(momentum, optax.stateless(self._orthogonal))
+        kinds = {name: "matrix" if _is_matrix(names) else "other" for name, names in axes.items()}
+        transforms = {"matrix": matrices, "other": AdamW.transform(self, axes)}
+        return optax.partition(transforms, lambda params: {name: kinds[name] for name in params})
+
+    def _orthogonal(self, updates: "dict[str, jax.Array]", _params: Any) -> "dict[str, jax.Array]":
+        import jax
+        from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+        last_two = MuonDimensionNumbers(-2, -1)
+        nearest = scale_by_muon(
+            beta=0.0,
+            nesterov=False,
+            weight_dimension_numbers=lambda updates: jax.tree.map(lambda _: last_two, updates),
+        )
+        directions, _ = nearest.update(updates, nearest.init(updates))
+        # The root mean square of an orthogonal matrix is the root of one over its longer side.
+        return jax.tree.map(lambda x: self.muon_rms * max(x.shape[-2:]) ** 0.5 * x, directions)
+
+
+def _is_matrix(names: tuple[str, ...]) -> bool:
+    """Whether a parameter with these axes is a matrix of a layer, by which features are multiplied."""
+    return names[0] == "layers" and len(names) > 2 and "buckets" not in names
+
+
+OPTIMIZERS = {  # by ``Schedule.name``
+    "adafactor": Adafactor,
+    "adamw": AdamW,
+    "adamw-relative": RelativeAdamW,
+    "muon": Muon,
+}
 
 
 # Inherits the settings of all optimisers, so that each has a flat name, such as ``optimizer.beta1``. A new
 # optimiser is a dataclass with ``transform``: first base class here, in OPTIMIZERS and in ``Schedule.name``.
 @dataclass(frozen=True)
-class OptimizerConfig(AdamW, Adafactor, Schedule):
-    """How parameters change: by Adafactor as in T5, or by AdamW."""
+class OptimizerConfig(Muon, RelativeAdamW, Schedule):
+    """How parameters change: by Adafactor as in T5, by AdamW, or by Muon."""
 
     def __post_init__(self):
-        if self.schedule in ("linear", "cosine") and self.decay_end <= self.warmup_steps:
+        falls = "decay_start" if self.schedule == "warmup-stable-decay" else "warmup_steps"
+        decays = self.schedule in ("linear", "cosine", "warmup-stable-decay")
+        if decays and self.decay_end <= getattr(self, falls):
             raise SettingError(
-                f"optimizer.decay_end={self.decay_end} should be beyond optimizer.warmup_steps="
-                f"{self.warmup_steps} for the schedule {self.schedule!r}"
+                f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{falls}="
+                f"{getattr(self, falls)} for the schedule {self.schedule!r}"
             )
-        for name in ("learning_rate", "timescale", "decay_exponent", "factor_from", "decay_factor"):
+        positive = "learning_rate timescale decay_exponent factor_from decay_factor muon_rms"
+        for name in positive.split():
             if getattr(self, name) <= 0:
                 raise SettingError(f"optimizer.{name}={getattr(self, name)} should be above 0")
-        at_least(self, "optimizer.", warmup_steps=0, weight_decay=0, steps_per_decay=1)
-        if not 0 <= self.momentum < 1:
-            raise SettingError(
-                f"optimizer.momentum={self.momentum} should be at least 0 and below 1, such as 0.9"
-            )
+        at_least(self, "optimizer.", warmup_steps=0, decay_start=0, weight_decay=0, steps_per_decay=1)
+        for name in ("momentum", "muon_momentum", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise SettingError(
+                    f"optimizer.{name}={getattr(self, name)} should be at least 0 and below 1, such as 0.9"
+                )
 
-    def transform(self) -> "optax.GradientTransformation":
-        """The directions of the optimiser that ``name`` names."""
+    def transform(self, axes: Axes) -> "optax.GradientTransformation":
+        """The directions of the optimiser that ``name`` names, of parameters with these axes."""
         chosen: Any = OPTIMIZERS[self.name]
-        return chosen.transform(self)
+        return chosen.transform(self, axes)
 
 
 @dataclass(frozen=True)

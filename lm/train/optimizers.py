@@ -1,6 +1,6 @@
-"""Adafactor as T5 uses it, AdamW, and schedules: all built on optax, all a function of the step."""
+"""Adafactor as T5 uses it, AdamW, Muon, and schedules: all built on optax, all a function of the step."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from flax import nnx
 from lm import sharding
 from lm.nn.composed import BODY
 from lm.nn.config import ModelConfig
-from lm.train.config import OptimizerConfig
+from lm.train.config import Axes, OptimizerConfig
 
 Optimizer: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # what the optimiser asks for, by parameter
@@ -23,25 +23,29 @@ Tune = Callable[[Updates, jax.Array], Updates]  # also takes the state's step
 def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """float32 []: the rate of the update from ``step`` to step + 1."""
     step = jnp.asarray(step, jnp.float32)
-    past = jnp.clip((step - config.warmup_steps) / max(1, config.decay_end - config.warmup_steps), 0, 1)
+
+    def past(start: int) -> jax.Array:  # share of the time from there to the end of the decay
+        return jnp.clip((step - start) / max(1, config.decay_end - start), 0, 1)
+
     course = {
         "constant": jnp.ones_like(step),
         "inverse-sqrt": jnp.maximum(step, config.timescale) ** -0.5,
-        "linear": 1 - past,
-        "cosine": (1 + jnp.cos(jnp.pi * past)) / 2,
+        "linear": 1 - past(config.warmup_steps),
+        "cosine": (1 + jnp.cos(jnp.pi * past(config.warmup_steps))) / 2,
         "decay-every": config.decay_factor ** (step // config.steps_per_decay),
+        "warmup-stable-decay": 1 - past(config.decay_start),
     }[config.schedule]
     ramp = jnp.minimum(1, step / config.warmup_steps) if config.warmup_steps else 1.0
     return config.learning_rate * course * ramp
 
 
-def optimizer(config: OptimizerConfig, axes: Mapping[str, tuple[str, ...]]) -> Optimizer:
+def optimizer(config: OptimizerConfig, axes: Axes) -> Optimizer:
     """The optimiser of parameters ``{name: array}`` with these axes (``lm.sharding.axes``).
 
     It gives directions: the new parameters are the old ones minus ``learning_rate`` times these.
     """
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
-    direction = config.transform()
+    direction = config.transform(axes)
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
     matrices = {name: len(names) - (name in stacked) > 1 for name, names in axes.items()}
     decay = [optax.add_decayed_weights(config.weight_decay, mask=matrices)] if config.weight_decay else []
@@ -76,10 +80,22 @@ def per_layer(transform: Optimizer, stacked: Collection[str]) -> Optimizer:
     return optax.GradientTransformation(init, update)
 
 
+def mean_parameters(decay: float, step: jax.Array, average: Updates, params: Updates) -> Updates:
+    """The mean of all parameters until ``step``, [] from 0 on, and of the ``params`` after it.
+
+    It starts at the initial parameters, so that it is a model at any time; in fine-tuning that is first the
+    pre-trained one. So that they do not keep a weight of ``decay ** step``, the decay grows up to ``decay``,
+    as (1 + step) / (10 + step): after 100 steps they weigh less than 1e-12.
+    """
+    keep = jnp.minimum(decay, (1 + step) / (10 + step))
+    return {name: average[name] + (1 - keep) * (value - average[name]) for name, value in params.items()}
+
+
 def remembered(config: OptimizerConfig, model: nnx.Module) -> int:
-    """How many numbers the optimiser remembers of a model, which may be one of shapes alone."""
+    """How many numbers are remembered of a model besides its own, which may be one of shapes alone."""
     transform = optimizer(config, sharding.axes(model))
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(transform.init, sharding.named(model))))
+    memory = [jax.eval_shape(transform.init, sharding.named(model)), model if config.ema else ()]
+    return sum(leaf.size for leaf in jax.tree.leaves(memory))
 
 
 # Which parameters fine-tuning moves, by their names. A new head, outside of the body, is always trained.

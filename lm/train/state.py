@@ -24,7 +24,7 @@ Guard = dict[str, jax.Array]
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("step", "params", "opt_state", "guard"),
+    data_fields=("step", "params", "opt_state", "guard", "average"),
     meta_fields=("structure",),
 )
 @dataclass(frozen=True)
@@ -36,29 +36,45 @@ class State:
     opt_state: optax.OptState
     structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and its leaves' names in order
     guard: Guard | None = None  # what decides which updates are skipped
+    average: dict[str, jax.Array] | None = None  # the mean of params over the steps; None: none is kept
 
     @property
     def model(self) -> nnx.Module:
-        """The model with these parameters; inside and outside of ``jax.jit``."""
+        """The model, with the mean parameters where these are kept; inside and outside of ``jax.jit``."""
         definition, names = self.structure
-        return jax.tree.unflatten(definition, [self.params[name] for name in names])
+        params = self.params if self.average is None else self.average
+        return jax.tree.unflatten(definition, [params[name] for name in names])
+
+    def restarted(self, fresh: "State") -> "State":
+        """A state before the first step, with ``model`` and the optimiser's memory, else as ``fresh``."""
+        params = self.params if self.average is None else self.average
+        average = None if fresh.average is None else jax.tree.map(jnp.copy, params)
+        return replace(self, step=fresh.step, params=params, guard=fresh.guard, average=average)
 
 
-def create(make: MakeModel, optimizer: Optimizer, key: jax.Array, guard: GuardConfig = EVERY_UPDATE) -> State:
-    """The state before the first step."""
+def create(
+    make: MakeModel, optimizer: Optimizer, key: jax.Array, guard: GuardConfig = EVERY_UPDATE, ema: float = 0.0
+) -> State:
+    """The state before the first step, with a mean of parameters if that has a decay ``ema``."""
     model = make(key)
     params = sharding.named(model)
     structure = (jax.tree.structure(model), tuple(params))
-    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), structure, new_guard(guard))
+    average = jax.tree.map(jnp.copy, params) if ema else None
+    return State(
+        jnp.zeros((), jnp.int32), params, optimizer.init(params), structure, new_guard(guard), average
+    )
 
 
-def abstract(make: MakeModel, optimizer: Optimizer, mesh: Mesh, guard: GuardConfig = EVERY_UPDATE) -> State:
+def abstract(
+    make: MakeModel, optimizer: Optimizer, mesh: Mesh, guard: GuardConfig = EVERY_UPDATE, ema: float = 0.0
+) -> State:
     """Shapes, dtypes and shardings of the state that ``create`` makes; nothing is computed."""
-    state = jax.eval_shape(partial(create, make, optimizer, guard=guard), jax.random.key(0))
+    state = jax.eval_shape(partial(create, make, optimizer, guard=guard, ema=ema), jax.random.key(0))
     params, everywhere = sharding.parameters(state.model, mesh), sharding.replicated(mesh)
     memory = sharding.like_parameters(optimizer.init, state.model, params)
     guard_places = jax.tree.map(lambda _: everywhere, state.guard)
     places = replace(state, step=everywhere, params=params, opt_state=memory, guard=guard_places)
+    places = replace(places, average=params if ema else None)
 
     def placed(leaf: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)

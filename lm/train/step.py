@@ -19,7 +19,7 @@ from lm.settings import SettingError
 from lm.train import state as states
 from lm.train.config import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig
 from lm.train.losses import Loss, language_model
-from lm.train.optimizers import Tune, every_parameter, learning_rate, optimizer
+from lm.train.optimizers import Tune, every_parameter, learning_rate, mean_parameters, optimizer
 from lm.train.state import State
 from lm.train.stopping import alive
 
@@ -103,13 +103,14 @@ class Steps:
 def build(spec: StepSpec, mesh: Mesh) -> Steps:
     """The compiled steps of a spec on a mesh; the same objects for equal arguments."""
     transform = optimizer(spec.optimizer, sharding.axes(jax.eval_shape(spec.make, jax.random.key(0))))
-    abstract = states.abstract(spec.make, transform, mesh, spec.guard)
+    kept = spec.guard, spec.optimizer.ema
+    abstract = states.abstract(spec.make, transform, mesh, *kept)
     places, rows, everywhere = states.shardings(abstract), sharding.batches(mesh), sharding.replicated(mesh)
     compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
     def create(seed):
         # One half of the seed's key makes parameters, the other (in ``train``) dropout.
-        return states.create(spec.make, transform, jax.random.split(jax.random.key(seed))[0], spec.guard)
+        return states.create(spec.make, transform, jax.random.split(jax.random.key(seed))[0], *kept)
 
     def train(state, batch, seed):
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)
@@ -121,7 +122,8 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
         updates, rate = spec.tune(updates, state.step), learning_rate(spec.optimizer, state.step)
         params = {name: value - rate * updates[name] for name, value in state.params.items()}
         metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
-        after = State(state.step + 1, params, opt_state, state.structure, state.guard)
+        average = state.average and mean_parameters(spec.optimizer.ema, state.step, state.average, params)
+        after = State(state.step + 1, params, opt_state, state.structure, state.guard, average)
         return _skip_bad_update(spec.guard, state, after, metrics) if spec.guard.skips else (after, metrics)
 
     def evaluate(state, batch):
@@ -159,9 +161,8 @@ def _skip_bad_update(
     assert before.guard is not None
     good, guard = states.judge(config, before.guard, metrics["loss"], metrics["grad_norm"])
     choose = partial(jax.tree.map, lambda new, old: jnp.where(good, new, old))
-    params, opt_state = choose(after.params, before.params), choose(after.opt_state, before.opt_state)
     counts = {"left_out": 1.0 - good, "left_out_in_a_row": guard["in_a_row"].astype(jnp.float32)}
-    return replace(after, params=params, opt_state=opt_state, guard=guard), metrics | counts
+    return replace(choose(after, replace(before, step=after.step)), guard=guard), metrics | counts
 
 
 def _gradients(
