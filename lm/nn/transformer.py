@@ -148,11 +148,22 @@ class Transformer(nnx.Module):
 
     def step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits [B,V] of what follows ``tokens`` [B], the next after ``cache``, and the new cache."""
-        view = step_view(self.config, cache.length, cache.slots, self.decoder.relative)
+        x, cache = self.extend(tokens[:, None], cache)
+        return self.logits(x)[:, 0], cache
+
+    def extend(self, tokens: Array, cache: Cache, lengths: Array | None = None) -> tuple[Array, Cache]:
+        """Last hidden states [B,T,D] of ``tokens`` [B,T], the next after ``cache``, and the new cache.
+
+        ``lengths`` [B]: how many are tokens; padding follows them. The cache has slots for it too.
+        """
+        count = tokens.shape[1]
+        view = step_view(self.config, cache.length, cache.slots, self.decoder.relative, count)
+        if lengths is not None:  # padding is at position 0, since a table of positions may end before it
+            inside = jnp.arange(count)[None, :] < lengths[:, None]
+            view = view._replace(positions=jnp.where(inside, view.positions, 0))
         view = view._replace(cross_mask=cache.cross_mask, slot=cache.length)
-        x = self.embed(tokens[:, None])
-        x, carry = self.decoder(x, None, view, None, cache.carry, cache.crossed)
-        return self.logits(x)[:, 0], replace(cache, carry=carry, length=cache.length + 1)
+        x, carry = self.decoder(self.embed(tokens), None, view, None, cache.carry, cache.crossed)
+        return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
 
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:

@@ -71,9 +71,12 @@ def full_view(
     )
 
 
-def step_view(config: ModelConfig, length: Array, slots: int, relative: RelativeBias | None) -> View:
-    """What the next token of each row sees of a cache with ``length`` [B] positions in ``slots`` slots."""
-    slot, position = jnp.arange(slots)[None, :], length[:, None]
+def step_view(
+    config: ModelConfig, length: Array, slots: int, relative: RelativeBias | None, count: int = 1
+) -> View:
+    """What the next ``count`` tokens of each row see of a cache of ``slots``, ``length`` [B] of them held."""
+    slot = jnp.arange(slots)[None, :]
+    position = length[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     distance = slot[:, None, :] - position[:, :, None]
     query, key = (_window_numbers(config, places) for places in (position, slot))
     mask = Mask(query, key, _rule(config, True, config.sparsity.window, slots)).at(distance)

@@ -1,0 +1,68 @@
+"""Questions of unequal lengths in batches of few shapes: every shape is a program to compile."""
+
+from collections.abc import Callable
+from math import ceil, floor, log2
+from typing import NamedTuple
+
+import numpy as np
+
+TOKENS = 4_096  # of a batch on each device, padding included
+PROGRAM = 40_000  # tokens that a small model reads while a program is compiled: padding may cost as much
+MOST = 8  # programs, whatever padding costs
+
+
+class Asked(NamedTuple):
+    """Questions that are asked in one batch of ``rows`` rows, the last ones padding, and its lengths."""
+
+    questions: np.ndarray  # int64 [rows or fewer]: their places among all
+    rows: int
+    lengths: tuple[int, ...]
+
+
+def parts_of(
+    sizes: np.ndarray, cost: Callable[[np.ndarray], np.ndarray], multiple: int, longest: int
+) -> list[Asked]:
+    """All questions, by their lengths ``sizes`` int [N,dimensions], in batches of a ``multiple`` of rows.
+
+    ``cost`` of lengths [...,dimensions] is what a row of them costs, counted in tokens [...]. None is padded
+    beyond ``longest``.
+    """
+    shapes, group = np.unique(np.minimum(rounded(sizes), longest), axis=0, return_inverse=True)
+    shapes, merged = _merged(shapes, np.bincount(group.ravel()), cost)
+    owner, parts = merged[group.ravel()], []
+    for number, shape in enumerate(shapes):
+        questions = np.flatnonzero(owner == number)
+        rows = _rows(TOKENS / float(cost(shape)), len(questions), multiple)
+        starts = range(0, len(questions), rows)
+        parts += [Asked(questions[start : start + rows], rows, tuple(shape.tolist())) for start in starts]
+    return parts
+
+
+def rounded(sizes: np.ndarray) -> np.ndarray:
+    """Each size, or the next of 1 to 8, 10, 12, 14, 16, 20, ...: at most a quarter more, 4 to a doubling."""
+    sizes = np.maximum(sizes, 1)
+    step = np.maximum(2 ** np.floor(np.log2(sizes)).astype(np.int64) // 4, 1)
+    return -(-sizes // step) * step
+
+
+def _merged(shapes: np.ndarray, counts: np.ndarray, cost: Callable) -> tuple[np.ndarray, np.ndarray]:
+    """Shapes, two of which become one while padding costs less than a program, and what each became."""
+    became = np.arange(len(shapes))
+    while len(shapes) > 1:
+        both = np.maximum(shapes[:, None], shapes[None])
+        alone = cost(shapes) * counts
+        extra = cost(both) * (counts[:, None] + counts[None]) - alone[:, None] - alone[None]
+        extra = np.where(np.tri(len(shapes), k=-1) > 0, extra, np.inf)
+        one, other = np.unravel_index(extra.argmin(), extra.shape)
+        if extra[one, other] > PROGRAM and len(shapes) <= MOST:
+            break
+        shapes[other], counts[other] = both[one, other], counts[one] + counts[other]
+        shapes, counts = np.delete(shapes, one, axis=0), np.delete(counts, one)
+        became = np.where(became == one, other, became - (became > one))
+    return shapes, became
+
+
+def _rows(fitting: float, count: int, multiple: int) -> int:
+    """``multiple`` times a power of 2: at most ``fitting``, and no more than ``count`` questions need."""
+    needed = 2 ** ceil(log2(max(count / multiple, 1)))
+    return multiple * min(2 ** floor(log2(max(fitting, 1))), needed)
