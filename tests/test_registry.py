@@ -19,7 +19,8 @@ from experiments.study import classic, registry
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import REGISTRY, baseline_of, build, find, find_one, twin
 from experiments.study.scales import SCALES
-from experiments.study.t5.tables import COLUMNS, TABLES
+from experiments.study.t5.scores import COLUMNS
+from experiments.study.t5.tables import TABLES
 from lm.settings import SettingError, change, comments, diff, from_json, leaves, to_json
 
 PAPER = Path(__file__).parents[1].parent / "shared" / "t5" / "tables.json"

@@ -8,18 +8,8 @@ The comment above a table says how to train it here, how long that takes on one 
 and what it scored: the loss on tasks, a mean over four tasks on documentation [nats/token], lower is better.
 """
 
-import json
-from pathlib import Path
-
 from experiments.study.experiment import Changes, objective, table, times
-
-SCORES = json.loads(Path(__file__).with_name("scores.json").read_text())
-
-COLUMNS = {"GLUE": "average of 8 tasks", "CNNDM": "ROUGE-2", "SQuAD": "exact match"}
-COLUMNS |= {"SGLUE": "average of 8 tasks", "EnDe": "BLEU", "EnFr": "BLEU", "EnRo": "BLEU"}
-
-# of ten runs of the baseline (Table 1): the paper's yardstick
-BASELINE_STD = SCORES["baseline-std"]["scores"]
+from experiments.study.t5.scores import SCORES
 
 # Of the baseline's 12 + 12 layers. A decoder alone has its own 12, as in the paper.
 SIX_LAYERS = {"model.num_encoder_layers": times(1 / 2), "model.num_decoder_layers": times(1 / 2)}

@@ -1,0 +1,200 @@
+"""How sure a difference of two rows is: found where there is something, not found where there is nothing."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from experiments.report.statistics import (
+    LEVEL,
+    Difference,
+    holm,
+    intervals,
+    judge_family,
+    moderate,
+    outliers,
+    power,
+    resample_examples,
+)
+from experiments.study.registry import TABLES
+from experiments.study.t5 import claims as paper
+
+ROWS, SEEDS, EXAMPLES = 6, 5, 40
+MARGIN = 2.0
+
+
+def simulated(rng: np.random.Generator, rows: int, seeds: int, effect: float = 0.0) -> list[Difference]:
+    """Each row less the first, whose seeds share what a seed does to all; deviation of a repeat: 1."""
+    shared, own = 3 * rng.normal(size=seeds), rng.normal(size=(rows, seeds))
+    values = shared + own
+    values[1] += effect
+    return [Difference(values[row] - values[0]) for row in range(1, rows)]
+
+
+def with_examples(rng: np.random.Generator, seeds: int) -> Difference:
+    """Two sets of seeds of one row, scored on the same examples."""
+    hard = 5 * rng.normal(size=EXAMPLES)
+    values = hard + 3 * rng.normal(size=(2, seeds, 1)) + rng.normal(size=(2, seeds, EXAMPLES))
+    flat = values.reshape(2 * seeds, EXAMPLES)
+    drawn = resample_examples(flat, np.ones_like(flat)) - flat.mean(1, keepdims=True)
+    return Difference(values.mean(2)[0] - values.mean(2)[1], drawn[:seeds] - drawn[seeds:])
+
+
+def share_claimed(trials: int, rows: int, seeds: int) -> float:
+    """Of simulated tables in which nothing differs, how many claim a difference."""
+    rng = np.random.default_rng(rows * 100 + seeds)
+    tables = (judge_family(simulated(rng, rows, seeds), MARGIN, rows) for _ in range(trials))
+    return float(np.mean([any(one.sign for one in table) for table in tables]))
+
+
+@pytest.mark.parametrize(("rows", "seeds"), [(2, 3), (2, 5), (ROWS, 3), (ROWS, 5)])
+def test_sets_of_seeds_of_one_row_are_not_told_apart(rows, seeds):
+    trials = 60
+    assert share_claimed(trials, rows, seeds) < LEVEL + 3 * (LEVEL * (1 - LEVEL) / trials) ** 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "seeds"), [(2, 2), (2, 3), (2, 5), (4, 3), (11, 3), (11, 5)])
+def test_sets_of_seeds_of_one_row_are_told_apart_in_one_table_of_twenty_at_most(rows, seeds):
+    trials = 1500
+    assert share_claimed(trials, rows, seeds) < LEVEL + 3 * (LEVEL * (1 - LEVEL) / trials) ** 0.5
+
+
+@pytest.mark.slow
+def test_sets_of_seeds_scored_on_shared_examples_are_not_told_apart():
+    rng = np.random.default_rng(0)
+    claimed = [judge_family([with_examples(rng, SEEDS)], MARGIN, 2)[0].sign != 0 for _ in range(300)]
+    assert np.mean(claimed) < LEVEL + 3 * (LEVEL * (1 - LEVEL) / 300) ** 0.5
+
+
+def found(trials: int, effect: float, seeds: int) -> float:
+    rng = np.random.default_rng(1)
+    judged = (judge_family(simulated(rng, 2, seeds, effect), MARGIN, 2)[0] for _ in range(trials))
+    return float(np.mean([one.sign == 1 for one in judged]))
+
+
+@pytest.mark.parametrize(("effect", "seeds"), [(2.5, 5), (6.0, 3)])
+def test_a_planted_difference_is_found_as_often_as_the_design_says(effect, seeds):
+    designed, trials = power(effect, 2**0.5, seeds), 80
+    assert 0.5 < designed < 0.95
+    assert abs(found(trials, effect, seeds) - designed) < 3 * (designed * (1 - designed) / trials) ** 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("effect", "seeds"), [(1.5, 5), (2.5, 5), (4.0, 3), (6.0, 3), (1.5, 10)])
+def test_a_planted_difference_is_found_as_often_as_the_design_says_in_many_trials(effect, seeds):
+    designed, trials = power(effect, 2**0.5, seeds), 1500
+    assert abs(found(trials, effect, seeds) - designed) < 3 * (designed * (1 - designed) / trials) ** 0.5
+
+
+def test_the_noise_of_other_pairs_helps_few_seeds_to_find_a_difference():
+    rng, alone, beside = np.random.default_rng(2), 0, 0
+    for _ in range(40):
+        table = simulated(rng, 10, 3, effect=5.0)
+        alone += judge_family(table[:1], MARGIN, 2)[0].p * 9 < LEVEL
+        beside += judge_family(table, MARGIN, 10)[0].sign == 1
+    assert beside > alone + 10
+
+
+def test_rows_of_unlike_noise_are_not_lent_each_others():
+    variances = np.array([1e-4, 1e-2, 1.0, 1e2])
+    moderated, freedom = moderate(variances, np.full(4, 4))
+    np.testing.assert_allclose(np.log(moderated), np.log(variances), atol=1)  # of 14 between the ends
+    assert (freedom < 5).all()
+    alike, freedom = moderate(np.array([1.0, 1.1, 0.9, 1.0]), np.full(4, 4))
+    assert np.ptp(alike) == 0 and np.isinf(freedom).all()
+
+
+def test_one_seed_and_ties_claim_nothing_and_neither_does_a_pair_whose_seeds_disagree():
+    one, tied, alike = (Difference(np.array(x)) for x in ([9.0], [3.0, 3.0, 3.0], [3.0, 3.0 + 1e-12]))
+    for judged in judge_family([one, tied, alike], MARGIN, 4):
+        assert (judged.sign, judged.equivalent, judged.p) == (0, False, 1.0)
+    quiet = [Difference(10 + 0.01 * np.random.default_rng(s).normal(size=3)) for s in range(9)]
+    loud = Difference(np.array([30.0, -8.0, 8.0]))
+    assert judge_family([*quiet, loud], MARGIN, 4)[-1].sign == 0
+
+
+def test_two_rows_are_equivalent_only_if_both_ends_of_their_interval_lie_within_the_margin():
+    near, far = np.array([0.1, -0.1, 0.05, -0.02, 0.0]), np.array([1.0, -1.0, 3.0, -2.0, 0.5])
+    assert [judge_family([Difference(x)], 1.0, 2)[0].equivalent for x in (near, far)] == [True, False]
+    for margin in (0.05, 0.1, 0.2):
+        wanted = max(
+            scipy.stats.ttest_1samp(near, -margin, alternative="greater").pvalue,
+            scipy.stats.ttest_1samp(near, margin, alternative="less").pvalue,
+        )
+        assert judge_family([Difference(near)], margin, 2)[0].p_apart == pytest.approx(wanted)
+
+
+def test_a_pair_alone_is_students_paired_test_and_its_draws_spread_as_its_error():
+    one, other = np.random.default_rng(3).normal(size=(2, 5))
+    difference = Difference(one - other)
+    (judged,) = judge_family([difference], MARGIN, 2)
+    assert judged.p == pytest.approx(scipy.stats.ttest_rel(one, other).pvalue)
+    assert (judged.low, judged.high) == pytest.approx(scipy.stats.ttest_rel(one, other).confidence_interval())
+    assert difference.draws().std() == pytest.approx((one - other).std(ddof=1) / 5**0.5, rel=0.03)
+    assert intervals((one - other).tolist())["t"] == pytest.approx((judged.low, judged.high))
+    low, high = intervals((one - other).tolist())["bca"]
+    assert low < (one - other).mean() < high and high - low < judged.high - judged.low
+
+
+def test_examples_are_drawn_alike_for_all_rows_and_a_ratio_keeps_each_with_its_denominator():
+    rng = np.random.default_rng(4)
+    bits, sizes = rng.gamma(2, size=EXAMPLES), rng.integers(1, 50, EXAMPLES).astype(float)
+    drawn = resample_examples(np.stack([bits, bits + sizes, 2 * sizes]), np.stack([sizes] * 3))
+    np.testing.assert_allclose(drawn[1] - drawn[0], 1)
+    np.testing.assert_allclose(drawn[2], 2)
+    means = resample_examples(bits[None], np.ones((1, EXAMPLES)))
+    assert means.std() == pytest.approx(bits.std() / EXAMPLES**0.5, rel=0.03)
+
+
+def test_examples_add_their_own_noise_to_that_of_seeds():
+    quiet = Difference(np.array([1.0, 1.1, 0.9]))
+    noise = np.tile(np.random.default_rng(5).normal(size=10_000), (3, 1))
+    (alone,), (beside,) = (
+        judge_family([quiet], MARGIN, 2),
+        judge_family([Difference(quiet.by_seed, noise)], MARGIN, 2),
+    )
+    assert (alone.sign, beside.sign) == (1, 0)
+    assert beside.drawn == pytest.approx((1 - 1.96, 1 + 1.96), abs=0.1)
+
+
+def test_holm_shares_the_level_among_claims():
+    np.testing.assert_allclose(holm(np.array([0.04, 0.01, 0.03])), [0.06, 0.03, 0.06])
+    assert holm(np.array([0.9, 0.8])).max() <= 1
+
+
+def test_a_seed_far_from_its_rows_others_is_named():
+    rows = {name: dict(enumerate([1.0, 1.1, 0.9, 1.05])) for name in "abc"}
+    assert outliers(rows) == []
+    assert outliers(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
+    assert outliers({"a": {0: 1.0, 1: 9.0}}) == []
+
+
+NAMED = {table.name: table for table in TABLES}
+PAPER = [table for table in TABLES if table.name.startswith("t5/")]
+PAIRS = {"2": (42, 45), "4": (3, 3), "5": (4, 6), "6": (4, 6), "7": (6, 10), "9": (9, 10), "10": (15, 15)}
+PAIRS |= {"11": (52, 55), "12": (9, 10), "13": (18, 21)}
+
+
+def test_the_paper_claims_the_pairs_that_its_noise_tells_apart_in_the_direction_of_its_scores():
+    for table in PAPER:
+        number, listed = table.name.split("/")[1].split("-")[0], paper.claims(table)
+        if number in PAIRS:
+            count = len(table.rows) * (len(table.rows) - 1) // 2
+            assert (len(listed), count) == PAIRS[number], table.name
+    (claim,) = paper.claims(NAMED["t5/1-baseline"])
+    assert (claim.better.name, claim.worse.name) == ("t5/1-baseline/baseline", "t5/1-baseline/no-pretraining")
+    assert claim.conclusion == "pre-training helps" and claim.z > 50
+    assert paper.claims(NAMED["t5/8-data"]) == paper.claims(NAMED["bert"]) == ()
+
+
+def test_every_conclusion_is_one_of_the_claims():
+    named = {claim.conclusion for table in PAPER for claim in paper.claims(table)} - {""}
+    assert named == set(paper.CONCLUSIONS.values())
+
+
+def test_a_repeat_of_the_paper_confirms_nearly_all_that_is_clear_and_contradicts_nothing():
+    clear, close = (
+        paper.repeat_of_paper(NAMED[f"t5/{name}"]) for name in ("10-fine-tuning", "7-span-length")
+    )
+    assert clear.confirmed == pytest.approx(15, abs=0.1)
+    assert sum(close) == pytest.approx(6) and close.confirmed < 5.5 and close.contradicted < 0.01
