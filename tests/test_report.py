@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 from rich.console import Console
 
 from experiments import console
 from experiments.cli import show as commands
 from experiments.console import Cell
 from experiments.report import plots, report
-from experiments.report.comparison import agreement, compare, kendall
 from experiments.report.page import samples
 from experiments.report.results import curves, results
 from experiments.runs import origin
@@ -88,7 +86,7 @@ def study(runs: Path, seeds: int = 2) -> Path:
     """
     for place, name in enumerate(NAMES):
         for seed in range(seeds):
-            finish(runs, name, seed, 90.0 - 10 * place - seed + 0.25 * seed * (-1) ** place)
+            finish(runs, name, seed, 90.0 - 10 * place - seed + 0.25 * seed * (1, -1, 0.5, -0.7)[place])
     return runs
 
 
@@ -97,113 +95,45 @@ def written(runs, **options) -> tuple[report.Report, str]:
     return made, made.path.read_text()
 
 
-def test_kendall_is_scipys_and_unknown_where_a_side_is_all_alike():
-    x, y = np.random.default_rng(0).integers(4, size=(2, 20, 6)).astype(float)
-    expected = [scipy.stats.kendalltau(*pair).statistic for pair in zip(x, y, strict=True)]
-    np.testing.assert_allclose(kendall(x, y), expected)
-    assert (
-        agreement({name: {0: 1.0, 1: 1.0} for name in "abc"}, {"a": 1.0, "b": 2.0, "c": 3.0}, seed=0) is None
-    )
-
-
-def rows(*values) -> dict[str, dict[int, float]]:
-    """Rows a, b, c, ... of the seeds 0, 1, 2, ..."""
-    return {name: dict(enumerate(each)) for name, each in zip("abcdef", values, strict=False)}
-
-
-PAPER = {"a": 0.0, "b": 1.0, "c": 2.0}
-
-
-def test_agreement_is_repeatable_and_its_interval_is_of_seeds_alone():
-    ours = rows((-0.6, 0.6), (1.4, 2.6), (0.4, 1.6))
-    got = agreement(ours, PAPER, seed=0)
-    assert got == agreement(ours, PAPER, seed=0)
-    assert got.tau == pytest.approx(1 / 3) and got.interval == (got.tau, got.tau), (
-        "every seed gives this order"
-    )
-    apart = agreement(ours | {"b": {5: 1.4, 6: 2.6}}, PAPER, seed=0)  # another's seeds, drawn for itself
-    assert apart.interval == pytest.approx((-1 / 3, 1))
-    crossing = agreement(rows((0.0, 2.0), (1.0, 1.0), (3.0, -1.5)), PAPER, seed=0)
-    assert crossing.interval == (-1, 1)
-
-
-def test_one_seed_and_ties_claim_no_agreement():
-    got = agreement(rows((0.0,), (0.0,), (0.21,)), PAPER, seed=0)
-    assert (got.interval, got.tied) == (None, 1)
-    assert str(got) == "0.82 (one seed: no interval, 1 pairs of rows tied)"
-
-
-def test_a_difference_counts_by_the_number_of_seeds_of_both_rows_as_students_t_has_it():
-    rng = np.random.default_rng(0)
-    for count in (2, 3, 10):
-        for _ in range(50):
-            one, other = rng.normal(size=(2, count)) + rng.normal(size=count) + [[0.0], [1.5]]
-            found = compare({"a": dict(enumerate(one)), "b": dict(enumerate(other))}, "b", "a")
-            assert abs(found) == (scipy.stats.ttest_rel(one, other).pvalue < 0.05)
-            more = rng.normal(size=count + 1)
-            found = compare({"a": dict(enumerate(one)), "b": dict(enumerate(more))}, "b", "a")
-            assert abs(found) == (scipy.stats.ttest_ind(one, more).pvalue < 0.05)
-
-
-def test_rows_that_do_not_differ_are_marked_one_time_in_twenty():
-    rng, marked = np.random.default_rng(0), 0
-    for _ in range(400):
-        values = rng.normal(size=(5, 3)) + 9 * rng.normal(size=3)
-        marked += compare(rows(*values), "a", "b") != 0
-    assert 8 <= marked <= 34  # of 400: 20, but for chance
-
-
-@pytest.mark.parametrize(
-    "values",
-    [[(1.0,), (5.0, 5.1)], [(1.0, 1.0), (5.0, 5.0)], [(1.1, 1.2), (5.1, 5.2)]],
-    ids=["one seed", "never vary", "vary alike"],
-)
-def test_what_has_no_known_noise_shows_no_difference(values):
-    assert compare(rows(*values), "b", "a") is None
-
-
-def test_a_report_orders_the_rows_and_marks_the_differences_beyond_noise(tmp_path):
-    made, text = written(study(tmp_path))
-    scores, places = made.sheets[RATES[0].name]
-    assert [cell.text.replace("\N{NO-BREAK SPACE}", " ") for cell in scores["SQuAD"]] == [
-        "89.62 ± 0.53 ▲",
-        "79.38 ± 0.88",
-        "69.62 ± 0.53 ▼",
-        "59.38 ± 0.88 ▼",
+def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each_claim(tmp_path):
+    made, text = written(study(tmp_path, seeds=4), command="lm report t5/6-corruption-rate")
+    sheets = made.sheets[RATES[0].name]
+    scores, claims = sheets[""], sheets["Claims of the paper, in deviations of a repeat"]
+    assert [cell.text.replace("\N{NO-BREAK SPACE}", " ")[-1] for cell in scores["SQuAD"]] == [
+        "▲",
+        "1",
+        "▼",
+        "▼",
     ]
-    assert [cell.best for cell in scores["SQuAD"]] == [True, False, False, False]
-    assert (
-        dict(zip((c.text for c in places["row"]), (c.text for c in places["SQuAD"]), strict=True))["10%"]
-        == "1 (3)"
+    verdicts = dict(
+        zip((c.text for c in claims["row"]), (c.text for c in claims["equal updates"]), strict=True)
     )
-    assert (
-        "of the paper's 1 (▲ or ▼) in scores that we have two seeds of, ours agree with 1 and contradict 0"
-        in text
-    )
+    assert [*verdicts] == ["10 > 50", "15 > 10", "15 > 50", "25 > 50"][: len(verdicts)] or len(verdicts) == 4
+    assert verdicts["15 > 50"].startswith("confirmed +")
+    assert {cell.text for cell in claims["equal FLOP"]} == {"out of range"}, "these runs counted none"
+    assert "50 % noise is too much" in text and "a repeat of the paper" in text
     assert "objective.rate: 0.15 → 0.5" in made.path.with_suffix(".html").read_text()
     lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
-    assert len(lines) == len(NAMES) * 2 * 2
-    said = {
-        "row": NAMES[0],
-        "seed": "0",
-        "column": "GLUE",
-        "score": "0.0",
-        "paper": "82.82",
-        "task_loss": "1.5",
-    }
-    assert lines[1] | said == lines[1]
+    assert len(lines) == len(NAMES) * 4
+    said = {"row": NAMES[0], "seed": "0", "column": "SQuAD", "score": "90.0", "paper": "80.38"}
+    assert lines[0] | said == lines[0]
+    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")
+    (claim,) = [x for x in data["tables"][RATES[0].name]["claims"] if x["conclusion"]]
+    assert data["command"] == "lm report t5/6-corruption-rate"
+    low, high = claim["equal"]["updates"]["interval"]
+    assert claim["equal"]["updates"]["verdict"] == "confirmed" and 0 < low < high
+    assert set(claim["equal"]["updates"]["by seeds alone"]) == {"t", "bca"}
 
 
-def test_a_single_seed_shows_no_difference_and_two_rows_no_order(tmp_path):
-    made, text = written(study(tmp_path / "one", seeds=1))
-    assert "cannot be told from noise; run with --seeds 2 or more" in text
-    assert "| average" not in text
-    assert "SQuAD 0.00 (one seed: no interval)" in text
-    ours = made.sheets[RATES[0].name][0]["SQuAD"]
-    assert not any(cell.best or "▲" in cell.text or "▼" in cell.text for cell in ours)
-    for name in NAMES[:2]:
-        finish(tmp_path / "two", name, 0, 1.0)
-    assert "if three or more rows have finished; there are 2" in written(tmp_path / "two")[1]
+def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
+    made, text = written(study(tmp_path, seeds=1))
+    assert "train more with --seeds" in text
+    sheets = made.sheets[RATES[0].name]
+    ours = sheets[""]["SQuAD"]
+    assert not any("▲" in cell.text or "▼" in cell.text for cell in ours)
+    assert {
+        cell.text for cell in sheets["Claims of the paper, in deviations of a repeat"]["equal updates"]
+    } == {"undecided"}
 
 
 def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_path):
@@ -282,8 +212,8 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
         origin.record(phase, RECORD | other)
     made, text = written(folders)
     label = REGISTRY[NAMES[2]].label
-    for sheet in made.sheets[RATES[0].name]:
-        assert [cell.text for cell in sheet["row"] if "≠" in cell.text] == [f"{label} ≠"]
+    sheet = made.sheets[RATES[0].name][""]
+    assert [cell.text for cell in sheet["row"] if "≠" in cell.text] == [f"{label} ≠"]
     assert re.search(rf"\n- {NAMES[2]} seed 7: {said.format(first=FIRST)}", text)
 
 
@@ -310,7 +240,7 @@ def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(t
         "nowhere",
     ):
         assert said in text
-    assert [cell.text for cell in made.sheets[RATES[0].name][0]["seeds"]] == ["3"] * 4
+    assert [cell.text for cell in made.sheets[RATES[0].name][""]["seeds"]] == ["3"] * 4
     with pytest.raises(SettingError, match="other settings"):
         results(REGISTRY[NAMES[0]], "nano", here)
     with pytest.raises(SettingError, match="no run of .* has finished"):
@@ -387,7 +317,7 @@ def test_a_report_is_written_whole_whatever_some_of_its_runs_hold(tmp_path):
     )
     answers.write_text(answers.read_text().replace("document", "dokument"))
     made, text = written(runs)
-    assert [cell.text for cell in made.sheets[RATES[0].name][0]["seeds"]] == ["2", "3", "3", "3"]
+    assert [cell.text for cell in made.sheets[RATES[0].name][""]["seeds"]] == ["2", "3", "3", "3"]
     due = [
         "seed-0/scores.json does not count: length_losses 2 800.0 should",
         "line 1 of 1",

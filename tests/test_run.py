@@ -13,8 +13,6 @@ from tiny import TINY
 from experiments import __main__ as cli
 from experiments.cli.models import count_written, generate, show_examples
 from experiments.cli.train import Options, RowRun, summary, train_one, train_rows
-from experiments.report.comparison import Finished
-from experiments.report.report import stand_ins
 from experiments.runs.progress import reporting
 from experiments.runs.recipes import start_from, steps_of
 from experiments.runs.result import read_result, write_result
@@ -375,15 +373,6 @@ def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
     out = capsys.readouterr().out
     assert {"inputs", "hidden", "label", "text"} <= set(out.split())
     assert "[MASK]" in out and "<extra_id_0>" not in out
-
-
-@pytest.mark.parametrize(
-    "table", [table for table in registry.TABLES if table.name in ("bert", "t5/4-objective")]
-)
-def test_only_tables_of_the_paper_say_what_the_paper_measured(table):
-    result = SimpleNamespace(tasks={"cloze": {"column": "SQuAD", "metric": "em"}}, columns={"SQuAD": 1.0})
-    finished = Finished(table, table.rows[0], {"": [result]})
-    assert ("the paper's" in stand_ins([finished])) == (table.name != "bert")
 
 
 def test_the_row_stands_before_its_options(runs, capsys):

@@ -11,7 +11,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "run": "train:run_command",
     "plan": "plan:plan",
     "sweep": "train:sweep_command",
-    "report": "show:show_report",
+    "report": "show:report_command",
     "verify": "doctor:verify_runs",
     "clean": "clean:clean",
     "tasks": "doctor:show_tasks",
@@ -24,7 +24,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "doctor": "doctor:examine",
 }
 # read their arguments themselves: what their options are depends on them
-RAW = ("run", "sweep", "plan", "convert")
+RAW = ("run", "sweep", "report", "plan", "convert")
 HELP = """\
 list       List the rows of the study, what each changes, and how many seeds of it have finished.
 show       Show every setting of a row, with its meaning and unit, or with --stages the stages of its run.

@@ -6,8 +6,9 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from experiments.study.experiment import Changes, Experiment
 from experiments.study.registry import BASELINE_ROW
-from lm.settings import SettingError
+from lm.settings import SettingError, leaves
 
 NUMBERS = ConstructorRegistry()
 FLAT = tyro.conf.arg(name="")  # Annotated[Options, FLAT]: the fields of Options are options of their own
@@ -18,9 +19,16 @@ def parse(function: Callable, program: str, arguments: Sequence[str]) -> Any:
     return tyro.cli(function, prog=program, args=arguments, registry=NUMBERS)
 
 
-def first_word(arguments: Sequence[str]) -> str:
+def first_word(arguments: Sequence[str], default: str = BASELINE_ROW) -> str:
     """The row or pattern that stands first, on which the defaults of the options behind it depend."""
-    return arguments[0] if arguments and not arguments[0].startswith("-") else BASELINE_ROW
+    return arguments[0] if arguments and not arguments[0].startswith("-") else default
+
+
+def named_settings(arguments: Sequence[str], settings: Experiment) -> Changes:
+    """``{path: value}`` of the settings that the command line names, be they the row's or not."""
+    words = {word.partition("=")[0][2:].replace("-", "_") for word in arguments if word[:2] == "--"}
+    words |= {word.replace(".no_", ".") for word in words}
+    return {path: value for path, value in leaves(settings) if path in words}
 
 
 def check_first(word: str, arguments: Sequence[str], command: str) -> None:

@@ -1,10 +1,13 @@
 """``lm list``, ``show``, ``diff`` and ``report``: what only needs settings and finished runs."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from rich.markup import escape
 
+from experiments.cli.arguments import FLAT, first_word, named_settings, option, parse
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.report.results import results
 from experiments.runs.stages import Stage
@@ -92,22 +95,34 @@ def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
         CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
 
 
-def show_report(
-    pattern: str = "t5/*", /, scale: str = "nano", runs: tuple[str, ...] = (str(RUNS),), watch: bool = False
-) -> None:
-    """Write the tables of all finished runs beside the paper's: Markdown, a web page, CSV and pictures.
+def report_command(arguments: Sequence[str]) -> None:
+    """Write the tables of all finished runs beside the paper's: Markdown, a web page, data and pictures."""
+    default = build(find(first_word(arguments, "t5/*"))[0].name, option(arguments, "--scale", "nano"))
 
-    Args:
-        pattern: shell-style pattern over rows and tables.
-        scale: size of the study: nano, mini, mini-real or base.
-        runs: one or more folders that hold runs, gs:// included; the report goes into the first.
-        watch: write it again whenever a run makes progress, until interrupted.
-    """
-    from experiments.report import report  # whose pictures and page need more than listing rows does
+    def report(
+        pattern: str = "t5/*",
+        /,
+        settings: Annotated[Experiment, FLAT] = default,
+        scale: str = "nano",
+        runs: tuple[str, ...] = (str(RUNS),),
+        watch: bool = False,
+    ) -> None:
+        """Write the tables of all finished runs beside the paper's: Markdown, a web page, data and pictures.
 
-    wanted = tables(find(pattern))
+        Settings given here are those that the runs were swept with.
 
-    if watch:
-        report.watch(wanted, scale, runs)
-    else:
-        report.print_report(wanted, scale, runs)
+        Args:
+            pattern: shell-style pattern over rows and tables.
+            scale: size of the study: nano, mini, mini-real or base.
+            runs: one or more folders that hold runs, gs:// included; the report goes into the first.
+            watch: write it again whenever a run makes progress, until interrupted.
+        """
+        from experiments.report import report  # whose pictures and page need more than listing rows does
+
+        wanted, changes = tables(find(pattern)), named_settings(arguments, settings)
+        if watch:
+            report.watch(wanted, scale, runs, overrides=changes)
+        else:
+            report.print_report(wanted, scale, runs, changes, shlex.join(["lm", "report", *arguments]))
+
+    parse(report, "lm report", arguments)

@@ -1,5 +1,6 @@
 """``lm run`` and ``lm sweep``: one row, or every row of a pattern and every seed, each trained to its end."""
 
+import shlex
 import sys
 import time
 import traceback
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from experiments.cli.arguments import FLAT, check_first, first_word, option, parse
+from experiments.cli.arguments import FLAT, check_first, first_word, named_settings, option, parse
 from experiments.console import RUNS
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import agreed, cache_compiled
@@ -19,7 +20,7 @@ from experiments.runs.stages import check_runs, home_of, stages
 from experiments.study.experiment import Changes, Experiment
 from experiments.study.registry import baseline_of, build, by_hand, find, run_folder, tables, twin
 from lm.files import write
-from lm.settings import SettingError, leaves
+from lm.settings import SettingError
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,9 @@ def sweep_command(arguments: Sequence[str]) -> None:
             seeds: runs of each row, with seeds 0, 1, ...
         """
         check_first(pattern, arguments, "sweep")
-        train_rows(pattern, seeds, _named(arguments, settings), options)
+        train_rows(pattern, seeds, named_settings(arguments, settings), options)
 
     parse(sweep, "lm sweep", arguments)
-
-
-def _named(arguments: Sequence[str], settings: Experiment) -> Changes:
-    """``{path: value}`` of the settings that the command line names, be they the row's or not."""
-    words = {word.partition("=")[0][2:].replace("-", "_") for word in arguments if word[:2] == "--"}
-    words |= {word.replace(".no_", ".") for word in words}
-    return {path: value for path, value in leaves(settings) if path in words}
 
 
 def train_rows(pattern: str, seeds: int, changes: Changes, options: Options) -> None:
@@ -130,7 +124,9 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options) -> 
     from experiments.report.report import print_report  # whose pictures take a while to import
 
     try:
-        print_report(tables(rows), options.scale, (str(options.runs),), changes)
+        said = ["lm", "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
+        command = shlex.join([*said, *(f"--{path}={value}" for path, value in changes.items())])
+        print_report(tables(rows), options.scale, (str(options.runs),), changes, command)
     except SettingError:
         if not failed:
             raise

@@ -1,37 +1,27 @@
-"""Finished runs compared: whether two rows differ by more than chance, how alike two orders of rows are."""
+"""Finished runs of a table compared: which columns count, and the paper's claims in three frames."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, sqrt
-from statistics import mean, stdev, variance
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import exp
+from statistics import mean
+from typing import Any, Literal
 
 import numpy as np
 
+from experiments.report.columns import FRAMES, Frame, Growth, Measured, Score, measured_columns, pooled
+from experiments.report.statistics import Difference, Judged, judge_family, outliers, resample_examples
 from experiments.runs.result import Result
-from experiments.study.experiment import Row, Table
-from experiments.study.t5.tables import COLUMNS
+from experiments.study.experiment import Experiment, Row, Table
+from experiments.study.t5.claims import Claim, claims
+from lm.settings import SettingError
 
-Samples = Mapping[str, Mapping[int, float]]  # row -> seed -> value
-Value = Callable[[Result], float | None]  # of a run; None: it has none
+SIGNAL = 3.0  # spread of the rows over the deviation of repeats: a column below that is not averaged
 Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was recorded -> lines of (step, value)
-LEVEL = 0.05  # how often rows that do not differ are told apart nevertheless
-DRAWS = 4_000  # of the bootstrap
-ROUNDING = 1e-9  # of values: a smaller deviation counts as none
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean and sample standard deviation over seeds; the deviation of one seed is unknown (None)."""
-
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> "Score | None":
-        """Those of the known values; None if there is none."""
-        known = [value for value in values if value is not None]
-        return cls(mean(known), stdev(known) if len(known) > 1 else None) if known else None
+MARGIN = 2.0  # deviations of a repeat: a smaller difference the paper's own rule would not have shown
+Word = Literal[
+    "confirmed", "contradicted", "equivalent", "undecided", "not yet learning", "out of range", "–"
+]
 
 
 @dataclass(frozen=True)
@@ -41,32 +31,259 @@ class Finished:
     table: Table
     baseline: Row
     runs: Mapping[str, Sequence[Result]]  # row -> its seeds
+    settings: Mapping[str, Experiment] = field(default_factory=dict)  # of each row
 
     def of(self, row: Row) -> Sequence[Result]:
         return self.runs[row.name]
 
+    @cached_property
+    def columns(self) -> list[Measured]:
+        """The columns in which any row of the table was scored."""
+        return measured_columns(run.tasks for row in self.table.rows for run in self.of(row))
+
     @property
-    def columns(self) -> list[str]:
-        """The paper's columns in which any row of the table was scored."""
-        scored = {name for row in self.table.rows for run in self.of(row) for name in run.columns}
-        return [name for name in COLUMNS if name in scored]
+    def keys(self) -> list[str]:
+        """The names of the rows and their baseline, once each."""
+        return list(dict.fromkeys(map(self.key, (*self.table.rows, self.baseline))))
 
     def key(self, row: Row) -> str:
         """The name of ``row`` in samples: rows with the same changes share their runs, and have one name."""
         rows = (*self.table.rows, self.baseline)
         return next(other.name for other in rows if other.changes == row.changes)
 
-    def samples(self, value: Value) -> dict[str, dict[int, float]]:
-        """A value of the runs of each row of the table and of their baseline."""
+    def samples(self, column: Measured) -> dict[str, dict[int, float]]:
+        """Row -> seed -> its value in a column, for the rows of the table and their baseline."""
         return {
-            self.key(row): {run.seed: x for run in self.of(row) if (x := value(run)) is not None}
-            for row in (*self.table.rows, self.baseline)
+            key: {run.seed: x for run in self.runs[key] if (x := column.value(run.tasks)) is not None}
+            for key in self.keys
         }
 
+    def deviation(self, column: Measured) -> float:
+        """Of a column over the seeds of a row, pooled over the rows; 0 if unknown."""
+        return pooled([*row.values()] for row in self.samples(column).values())
 
-def in_column(name: str) -> Value:
-    """A run's score in a column of the paper."""
-    return lambda run: run.columns.get(name)
+    def signal(self, column: Measured) -> float | None:
+        """Signal-to-noise: range of the rows' means over the deviation of repeats; None if unknown."""
+        means = [mean(seeds.values()) for seeds in self.samples(column).values() if seeds]
+        noise = self.deviation(column)
+        return (max(means) - min(means)) / noise if noise and len(means) > 1 else None
+
+    def learning(self, key: str) -> bool:
+        """Whether most of a row's seeds have left the plateau, or never had one to leave."""
+        runs = self.runs[key]
+        stuck = [run for run in runs if run.content_loss is not None and run.exit_step is None]
+        return 2 * len(stuck) < len(runs) or not runs
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What runs say of a claim in one frame. Only the first two words decide it."""
+
+    word: Word
+    judged: Judged | None = None  # of better - worse, in deviations of a repeat
+
+
+Verdicts = Mapping[Frame, Sequence[tuple[Claim, Verdict]]]
+
+
+class Evidence:
+    """The columns of a table that count, and its rows' differences over them."""
+
+    def __init__(self, finished: Finished, complain: Callable[[str], object]):
+        """``complain`` is called with each file that is damaged, whose examples do not count."""
+        self.finished, self.complain = finished, complain
+        self.signals = {column.name: finished.signal(column) for column in finished.columns}
+        self.kept = [c for c in finished.columns if (self.signals[c.name] or 0.0) >= SIGNAL]
+        self.deviations = {column.name: finished.deviation(column) for column in self.kept}
+
+    @cached_property
+    def growth(self) -> dict[str, dict[int, Growth]]:
+        """Row -> seed -> what it scored with more and more pre-training; of runs with all kept columns."""
+        return {
+            key: {
+                run.seed: grown(run, self.kept, self.finished.settings[key])
+                for run in self.finished.runs[key]
+                if all(column.value(run.tasks) is not None for column in self.kept)
+            }
+            for key in self.finished.keys
+            if self.kept and key in self.finished.settings
+        }
+
+    def combine(self, values: Mapping[str, float]) -> float:
+        """Mean over the kept columns, in deviations of a repeat; more is better."""
+        return mean(c.better * values[c.name] / self.deviations[c.name] for c in self.kept)
+
+    def combined(self, key: str) -> dict[int, float]:
+        """Seed -> a row's combined score less the mean of the baseline's, at the end of training."""
+        base = [
+            self._last(growth)
+            for growth in self.growth.get(self.finished.key(self.finished.baseline), {}).values()
+        ]
+        seeds = self.growth.get(key, {})
+        return {seed: self._last(growth) - mean(base) for seed, growth in seeds.items()} if base else {}
+
+    def _last(self, growth: Growth) -> float:
+        return self.combine({c.name: float(growth.values[c.name][-1]) for c in self.kept})
+
+    def curve(self, key: str, frame: Frame) -> list[list[tuple[float, float]]]:
+        """A line a seed of (spent, combined score less the baseline's at its end)."""
+        base = self.growth.get(self.finished.key(self.finished.baseline), {})
+        zero = mean(map(self._last, base.values())) if base else 0.0
+        lines = []
+        for growth in self.growth.get(key, {}).values():
+            points = zip(*(growth.values[c.name] for c in self.kept), strict=True)
+            scores = [self.combine(dict(zip(growth.values, point, strict=True))) - zero for point in points]
+            lines.append(list(zip(growth.spent[frame].tolist(), scores, strict=True)))
+        return lines
+
+    @cached_property
+    def _by_examples(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
+        """Column -> row -> seed -> [DRAWS]: how far its value moves if examples are drawn; where known."""
+        return {c.name: example_noise(self.finished, c, self.complain) for c in self.finished.columns}
+
+    def noise(self, a: str, b: str, seeds: Sequence[int], columns: Sequence[Measured]) -> np.ndarray | None:
+        """[S, DRAWS]: row a's less row b's, mean over columns in deviations; None if known of none."""
+        known = [(c, self._by_examples[c.name]) for c in columns]
+        known = [
+            (c, rows) for c, rows in known if {*seeds} <= rows.get(a, {}).keys() & rows.get(b, {}).keys()
+        ]
+        parts = [
+            np.stack([rows[a][seed] - rows[b][seed] for seed in seeds]) * (c.better / self.unit(c))
+            for c, rows in known
+        ]
+        return sum(parts[1:], parts[0]) / len(columns) if parts else None
+
+    def of_baseline(self, column: Measured) -> tuple[list[float], float]:
+        """A column of the baseline's seeds, and the standard error of their mean by seeds and examples."""
+        base = self.finished.key(self.finished.baseline)
+        values, noise = self.finished.samples(column)[base], self._by_examples[column.name].get(base, {})
+        by_examples = np.var(np.mean([*noise.values()], axis=0)) if noise else 0.0
+        by_seeds = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
+        return [*values.values()], float(np.sqrt(by_examples + by_seeds))
+
+    @property
+    def repeats(self) -> float:
+        """Deviation of a repeat of the combined score; 0 if unknown."""
+        return pooled([*self.combined(key).values()] for key in self.growth)
+
+    def unit(self, column: Measured) -> float:
+        """A deviation of a repeat; 1 where it is unknown."""
+        return self.finished.deviation(column) or 1.0
+
+    def difference(self, a: str, b: str, frame: Frame) -> Difference | None:
+        """Row a's combined score less row b's where both have spent as much; None out of the measured range.
+
+        That is what the one that spent less has spent in all. The noise by examples is that at the end.
+        """
+        seeds = sorted(self.growth.get(a, {}).keys() & self.growth.get(b, {}).keys())
+        found = [self._pair(self.growth[a][seed], self.growth[b][seed], frame) for seed in seeds]
+        known = [(seed, x) for seed, x in zip(seeds, found, strict=True) if x is not None]
+        if not known or len(known) < len(seeds):
+            return None
+        return Difference(np.array([x for _, x in known]), self.noise(a, b, seeds, self.kept))
+
+    def _pair(self, a: Growth, b: Growth, frame: Frame) -> float | None:
+        if frame == "updates":
+            return self._last(a) - self._last(b)
+        spent = min(a.most(frame), b.most(frame))
+        of_a, of_b = (self._at(growth, frame, spent) for growth in (a, b))
+        return None if of_a is None or of_b is None else of_a - of_b
+
+    def _at(self, growth: Growth, frame: Frame, spent: float) -> float | None:
+        values = {c.name: growth.at(frame, spent, c.name) for c in self.kept}
+        known = {name: x for name, x in values.items() if x is not None and not np.isnan(x)}
+        return self.combine(known) if len(known) == len(values) else None
+
+    def marks(self, column: Measured) -> dict[str, int]:
+        """Row -> 1, -1, 0: better, worse than the baseline in a column, or it may be noise."""
+        samples, base = self.finished.samples(column), self.finished.key(self.finished.baseline)
+        pairs = {}
+        for key in samples.keys() - {base}:
+            if seeds := sorted(samples[key].keys() & samples[base].keys()):
+                by_seed = np.array([column.better * (samples[key][s] - samples[base][s]) for s in seeds])
+                pairs[key] = Difference(by_seed / self.unit(column), self.noise(key, base, seeds, [column]))
+        judged = judge_family([*pairs.values()], MARGIN, len(samples))
+        return {key: one.sign for key, one in zip(pairs, judged, strict=True)}
+
+    def verdicts(self) -> Verdicts:
+        """Every claim about two rows that have finished, in each frame."""
+        key, rows = self.finished.key, self.finished.runs
+        wanted = [
+            claim
+            for claim in claims(self.finished.table)
+            if rows.get(key(claim.better)) and rows.get(key(claim.worse))
+        ]
+        return {frame: self._judge(wanted, frame) for frame in FRAMES}
+
+    def _judge(self, wanted: Sequence[Claim], frame: Frame) -> list[tuple[Claim, Verdict]]:
+        found: list[Verdict | None] = []
+        differences = []
+        for claim in wanted:
+            a, b = self.finished.key(claim.better), self.finished.key(claim.worse)
+            if not (self.finished.learning(a) and self.finished.learning(b)):
+                found.append(Verdict("not yet learning"))
+            elif not self.kept:
+                found.append(Verdict("undecided"))
+            elif (difference := self.difference(a, b, frame)) is None:
+                found.append(Verdict("out of range"))
+            else:
+                differences.append(difference)
+                found.append(None)
+        judged = iter(judge_family(differences, MARGIN, len(self.growth)))
+        return [(c, v or said(next(judged))) for c, v in zip(wanted, found, strict=True)]
+
+    def outlying_seeds(self) -> list[tuple[str, int]]:
+        """(row, seed) whose combined score is far from that of the row's other seeds."""
+        return outliers({key: self.combined(key) for key in self.growth})
+
+
+def grown(run: Result, columns: Sequence[Measured], settings: Experiment) -> Growth:
+    """A run's scores after parts of its pre-training and after all of it."""
+    last = settings.pretraining.steps
+    points: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for name, branches in run.branches.items():
+        for updates, best in branches.items():
+            points.setdefault(int(updates), {})[name] = best
+    early = {updates: tasks for updates, tasks in points.items() if updates < last}
+    return Growth.of({**early, last: run.tasks}, columns, settings.start.steps, run.flops, run.content_tokens)
+
+
+def said(judged: Judged) -> Verdict:
+    """The verdict on a claim by the difference of its better and its worse row."""
+    undecided: Word = "equivalent" if judged.equivalent else "undecided"
+    words: dict[int, Word] = {1: "confirmed", -1: "contradicted", 0: undecided}
+    return Verdict(words[judged.sign], judged)
+
+
+def example_noise(
+    finished: Finished, column: Measured, complain: Callable[[str], object]
+) -> dict[str, dict[int, np.ndarray]]:
+    """Row -> seed -> [DRAWS]: a column's value with examples drawn, less its own; of runs that kept them.
+
+    All runs see the same draws; runs whose examples are not those of the others are left out.
+    """
+    known = {}
+    runs = {(key, run.seed): run for key in finished.keys for run in finished.runs[key]}
+    for place, run in runs.items():
+        try:
+            alone = len(column.tasks) == 1
+            values = column.examples(run.example_values(column.tasks[0]) if alone else {})
+        except (SettingError, OSError) as error:
+            complain(f"{error}; its examples are not drawn")
+            continue
+        if values is not None and len(values[0]):
+            known[place] = values
+    if not known:
+        return {}
+    first = next(iter(known.values()))
+    alike = {p: v for p, v in known.items() if len(v[0]) == len(v[1]) and np.array_equal(v[1], first[1])}
+    numerators, denominators = (np.stack([v[side] for v in alike.values()]) for side in (0, 1))
+    drawn = resample_examples(numerators, denominators)
+    drawn -= (numerators.sum(1) / denominators.sum(1))[:, None]
+    noise: dict[str, dict[int, np.ndarray]] = {}
+    for (key, seed), values in zip(alike, drawn, strict=True):
+        noise.setdefault(key, {})[seed] = values
+    return noise
 
 
 def perplexities(runs: Iterable[Result]) -> dict[int, Score]:
@@ -76,93 +293,3 @@ def perplexities(runs: Iterable[Result]) -> dict[int, Score]:
         for times, loss in run.length_losses.items():
             losses.setdefault(int(times), []).append(exp(loss))
     return {times: score for times, x in losses.items() if (score := Score.of(x))}
-
-
-def compare(samples: Samples, row: str, other: str) -> int | None:
-    """1, -1: ``row`` is above, below ``other`` by more than chance; 0: it is not; None: it is unknown.
-
-    Student's t test of two means, noise pooled over all rows. One seed, or values that never vary: unknown.
-    """
-    values, other_values = samples[row], samples[other]
-    if min(len(values), len(other_values)) < 2:
-        return None
-    if row == other:
-        return 0
-    paired = values.keys() == other_values.keys()
-    std, freedom = _beside_seeds(samples, sorted(values)) if paired else _within_rows(samples)
-    if std <= ROUNDING * max(abs(x) for seeds in samples.values() for x in seeds.values()):
-        return None
-    from scipy.special import stdtr  # takes its time to import, which `lm list` need not wait for
-
-    delta = np.mean([*values.values()]) - np.mean([*other_values.values()])
-    error = std * sqrt(1 / len(values) + 1 / len(other_values))
-    return int(np.sign(delta)) * bool(2 * stdtr(freedom, -abs(delta) / error) < LEVEL)
-
-
-def pooled(samples: Samples) -> float:
-    """The deviation over seeds, pooled over the rows; 0 if unknown."""
-    return _within_rows(samples)[0]
-
-
-def _within_rows(samples: Samples) -> tuple[float, int]:
-    """The deviation over the seeds of a row, pooled over the rows, and its degrees of freedom."""
-    rows = [[*row.values()] for row in samples.values() if row]
-    freedom = sum(len(row) - 1 for row in rows)
-    squares = sum(variance(row) * (len(row) - 1) for row in rows if len(row) > 1)
-    return sqrt(squares / freedom) if freedom else 0.0, freedom
-
-
-def _beside_seeds(samples: Samples, seeds: Sequence[int]) -> tuple[float, int]:
-    """The deviation of rows that have exactly these seeds, without what a seed does to all of them alike."""
-    values = np.array([[row[seed] for seed in seeds] for row in samples.values() if sorted(row) == [*seeds]])
-    residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-    freedom = (values.shape[0] - 1) * (values.shape[1] - 1)
-    return sqrt((residuals**2).sum() / freedom), freedom
-
-
-class Agreement(NamedTuple):
-    """How alike two orders of rows are: Kendall's tau-b."""
-
-    tau: float
-    interval: tuple[float, float] | None  # of 95 %; None where a row has one seed
-    tied: int  # pairs of our rows with the same mean
-
-    def __str__(self) -> str:
-        notes = ["{:.2f} … {:.2f}".format(*self.interval) if self.interval else "one seed: no interval"]
-        notes += [f"{self.tied} pairs of rows tied"] * bool(self.tied)
-        return f"{self.tau:.2f} ({', '.join(notes)})"
-
-
-def agreement(measured: Samples, paper: Mapping[str, float], seed: int) -> Agreement | None:
-    """How alike measured means and the paper's values order the rows; None if either has all rows alike.
-
-    The bootstrap draws seeds with replacement, the same for all rows where all rows have the same seeds. Rows
-    are not drawn: they are those of the table.
-    """
-    rng, published = np.random.default_rng(seed), np.array([paper[name] for name in measured])
-    values = [np.array([row[s] for s in sorted(row)]) for row in measured.values()]
-    means = np.array([row.mean() for row in values])
-    tau = float(kendall(means, published))
-    if np.isnan(tau):
-        return None
-    tied = int((means[:, None] == means).sum() - len(means)) // 2
-    if min(map(len, values)) < 2:
-        return Agreement(tau, None, tied)
-    same = len({tuple(sorted(row)) for row in measured.values()}) == 1
-    first = rng.integers(len(values[0]), size=(DRAWS, len(values[0])))
-    drawn = [row[first if same else rng.integers(len(row), size=(DRAWS, len(row)))].mean(1) for row in values]
-    # a draw in which all rows are alike agrees with no order: tau 0
-    taus = np.nan_to_num(kendall(np.stack(drawn, -1), np.broadcast_to(published, (DRAWS, len(published)))))
-    low, high = np.quantile(taus, (0.025, 0.975)).tolist()
-    return Agreement(tau, (low, high), tied)
-
-
-def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """[..., R], [..., R] -> [...]: Kendall's tau-b; NaN where either side is all alike.
-
-    The pairs of rows in the same order less those in the opposite one, over all pairs but for ties. (scipy's
-    function takes one pair of orders a call; the bootstrap has thousands.)
-    """
-    left, right = (np.sign(side[..., :, None] - side[..., None, :]) for side in (x, y))
-    pairs = np.sqrt((left**2).sum((-2, -1)) * (right**2).sum((-2, -1)))
-    return np.divide((left * right).sum((-2, -1)), pairs, out=np.full(pairs.shape, np.nan), where=pairs > 0)

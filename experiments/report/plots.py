@@ -3,23 +3,24 @@
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import cycle, zip_longest
+from math import isnan
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # without pyplot nothing looks for a display
 from matplotlib.ticker import LogFormatter
 
-from experiments.report.comparison import Curves, Finished, Score, Value, in_column, perplexities
+from experiments.report.columns import Measured, Score
+from experiments.report.comparison import Curves, Evidence, perplexities
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import build
 from lm.files import write
 from lm.settings import leaves
 
 PAPER = "Raffel et al. 2020"
-LOSS, AVERAGE = "loss on tasks [nats/token]", "mean of seven columns"  # ours, and the paper's panel below it
+COMBINED, AVERAGE = "combined [deviations]", "mean of seven columns"  # ours, and the paper's panel below it
 ADAPTERS = "adapters-32 adapters-128 adapters-512 adapters-2048"
 AXES = {  # table -> the one setting in which these of its rows differ, what a picture calls it, the rows
     "t5/6-corruption-rate": ("objective.rate", "corruption rate", "10 15 25 50"),
@@ -30,14 +31,23 @@ AXES = {  # table -> the one setting in which these of its rows differ, what a p
 }
 
 
-def draw_figures(finished: Finished, curves: Mapping[str, Curves], scale: str, folder: Path) -> list[str]:
+def draw_figures(evidence: Evidence, curves: Mapping[str, Curves], scale: str, folder: Path) -> list[str]:
     """Write every picture that the table has results for into ``folder``; their names."""
-    table, figures = finished.table, {}
+    finished, figures = evidence.finished, {}
+    table = finished.table
     name, rows = table.name.replace("/", "-"), [row for row in table.rows if finished.of(row)]
     if finished.columns:
-        figures[name] = panels(finished, rows, axis_of(table, scale))
+        figures[name] = panels(evidence, rows, axis_of(table, scale))
+    if lines := {row.label: evidence.curve(finished.key(row), "content tokens") for row in rows}:
+        lines = {
+            label: curve for label, curve in lines.items() if any(x > 0 for line in curve for x, _ in line)
+        }
+        if any(len(line) > 1 for curve in lines.values() for line in curve):
+            figures[f"{name}-crossing"] = crossing(lines)
     if any(perplexities(finished.of(row)) for row in rows):
-        figures[f"{name}-lengths"] = extrapolation(finished, rows)
+        figures[f"{name}-lengths"] = extrapolation(
+            {row.label: scores for row in rows if (scores := perplexities(finished.of(row)))}
+        )
     if any(curves.values()):
         figures[f"{name}-curves"] = training(rows, curves)
     for file, figure in figures.items():
@@ -55,30 +65,38 @@ def axis_of(table: Table, scale: str) -> dict[str, float]:
     return {name: dict(leaves(build(name, scale)))[path] for name in names}
 
 
-def panels(finished: Finished, rows: Sequence[Row], setting: Mapping[str, float]) -> Figure:
-    """A panel for each column, ours above and the paper's below.
+def panels(evidence: Evidence, rows: Sequence[Row], setting: Mapping[str, float]) -> Figure:
+    """A panel for the combined score and for each column, and below it the paper's of the same kind.
 
-    They are drawn against the ``setting`` of rows, or with the rows side by side if it is empty.
+    They are drawn against the ``setting`` of rows, or with the rows side by side if it is empty. The dotted
+    line is chance. What would be empty, or stands there already, is left out.
     """
-    values: dict[str, Value] = {column: in_column(column) for column in finished.columns}
-    if any(run.task_loss is not None for row in rows for run in finished.of(row)):
-        values = {LOSS: lambda run: run.task_loss} | values
-    columns, sides = list(values), ["ours", *[PAPER] * bool(finished.baseline.paper)]
-    figure = Figure(figsize=(2.9 * len(columns) + 1.6, 2.4 * len(sides) + 1.2), layout="constrained")
-    grid = figure.subplots(len(sides), len(columns), squeeze=False, sharex="all")
+    finished, paper = evidence.finished, bool(evidence.finished.baseline.paper)
+    above: list[Measured | None] = [*[None] * bool(evidence.kept), *finished.columns]
+    size = (2.9 * len(above) + 1.6, 2.4 * (1 + paper) + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(1 + paper, len(above), squeeze=False, sharex="all")
     places = setting or {row.name: place for place, row in enumerate(rows)}
-    for side, line, color in zip(sides, grid, ("tab:blue", "tab:orange"), strict=False):
-        style = {"color": color, "linestyle": "-" if setting else ""}
-        for column, panel in zip(columns, line, strict=True):
-            if side == PAPER:
-                scores = [(row, Score(_published(row, column), None)) for row in rows]
-            else:
-                ours = [(row, Score.of(map(values[column], finished.of(row)))) for row in rows]
-                scores = [(row, score) for row, score in ours if score]
-            _draw_scores(panel, scores, places, style)
-            panel.set_title(AVERAGE if (side, column) == (PAPER, LOSS) else column)
+    shown: set[str | None] = set()
+    for column, (panel, *below) in zip(above, grid.T, strict=True):
+        _draw_scores(panel, _scores_of(evidence, rows, column), places, "tab:blue")
+        panel.set_title(
+            COMBINED if column is None else column.title.replace(", less", ",\nless"), fontsize="medium"
+        )
+        if column is not None and column.chance is not None:
+            panel.axhline(column.chance, color="gray", linestyle=":")
+        like = AVERAGE if column is None else column.like
+        for lower in below:
+            lower.set_visible(like is not None and like not in shown)
+            lower.set_title(str(like), fontsize="medium")
+            scores = [(row, Score(_published(row, like), None)) for row in rows]
+            _draw_scores(lower, scores, places, "tab:orange")
+        shown.add(like)
+    for line, side in zip(grid, ("ours", PAPER), strict=False):
         line[0].set_ylabel(side, fontweight="bold")
-    for panel in grid[-1]:
+    for panel in grid.flat:
+        last = panel in grid[-1] or not grid[-1][list(grid[0]).index(panel)].get_visible()
+        panel.tick_params(labelbottom=last)
         if setting:
             ticks = list(setting.values())
             panel.set_xscale("log")
@@ -92,29 +110,56 @@ def panels(finished: Finished, rows: Sequence[Row], setting: Mapping[str, float]
     return figure
 
 
-def _published(row: Row, column: str) -> float:
+def _scores_of(evidence: Evidence, rows: Sequence[Row], column: Measured | None) -> list[tuple[Row, Score]]:
+    """The rows' scores in a column, or all columns as one."""
+    finished = evidence.finished
+    values = finished.samples(column) if column else {key: evidence.combined(key) for key in finished.keys}
+    scores = [(row, Score.of(values[finished.key(row)].values())) for row in rows]
+    return [(row, score) for row, score in scores if score]
+
+
+def _published(row: Row, column: str | None) -> float:
     """The paper's score; its mean over all columns beside what the paper does not have."""
-    return row.paper[column] if column in row.paper else mean(row.paper.values())
+    return row.paper[column] if column and column in row.paper else mean(row.paper.values())
 
 
 def _draw_scores(
-    panel: Axes, scores: Sequence[tuple[Row, Score]], places: Mapping[str, float], style: Mapping[str, Any]
+    panel: Axes, scores: Sequence[tuple[Row, Score]], places: Mapping[str, float], color: str
 ) -> None:
     """Means and deviations over seeds at the places of rows; rows without a place are horizontal lines."""
     points = [(places[row.name], score.mean, score.std or 0.0) for row, score in scores if row.name in places]
+    line = "-" if list(places.values()) != list(range(len(places))) else ""
     if points:
         x, means, deviations = zip(*points, strict=True)
-        panel.errorbar(x, means, yerr=deviations, marker="o", capsize=3, **style)
+        panel.errorbar(x, means, yerr=deviations, marker="o", capsize=3, color=color, linestyle=line)
     for i, (row, score) in enumerate((row, score) for row, score in scores if row.name not in places):
         panel.axhline(score.mean, color=f"C{2 + i}", linestyle=("--", ":", "-.")[i % 3], label=row.label)
     panel.grid(alpha=0.3)
 
 
-def extrapolation(finished: Finished, rows: Sequence[Row]) -> Figure:
+def crossing(lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
+    """Combined score against content tokens of pre-training, a curve a row; bands: deviation over seeds."""
+    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    axis = figure.subplots()
+    for (label, seeds), marker in zip(lines.items(), cycle("osv^DP*X"), strict=False):
+        points = zip(*seeds, strict=True) if len(set(map(len, seeds))) == 1 else iter([])
+        merged = [(mean(x for x, _ in some), Score.of(y for _, y in some)) for some in points]
+        known = [(x, score.mean, score.std or 0.0) for x, score in merged if score and not isnan(score.mean)]
+        if known:
+            x, means, deviations = zip(*known, strict=True)
+            axis.errorbar(x, means, yerr=deviations, marker=marker, capsize=3, label=label)
+    axis.set(xscale="log", xlabel="content tokens of pre-training")
+    axis.set_ylabel("combined score less the baseline's [deviations]")
+    axis.axhline(0, color="gray", linestyle=":")
+    axis.grid(alpha=0.3)
+    _legend(figure)
+    return figure
+
+
+def extrapolation(lines: Mapping[str, Mapping[int, Score]]) -> Figure:
     """Perplexity of held-out text against the length of its rows, a line a row (Press et al. 2022)."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axis = figure.subplots()
-    lines = {row.label: scores for row in rows if (scores := perplexities(finished.of(row)))}
     for (label, scores), marker in zip(lines.items(), cycle("osv^DP*X"), strict=False):
         means = [score.mean for score in scores.values()]
         deviations = [score.std or 0.0 for score in scores.values()]

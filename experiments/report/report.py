@@ -1,43 +1,53 @@
 """Finished runs as the paper's tables: Markdown, CSV, pictures and a page for a browser."""
 
-import csv
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from itertools import groupby
 from pathlib import Path
 
 from experiments.console import Sheet, markdown, print_line, show_sheet
-from experiments.report.comparison import DRAWS, LEVEL, Finished
+from experiments.report.columns import FRAMES
+from experiments.report.comparison import MARGIN, SIGNAL, Evidence, Finished, Verdicts
 from experiments.report.page import REFRESH, Section, details, page
 from experiments.report.plots import draw_figures
+from experiments.report.records import table_csv, table_data
 from experiments.report.results import Folders, curves, results, roots, unlike
-from experiments.report.scoreboard import UNLIKE, differences, marked, ranks, scoreboard
+from experiments.report.scoreboard import (
+    UNLIKE,
+    conclusions,
+    count_verdicts,
+    decision_accuracy,
+    marked,
+    measures,
+    scoreboard,
+    verdict_sheet,
+)
+from experiments.report.statistics import DRAWS, LEVEL
 from experiments.runs.result import Result
 from experiments.study.experiment import Changes, Table
 from experiments.study.registry import REGISTRY, TABLES, baseline_of, build, with_overrides
-from experiments.study.t5.tables import COLUMNS
-from lm.files import write
+from experiments.study.t5.claims import Counts, repeat_of_paper
+from lm.files import seal, write
 from lm.settings import SettingError
 
 LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 
-ABOUT_SCORES = f"""Each row of a table is a change to the baseline; `lm list TABLE` shows which. Scores are \
-means ± standard deviations over seeds{{paper}}. ▲ ▼: above or below the baseline by more than chance \
-explains (Student's t test at {1 - LEVEL:.0%} of the two means, with the noise of all rows of the table; \
-rows with the same seeds are compared seed by seed). **Bold**: the best row and those that cannot be told \
-from it, if any row can. One seed cannot be told from noise and gets no mark, and of rows that do not \
-differ one in {1 / LEVEL:.0f} gets one by chance. {{rule}}Losses are in nats per target token. The loss on \
-tasks is that of their correct answers after fine-tuning: lower is better, and ▲ marks what is better. The \
-held-out loss is that of pre-training: objectives differ in their targets, so compare it within one \
-objective only."""
-ABOUT_ORDER = f"""Kendall's τ (tau-b) measures how alike two orders are: 1 the same, 0 unrelated, -1 \
-reversed; rows with the same score share their rank. With three rows, one order in six matches the paper's \
-by chance. Its interval comes from {DRAWS:,} bootstrap draws of seeds: it shows what other seeds of these \
-rows may give; with one seed there is none. The average is over columns, each divided by its deviation; the \
-order by the loss on tasks is compared with it too."""
+ABOUT_SCORES = f"""How to read this: a row is the baseline with one change (`lm list TABLE`). A column is a \
+task, named by what it measures; numbers are means ± deviations over seeds. ▲ ▼: better, worse than the \
+baseline, seed by seed, beyond noise ({1 - LEVEL:.0%}, Holm's rule over the column); one seed cannot be told \
+from noise. Compare held-out losses within one objective only."""
+ABOUT_PAPER = """The paper's column of the same kind stands beside ours, with the paper's own marks (two \
+deviations of its baseline): of other tasks only the order of rows compares."""
+ABOUT_CLAIMS = f"""*Combined* is the mean over columns of the difference from the baseline, in deviations of \
+a repeat; columns with a signal-to-noise below {SIGNAL:g} are left out. A claim is a pair of rows that the \
+paper tells apart by its own noise (z, over all its columns). Ours confirms or contradicts it if the \
+difference of combined scores is beyond noise ({1 - LEVEL:.0%}, {DRAWS:,} draws of seeds and examples, \
+Holm's rule over the table); else it is undecided, or equivalent if the rows are less than {MARGIN:g} \
+deviations apart. Rows are compared after equal updates as in the paper, and where both spent equal FLOP or \
+content tokens of pre-training. *Content tokens* are predicted words, without sentinels, ends and copies; \
+the *exit step* is where their loss falls 0.2 nats below what is reached without context."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Report:
     """What was written, and what a terminal shows of it."""
 
     path: Path  # of report.md
-    sheets: Mapping[str, list[Sheet]]  # table -> its scores and, from three rows on, the ranks of its rows
+    sheets: Mapping[str, dict[str, Sheet]]  # table -> what is above a sheet -> the sheet
     notes: Mapping[str, list[str]]  # table -> the sentences below it
     left_out: list[str]  # what does not count, and why
 
@@ -74,25 +84,38 @@ def collect(
 
 
 def write_report(
-    tables: list[Table], scale: str, runs: Folders, refresh: float = 0, overrides: Changes | None = None
+    tables: list[Table],
+    scale: str,
+    runs: Folders,
+    refresh: float = 0,
+    overrides: Changes | None = None,
+    command: str = "",
 ) -> Report:
     """Write the report into the first folder of ``runs``; SettingError if no row has finished.
 
-    The page for a browser reloads itself every ``refresh`` seconds; 0: never.
+    The page for a browser reloads itself every ``refresh`` seconds; 0: never. ``command`` made the report.
     """
     all_runs, left_out = collect(tables, scale, runs, overrides)
     folder = roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), overrides or {})
     folder.mkdir(parents=True, exist_ok=True)
-    all_finished = [Finished(table, REGISTRY[baseline_of(table.rows[0].name)], all_runs) for table in tables]
-    sections, sheets, notes, damaged = [], {}, {}, dict.fromkeys(left_out)
+    settings = {name: build(name, scale, overrides) for name in all_runs}
+    all_finished = [
+        Finished(table, REGISTRY[baseline_of(table.rows[0].name)], all_runs, settings) for table in tables
+    ]
+    sections, damaged = [], dict.fromkeys(left_out)
+    sheets, notes, data, found = {}, {}, {}, []
     for finished in shown_tables(all_finished):
-        table = finished.table
-        sheets[table.name], notes[table.name] = _sheets(finished, scale)
+        table, evidence = finished.table, Evidence(finished, damaged.setdefault)
+        verdicts = evidence.verdicts()
+        found.append(verdicts)
+        sheets[table.name], notes[table.name] = _sheets(evidence, verdicts, scale)
+        data[table.name] = table_data(evidence, verdicts)
         lines = {row.name: curves(finished.of(row), damaged.setdefault) for row in table.rows}
-        scores, *rankings = map(markdown, sheets[table.name])
-        text = [f"## {table.name}: {table.title}", scores, *notes[table.name]]
-        text += [f"Ranks of the rows, the paper's in brackets:\n\n{ranking}" for ranking in rankings]
-        text += [f"![{table.title}]({file})" for file in draw_figures(finished, lines, scale, folder)]
+        text = [f"## {table.name}: {table.title}"]
+        for title, sheet in sheets[table.name].items():
+            text += [f"{title}:", markdown(sheet)] if title else [markdown(sheet)]
+        text += notes[table.name]
+        text += [f"![{table.title}]({file})" for file in draw_figures(evidence, lines, scale, folder)]
         rows = [row for row in table.rows if finished.of(row)]
         folded = [details(row, finished.of(row), lines[row.name], scale) for row in rows]
         sections.append(Section(table.name, "\n\n".join(text), folded))
@@ -102,28 +125,44 @@ def write_report(
         top += (
             "\n\nIn every row: " + ", ".join(f"`{name}={value}`" for name, value in overrides.items()) + "."
         )
+    top += all_claims(found, [table for table in tables if table.name in sheets])
     write(path, "\n\n".join([top, *(section.markdown for section in sections)]) + "\n")
     write(path.with_suffix(".csv"), table_csv(all_finished))
+    write(folder / "results.json", seal({"command": command, "scale": scale, "tables": data}))
     write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
     return Report(path, sheets, notes, left_out)
 
 
-def _sheets(finished: Finished, scale: str) -> tuple[list[Sheet], list[str]]:
-    """The scores of a table and the ranks of its rows, and the notes below them."""
-    sheets, notes = [scoreboard(finished)], []
-    if finished.baseline.paper:
-        ranking, agreement = ranks(finished)
-        sheets += [ranking] if ranking else []
-        notes = [differences(finished), agreement]
+def _sheets(evidence: Evidence, verdicts: Verdicts, scale: str) -> tuple[dict[str, Sheet], list[str]]:
+    """What is above a sheet of a table -> the sheet; and the notes below them."""
+    finished, notes = evidence.finished, conclusions(evidence, verdicts)
+    sheets = {"": scoreboard(evidence)}
     if differing := unlike(finished, scale):
         labels = {row.label for row in finished.table.rows if row.name in differing}
-        sheets = [marked(sheet, labels) for sheet in sheets]
+        sheets[""] = marked(sheets[""], labels)
         lines = "".join(f"\n- {line}" for of_row in differing.values() for line in of_row)
         notes.append(
             f"{UNLIKE}: made of other things than the rows beside it, which may be why its scores differ."
             f"\n{lines}"
         )
+    if finished.columns:
+        sheets["What the columns measure"] = measures(evidence)
+    if (claimed := verdict_sheet(verdicts)) is not None:
+        sheets["Claims of the paper, in deviations of a repeat"] = claimed
     return sheets, notes
+
+
+def all_claims(found: Sequence[Verdicts], tables: Sequence[Table]) -> str:
+    """The verdicts of all tables together, beside what a repeat of the paper would find; empty for one."""
+    if sum(bool(verdicts["updates"]) for verdicts in found) < 2:
+        return ""
+    lines = []
+    for frame in FRAMES:
+        counts = [count_verdicts(verdicts[frame]) for verdicts in found]
+        lines.append(f"- equal {frame}: {decision_accuracy(Counts(*map(sum, zip(*counts, strict=True))))}")
+    ceiling = Counts(*map(sum, zip(*map(repeat_of_paper, tables), strict=True)))
+    lines.append(f"- a repeat of the paper: {decision_accuracy(ceiling)}")
+    return "\n\nThe claims of all tables below:\n\n" + "\n".join(lines)
 
 
 def name_of(tables: list[Table]) -> str:
@@ -152,15 +191,12 @@ def shown_tables(tables: list[Finished]) -> list[Finished]:
 def header(tables: list[Finished], scale: str, left_out: list[str], waiting: list[str]) -> str:
     """What stands above all tables."""
     paper = any(finished.baseline.paper for finished in tables)
-    beside = ", out of 100, beside the paper's" * paper
-    rule = "The paper's marks follow its own rule: two deviations of its baseline. " * paper
     baselines = dict.fromkeys(finished.baseline.name for finished in tables)
     lines = [
         f"# {'The T5 study' if paper else 'Classic models'} at scale `{scale}`",
         "\n".join(_setup(name, scale) for name in baselines),
-        stand_ins(tables),
-        ABOUT_SCORES.format(paper=beside, rule=rule),
-        ABOUT_ORDER * paper,
+        ABOUT_SCORES,
+        *[ABOUT_PAPER, ABOUT_CLAIMS] * paper,
     ]
     if waiting:
         lines += [f"Nothing but the baseline has finished of: {', '.join(waiting)}."]
@@ -182,52 +218,29 @@ def _setup(baseline: str, scale: str) -> str:
     )
 
 
-def stand_ins(tables: list[Finished]) -> str:
-    """Which task stands under which of the paper's columns."""
-    paper = any(row.paper for finished in tables for row in finished.table.rows)
-    result, lines = next(runs[0] for runs in tables[0].runs.values() if runs), []
-    for column in filter(result.columns.__contains__, COLUMNS):
-        metrics = {name: best["metric"] for name, best in result.tasks.items() if best["column"] == column}
-        names = ", ".join(f"`{name}`" for name in metrics)
-        scores = ", ".join(sorted({metric.replace("_", " ") for metric in metrics.values()}))
-        lines.append(f"- **{column}**: {names} ({scores})" + f"; the paper's: {COLUMNS[column]}" * paper)
-    warning = "; of other tasks only the order of rows compares with the paper's" * paper
-    return "\n".join([f"What is scored in each column{warning}:\n", *lines]) if lines else ""
-
-
-def table_csv(tables: list[Finished]) -> str:
-    """A line for every row, seed and column."""
-    text = StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow("table row label seed column score paper task_loss held_out_loss seconds tokens".split())
-    for finished in tables:
-        for row in finished.table.rows:
-            for run in finished.of(row):
-                cost = (run.task_loss, run.held_out_loss, round(run.seconds, 3), run.tokens)
-                for column, score in run.columns.items() or [("", "")]:
-                    names = (row.table, row.name, row.label, run.seed)
-                    out.writerow([*names, column, score, row.paper.get(column), *cost])
-    return text.getvalue()
-
-
 def print_report(
-    tables: list[Table], scale: str, runs: Sequence[str], overrides: Changes | None = None
+    tables: list[Table], scale: str, runs: Sequence[str], overrides: Changes | None = None, command: str = ""
 ) -> None:
     """Write the report on tables, and print what a terminal shows of it."""
-    report = write_report(tables, scale, runs, overrides=overrides)
+    report = write_report(tables, scale, runs, overrides=overrides, command=command)
     titles = {table.name: table.title for table in tables}
-    for name, (scores, *rankings) in report.sheets.items():
-        show_sheet(f"{name}: {titles[name]} (scale {scale})", scores)
-        for sheet in rankings:
-            show_sheet("Ranks: ours (the paper's)", sheet)
+    for name, sheets in report.sheets.items():
+        for about, sheet in sheets.items():
+            show_sheet(about or f"{name}: {titles[name]} (scale {scale})", sheet)
         for line in report.notes[name]:
             print_line(line)
     for line in report.left_out:
         print_line(f"not counted: {line}")
-    print_line(f"Report: {report.path.parent}/report.md, .html, .csv")
+    print_line(f"Report: {report.path.parent}/report.md, .html, .csv, results.json")
 
 
-def watch(tables: list[Table], scale: str, runs: Folders, say: Callable[[str], object] = print_line) -> None:
+def watch(
+    tables: list[Table],
+    scale: str,
+    runs: Folders,
+    say: Callable[[str], object] = print_line,
+    overrides: Changes | None = None,
+) -> None:
     """Write the report whenever different runs count than before, until interrupted.
 
     It uses a tenth of a core at most, and leaves the rest to runs that train beside it.
@@ -240,8 +253,9 @@ def watch(tables: list[Table], scale: str, runs: Folders, say: Callable[[str], o
         while True:
             began = time.process_time()
             try:
-                if (current := collect(tables, scale, runs)) != seen:
-                    browser = write_report(tables, scale, runs, refresh=wait).path.with_suffix(".html")
+                if (current := collect(tables, scale, runs, overrides)) != seen:
+                    written = write_report(tables, scale, runs, refresh=wait, overrides=overrides)
+                    browser = written.path.with_suffix(".html")
                     news = f"wrote {browser}"
             except SettingError as error:  # nothing has finished yet
                 news = current = str(error)

@@ -1,70 +1,97 @@
-"""What a report says of a table: scores beside the paper's, differences from the baseline, order of rows."""
+"""What a report says of a table: scores beside the paper's, what was measured how, the verdicts on claims."""
 
-from collections.abc import Iterable
-from itertools import product
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import sqrt
 from statistics import mean
-from typing import Literal
+
+import numpy as np
 
 from experiments.console import Cell, Sheet
-from experiments.report.comparison import (
-    Finished,
-    Samples,
-    Score,
-    Value,
-    agreement,
-    compare,
-    in_column,
-    perplexities,
-    pooled,
-)
+from experiments.report.columns import FRAMES, UNITS, Measured, Score
+from experiments.report.comparison import MARGIN, SIGNAL, Evidence, Finished, Verdict, Verdicts, perplexities
+from experiments.report.statistics import LEVEL, power
+from experiments.runs.result import Result
 from experiments.study.experiment import Row
-from experiments.study.t5.tables import BASELINE_STD
+from experiments.study.t5.claims import Claim, Counts, repeat_of_paper
+from experiments.study.t5.scores import BASELINE_STD, COLUMNS
 
 HARD = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{HARD}▲", 0: "", None: "", -1: f"{HARD}▼"}
 UNLIKE = "≠"  # behind the name of a row whose runs were made of other things than those beside it
+UNLEARNT = "not yet learning"
+_PARTS = ("confirmed", "contradicted", "undecided")
 
 
-def scoreboard(finished: Finished) -> Sheet:
-    """Every row: our and the paper's score in every column, and what it cost."""
-    rows = finished.table.rows
-    runs = [finished.of(row) for row in rows]
+def scoreboard(evidence: Evidence) -> Sheet:
+    """Every row: its score in every column, beside it the paper's of the same kind, and all as one."""
+    finished = evidence.finished
+    rows, shown = finished.table.rows, set()
     sheet = {"row": [Cell(row.label) for row in rows]}
     for column in finished.columns:
-        sheet[column] = _measured(finished, in_column(column), digits=2)
-        if finished.baseline.paper:
-            sheet[f"{column}, paper"] = _published(finished, column)
-    by_length = [perplexities(seeds) for seeds in runs]
+        sheet[column.title] = _scores(evidence, column)
+        if column.like and finished.baseline.paper and column.like not in shown:
+            sheet[f"paper's {column.like}"] = _published(finished, column.like)
+            shown.add(column.like)
+    if evidence.kept:
+        sheet["combined"] = [_combined(evidence, row) for row in rows]
+    by_length = [perplexities(finished.of(row)) for row in rows]
     for times in dict.fromkeys(times for scores in by_length for times in scores):
         sheet[f"perplexity at {times} ×"] = [_cell(2, scores.get(times)) for scores in by_length]
-    if any(run.task_loss is not None for seeds in runs for run in seeds):
-        sheet["loss on tasks"] = _measured(finished, lambda run: run.task_loss, digits=3, better=-1)
+    return sheet | _training(finished)
+
+
+def _training(finished: Finished) -> Sheet:
+    """What pre-training came to and cost; counters that no run has are left out."""
+    runs = [finished.of(row) for row in finished.table.rows]
+    sheet: Sheet = {"seeds": [Cell(str(len(seeds))) for seeds in runs]}
+    if any(run.content_loss is not None for seeds in runs for run in seeds):
+        sheet["content tokens"] = [Cell(_millions(seeds)) if seeds else Cell() for seeds in runs]
+        sheet["content loss"] = [_cell(3, Score.of(run.content_loss for run in seeds)) for seeds in runs]
+        sheet["no context"] = [_cell(3, Score.of(run.reference_loss for run in seeds)) for seeds in runs]
+        sheet["exit step"] = [_exit(seeds) for seeds in runs]
     minutes = [Score.of(run.seconds / 60 for run in seeds) for seeds in runs]
     return sheet | {
         "held-out loss": [_cell(3, Score.of(run.held_out_loss for run in seeds)) for seeds in runs],
-        "seeds": [Cell(str(len(seeds))) for seeds in runs],
         "minutes": [Cell(f"{score.mean:.1f}") if score else Cell() for score in minutes],
     }
 
 
-def _measured(finished: Finished, value: Value, digits: int, better: Literal[1, -1] = 1) -> list[Cell]:
-    """A value of the runs, with an arrow where rows differ from the baseline by more than chance.
+def _millions(runs: Sequence[Result]) -> str:
+    return f"{mean(run.content_tokens for run in runs) / 1e6:.2f}{HARD}M"
 
-    More (1) or less (-1) is ``better``. Bold: the best, and rows that do not differ from it if any row does.
-    """
-    values = finished.samples(value)
-    samples = {row: {seed: better * x for seed, x in seeds.items()} for row, seeds in values.items()}
-    keys, baseline = [finished.key(row) for row in finished.table.rows], finished.key(finished.baseline)
-    scored = [key for key in keys if samples[key]]
-    best = max(scored, key=lambda key: mean(samples[key].values()), default=baseline)
-    below_best = {key: compare(samples, best, key) for key in scored}
+
+def _exit(runs: Sequence[Result]) -> Cell:
+    """At which update seeds left the plateau, on average, and how many did not."""
+    pretrained = [run for run in runs if run.content_loss is not None]
+    steps = [run.exit_step for run in pretrained if run.exit_step is not None]
+    if not pretrained:
+        return Cell()
+    stuck = f"{len(pretrained) - len(steps)} of {len(pretrained)} not left" * (len(steps) < len(pretrained))
+    return Cell(", ".join(filter(None, [f"{mean(steps):,.0f}" if steps else "", stuck])))
+
+
+def _scores(evidence: Evidence, column: Measured) -> list[Cell]:
+    """A column of the runs, with an arrow where rows are better or worse than the baseline beyond noise."""
+    finished, marks = evidence.finished, evidence.marks(column)
+    values = finished.samples(column)
     cells = []
-    for key in keys:
-        arrow = ARROWS[compare(samples, key, baseline)]
-        bold = below_best.get(key) == 0 and 1 in below_best.values()
+    for row in finished.table.rows:
+        key = finished.key(row)
         score = Score.of(values[key].values())
-        cells.append(Cell(_text(digits, score) + arrow, bold) if score else Cell())
+        arrow = ARROWS[marks.get(key)]
+        cells.append(Cell(_text(column.digits, score) + arrow) if score else Cell())
     return cells
+
+
+def _combined(evidence: Evidence, row: Row) -> Cell:
+    key = evidence.finished.key(row)
+    if not evidence.finished.learning(key):
+        return Cell(UNLEARNT)
+    score = Score.of(evidence.combined(key).values())
+    if score is None:
+        return Cell()
+    return Cell(f"{score.mean:+z.1f}" + (f"{HARD}±{HARD}{score.std:.1f}" if score.std is not None else ""))
 
 
 def _published(finished: Finished, column: str) -> list[Cell]:
@@ -100,78 +127,110 @@ def _cell(digits: int, score: Score | None) -> Cell:
     return Cell(_text(digits, score)) if score else Cell()
 
 
-def differences(finished: Finished) -> str:
-    """How many of the paper's differences from the baseline ours show; rows with one seed show none."""
-    base, pairs = finished.baseline, []
-    rows = [row for row in finished.table.rows if row.changes != base.changes]
-    samples = {column: finished.samples(in_column(column)) for column in finished.columns}
-    for row, column in product(rows, samples):
-        paper = published_sign(finished, row, column)
-        measured = compare(samples[column], finished.key(row), finished.key(base))
-        pairs += [(paper, measured)] if paper and measured is not None else []
-    if not pairs and (len(finished.of(base)) < 2 or all(len(finished.of(row)) < 2 for row in rows)):
-        text = "With one seed, differences from the baseline cannot be told from noise"
-        return f"{text}; run with --seeds 2 or more."
-    if not pairs:
-        text = "Differences from the baseline: where the paper has some, our scores"
-        return f"{text} are the same with each seed."
-    same, within = sum(paper == x for paper, x in pairs), sum(x == 0 for _, x in pairs)
+def measures(evidence: Evidence) -> Sheet:
+    """Every column: its tasks, what guessing gives, how far the baseline is from it, and its signal."""
+    columns, paper = evidence.finished.columns, evidence.finished.baseline.paper
+    sheet = {
+        "row": [Cell(column.title) for column in columns],
+        "tasks": [Cell(", ".join(c.tasks) + f" ({c.metric})" * (c.measure not in UNITS)) for c in columns],
+        "paper's column": [Cell(f"{c.like} ({COLUMNS[c.like]})" if c.like else "–") for c in columns],
+        "chance": [Cell() if c.chance is None else Cell(f"{c.chance:g}") for c in columns],
+        "baseline from chance": [_from_chance(evidence, column) for column in columns],
+        "signal-to-noise": [_signal(evidence, column) for column in columns],
+    }
+    return sheet if paper else {name: cells for name, cells in sheet.items() if "paper" not in name}
+
+
+def _signal(evidence: Evidence, column: Measured) -> Cell:
+    signal = evidence.signals[column.name]
+    if signal is None:
+        return Cell("unknown")
+    return Cell(f"{signal:.1f}" + f", below {SIGNAL:g}: not averaged" * (column not in evidence.kept))
+
+
+def _from_chance(evidence: Evidence, column: Measured) -> Cell:
+    """In standard errors, by seeds and by examples."""
+    values, error = evidence.of_baseline(column)
+    if column.chance is None or not values or not error:
+        return Cell()
+    return Cell(f"{column.better * (mean(values) - column.chance) / error:+z.1f} s.e.")
+
+
+def verdict_sheet(verdicts: Verdicts) -> Sheet | None:
+    """Every claim, with what each frame says of it; None without claims."""
+    claims: list[Claim] = [claim for claim, _ in verdicts["updates"]]
+    if not claims:
+        return None
+    names = [f"{_last(claim.better)} > {_last(claim.worse)}" for claim in claims]
+    sheet: Sheet = {"row": [Cell(name) for name in names], "z": [Cell(f"{claim.z:.1f}") for claim in claims]}
+    for frame in FRAMES:
+        sheet[f"equal {frame}"] = [_verdict(verdict) for _, verdict in verdicts[frame]]
+    return sheet | {"conclusion": [Cell(claim.conclusion) for claim in claims]}
+
+
+def _last(row: Row) -> str:
+    return row.name.rpartition("/")[2]
+
+
+def _verdict(verdict: Verdict) -> Cell:
+    number = f" {verdict.judged.mean:+z.1f}" if verdict.judged else ""
+    return Cell(verdict.word + number, best=verdict.word == "contradicted")
+
+
+def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> Counts:
+    """How many claims are confirmed, contradicted, and neither."""
+    words = Counter(verdict.word for _, verdict in verdicts)
+    confirmed, contradicted = words["confirmed"], words["contradicted"]
+    return Counts(confirmed, contradicted, words.total() - confirmed - contradicted)
+
+
+def decision_accuracy(found: Counts) -> str:
+    """What came of claims, in words: the decision accuracy is that of those which were decided."""
+    decided = found.confirmed + found.contradicted
+    share = f"decision accuracy {found.confirmed / decided:.0%}" if decided else "none decided"
+    whole = all(float(number).is_integer() for number in found)
     return (
-        f"Differences from the baseline: of the paper's {len(pairs)} (▲ or ▼) in scores that we have two "
-        f"seeds of, ours agree with {same} and contradict {len(pairs) - same - within}; {within} are within "
-        "our noise."
+        ", ".join(f"{x:.{0 if whole else 1}f} {part}" for x, part in zip(found, _PARTS, strict=True))
+        + f" ({share})"
     )
 
 
-def ranks(finished: Finished) -> tuple[Sheet | None, str]:
-    """The rank of each row in our order and the paper's, how alike they are; no sheet below three rows."""
-    columns = set(finished.columns)
-    scored = {
-        row: [run for run in runs if run.columns.keys() >= columns] for row, runs in finished.runs.items()
-    }
-    rows = [row for row in finished.table.rows if scored[row.name] and row.paper.keys() >= columns]
-    if len(rows) < 3 or not columns:
-        return None, f"Orders are compared if three or more rows have finished; there are {len(rows)}."
-    criteria = _criteria(Finished(finished.table, finished.baseline, scored), rows)
-    first = next(iter(criteria.values()))[1]
-    order = sorted(rows, key=lambda row: -first[row.name])
-    sheet, texts = {"row": [Cell(row.label) for row in order]}, []
-    for name, (measured, paper) in criteria.items():
-        means = {row: mean(seeds.values()) for row, seeds in measured.items()}
-        measured_rank, paper_rank = _average_ranks(means), _average_ranks(paper)
-        sheet[name] = [Cell(f"{measured_rank[row.name]:g} ({paper_rank[row.name]:g})") for row in order]
-        if tau := agreement(measured, paper, seed=0):
-            texts.append(f"{name} {tau}")
-    taus = ", ".join(texts) or "unknown, as all rows are alike"
-    return sheet, f"Kendall's τ between the two orders (95 % interval): {taus}."
+def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
+    """Sentences below a table: verdicts in each frame beside the paper's ceiling, power, outlying seeds."""
+    claims = verdicts["updates"]
+    if not claims:
+        return []
+    rows = evidence.growth
+    lines = [f"- equal {frame}: {decision_accuracy(count_verdicts(verdicts[frame]))}" for frame in FRAMES]
+    ceiling = decision_accuracy(repeat_of_paper(evidence.finished.table))
+    lines += [f"- a repeat of the paper, of all its claims in this table: {ceiling}"]
+    text = [f"The {len(claims)} claims of the paper about these rows:\n\n" + "\n".join(lines)]
+    alike = sum(verdict.word == "equivalent" for _, verdict in claims)
+    if alike:
+        text.append(
+            f"{alike} of the undecided are equivalent: less than {MARGIN:g} deviations of a repeat apart."
+        )
+    seeds = min((len(seeds) for seeds in rows.values() if seeds), default=0)
+    if seeds < 2:
+        text.append(
+            "Rows with one seed, or whose seeds are all tied, claim nothing; train more with --seeds."
+        )
+    else:
+        text += [_power(seeds, len(claims), evidence.repeats)] * bool(evidence.repeats)
+    if named := evidence.outlying_seeds():
+        listed = ", ".join(f"{row} seed {seed}" for row, seed in named)
+        text.append(f"Outlying seeds (combined score far from the row's others, and counted): {listed}.")
+    return text
 
 
-def _average_ranks(values: dict[str, float]) -> dict[str, float]:
-    """1 for the largest; equal values share the mean of their ranks."""
-    ranked = list(values.values())
-    above = {name: sum(other > value for other in ranked) for name, value in values.items()}
-    return {name: above[name] + (ranked.count(value) + 1) / 2 for name, value in values.items()}
-
-
-def _criteria(finished: Finished, rows: list[Row]) -> dict[str, tuple[Samples, dict[str, float]]]:
-    """What the rows are ordered by -> measured values, and the paper's; in all of them more is better."""
-
-    def measured(value: Value) -> Samples:
-        samples = finished.samples(value)
-        return {row.name: samples[finished.key(row)] for row in rows}
-
-    papers = {column: {row.name: row.paper[column] for row in rows} for column in finished.columns}
-    criteria = {column: (measured(in_column(column)), paper) for column, paper in papers.items()}
-    noise = {column: pooled(finished.samples(in_column(column))) for column in finished.columns}
-    if noise := {column: std for column, std in noise.items() if std}:
-        # columns have scores of different spread: in deviations each weighs the same
-        published = {row.name: mean(row.paper[c] / BASELINE_STD[c] for c in noise) for row in rows}
-        scaled = measured(lambda run: mean(run.columns[column] / std for column, std in noise.items()))
-        criteria = {"average": (scaled, published)} | criteria
-    if all(run.task_loss is not None for row in rows for run in finished.of(row)):
-        first = next(iter(criteria.values()))[1]
-        criteria["loss on tasks"] = (measured(lambda run: run.task_loss and -run.task_loss), first)
-    return criteria
+def _power(seeds: int, claims: int, deviation: float) -> str:
+    """Which difference such a table finds four times of five, at the strictest step of Holm's rule."""
+    effects = (np.geomspace(0.01, 1000, 600) * deviation).tolist()
+    found = (x for x in effects if power(x, sqrt(2) * deviation, seeds, LEVEL / claims) > 0.8)
+    return (
+        f"With {seeds} seeds and {claims} claims, a difference of {next(found, effects[-1]):.1f} deviations "
+        "is found four times of five (smaller ones, where the rows' noise is alike)."
+    )
 
 
 def marked(sheet: Sheet, labels: Iterable[str]) -> Sheet:

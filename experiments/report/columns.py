@@ -1,0 +1,142 @@
+"""What rows are compared in: columns of tasks, and each as it grew with what was spent on training."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+from statistics import mean, stdev, variance
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.study.t5.scores import COLUMNS
+from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.labelled import LABELLED
+
+Tasks = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in scores.json
+Frame = Literal["updates", "FLOP", "content tokens"]  # what rows have spent as much of when they are compared
+FRAMES: tuple[Frame, ...] = ("updates", "FLOP", "content tokens")
+LOWER = {"bits_per_byte"}  # measures of which less is better
+UNITS = {"bits_above_chance": "bits above chance", "bits_per_byte": "bits per byte, less is better"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and sample standard deviation over seeds; the deviation of one seed is unknown (None)."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Score | None":
+        """Those of the known values; None if there is none."""
+        known = [value for value in values if value is not None]
+        return cls(mean(known), stdev(known) if len(known) > 1 else None) if known else None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A column of results: one task, or the tasks of one of the paper's columns."""
+
+    name: str
+    tasks: tuple[str, ...]
+    measure: str  # which metric of the tasks counts; "score": the mean of several
+    like: str | None  # the paper's column of the same kind
+    chance: float | None  # what guessing gives
+    metric: str  # of its tasks, where they count as "score"
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} [{UNITS[self.measure]}]" if self.measure in UNITS else self.name
+
+    @property
+    def better(self) -> int:
+        """1: more is better; -1: less is."""
+        return -1 if self.measure in LOWER else 1
+
+    @property
+    def digits(self) -> int:
+        """Places that are shown: two of scores out of 100, three of bits."""
+        return 3 if self.measure in UNITS else 2
+
+    def value(self, tasks: Tasks) -> float | None:
+        """Mean over the column's tasks, by what ``scores.json`` says of each; None if one is missing."""
+        if not tasks.keys() >= set(self.tasks):
+            return None
+        return mean(tasks[name]["metrics"].get(self.measure, tasks[name]["score"]) for name in self.tasks)
+
+    def examples(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Numerators and denominators [N], whose sums give the value, from what a task's examples came to.
+
+        None if they are not known.
+        """
+        if self.measure not in UNITS or "bits" not in values:
+            return None
+        ones = np.ones(len(values["bits"]))
+        return values["bits"], values.get("bytes", ones) if self.measure in LOWER else ones
+
+
+def measured_columns(results: Iterable[Tasks]) -> list[Measured]:
+    """The columns in which any run with these tasks was scored, the paper's first and in its order."""
+    tasks: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for result in results:
+        for name, best in result.items():
+            tasks.setdefault(best["column"], {}).setdefault(name, best)
+    names = [name for name in COLUMNS if name in tasks] + [name for name in tasks if name not in COLUMNS]
+    return [_column(name, tasks[name]) for name in names]
+
+
+def _column(name: str, tasks: Tasks) -> Measured:
+    first, best = next(iter(tasks.items()))
+    like = getattr(TASKS.get(first) or LABELLED.get(first), "like", None)
+    metric = ", ".join(dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values()))
+    paper = name if name in COLUMNS else like
+    return Measured(name, tuple(tasks), best.get("measure", "score"), paper, best.get("chance"), metric)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a run scored after parts of its pre-training: [P] points, in order of what was spent."""
+
+    spent: Mapping[Frame, np.ndarray]  # [P]
+    values: Mapping[str, np.ndarray]  # column -> [P]
+
+    @classmethod
+    def of(
+        cls,
+        branches: Mapping[int, Tasks],
+        columns: Sequence[Measured],
+        start: int,
+        flops: float,
+        tokens: float,
+    ) -> "Growth":
+        """``branches``: updates -> tasks, the last of the whole pre-training, which spent so much.
+
+        FLOP and tokens are spent evenly, from the first of ``start`` steps before these updates on.
+        """
+        updates = np.array(sorted(branches), float)
+        shares = (start + updates) / max(start + updates[-1], 1)
+        spent: dict[Frame, np.ndarray] = {
+            "updates": updates,
+            "FLOP": shares * flops,
+            "content tokens": shares * tokens,
+        }
+        found = {c.name: [c.value(branches[place]) for place in sorted(branches)] for c in columns}
+        return cls(spent, {name: np.array(values, float) for name, values in found.items()})
+
+    def most(self, frame: Frame) -> float:
+        """What the whole pre-training spent."""
+        return float(self.spent[frame][-1])
+
+    def at(self, frame: Frame, spent: float, column: str) -> float | None:
+        """A column where so much was spent, linear in its logarithm; None out of the measured range."""
+        places, tolerance = self.spent[frame], 1e-6
+        if not places[0] * (1 - tolerance) <= spent <= places[-1] * (1 + tolerance) or places[0] <= 0:
+            return None
+        return float(np.interp(log(spent), np.log(places), self.values[column]))
+
+
+def pooled(rows: Iterable[Sequence[float]]) -> float:
+    """The deviation within rows; 0 if none has two values."""
+    several = [row for row in rows if len(row) > 1]
+    freedom = sum(len(row) - 1 for row in several)
+    return sqrt(sum(variance(row) * (len(row) - 1) for row in several) / freedom) if freedom else 0.0

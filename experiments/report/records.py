@@ -1,0 +1,90 @@
+"""A report's numbers as data: a line of CSV for each score, and JSON with every verdict and its intervals."""
+
+import csv
+from collections.abc import Sequence
+from io import StringIO
+from math import isfinite
+from typing import Any
+
+from experiments.report.comparison import Evidence, Finished, Verdict, Verdicts
+from experiments.report.statistics import intervals
+from experiments.runs.result import Result
+
+_COUNTED = "content_tokens content_loss reference_loss exit_step flops held_out_loss seconds tokens".split()
+
+
+def table_csv(tables: Sequence[Finished]) -> str:
+    """A line for every row, seed and column."""
+    text = StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["table", "row", "label", "seed", "column", "measure", "score", "paper", *_COUNTED])
+    for finished in tables:
+        for row in finished.table.rows:
+            for run in finished.of(row):
+                cost = [getattr(run, name) for name in _COUNTED]
+                names = (row.table, row.name, row.label, run.seed)
+                for column in finished.columns:
+                    score, paper = column.value(run.tasks), row.paper.get(column.like or "")
+                    out.writerow([*names, column.name, column.measure, score, paper, *cost])
+                if not finished.columns:
+                    out.writerow([*names, "", "", "", "", *cost])
+    return text.getvalue()
+
+
+def table_data(evidence: Evidence, verdicts: Verdicts) -> dict[str, Any]:
+    """A table of ``results.json``: its columns, the runs of its rows, and the verdicts on its claims."""
+    finished = evidence.finished
+    columns = {
+        c.name: {
+            "measure": c.measure,
+            "tasks": list(c.tasks),
+            "paper's column": c.like,
+            "chance": c.chance,
+            "deviation": finished.deviation(c),
+            "signal-to-noise": evidence.signals[c.name],
+            "averaged": c in evidence.kept,
+        }
+        for c in finished.columns
+    }
+    rows = {
+        row.name: {
+            "label": row.label,
+            "seeds": {str(run.seed): _run(evidence, run) for run in finished.of(row)},
+        }
+        for row in finished.table.rows
+    }
+    for row in finished.table.rows:
+        rows[row.name]["combined"] = {str(k): x for k, x in evidence.combined(finished.key(row)).items()}
+    claims = [
+        {
+            "better": claim.better.name,
+            "worse": claim.worse.name,
+            "z": claim.z,
+            "conclusion": claim.conclusion,
+            "equal": {frame: _verdict(verdicts[frame][place][1]) for frame in verdicts},
+        }
+        for place, (claim, _) in enumerate(verdicts["updates"])
+    ]
+    return {"columns": columns, "rows": rows, "claims": claims}
+
+
+def _run(evidence: Evidence, run: Result) -> dict[str, Any]:
+    scores = {column.name: column.value(run.tasks) for column in evidence.finished.columns}
+    return {"scores": scores, **{name: getattr(run, name) for name in _COUNTED}}
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    """A difference of two rows, in deviations of a repeat."""
+    judged = verdict.judged
+    if judged is None or not isfinite(judged.low):
+        return {"verdict": verdict.word, "difference": judged.mean if judged else None}
+    return {
+        "verdict": verdict.word,
+        "difference": judged.mean,
+        "interval": [judged.low, judged.high],
+        "multi-bootstrap": list(judged.drawn),
+        "by seeds alone": intervals(judged.by_seed),
+        "p": judged.p,
+        "p that not equivalent": judged.p_apart,
+        "seeds": list(judged.by_seed),
+    }

@@ -1,0 +1,215 @@
+"""From runs made by hand to verdicts on the paper's claims: columns that count, frames, rows that learn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.report import scoreboard
+from experiments.report.columns import FRAMES, Growth, Measured
+from experiments.report.comparison import Evidence, Finished, grown
+from experiments.report.plots import draw_figures
+from experiments.runs.result import Result
+from experiments.study.registry import REGISTRY, build, find, tables
+from lm.settings import change
+
+(TABLE,) = tables(find("t5/4-objective"))
+NAMES = [row.name for row in TABLE.rows]
+BASE = "t5/1-baseline/baseline"
+UPDATES, EXAMPLES = 200, 100
+TOKENS = {
+    "t5/4-objective/prefix-lm": 4000,
+    "t5/4-objective/deshuffling": 8000,
+}  # of all pre-training; else 1,000
+
+
+def task(name: str, value: float, measure: str) -> dict:
+    metrics = {measure: value, "loss": 1.0}
+    kind = {"column": name, "metric": "em", "measure": measure, "step": 9, "chance": 0.0, "rows": EXAMPLES}
+    return kind | {"score": value, "metrics": metrics}
+
+
+def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
+    """A run whose cloze is ``level`` and whose bits per byte are 4 less that, but for noise.
+
+    After a quarter and half of the updates it has a quarter and half of its level.
+    """
+    noise = np.random.default_rng([seed, *name.encode()])
+    own = level + 0.1 * noise.normal()
+    cloze, words = task("cloze", own, "bits_above_chance"), task("restore", 4 - own, "bits_per_byte")
+    branches = {
+        "cloze": {str(u): task("cloze", own * u / UPDATES, "bits_above_chance") for u in (50, 100)},
+        "restore": {str(u): task("restore", 4 - own * u / UPDATES, "bits_per_byte") for u in (50, 100)},
+    }
+    home = folder / name / f"seed-{seed}"
+    (home / "finetuning" / "report").mkdir(parents=True)
+    bits = np.random.default_rng(0).normal(size=EXAMPLES)
+    np.savez(home / "finetuning" / "report" / "cloze.npz", bits=bits - bits.mean() + own)
+    counted = {"content_tokens": TOKENS.get(name, 1000), "content_loss": 5.0, "reference_loss": 6.0}
+    return Result(
+        columns={},
+        tasks={"cloze": cloze, "restore": words},
+        held_out_loss=3.0,
+        seconds=60.0,
+        tokens=9,
+        folder=home,
+        phases={"cloze": f"{name}/seed-{seed}/finetuning"},
+        branches=branches,
+        **counted | {"exit_step": 100, "flops": 1e9} | given,
+    )
+
+
+LEVELS = {"prefix-lm": 2.0, "bert-style": 3.0, "deshuffling": 2.5, "baseline": 1.0}
+
+
+def study(folder: Path, seeds: int = 5, levels=LEVELS, **given) -> Evidence:
+    """Evidence of Table 4; ``given``: fields of the result of the row named so."""
+    names = [*NAMES, BASE]
+    runs = {
+        name: [
+            run(folder, name, s, levels[last], **given.get(last.replace("-", "_"), {})) for s in range(seeds)
+        ]
+        for name, last in ((name, name.rpartition("/")[2]) for name in names)
+    }
+    settings = {name: build(name, "nano") for name in names}
+    settings = {name: change(settings[name], "pretraining.steps", UPDATES) for name in names}
+    return Evidence(Finished(TABLE, REGISTRY[BASE], runs, settings), pytest.fail)
+
+
+def words(evidence: Evidence, frame) -> dict[str, str]:
+    """Claim -> the verdict on it."""
+    found = evidence.verdicts()[frame]
+    names = [f"{claim.better.name} > {claim.worse.name}".replace("t5/4-objective/", "") for claim, _ in found]
+    return dict(zip(names, (verdict.word for _, verdict in found), strict=True))
+
+
+def test_a_claim_is_confirmed_or_contradicted_by_the_rows_that_it_names(tmp_path):
+    assert words(study(tmp_path), "updates") == {
+        "bert-style > prefix-lm": "confirmed",
+        "prefix-lm > deshuffling": "contradicted",
+        "bert-style > deshuffling": "confirmed",
+    }
+
+
+def test_rows_alike_are_undecided_or_equivalent(tmp_path):
+    levels = LEVELS | {"bert-style": 2.0, "deshuffling": 2.0}
+    assert set(words(study(tmp_path, levels=levels), "updates").values()) <= {"undecided", "equivalent"}
+
+
+def test_one_seed_claims_nothing(tmp_path):
+    evidence = study(tmp_path, seeds=1)
+    assert set(words(evidence, "updates").values()) == {"undecided"}
+    assert "train more" in " ".join(scoreboard.conclusions(evidence, evidence.verdicts()))
+
+
+def test_a_row_that_has_not_left_the_plateau_is_not_ordered(tmp_path):
+    evidence = study(tmp_path, prefix_lm={"exit_step": None})
+    assert words(evidence, "updates") == {
+        "bert-style > prefix-lm": "not yet learning",
+        "prefix-lm > deshuffling": "not yet learning",
+        "bert-style > deshuffling": "confirmed",
+    }
+    board = scoreboard.scoreboard(evidence)
+    assert [cell.text == "not yet learning" for cell in board["combined"]] == [True, False, False]
+    assert board["exit step"][0].text == "5 of 5 not left"
+    unpretrained = study(tmp_path / "b", prefix_lm={"exit_step": None, "content_loss": None})
+    assert "not yet learning" not in words(unpretrained, "updates").values()
+
+
+def test_rows_meet_where_the_one_that_spent_less_ends_and_nothing_is_extrapolated(tmp_path):
+    got = words(study(tmp_path), "content tokens")
+    # BERT-style has 1,000 tokens. Prefix LM has 4,000, of which its first branch spent 1,000; deshuffling
+    # has 8,000 and spent 2,000 by its first.
+    assert got["bert-style > deshuffling"] == "out of range"
+    assert got["bert-style > prefix-lm"] == "confirmed"
+    # 4,000 tokens are half of deshuffling's: 1.25 there against 2.0
+    assert got["prefix-lm > deshuffling"] == "confirmed"
+
+
+def test_between_branches_a_score_is_linear_in_the_logarithm_of_what_was_spent():
+    spent = {frame: np.array([1.0, 4.0]) for frame in FRAMES}
+    growth = Growth(spent, {"cloze": np.array([0.0, 1.0])})
+    assert growth.at("FLOP", 2.0, "cloze") == pytest.approx(0.5)
+    assert growth.at("FLOP", 4.0, "cloze") == 1.0
+    assert growth.at("FLOP", 0.9, "cloze") is growth.at("FLOP", 4.1, "cloze") is None
+
+
+def test_the_start_that_rows_share_counts_as_spent(tmp_path):
+    settings = change(change(build(BASE, "nano"), "pretraining.steps", UPDATES), "start.steps", 200)
+    growth = grown(run(tmp_path, BASE, 0, 1.0), [], settings)
+    assert growth.spent["content tokens"].tolist() == [625.0, 750.0, 1000.0]
+    assert growth.spent["updates"].tolist() == [50, 100, 200]
+
+
+def test_a_column_whose_rows_differ_by_less_than_three_deviations_is_shown_and_not_averaged(tmp_path):
+    evidence = study(tmp_path)
+    assert [column.name for column in evidence.kept] == ["cloze", "restore"]
+    noisy = study(tmp_path / "b", levels=dict.fromkeys(LEVELS, 1.0))
+    assert noisy.kept == []
+    assert all("not averaged" in cell.text for cell in scoreboard.measures(noisy)["signal-to-noise"])
+
+
+def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):
+    evidence = study(tmp_path)
+    cloze, restore = evidence.kept
+    assert (cloze.better, restore.better) == (1, -1)
+    name = "t5/4-objective/bert-style"
+    runs = evidence.finished.runs
+    base = np.mean([cloze.value(run.tasks) for run in runs[BASE]])
+    expected = (cloze.value(runs[name][2].tasks) - base) / evidence.deviations["cloze"]
+    assert evidence.combined(name)[2] == pytest.approx(expected)
+    assert set(evidence.marks(restore).values()) == {1}, "every row has fewer bits per byte than the baseline"
+    assert np.mean([*evidence.combined(BASE).values()]) == pytest.approx(0)
+
+
+def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):
+    evidence = study(tmp_path)
+    difference = evidence.difference(NAMES[1], NAMES[0], "updates")
+    assert difference.by_examples.shape == (5, 10_000)
+    assert np.allclose(difference.by_examples, 0, atol=1e-9), "all rows find the same examples hard"
+    values, error = evidence.of_baseline(evidence.kept[0])
+    seeds = np.std(values, ddof=1) / 5**0.5
+    bits = np.random.default_rng(0).normal(size=EXAMPLES)
+    assert error == pytest.approx(np.hypot(seeds, bits.std() / EXAMPLES**0.5), rel=0.03)
+
+
+def test_a_damaged_file_of_examples_is_named_and_the_rest_counts(tmp_path):
+    evidence, said = study(tmp_path), []
+    evidence.complain = said.append
+    path = evidence.finished.runs[NAMES[0]][0].folder / "finetuning" / "report" / "cloze.npz"
+    path.write_bytes(path.read_bytes()[:50])
+    assert words(evidence, "updates")["bert-style > prefix-lm"] == "confirmed"
+    assert len(said) == 1 and str(path) in said[0]
+
+
+def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_path):
+    sheet = scoreboard.measures(study(tmp_path))
+    assert [cell.text for cell in sheet["row"]] == [
+        "cloze [bits above chance]",
+        "restore [bits per byte, less is better]",
+    ]
+    assert sheet["baseline from chance"][0].text.startswith("+")
+
+
+def test_every_panel_of_a_picture_shows_something(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, *rest, **more: drawn.append(figure)
+    )
+    evidence = study(tmp_path)
+    names = draw_figures(evidence, {name: {} for name in NAMES}, "nano", tmp_path)
+    assert [name.removeprefix("t5-4-objective") for name in names] == [".png", "-crossing.png"]
+    for figure in drawn:
+        for axis in figure.axes:
+            assert axis.has_data() or not axis.get_visible()
+    lines = drawn[1].axes[0].containers
+    assert len(lines) == 3 and all(len(line.lines[0].get_xdata()) == 3 for line in lines)
+
+
+def test_the_papers_column_of_the_same_kind_stands_once_beside_ours():
+    column = Measured("cloze", ("cloze",), "bits_above_chance", "SQuAD", 0.0, "em")
+    other = Measured("extract", ("extract",), "bits_above_chance", "SQuAD", 0.0, "em")
+    finished = Finished(TABLE, REGISTRY[BASE], {name: [] for name in (*NAMES, BASE)})
+    vars(finished)["columns"] = [column, other]
+    heads = list(scoreboard.scoreboard(Evidence(finished, pytest.fail)))
+    assert heads[:4] == ["row", column.title, "paper's SQuAD", other.title]
