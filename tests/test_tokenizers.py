@@ -95,12 +95,32 @@ def test_berts_word_pieces_are_those_of_the_reference(name, tmp_path):
 
 
 FRAMES = {"bert": ("cls", "sep"), "gpt": ("pad", None), "llama": (None, None), "t5": (None, "eos")}
-ODD = ["", "   ", " two  blanks ", "Ａ ﬁ ½ e\u0301", "75% 你好", "a\tb\nc\u00a0d", "the " * 30, "x" * 70]
+ODD = [
+    "</s",
+    "<0x37>",
+    "<0x37> a<0xE4>b",
+    "<0x",
+    "👩‍🚀",
+    "",
+    "   ",
+    " two  blanks ",
+    "Ａ ﬁ ½ e\u0301",
+    "75% 你好",
+    "a\tb\nc\u00a0d",
+    "the " * 30,
+    "x" * 70,
+]
 
 
+@pytest.fixture(scope="module")
+def falling_back(tmp_path_factory):
+    return train_sentencepiece(TEXTS * 50, 28 + 256, tmp_path_factory.mktemp("t5") / "spiece.model", "bytes")
+
+
+@pytest.mark.parametrize("model", ["spiece", "falling_back"])
 @pytest.mark.parametrize("kind", FRAMES)
-def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, spiece, tmp_path):
-    own = SentencePiece(spiece, 4)
+def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, model, tmp_path, request):
+    own = SentencePiece(request.getfixturevalue(model), 4)
     begin, end = (None if name is None else getattr(own, name) for name in FRAMES[kind])
     for name, contents in own.exported(begin, end).items():
         (tmp_path / name).write_bytes(contents)
@@ -121,3 +141,7 @@ def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, 
         own.sep,
     ]
     assert again.size == own.size and again.num_sentinels == 4
+    if model == "falling_back":
+        for text in TEXTS + ODD:
+            ids = own.encode(text)
+            assert theirs.decode(ids) == again.decode(ids) == own.decode(ids)

@@ -5,13 +5,13 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lm.data.text import own as vocabularies
 from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
 from lm.data.text.tokens import encode_corpus
-from lm.data.text.vocabulary import EOS, PAD, UNK
+from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK
 from lm.settings import SettingError
 
 WORDS = re.findall(
@@ -39,6 +39,36 @@ def test_sentencepiece_gives_back_its_texts(model):
     assert vocabulary.size == 145
     assert [vocabulary.decode(ids) for ids in vocabulary.encode_batch(TEXTS)] == TEXTS
     assert EOS not in vocabulary.encode(TEXTS[0])
+
+
+@pytest.fixture(scope="module")
+def falling_back(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "bytes.model"
+    return train_sentencepiece(TEXTS, 45 + 256, path, "bytes")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+@example("75% 你好 👩‍🚀 <0x37> \u2581 é½ﬁ <extra_id_0> </s> ⁇")
+def test_a_vocabulary_that_falls_back_to_bytes_gives_back_any_text_as_it_is_normalised(falling_back, text):
+    text = text.encode(errors="ignore").decode()
+    vocabulary = SentencePiece(falling_back, 100)
+    ids = vocabulary.encode(text)
+    normal = vocabulary.processor.normalize(text).replace(BLANK, " ")  # NFKC, and blanks as everywhere
+    assert UNK not in ids and vocabulary.decode(ids) == normal.strip(" ")
+    again = vocabulary.decode(ids)
+    assert vocabulary.decode(vocabulary.encode(again)) == again
+
+
+def test_byte_fallback_makes_another_vocabulary_with_the_same_words(model, falling_back):
+    plain, falling = SentencePiece(model, 100), SentencePiece(falling_back, 100)
+    assert falling.fingerprint != plain.fingerprint and falling.size == plain.size + 256
+    assert UNK in plain.encode("75") and len(falling.encode("75")) == 3  # with the blank in front
+    spelled = [
+        [vocabulary.processor.id_to_piece(i) for i in vocabulary.encode(TEXTS[0])]
+        for vocabulary in (plain, falling)
+    ]
+    assert spelled[0] == spelled[1]
 
 
 def test_no_character_of_ascii_is_unknown_to_a_vocabulary_that_has_room_for_all(tmp_path, monkeypatch):

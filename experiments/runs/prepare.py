@@ -151,14 +151,15 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     corpus = documents(name, "train", cache, data.corrupt_records)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
     task_keys = [f"{task} {rows.fingerprint}" for task, rows in tasks.items()]
-    ingredients = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *task_keys]
+    bytes_ = [data.unknown] * (data.unknown == "bytes")
+    ingredients = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
     path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
     if not is_sealed(path):
         texts_of = name + " and the tasks" * bool(tasks)
         say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
         texts = [text for task, rows in tasks.items() for row in rows for text in TASKS[task].to_text(row)]
-        train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path)
+        train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path, data.unknown)
     return SentencePiece(path, data.sentinels)
 
 

@@ -26,6 +26,8 @@ class DataConfig:
     vocabulary: str = "unigram"  # unigram[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a unigram vocabulary is trained on
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
+    # what a trained unigram vocabulary writes for a character it lacks; the bytes are 256 of its pieces
+    unknown: Literal["unk", "bytes"] = "unk"
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
     held_out_lengths: tuple[int, ...] = (1,)  # rows in which held-out text is scored [x inputs_length]

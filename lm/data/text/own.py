@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import sentencepiece
@@ -32,6 +32,7 @@ REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, 
 ROOM = 10  # a smaller vocabulary has no room for characters that the text lacks [pieces per required one]
 LONGEST_LINE = 1_000  # the trainer drops lines of more than 4,192 bytes [characters]
 THREADS = 2  # of encoding; the trainer is faster with one
+Unknown = Literal["unk", "bytes"]  # what stands for a character without a piece: <unk>, or those of its bytes
 BYTE_PIECE = 6  # the type of a piece that stands for a byte, in sentencepiece_model.proto
 MODEL = "vocabulary.model"  # its name where a vocabulary is saved
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -129,8 +130,12 @@ class SentencePiece(Own):
         if charsmap := model.normalizer_spec.precompiled_charsmap:
             steps.insert(0, normalizers.Precompiled(charsmap))
         tokenizer.normalizer = normalizers.Sequence(steps)
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-        tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+        words = pre_tokenizers.Metaspace(prepend_scheme="always")
+        # Where a text spells the name of a byte's piece, that is not meant.
+        names = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, names]) if has_bytes else words
+        joined = decoders.Metaspace(prepend_scheme="always")
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), joined]) if has_bytes else joined
         spelling = [piece for piece, _ in pieces]
         order = ("pad", "eos", "unk", "mask", "cls", "sep", "bos")
         special = {**self.special, "unk": UNK, "bos": begin}
@@ -201,13 +206,14 @@ def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
     return processor
 
 
-def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
+def train_sentencepiece(texts: Iterable[str], size: int, path: Path, unknown: Unknown = "unk") -> Path:
     """Train a unigram model of ``size`` pieces on a sample of ``texts`` and ``write_sealed`` it.
 
-    The same texts give the same model. As in T5, normalisation is nmt_nfkc and unknown characters have id 2.
-    Byte fallback would take 256 pieces of a small vocabulary; 94 required characters cover all of ASCII.
+    The same texts give the same model. As in T5, normalisation is nmt_nfkc and unknown characters have id 2;
+    94 required characters cover all of ASCII. With ``unknown="bytes"`` 256 of the pieces are bytes, by which
+    any other character is written and decoded again: id 2 never occurs.
     """
-    model = io.BytesIO()
+    model, bytes_ = io.BytesIO(), 256 if unknown == "bytes" else 0
     settings: dict[str, Any] = {
         "model_type": "unigram",
         "vocab_size": size,
@@ -219,7 +225,8 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path) -> Path:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_sample(texts, size * TRAINED_ON),
             model_writer=model,
-            required_chars=REQUIRED if size >= ROOM * len(REQUIRED) else "",
+            required_chars=REQUIRED if size - bytes_ >= ROOM * len(REQUIRED) else "",
+            byte_fallback=bytes_ > 0,
             seed_sentencepiece_size=max(size * CANDIDATES_PER_PIECE, 10_000),
             **settings,
         )
