@@ -21,6 +21,7 @@ from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
 from experiments.runs.vocabularies import store_vocabulary, stored_vocabulary
 from experiments.study.registry import REGISTRY, build, run_folder
+from lm.data.tasks.task import Scored
 from lm.data.text.own import SentencePiece, train_sentencepiece
 from lm.evaluate.questions import write_predictions
 from lm.files import seal, seal_line, unseal, unseal_lines
@@ -108,7 +109,7 @@ def test_a_last_line_that_a_kill_cut_short_is_legal_and_one_that_was_changed_is_
             unseal_lines(b"".join(whole) + wrong, PATH)
 
 
-STEPS, TASK = 4, SimpleNamespace(name="cloze", column="SQuAD", metrics={"em": None}, beside=())
+STEPS, TASK = 4, Scored("cloze", "", "SQuAD", None, {"em": None})
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def run(tmp_path_factory):
         )
         return {
             "loss": 3.0 - step / 10,
-            "cloze/loss": 2.0,
+            "cloze/bits_per_byte": 2.0,
             "cloze/em": 10.0 * step,
             "cloze/score": 10.0 * step,
         }

@@ -2,19 +2,24 @@
 
 import ast
 import inspect
+import math
 import random
 import subprocess
 import sys
 import sysconfig
 import time
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.stats
 
-from lm.data.corpora import cleaning, corpus, documentation, harvest
+from lm.data.corpora import cleaning, corpus, documentation, exercises, harvest
 from lm.data.text import sources
 from lm.settings import SettingError
 
+TASKS = documentation.FEATURES.keys() - {"corpus", "unfiltered"}
 SOME = (  # packages of the standard library that are rich in prose and quick to read
     "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random "
     "smtplib"
@@ -116,11 +121,11 @@ def test_no_sentence_is_in_two_documents_or_twice_in_one(documents):
 def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
     train, validation, test = (names("corpus", split, cache) for split in ("train", "validation", "test"))
     assert len(train) + len(validation) + len(test) == len(train | validation | test)
-    for task in documentation.MAKERS:
-        learnt, asked = (names(task, split, cache) for split in ("train", "validation"))
-        assert min(len(learnt), len(asked)) > 0
-        assert not learnt & asked
-        assert learnt | asked <= validation | test
+    for task in TASKS:
+        parts = [names(task, split, cache) for split in ("train", "validation", "report")]
+        assert min(map(len, parts)) > 0
+        assert sum(map(len, parts)) == len(set().union(*parts))
+        assert set().union(*parts) <= validation | test
 
 
 def test_no_part_trains_on_what_another_is_evaluated_on(cache):
@@ -143,19 +148,66 @@ def test_unfiltered_documents_keep_what_the_rules_remove(documents):
     assert ">>>" not in dict(documents)["json"]
 
 
-def test_labels_are_balanced_and_answers_stand_in_their_context(cache):
-    for task in ("acceptability", "follows"):
-        labels = [row["label"] for row in sources.prepared_rows(f"documentation/{task}", "train", cache)]
-        assert 0.45 < sum(labels) / len(labels) < 0.55
-    for row in sources.prepared_rows("documentation/cloze", "train", cache):
-        assert row["answers"][0] in row["context"]
-        assert "_" in row["question"]
+def stored(task, split, cache):
+    return list(sources.prepared_rows(f"documentation/{task}", split, cache))
+
+
+def test_answers_are_where_the_task_says_and_nowhere_else(cache):
+    for row in stored("extract", "report", cache):
+        assert row["answers"][0] in row["context"] and row["context"].split().count(row["question"]) == 1
+    for row in stored("cloze", "report", cache):
+        candidates, (answer,) = row["candidates"], row["answers"]
+        assert len(set(candidates)) == exercises.CANDIDATES and answer in candidates
+        words = {exercises.bare(word) for word in f"{row['question']} {row['context']}".split()}
+        assert not words & set(candidates) and row["question"].count("_") >= 1
+    for row in stored("restore", "report", cache):
+        left = [word for word in row["summary"].split() if word not in exercises.SMALL_WORDS]
+        assert left == row["document"].split() != row["summary"].split()
+    for row in stored("next", "report", cache):
+        assert len(set(row["sentences"])) == exercises.SENTENCES > row["label"]
+
+
+def test_acceptability_is_asked_in_pairs_of_a_sentence_and_the_same_words_damaged(cache):
+    for split in ("train", "validation", "report"):
+        rows = stored("acceptability", split, cache)
+        pairs = {}
+        for row in rows:
+            pairs.setdefault((row["name"], frozenset(row["sentence"].split())), []).append(row["label"])
+        assert sum(sorted(labels) == [0, 1] * (len(labels) // 2) for labels in pairs.values()) > 0.99 * len(
+            pairs
+        )
+
+
+def test_how_frequent_and_how_long_a_candidate_is_does_not_tell_the_answer(documents, cache):
+    """Bits above chance of a guesser that knows the corpus and the answers of training, and no context."""
+    corpus_words, learnt = Counter(), Counter()
+    for _, text in documents:
+        corpus_words.update(map(exercises.bare, text.split()))
+    learnt.update(row["answers"][0] for row in stored("cloze", "train", cache))
+    rows = stored("cloze", "report", cache) + stored("cloze", "validation", cache)
+    for weight in (lambda word: corpus_words[word], lambda word: learnt[word] + 1, len):
+        for power in (-1, -0.3, 0.1, 0.3, 1):  # however much it trusts that
+            bits = [above_chance([weight(word) ** power for word in row["candidates"]], row) for row in rows]
+            assert np.mean(bits) < 0.02 + 3 * np.std(bits) / len(bits) ** 0.5, (power, len(bits))
+
+
+def above_chance(weights, row):
+    right = weights[row["candidates"].index(row["answers"][0])]
+    return math.log2(len(weights)) + math.log2(right / sum(weights))
+
+
+def test_no_place_is_right_more_often_than_another(cache):
+    cloze = [row["candidates"].index(row["answers"][0]) for row in stored("cloze", "report", cache)]
+    following = [row["label"] for row in stored("next", "report", cache)]
+    for places, count in ((cloze, exercises.CANDIDATES), (following, exercises.SENTENCES)):
+        counts = np.bincount(places, minlength=count)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-4, counts
 
 
 def test_damage_leaves_first_and_last_word_and_changes_the_order():
     words = ["The", "quick", "brown", "fox", "jumps", "over", "it."]
     for seed in range(100):
-        found = documentation.damaged(words, random.Random(seed))
+        found = exercises.damaged(words, random.Random(seed))
         assert found != words
         assert (found[0], found[-1]) == (words[0], words[-1])
         assert set(found) == set(words)
@@ -172,8 +224,8 @@ WRITE = """
 import sys
 from pathlib import Path
 from lm.data.corpora.documentation import write_set
-row = {"name": "a", "sentence1": "One.", "sentence2": "Two.", "label": 1}
-write_set("follows", {"train": [row] * 3}, Path(sys.argv[1]), Path(sys.argv[1], "set"))
+row = {"name": "a", "document": "One.", "summary": "Two."}
+write_set("restore", {"train": [row] * 3}, Path(sys.argv[1]), Path(sys.argv[1], "set"))
 """
 
 
@@ -222,6 +274,7 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     parts = [corpus.documents("documentation", split, tmp_path) for split in ("train", "validation")]
     assert sum(len(text) for part in parts for text in part) > 7.2e6  # and the test split
     assert seconds < 60  # 20 s on an idle core
-    for task in documentation.MAKERS:
-        assert len(sources.prepared_rows(f"documentation/{task}", "train", tmp_path)) >= 1500
-        assert len(sources.prepared_rows(f"documentation/{task}", "validation", tmp_path)) >= 200
+    for task in TASKS:
+        least = (900, 150, 700) if task == "first-sentence" else (2_500, 450, 2_000)
+        for split, rows in zip(("train", "validation", "report"), least, strict=True):
+            assert len(stored(task, split, tmp_path)) >= rows, (task, split)

@@ -8,7 +8,7 @@ import pytest
 
 from lm.data.batches import Batches
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches, shortened
-from lm.data.tasks.labelled import LABELLED, endings, find_labelled, whole_word
+from lm.data.tasks.labelled import LABELLED, behind_cue, find_labelled, pairs
 from lm.data.text.own import Bytes
 from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
@@ -17,15 +17,17 @@ TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
 VOCABULARY = Bytes(100)
 CLS = VOCABULARY.cls
 ARCHITECTURES = ("encoder", "decoder", "prefix-decoder", "encoder-decoder")
-GAP = {"question": "call the _ twice"}
+CUE = {"question": "the"}
 DOCUMENTATION = {
     "acceptability": [{"sentence": f"sentence {i}", "label": i % 2} for i in range(5)],
     "follows": [{"sentence1": f"first {i}", "sentence2": f"second {i}", "label": i % 2} for i in range(5)],
-    "cloze": [
-        GAP | {"context": f"a handler, {'or ' * i}the (handler): it's new", "answers": ["handler"]}
+    "extract": [
+        CUE | {"context": f"a handler, {'or ' * i}the (handler): it's new", "answers": ["handler"]}
         for i in range(5)
     ],
-    "next": endings([{"sentence1": f"s{i}", "sentence2": f"t{i}", "label": 1} for i in range(8)]),
+    "next": [
+        {"sentences": [f"s{i} {k}" for k in range(4)], "following": f"t{i}", "label": i % 4} for i in range(8)
+    ],
     "stsb": [{"sentence1": "a", "sentence2": "b", "label": i / 2} for i in range(5)],
     "pos": [{"tokens": ["do", "n't", "\\u4e2d", "go" * i], "upos": [3, 9, 0, i]} for i in range(5)],
 }
@@ -98,7 +100,7 @@ def test_what_is_too_long_keeps_its_frame_and_what_is_cut_off_has_no_weight(arch
     assert tokens[-1] == EOS
     assert abs((tokens == 100).sum() - (tokens == 101).sum()) <= 1  # a and b are bytes 97 and 98
     assert batch["label_loss_weights"].tolist() == [0]  # an unknown label
-    batch = read("cloze", DOCUMENTATION["cloze"][0])
+    batch = read("extract", DOCUMENTATION["extract"][0])
     assert batch["label_loss_weights"].tolist() == [0]
     row = {"tokens": ["one", "two", "three", "four", "five"], "upos": [1, 2, 3, 4, 5]}
     batch = read("pos", row)
@@ -109,8 +111,8 @@ def test_what_is_too_long_keeps_its_frame_and_what_is_cut_off_has_no_weight(arch
 
 
 def test_a_context_read_word_by_word_has_the_pieces_of_the_whole_and_all_words_of_all_texts_count():
-    row = DOCUMENTATION["cloze"][2]
-    tokens = Reader(LABELLED["cloze"], VOCABULARY, "decoder", 100).example(row).rows[0].tokens
+    row = DOCUMENTATION["extract"][2]
+    tokens = Reader(LABELLED["extract"], VOCABULARY, "decoder", 100).example(row).rows[0].tokens
     assert tokens.tolist() == [
         *VOCABULARY.encode(row["question"]),
         EOS,
@@ -123,26 +125,27 @@ def test_a_context_read_word_by_word_has_the_pieces_of_the_whole_and_all_words_o
 
 def test_a_span_starts_before_it_ends_lies_in_the_context_and_is_not_long():
     row = {"question": "what _", "context": " ".join(f"w{i}" for i in range(60)), "answers": ["w1"]}
-    reader, rng = Reader(LABELLED["cloze"], VOCABULARY, "encoder", 200), np.random.default_rng(0)
+    reader, rng = Reader(LABELLED["extract"], VOCABULARY, "encoder", 200), np.random.default_rng(0)
     for _ in range(50):
         answer = reader.answer(row, rng.normal(size=(2, 200)))
         assert answer in row["context"]
         assert 1 <= len(answer.split()) <= 30
 
 
-def test_the_place_of_an_answer_is_where_the_question_has_its_gap():
-    row = DOCUMENTATION["cloze"][0]
-    start, end = whole_word(row)
+def test_the_place_of_an_answer_is_behind_its_cue():
+    row = DOCUMENTATION["extract"][0]
+    start, end = behind_cue(row)
     assert (start, row["context"][start:end]) == (16, "handler")
-    assert whole_word(row | {"question": "an _"}) == (2, 9)
-    assert whole_word(row | {"answers": ["hand"]}) is None
+    assert behind_cue(row | {"question": "a"}) == (2, 9)
+    assert behind_cue(row | {"answers": ["hand"]}) is None
 
 
-def test_one_of_four_endings_follows_and_each_place_is_as_likely():
-    rows = DOCUMENTATION["next"]
-    assert [row["endings"][row["label"]] for row in rows] == [f"t{i}" for i in range(8)]
-    assert all(len(set(row["endings"])) == 4 for row in rows)
-    assert np.bincount([row["label"] for row in rows]).tolist() == [2, 2, 2, 2]
+def test_every_other_pair_of_sentences_follows():
+    found = pairs(DOCUMENTATION["next"])
+    assert [row["label"] for row in found] == [1, 0] * 4
+    assert [row["sentence2"] for row in found] == [f"t{i}" for i in range(8)]
+    firsts = [row["sentence1"] for row in found]
+    assert firsts == ["s0 0", "s1 2", "s2 2", "s3 0", "s4 0", "s5 2", "s6 2", "s7 0"]
 
 
 def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts():

@@ -132,7 +132,7 @@ def row(runs, count, signals=()):
     changed = {k: v for k, v in SMALL.items() if v != SCALES["nano"].get(k)} | {"pretraining.steps": 40}
     flags = [word for name, value in changed.items() for word in (f"--{name}", value)]
     command = "-m", "experiments", "run", "t5/1-baseline/baseline", "--runs", runs, *flags
-    command += "--tuning.mixtures", "follows", "--tuning.heads", "cloze"
+    command += "--tuning.mixtures", "cloze", "--tuning.heads", "follows"
     codes = []
     for number in (*signals, None):
         begun, started = (
@@ -157,7 +157,7 @@ def test_a_row_comes_to_the_same_with_one_process_and_with_two_however_they_are_
     assert codes == [[42], [0]]
     codes, found, here = row(tmp_path / "two", 2, [signal.SIGINT, signal.SIGTERM])
     assert codes == [[42, 42], [42, 42], [0, 0]]
-    assert found["tasks"].keys() == due["tasks"].keys() == {"follows", "cloze"}
+    assert found["tasks"].keys() == due["tasks"].keys() == {"cloze", "follows"}
     for path in sorted(there.glob("finetuning/*/metrics.jsonl")):
         name = path.parent.relative_to(there)
         assert losses(here / name) == pytest.approx(losses(path.parent), rel=1e-5)

@@ -212,7 +212,10 @@ def test_the_stages_of_a_run_are_listed_with_what_each_starts_from_and_what_is_s
     assert cli.dispatch(command) == 0
     lines = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
     assert [line[3:6] for line in lines if "pretraining" in line[1:2]] == [["random parameters", "200", "50"]]
-    assert [line[1] for line in lines if "pretraining" in line[3:4]][:2] == ["summarise", "acceptability"]
+    assert [line[1] for line in lines if "pretraining" in line[3:4]][:2] == [
+        "documentation-words",
+        "documentation-sentences",
+    ]
 
 
 def test_the_help_names_every_scale(capsys):

@@ -1,6 +1,7 @@
 """From settings to a report, as a user gets there."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from experiments.study.scales import SCALES
 from lm import sharding
 from lm.data.corpora import documentation
 from lm.data.objectives import lengths_of
+from lm.data.tasks.task import Scored
 from lm.files import seal_lines
 from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
@@ -100,7 +102,14 @@ def test_every_row_builds_at_every_scale_without_allocating(scale):
 def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
     for name in (BASELINE, RATE):
         result = read_result(folder_of(swept, name))
-        assert set(result.columns) == {"GLUE", "CNNDM", "SQuAD", "SGLUE"}
+        assert set(result.columns) == {
+            "cloze",
+            "extract",
+            "acceptability",
+            "first-sentence",
+            "next",
+            "restore",
+        }
         assert result.tokens > 0
     folder = swept / "tiny" / "reports" / "t5-6-corruption-rate"
     text = (folder / "report.md").read_text()
@@ -145,20 +154,25 @@ def test_the_best_checkpoint_of_each_task_counts(tmp_path):
     ]
     (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
 
-    task = {"column": "GLUE", "metrics": {"em": None}, "beside": ()}
-    best = {name: best_of(SimpleNamespace(name=name, **task), tmp_path) for name in "ab"}
+    task = Scored("", "", "GLUE", None, {"em": None})
+    best = {name: best_of(replace(task, name=name), tmp_path) for name in "ab"}
     assert {name: found["step"] for name, found in best.items()} == {"a": 1, "b": 2}
     assert columns(best) == {"GLUE": 4.0}
 
 
-def test_of_checkpoints_that_score_alike_the_one_with_the_lowest_loss_is_the_best_and_else_the_last(tmp_path):
-    task = SimpleNamespace(name="a", column="GLUE", metrics={"em": None}, beside=())
+def test_of_checkpoints_that_score_alike_the_one_with_the_likeliest_answers_is_the_best_else_the_last(
+    tmp_path,
+):
+    task = Scored("a", "", "GLUE", None, {"em": None})
     losses = [4.0, 3.0, 2.0, 2.0, 5.0]
-    lines = [{"step": n, "kind": "eval", "a/score": 0.0, "a/loss": loss} for n, loss in enumerate(losses, 1)]
+    lines = [
+        {"step": n, "kind": "eval", "a/score": 0.0, "a/bits_per_byte": loss}
+        for n, loss in enumerate(losses, 1)
+    ]
     (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
     assert best_of(task, tmp_path)["step"] == 4
     for line in lines:
-        del line["a/loss"]
+        del line["a/bits_per_byte"]
     (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
     assert best_of(task, tmp_path)["step"] == 5
 
@@ -188,7 +202,7 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
 @pytest.mark.parametrize(
     ("name", "new"),
     [
-        ("electra/base", {"tuning.heads": ("cloze",)}),
+        ("electra/base", {"tuning.heads": ("extract",)}),
         pytest.param("bert/mixed-layers", {"tuning.heads": ("next",)}, marks=pytest.mark.slow),
         ("positions/alibi", {"data.inputs_length": 12}),
     ],
@@ -223,8 +237,10 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
     assert count_written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
     with pytest.raises(SettingError, match="is no run"):
         generate(swept / "nowhere", ("a",))
-    with pytest.raises(SettingError, match="--mixture 'summaris' .*did you mean 'summarise'"):
-        generate(folder_of(swept, RATE), ("a",), "summaris")
+    with pytest.raises(
+        SettingError, match="--mixture 'documentation-word' .*did you mean 'documentation-words'"
+    ):
+        generate(folder_of(swept, RATE), ("a",), "documentation-word")
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,16 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
 
 
 def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
-    """The tasks that a stage is trained on ("train") and evaluated on ("validation")."""
+    """The tasks that a stage is trained on ("train") and evaluated on ("validation", "report")."""
+    train: list[Scored]
+    validation: list[Scored]
     if stage.kind == "head":
-        return {split: [find_labelled(name) for name in stage.on] for split in SPLITS}
-    return {
-        "train": [task for name in stage.on for task in mixture(name) if task.train],
-        "validation": [task for name in stage.scored_on for task in mixture(name).evaluated],
-    }
+        train = validation = [find_labelled(name) for name in stage.on]
+    else:
+        train = [task for name in stage.on for task in mixture(name) if task.train]
+        validation = [task for name in stage.scored_on for task in mixture(name).evaluated]
+    report = [task for task in validation if task.report]
+    return {"train": train, "validation": validation, "report": report}
 
 
 def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows:

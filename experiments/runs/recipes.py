@@ -1,7 +1,7 @@
 """How each kind of stage is computed: one entry of RECIPES gives its step, its batches and its questions.
 
-The step names the model, its loss and which parameters are trained; the questions are the validation rows of
-tasks on which its checkpoints are scored.
+The step names the model, its loss and which parameters are trained; the questions are rows of tasks: the
+validation rows, on which its checkpoints are scored, or the report rows, on which the chosen one is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.runs.prepare import (
-    Encoded,
     Prepared,
     encoded_tasks,
     mixed_batches,
     pretraining_batches,
+    tasks_of,
     tuning_lengths,
 )
 from experiments.runs.stages import Stage
@@ -27,13 +27,13 @@ from lm import sharding
 from lm.data.batches import Batch, Batches, stream
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches
 from lm.data.objectives import Lengths
-from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Mixed, eval_batches
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Task
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import EOS, Vocabulary
 from lm.evaluate.decode import greedy
+from lm.evaluate.gold import Choices
 from lm.evaluate.questions import Questions
 from lm.nn.composed import BODY, DISCRIMINATOR, Electra, Tuned
 from lm.nn.config import HeadConfig, ModelConfig
@@ -46,13 +46,15 @@ from lm.train.optimizers import GradualUnfreezing, Tune, adapters_only, body_fro
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 
+Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
+
 
 class Recipe(NamedTuple):
     """How a kind of stage is computed."""
 
     step: Callable[[Stage], StepSpec]  # model, loss and what is trained
     batches: Callable[[Stage, Prepared], Batches]
-    questions: Callable[[Stage, Prepared, Mesh], list[Questions]]  # that its checkpoints are asked
+    questions: Callable[[Stage, Prepared, Mesh, Half], list[Questions]]  # that its checkpoints are asked
 
 
 # ---- the step
@@ -144,24 +146,56 @@ def held_out_batches(
 # ---- the questions
 
 
-def _text_questions(stage: Stage, prepared: Prepared, mesh: Mesh) -> list[Questions]:
+def _text_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[Questions]:
     return [
-        _validation(stage, prepared, mesh, task, mixture(name).targets_length)
-        for name in stage.scored_on
-        for task in mixture(name).evaluated
+        _text_question(stage, prepared, mesh, task, half) for task in cast(list[Task], tasks_of(stage)[half])
     ]
 
 
-def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh) -> list[Questions]:
-    length = stage.settings.tuning.inputs_length
-    return [_validation(stage, prepared, mesh, find_labelled(name), length) for name in stage.scored_on]
+def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, half: Half) -> Questions:
+    """``tuning.evaluation_examples`` rows of the validation half; of the report half as many to answer, and
+    all whose likelihood is measured. What counts by likelihood is answered on the report half only.
+    """
+    rows, most = task.rows(half, prepared.cache), stage.settings.tuning.evaluation_examples
+    answered = first(rows, most) if half == "report" or task.measure == "score" else []
+    length = max(mixture(name).targets_length for name in stage.scored_on if task.name in mixture(name).tasks)
+    asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
+    measured = rows if half == "report" else first(rows, most)
+    lengths = Lengths(raw=0, inputs=stage.settings.tuning.inputs_length, targets=length)
+    return replace(asked, choices=choices_of(task, measured, prepared.vocabulary, lengths))
 
 
-def _validation(
-    stage: Stage, prepared: Prepared, mesh: Mesh, task: AnyTask, targets_length: int
-) -> Questions:
-    rows = first(task.rows("validation", prepared.cache), stage.settings.tuning.evaluation_examples)
-    return questions(stage.settings, prepared.vocabulary, mesh, task, rows, targets_length)
+def choices_of(task: Task, rows: Sequence[Row], vocabulary: Vocabulary, lengths: Lengths) -> Choices:
+    """The likelihoods to measure of ``rows``, as ids cut to ``lengths``, EOS counted, as in training."""
+
+    def ids(text: str, length: int) -> list[int]:
+        return [*vocabulary.encode(text)[: length - 1], EOS]
+
+    pairs, sizes, places = [], [], []
+    for row in rows:
+        texts, right = task.choices(row)
+        pairs.append(
+            [(ids(inputs, lengths.inputs), ids(answer, lengths.targets)) for inputs, answer in texts]
+        )
+        sizes.append([answer_bytes(answer, ids(answer, lengths.targets), vocabulary) for _, answer in texts])
+        places.append(right)
+    return Choices(pairs, sizes, places)
+
+
+def answer_bytes(answer: str, ids: Sequence[int], vocabulary: Vocabulary) -> int:
+    """UTF-8 bytes of an answer, or of what is left of it when it was cut; 1 at least."""
+    whole = len(vocabulary.encode(answer)) < len(ids)
+    return max(len((answer if whole else vocabulary.decode(ids)).encode()), 1)
+
+
+def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[Questions]:
+    length, most = stage.settings.tuning.inputs_length, stage.settings.tuning.evaluation_examples
+    asked = []
+    for task in tasks_of(stage)[half]:
+        rows = task.rows(half, prepared.cache)
+        rows = rows if half == "report" else first(rows, most)
+        asked.append(questions(stage.settings, prepared.vocabulary, mesh, cast(AnyTask, task), rows, length))
+    return asked
 
 
 def questions(
@@ -189,21 +223,6 @@ def questions(
 
 
 _head_output = jax.jit(Tuned.__call__)  # model, batch -> what its head gives
-
-
-def right_answers(
-    stage: Stage, prepared: Prepared, mesh: Mesh, questions: Questions, lengths: Lengths
-) -> list[Batch]:
-    """This process's parts of batches of the rows with their right answers; only these count in the loss."""
-    rows = Encoded(cast(Task, questions.task), questions.rows, prepared.vocabulary)
-    size, architecture = stage.settings.finetuning.batch_size, stage.settings.model.architecture
-    batches = eval_batches(rows, architecture=architecture, lengths=lengths, batch_size=size)
-    if architecture not in ENCODER_DECODERS:  # a decoder's row is inputs and targets, and its loss is of both
-        for batch in batches:
-            # 1 at positions 0 to n, of n inputs; these are predicted at 0 to n - 1, hence the shift.
-            visible = batch["decoder_causal_attention"]
-            batch["decoder_loss_weights"][:, :-1] *= 1 - visible[:, 1:]
-    return _of_process(mesh, size, batches)
 
 
 def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:

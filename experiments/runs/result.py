@@ -16,6 +16,8 @@ from lm.files import checksum, seal, unseal, write
 from lm.settings import DataError, SettingError
 
 SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
+# metrics that are no shares -> least and largest value
+UNBOUNDED = {"loss": (0, 700), "bits_per_byte": (0, 700), "bits_above_chance": (-1e4, 64)}
 LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
 
 
@@ -46,8 +48,9 @@ class Result:
         for name, best in _items("tasks", self.tasks):
             _check_task(name, best)
         signed = any(SIGNED & best["metrics"].keys() for best in self.tasks.values())
+        bits = any(best.get("measure", "score") != "score" for best in self.tasks.values())
         for name, score in _items("columns", self.columns):
-            _check_range(name, score, -100 * signed, 100)
+            _check_range(name, score, -100 * signed - 1e4 * bits, 100 + 700 * bits)
         for times, loss in _items("length_losses", self.length_losses):
             _check_range(f"length_losses {times}", loss, 0, LARGEST)
             if not re.fullmatch("[1-9][0-9]{0,8}", times):
@@ -124,8 +127,10 @@ def _check_task(name: str, best: Any) -> None:
     _check_range(f"step of {name}", fields.get("step"), 0, 1e300)
     metrics = dict(_items(f"metrics of {name}", fields.get("metrics")))
     low = -100 * bool(SIGNED & metrics.keys())
+    measure = fields.get("measure", "score")
     for metric, value in (metrics | {"score": fields.get("score")}).items():
-        _check_range(f"{metric} of {name}", value, *((0, LARGEST) if metric == "loss" else (low, 100)))
+        of = measure if metric == "score" else metric
+        _check_range(f"{metric} of {name}", value, *UNBOUNDED.get(of, (low, 100)))
 
 
 def check_settings(

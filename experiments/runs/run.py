@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 
@@ -21,22 +21,29 @@ from experiments.runs.prepare import tasks_of
 from experiments.runs.progress import Reporter
 from experiments.runs.recipes import (
     RECIPES,
+    Half,
     checkpoints_of,
     held_out_batches,
-    right_answers,
     start_from,
     steps_of,
     trained,
 )
-from experiments.runs.scores import best_of, task_score, write_scores
+from experiments.runs.scores import (
+    best_of,
+    reported,
+    task_score,
+    write_example_values,
+    write_reported,
+    write_scores,
+)
 from experiments.runs.session import Session, ShownLog, check_origin, data, finished, flops, locked
 from experiments.runs.stages import Stage, home_of, save_settings, stages
 from experiments.study.experiment import Experiment
-from lm.data.objectives import Lengths
-from lm.data.tasks.task import Task
+from lm.data.tasks.labelled import AnyTask
 from lm.evaluate.questions import score_task
 from lm.nn.composed import Ensemble
 from lm.nn.transformer import Transformer
+from lm.train import manifest
 from lm.train.config import LoopConfig
 from lm.train.loop import Run, train
 from lm.train.state import State
@@ -64,7 +71,7 @@ def run(
     for _, group in groupby(every, lambda stage: stage.group):
         models = list(group)
         fit(models, session)
-        scores |= best_scores(models[0]) if len(models) == 1 else scores_together(models, session)
+        scores |= reported_scores(models, session)
     longer = length_losses(every, session)
     if jax.process_index() == 0:
         write_scores(folder, home, every, scores, longer)
@@ -100,7 +107,7 @@ def _train(stage: Stage, session: Session) -> None:
             partial(data, stage, session, batches),
             checkpoints,
             log,
-            evaluation(stage, session, steps, batches.lengths),
+            evaluation(stage, session, steps),
             partial(start_from, stage.parent, steps) if stage.parent else None,
             flops(stage, batches.lengths),
         )
@@ -109,28 +116,24 @@ def _train(stage: Stage, session: Session) -> None:
         trains(False)
 
 
-def evaluation(
-    stage: Stage, session: Session, steps: Steps, lengths: Lengths
-) -> Callable[[State], dict[str, float]]:
-    """Of pre-training the held-out loss; of tasks all metrics, the loss of targets, and the mean ``score``.
+def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State], dict[str, float]]:
+    """Of pre-training the held-out loss; of tasks all metrics of the validation half, and their ``score``.
 
-    The loss tells models apart that are too small to answer. The answers of each step are written.
+    More is better of every score here: of bits per byte it is less than 0. The answers of each step are
+    written.
     """
     prepared, mesh, size = session.prepared, session.mesh, stage.training.batch_size
-    asked = RECIPES[stage.kind].questions(stage, prepared, mesh)
-    texts = [questions for questions in asked if isinstance(questions.task, Task)]
-    right = {x.task.name: right_answers(stage, prepared, mesh, x, lengths) for x in texts}
+    asked = RECIPES[stage.kind].questions(stage, prepared, mesh, "validation")
     # made at the first evaluation: tasks need none of it
     held_out = cache(partial(held_out_batches, stage.settings, prepared, mesh, 1, -(-WATCHED // size)))
 
     def evaluate(state: State) -> dict[str, float]:
         values = steps.evaluate(state, held_out()) if stage.kind == "pretrain" else {}
         for questions in asked:
-            name = questions.task.name
-            path = stage.folder / "predictions" / name / f"{int(state.step)}.jsonl"
-            metrics = score_task(state.model, questions, steps.put, path)
-            metrics |= {"loss": steps.evaluate(state, right[name])["loss"]} if name in right else {}
-            values |= {f"{name}/{metric}": value for metric, value in metrics.items()}
+            path = answers_path(stage.folder, questions.task, int(state.step))
+            metrics, _ = score_task(state.model, questions, steps.put, path)
+            metrics["score"] *= questions.task.better
+            values |= {f"{questions.task.name}/{metric}": value for metric, value in metrics.items()}
         if asked:
             values["score"] = sum(values[f"{each.task.name}/score"] for each in asked) / len(asked)
         return values
@@ -138,23 +141,68 @@ def evaluation(
     return evaluate
 
 
-def best_scores(stage: Stage) -> dict[str, dict]:
-    """``{task: its best checkpoint's step and scores}``."""
-    tasks = tasks_of(stage)["validation"]
-    return agreed(lambda: {task.name: best_of(task, stage.folder) for task in tasks}) if tasks else {}
+def answers_path(folder: Path, task: AnyTask, step: int | str) -> Path:
+    """The file of a model's answers to a task, in the folder of its stage."""
+    return folder / "predictions" / task.name / f"{step}.jsonl"
+
+
+def reported_scores(models: Sequence[Stage], session: Session) -> dict[str, dict]:
+    """``{task: scores}`` of the models of a group, which answer together if they are several."""
+    if not tasks_of(models[0])["validation"]:
+        return {}
+    return scores_alone(models[0], session) if len(models) == 1 else scores_together(models, session)
+
+
+def scores_alone(stage: Stage, session: Session) -> dict[str, dict]:
+    """The best checkpoint by the mean score of the validation halves, scored once on the report halves.
+
+    A task that has no report half has the score of the best checkpoint by its own, as in the paper.
+    """
+    tasks, folder = tasks_of(stage), stage.folder
+    scores = agreed(
+        lambda: {task.name: best_of(task, folder) for task in tasks["validation"] if not task.report}
+    )
+    if tasks["report"]:
+        step = agreed(lambda: manifest.best(manifest.manifests(folder / "checkpoints"), "score", "highest"))
+        kept = agreed(lambda: reported(folder))
+        if kept.get("step") != step:
+            model = trained(stage, session.mesh).model
+            kept = {"step": step, "tasks": scores_on("report", model, stage, session, (folder, step))}
+            if jax.process_index() == 0:
+                write_reported(folder, kept)
+        scores |= kept["tasks"]
+    return scores
 
 
 def scores_together(models: Sequence[Stage], session: Session) -> dict[str, dict]:
     """The scores of the members' best models as an ensemble; its answers lie beside the members'."""
-    first, mesh = models[0], session.mesh
-    if not first.scored_on:
-        return {}
-    session.reporter.start(f"{len(models)} models together on {first.group}")
-    ensemble, scores = Ensemble([cast(Transformer, trained(stage, mesh).model) for stage in models]), {}
-    for questions in RECIPES[first.kind].questions(first, session.prepared, mesh):
-        path = first.folder.parent / "predictions" / questions.task.name / "ensemble.jsonl"
-        metrics = score_task(ensemble, questions, steps_of(first, mesh).put, path)
-        scores[questions.task.name] = task_score(questions.task, first.training.steps, metrics)
+    stage, mesh = models[0], session.mesh
+    session.reporter.start(f"{len(models)} models together on {stage.group}")
+    ensemble = Ensemble([cast(Transformer, trained(member, mesh).model) for member in models])
+    place = (stage.folder.parent, stage.training.steps)
+    return scores_on("validation", ensemble, stage, session, place) | scores_on(
+        "report", ensemble, stage, session, place
+    )
+
+
+def scores_on(
+    half: Half, model: Any, stage: Stage, session: Session, place: tuple[Path, int]
+) -> dict[str, dict]:
+    """The scores of a model on one half of the tasks of its stage, ``validation`` where they have no other.
+
+    ``place``: the folder for its answers and values of single rows, and its step.
+    """
+    (folder, step), scores = place, {}
+    name = "ensemble" if isinstance(model, Ensemble) else step
+    put = steps_of(stage, session.mesh).put
+    for questions in RECIPES[stage.kind].questions(stage, session.prepared, session.mesh, half):
+        task = questions.task
+        if half == "report" or not task.report:
+            metrics, values = score_task(model, questions, put, answers_path(folder, task, name))
+            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.size}
+            scores[task.name] |= {"answered": len(questions.rows)}
+            if half == "report" and jax.process_index() == 0:
+                write_example_values(folder, task.name, values)
     return scores
 
 

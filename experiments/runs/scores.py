@@ -1,7 +1,8 @@
 """What a run scored and cost, from the records of its stages."""
 
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +11,58 @@ import numpy as np
 from experiments.runs.result import write_result
 from experiments.runs.stages import Stage
 from lm.data.tasks.task import Scored
+from lm.files import seal, unseal, write
 from lm.train.log import records
+
+BITS = "bits_per_byte"  # of the right answers of a task: decides between equal scores
 
 
 def best_of(task: Scored, folder: Path) -> dict[str, Any]:
     """The best evaluation of a task, as the paper reports it: every task by its own checkpoint.
 
-    Of several with the same score it is the one with the lowest loss, else the last: as of checkpoints.
+    Of several with the same score it is the one with the likeliest right answers, else the last: as of
+    checkpoints.
     """
     name = task.name
     evaluations = [record for record in records(folder) if f"{name}/score" in record]
-    best = max(evaluations, key=lambda r: (r[f"{name}/score"], -r.get(f"{name}/loss", np.inf), r["step"]))
+    best = max(evaluations, key=lambda r: (r[f"{name}/score"], -r.get(f"{name}/{BITS}", np.inf), r["step"]))
     metrics = {key.removeprefix(f"{name}/"): x for key, x in best.items() if key.startswith(f"{name}/")}
-    if "loss" in metrics:  # of its own best checkpoint
-        metrics["loss"] = min(r.get(f"{name}/loss", np.inf) for r in evaluations)
     return task_score(task, best["step"], metrics)
 
 
 def task_score(task: Scored, step: int, metrics: dict[str, float]) -> dict[str, Any]:
-    """What ``scores.json`` says of a task."""
+    """What ``scores.json`` says of a task, but for the number of its rows."""
     return {
         "column": task.column,
+        "like": task.like,
         "metric": " and ".join(metric for metric in task.metrics if metric not in task.beside),
+        "measure": task.measure,
+        "chance": 0.0 if task.measure == "bits_above_chance" else None,
         "step": step,
         "score": metrics["score"],
         "metrics": {name: value for name, value in metrics.items() if name != "score"},
     }
+
+
+def reported(folder: Path) -> dict[str, Any]:
+    """What the model of a stage came to on the report halves: ``step`` and ``tasks``; nothing if not yet.
+
+    DataError if it is damaged.
+    """
+    path = folder / "report" / "scores.json"
+    return unseal(path.read_bytes(), path, "delete it") if path.exists() else {}
+
+
+def write_reported(folder: Path, scores: dict[str, Any]) -> None:
+    """What ``reported`` reads."""
+    write(folder / "report" / "scores.json", seal(scores))
+
+
+def write_example_values(folder: Path, task: str, values: Mapping[str, np.ndarray]) -> None:
+    """``report/TASK.npz``: what each row of a task's report half came to, by name."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **values)
+    write(folder / "report" / f"{task}.npz", file.getvalue())
 
 
 def columns(best: dict[str, dict]) -> dict[str, float]:

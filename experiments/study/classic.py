@@ -14,7 +14,7 @@ from lm.settings import leaves
 _OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads d_embed
     num_key_value_heads special.pad special.eos special.start dropout dtype layers remat""".split()
 
-LABELLED = ("acceptability", "follows", "cloze", "next")  # labelled tasks of the documentation
+LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
 HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
 # No encoder or decoder here was published with Adafactor; a ramp keeps post-norm stacks from diverging.
 _RAMP: dict[str, Any] = {"clip_norm": 1.0, "weight_decay": 0.01, "warmup_steps": 50}

@@ -18,7 +18,7 @@ _DOCUMENTATION: Changes = {
     "model.d_ff": 256,
     "model.layers": "unroll",  # with two layers as quick to compile, and quicker to run
     "tuning.inputs_length": 96,
-    "tuning.mixtures": ("summarise", "acceptability", "follows", "cloze"),
+    "tuning.mixtures": ("documentation-words", "documentation-sentences"),
     # of 2,000 to 8,000 examples a task: as the paper's 2^19, between the sizes of its tasks
     "mixing.limit": 2_000,
     # short runs learn faster at a rate of 0.02, and have no time to decay

@@ -1,4 +1,4 @@
-"""Task -> a model's answers -> metrics."""
+"""Task -> a model's answers, and how likely it finds the right ones -> metrics."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 from lm import files
 from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.task import Row
+from lm.evaluate.gold import Choices, Values, example_values, gold_metrics, gold_values
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,16 @@ class Questions:
     """The examples of a task to evaluate on, as batches that are made once and used at every checkpoint."""
 
     task: AnyTask
-    rows: Sequence[Row]
+    rows: Sequence[Row]  # to answer; may be fewer than those of ``choices``
     batches: Sequence[dict[str, np.ndarray]]  # this process's parts of the global batches
     output: Callable[[Any, Any], Array]  # model, batch -> for each row tokens, or what a head gives
     answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
+    choices: Choices | None = None  # the right answers in words whose likelihood is measured; None: none
+
+    @property
+    def size(self) -> int:
+        """Rows that are measured or answered."""
+        return max(len(self.rows), len(self.choices.right) if self.choices else 0)
 
 
 def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
@@ -36,12 +43,24 @@ def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
     return [questions.answer(row, np.asarray(output)) for row, output in pairs]
 
 
-def score_task(model: Any, questions: Questions, put: Callable, path: Path | None) -> dict[str, float]:
-    """Metrics of the model's answers, 0 to 100, ``score`` the task's main one; answers go to ``path``."""
-    predictions = predict(model, questions, put)
-    if path is not None:
-        write_predictions(path, questions.task, questions.rows, predictions)
-    return questions.task.evaluate(questions.rows, predictions)
+def score_task(
+    model: Any, questions: Questions, put: Callable, path: Path | None
+) -> tuple[dict[str, float], Values]:
+    """Metrics of the model's answers, which go to ``path``, and of the right ones; and values of each row.
+
+    ``score`` is what counts of the task, its ``measure``.
+    """
+    task, metrics, values = questions.task, {}, {}
+    if questions.rows:
+        predictions = predict(model, questions, put)
+        if path is not None:
+            write_predictions(path, task, questions.rows, predictions)
+        metrics = task.evaluate(questions.rows, predictions)
+    if questions.choices is not None:
+        values = gold_values(model, questions.choices, put)
+        metrics |= gold_metrics(values)
+        values = example_values(values)
+    return metrics | ({} if task.measure == "score" else {"score": metrics[task.measure]}), values
 
 
 def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], predictions: Iterable[Any]) -> None:

@@ -203,10 +203,13 @@ class Milestones:
         return step == self.config.steps or step % self.config.evaluate_every == 0
 
 
+LOSSES = ("loss", "bits_per_byte")  # decide between checkpoints of equal score: less is better
+
+
 def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[str, float], dict[str, float]]:
     """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss beside it."""
     scores = {name: value for name, value in values.items() if name.split("/")[-1] == score}
-    losses = {name: value for name, value in values.items() if name.split("/")[-1] == "loss"}
+    losses = {name: value for name, value in values.items() if name.split("/")[-1] in LOSSES}
     means = {}
     for name in scores:
         task = [losses[loss] for loss in losses if loss.startswith(name.removesuffix(score))]

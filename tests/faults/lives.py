@@ -39,8 +39,8 @@ SERVER.set_forkserver_preload(
 )
 
 FAMILIES = {
-    "encoder-decoder": ["t5/1-baseline/baseline", "--tuning.mixtures", "follows"],
-    "decoder": ["gpt/base", "--tuning.mixtures", "follows", "--tuning.heads"],
+    "encoder-decoder": ["t5/1-baseline/baseline", "--tuning.mixtures", "cloze"],
+    "decoder": ["gpt/base", "--tuning.mixtures", "cloze", "--tuning.heads"],
     "encoder": ["bert/base", "--tuning.heads", "acceptability"],
 }
 SMALL = TINY | {

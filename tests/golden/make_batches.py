@@ -90,12 +90,12 @@ ROWS = {
     "pos": [
         {"tokens": ["do", "n't", "\u4e2d", "", "going" * i], "upos": [3, 9, 0, 1, i % 17]} for i in range(30)
     ],
-    "cloze": [
-        {"question": "call the _ twice", "context": f"{'or ' * i}the (handler): it's", "answers": ["handler"]}
+    "extract": [
+        {"question": "the", "context": f"{'or ' * i}the (handler): it's", "answers": ["handler"]}
         for i in range(30)
     ],
     "next": [
-        {"sentence": f"s{i}", "endings": [f"{i} {k}" * k for k in range(4)], "label": i % 4}
+        {"following": f"s{i}", "sentences": [f"{i} {k}" * k for k in range(4)], "label": i % 4}
         for i in range(30)
     ],
 }

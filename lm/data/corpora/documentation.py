@@ -1,8 +1,9 @@
-"""The default corpus and its four tasks: installed documentation as TFDS sets, written once per machine.
+"""The default corpus and its tasks: installed documentation as TFDS sets, written once per machine.
 
-``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks
-(``summarise``, ``acceptability``, ``follows``, ``cloze``) are made of the corpus's validation and test
-documents only, and are split by document themselves: nothing is seen twice.
+``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks of
+``exercises`` are made of the corpus's validation and test documents only, and are split by document
+themselves: nothing is seen twice. ``validation`` is the half of their held-out rows by which a checkpoint is
+chosen, ``report`` the half on which it is then scored.
 """
 
 import contextlib
@@ -10,18 +11,18 @@ import dataclasses
 import io
 import os
 import random
-import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 from tensorflow_datasets.core.writer import ExampleWriter
 from tensorflow_datasets.proto import tf_example_pb2
 
-from lm.data.corpora.cleaning import sentences
+from lm.data.corpora.exercises import makers, word_groups
 from lm.data.corpora.harvest import DEFAULT, STDLIB, Document, harvest, share, unfiltered
 from lm.data.text import sources
 from lm.data.text.tfds import Corrupt, Row, serialized
@@ -29,16 +30,22 @@ from lm.settings import SettingError, nearest
 
 # a document is in train if its share is below the first, in validation below the second, else in test
 TRAIN, VALIDATION = 0.8, 0.9
-EVALUATED = 500  # validation rows of a task, at most: the standard error of an accuracy is then 2 % [rows]
-WORDS = 60  # at most in a task's context, to fit the inputs of the small scales [words]
+# so of the others, which the tasks are made of: train, validation (checkpoints are chosen by it), report
+TASK_TRAIN, TASK_VALIDATION = 0.5, 0.6
+# rows of a task, at most: the standard error of an accuracy is 2 % and 1 %
+EVALUATED = {"validation": 500, "report": 2_500}
+PAIRED = {"acceptability": 2}  # rows that stay together [rows]
 
 TEXT, ClassLabel = tfds.features.Text(), tfds.features.ClassLabel
+LABEL, TEXTS = ClassLabel(names=["unacceptable", "acceptable"]), tfds.features.Sequence(TEXT)
 FEATURES = {
     "corpus": {"text": TEXT},
-    "summarise": {"document": TEXT, "summary": TEXT},
-    "acceptability": {"sentence": TEXT, "label": ClassLabel(names=["unacceptable", "acceptable"])},
-    "follows": {"sentence1": TEXT, "sentence2": TEXT, "label": ClassLabel(names=["False", "True"])},
-    "cloze": {"question": TEXT, "context": TEXT, "answers": tfds.features.Sequence(TEXT)},
+    "cloze": {"question": TEXT, "context": TEXT, "answers": TEXTS, "candidates": TEXTS},
+    "extract": {"question": TEXT, "context": TEXT, "answers": TEXTS},
+    "acceptability": {"sentence": TEXT, "label": LABEL},
+    "first-sentence": {"document": TEXT, "summary": TEXT},
+    "next": {"sentences": TEXTS, "following": TEXT, "label": tfds.features.Scalar(np.int64)},
+    "restore": {"document": TEXT, "summary": TEXT},
     "unfiltered": {"text": TEXT},
 }
 # Parts of the corpus, as lists of domains are parts of C4: by a module's package, for their topic and style
@@ -93,6 +100,8 @@ class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 class Documentation(PreparedSet, skip_registration=True):
     """Documentation of the installed Python packages; the texts keep the licences of their packages."""
 
+    VERSION = tfds.core.Version("2.0.0")  # 1.0.0 had other tasks
+
 
 def prepare_sets(
     cache: Path,
@@ -107,7 +116,7 @@ def prepare_sets(
     """
     home = Path(cache) / "tfds" / "documentation"
     names = [name] if name == "unfiltered" else [key for key in FEATURES if key != "unfiltered"]
-    folders = [home / key / str(PreparedSet.VERSION) for key in names]
+    folders = [home / key / str(Documentation.VERSION) for key in names]
     if all(folder.exists() for folder in folders):
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
@@ -150,21 +159,33 @@ def texts(part: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> sour
 
 
 def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
-    """``{set: {split: rows}}`` of the corpus and the four tasks."""
+    """``{set: {split: rows}}`` of the corpus and the tasks."""
     documents = list(documents)
     corpus = by_split(documents)
-    held_out: dict[str, list[Document]] = {"train": [], "validation": []}
+    parts: dict[str, list[Document]] = {"train": [], "validation": [], "report": []}
     for document in documents:
         if share(document.name, "corpus") >= TRAIN:
-            held_out["train" if share(document.name, "task") < TRAIN else "validation"].append(document)
-    if not all(corpus.values()) or not all(held_out.values()):
+            number = share(document.name, "task")
+            split = "train" if number < TASK_TRAIN else "validation" if number < TASK_VALIDATION else "report"
+            parts[split].append(document)
+    if not all(corpus.values()) or not all(parts.values()):
         raise SettingError(f"documentation: {len(documents)} documents are too few to split: add packages")
-    sets = {"corpus": corpus}
-    for name, make in MAKERS.items():
-        sets[name] = {split: list(make(part, random.Random(name))) for split, part in held_out.items()}
-        rows = sets[name]["validation"]
-        sets[name]["validation"] = random.Random(name).sample(rows, min(len(rows), EVALUATED))
-    return sets
+    groups = word_groups(row["text"] for row in corpus["train"])
+    return {"corpus": corpus} | {
+        name: {
+            split: _sample(name, split, [*make(part, random.Random(name))]) for split, part in parts.items()
+        }
+        for name, make in makers(groups).items()
+    }
+
+
+def _sample(task: str, split: str, rows: Sequence[Row]) -> list[Row]:
+    """As many rows as EVALUATED allows, by chance; rows that are PAIRED stay side by side."""
+    size = PAIRED.get(task, 1)
+    units = [rows[i : i + size] for i in range(0, len(rows), size)]
+    if split in EVALUATED:
+        units = random.Random(task).sample(units, min(len(units), EVALUATED[split] // size))
+    return [row for unit in units for row in unit]
 
 
 def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
@@ -175,89 +196,3 @@ def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
         split = "train" if number < TRAIN else "validation" if number < VALIDATION else "test"
         splits[split].append(document._asdict())
     return splits
-
-
-def docstrings_of(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
-    """(name of the document, sentences) of each docstring."""
-    for name, text in documents:
-        for docstring in text.split("\n\n"):
-            yield name, sentences(docstring.replace("\n", " "))
-
-
-def summarise(documents: Iterable[Document], _rng: random.Random) -> Iterator[Row]:
-    """The opening sentence of a docstring from what follows it, where the two share a word."""
-    for name, (summary, *rest) in docstrings_of(documents):
-        body = " ".join(" ".join(rest).split()[:WORDS])
-        is_long = len(body.split()) >= 12 and len(summary.split()) <= WORDS // 2
-        if is_long and content(summary) & content(body):
-            yield {"name": name, "document": body, "summary": summary}
-
-
-def acceptability(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Every other sentence has words inside moved or doubled, where no capital or full stop gives it away."""
-    label = 0
-    for name, text in documents:
-        for sentence in sentences(text.replace("\n", " ")):
-            words = sentence.split()
-            if 6 <= len(words) <= 24:
-                example = " ".join(words if label else damaged(words, rng))
-                yield {"name": name, "sentence": example, "label": label}
-                label = 1 - label
-
-
-def damaged(words: list[str], rng: random.Random) -> list[str]:
-    """A word doubled, two neighbours exchanged, or four words in another order."""
-    length = rng.choice((1, 2, 4))
-    start = rng.randrange(1, len(words) - length)
-    part = words[start : start + length]
-    other = part * 2 if length == 1 or len(set(part)) == 1 else part
-    while other == part:
-        other = rng.sample(part, length)
-    return words[:start] + other + words[start + length :]
-
-
-def follows(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Two neighbouring sentences of a paragraph; in every other pair the second is another document's."""
-    pairs = []
-    for name, text in documents:
-        for line in text.split("\n"):
-            parts = [sentence for sentence in sentences(line) if 4 <= len(sentence.split()) <= WORDS // 2]
-            pairs += [(name, *parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
-    for i, (name, first, second) in enumerate(pairs):
-        others = [pairs[rng.randrange(len(pairs))] for _ in range(20)]
-        other = next((pair[2] for pair in others if pair[0] != name), None)
-        if i % 2 or other:
-            yield {"name": name, "sentence1": first, "sentence2": second if i % 2 else other, "label": i % 2}
-
-
-def cloze(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """A sentence lacks a word that stands behind the same word in other sentences of its docstring."""
-    for name, parts in docstrings_of(documents):
-        for i, sentence in enumerate(parts):
-            context = " ".join(" ".join(parts[max(0, i - 3) : i] + parts[i + 1 : i + 4]).split()[:WORDS])
-            words, known = sentence.split(), set(bigrams(context))
-            gaps = [j for j, pair in enumerate(bigrams(sentence), 1) if pair in known and content(words[j])]
-            if gaps and len(words) <= WORDS // 2:
-                gap = rng.choice(gaps)
-                answer = bare(words[gap])
-                question = " ".join([*words[:gap], words[gap].replace(answer, "_"), *words[gap + 1 :]])
-                yield {"name": name, "question": question, "context": context, "answers": [answer]}
-
-
-MAKERS: dict[str, Callable[[Iterable[Document], random.Random], Iterator[Row]]] = {
-    make.__name__: make for make in (summarise, acceptability, follows, cloze)
-}
-
-
-def bare(word: str) -> str:
-    return word.strip(".,;:!?()[]\"'")
-
-
-def bigrams(text: str) -> list[tuple[str, str]]:
-    words = text.split()
-    return [(first, bare(second)) for first, second in zip(words, words[1:], strict=False)]
-
-
-def content(text: str) -> set[str]:
-    """The words of a text that say what it is about: five letters or more."""
-    return set(re.findall(r"[a-z]{5,}", text.lower()))

@@ -1,4 +1,4 @@
-"""Every task that is answered in words, by name: four on the installed documentation, and the paper's.
+"""Every task that is answered in words, by name: six on the installed documentation, and the paper's.
 
 The paper's are GLUE, SuperGLUE, DPR, SQuAD, CNN/Daily Mail and three of WMT; appendix D of Raffel et al. 2020
 shows their formats, and what is odd about them. Smaller sets stand in where the last four cannot be had.
@@ -7,7 +7,7 @@ A new task is one entry of the table; with a ``targets_length`` it is a mixture 
 
 import copyreg
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -20,6 +20,7 @@ MATTHEWS = {"matthews": metrics.matthews}
 F1_ACCURACY = {"f1": metrics.binary_f1} | ACCURACY
 F1_OF_3 = {"f1": metrics.macro_f1(3)} | ACCURACY
 BOTH = MATTHEWS | ACCURACY
+EXACT = {"exact_match": metrics.accuracy}  # letter by letter
 SQUAD = {"exact_match": metrics.exact_match, "f1": metrics.answer_f1}
 STSB = {"pearson": metrics.pearson, "spearman": metrics.spearman}
 MULTIRC = {"f1": metrics.ungrouped(metrics.binary_f1), "exact_match": metrics.group_exact_match}
@@ -31,7 +32,7 @@ CHOICES = ("choice1", "choice2")
 MNLI, CB = ("entailment", "neutral", "contradiction"), ("entailment", "contradiction", "neutral")
 # the paper's mean of two accuracies: the halves have 9,815 and 9,832 rows
 BOTH_HALVES = "validation_matched+validation_mismatched"
-ALONE: dict[str, Any] = {"targets_length": 32}  # of the tasks on the documentation
+OWN: dict[str, Any] = {"report": "report"}  # of the tasks on the documentation
 ENTAILS = ("entailment", "not_entailment")
 PRONOUNS = "he she they it her his their them him".split()
 DETERMINERS = "a an the this that these those my your his her its our their which whose each every".split()
@@ -41,7 +42,7 @@ LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
 
 def classification(
-    source: str, inputs: str, labels: tuple[str, ...], scores: Mapping[str, Any], column: Column, **rest: Any
+    source: str, inputs: str, labels: tuple[str, ...], scores: Mapping[str, Any], column: str, **rest: Any
 ) -> Task:
     """A task whose answer is one of ``labels`` and that reads the fields ``inputs``; the source names it."""
     name = source.rpartition("/")[2]
@@ -50,6 +51,7 @@ def classification(
         return fields(name, row, inputs.split()), label_word(labels, row)
 
     settings: dict[str, Any] = {"name": name, "from_text": to_class(labels), "labels": labels} | rest
+    settings = {"candidates": lambda row: labels} | settings
     return Task(source=source, column=column, target=CLASS, metrics=scores, to_text=to_text, **settings)
 
 
@@ -78,8 +80,32 @@ def translate(row: Row, source: str, target: str) -> tuple[str, str]:
     return f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: {row[source]}", row[target]
 
 
-def cloze_text(row: Row) -> tuple[str, str]:
-    return fields("cloze", row, ("question", "context")), row["answers"][0]
+# The documentation's
+
+
+def on_documentation(
+    name: str, like: Column, to_text: Callable[[Row], tuple[str, str]], scores: Mapping[str, Any], **rest: Any
+) -> Task:
+    """A task on the documentation, in a column of its own; metrics compare with the text of the answer."""
+    settings: dict[str, Any] = OWN | {"like": like, "measure": "bits_per_byte"} | rest
+    target = settings.pop("target", lambda row: to_text(row)[1])
+    return Task(name, f"documentation/{name}", name, target, scores, to_text, **settings)
+
+
+def question_text(name: str) -> Callable[[Row], tuple[str, str]]:
+    return lambda row: (fields(name, row, ("question", "context")), row["answers"][0])
+
+
+def rewritten(name: str) -> Callable[[Row], tuple[str, str]]:
+    return lambda row: (f"{name}: {row['document']}", row["summary"])
+
+
+def following(row: Row) -> tuple[str, str]:
+    return preceding(row)[row["label"]], row["following"]
+
+
+def preceding(row: Row) -> tuple[str, ...]:
+    return tuple(f"next: {sentence}" for sentence in row["sentences"])
 
 
 # STS-B: a number as text
@@ -209,12 +235,48 @@ def squad_target(row: Row) -> list[str]:
 
 # The columns of Task: name, source, column of the paper's tables, target, metrics, text
 _TABLE = (
-    summarisation("documentation/summarise", "document", "summary", 32),
-    classification(
-        "documentation/acceptability", "sentence", ACCEPTABLE, BOTH, "GLUE", **ALONE, beside=("accuracy",)
+    on_documentation(
+        "cloze",
+        "SQuAD",
+        question_text("cloze"),
+        EXACT,
+        candidates=lambda row: tuple(row["candidates"]),
+        measure="bits_above_chance",
+        targets_length=16,
     ),
-    classification("documentation/follows", "sentence1 sentence2", TRUTH, ACCURACY, "SGLUE", **ALONE),
-    Task("cloze", "documentation/cloze", "SQuAD", ANSWERS, SQUAD, cloze_text, **ALONE, beside=("f1",)),
+    on_documentation(
+        "extract", "SQuAD", question_text("extract"), SQUAD, target=ANSWERS, beside=("f1",), targets_length=24
+    ),
+    classification(
+        "documentation/acceptability",
+        "sentence",
+        ACCEPTABLE,
+        BOTH,
+        "acceptability",
+        **OWN,
+        like="GLUE",
+        measure="bits_above_chance",
+        beside=("accuracy",),
+        targets_length=16,
+    ),
+    on_documentation(
+        "first-sentence",
+        "CNNDM",
+        rewritten("summarize"),
+        ROUGE,
+        beside=("rouge1", "rougeLsum"),
+        targets_length=40,
+    ),
+    on_documentation(
+        "next",
+        "SGLUE",
+        following,
+        {"rouge1": ROUGE["rouge1"]},
+        premises=preceding,
+        measure="bits_above_chance",
+        targets_length=40,
+    ),
+    on_documentation("restore", "EnDe", rewritten("restore"), EXACT, targets_length=40),
     classification("glue/cola", "sentence", ACCEPTABLE, MATTHEWS, "GLUE"),
     classification("glue/sst2", "sentence", ("negative", "positive"), ACCURACY, "GLUE"),
     classification("glue/mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), F1_ACCURACY, "GLUE"),
@@ -228,7 +290,16 @@ _TABLE = (
     classification("super_glue/boolq", "passage question", TRUTH, ACCURACY, "SGLUE"),
     classification("super_glue/cb", "hypothesis premise", CB, F1_OF_3, "SGLUE"),
     classification("super_glue/copa", "choice1 choice2 premise question", CHOICES, ACCURACY, "SGLUE"),
-    Task("multirc", "super_glue/multirc", "SGLUE", multirc_key, MULTIRC, multirc_text, from_text=TO_TRUTH),
+    Task(
+        "multirc",
+        "super_glue/multirc",
+        "SGLUE",
+        multirc_key,
+        MULTIRC,
+        multirc_text,
+        from_text=TO_TRUTH,
+        candidates=lambda row: TRUTH,
+    ),
     Task("record", "super_glue/record", "SGLUE", record_answers, SQUAD, record_text, training=record_rows),
     classification("super_glue/rte", "hypothesis premise", ENTAILS, ACCURACY, "SGLUE", name="super_glue_rte"),
     classification("super_glue/wic", "sentence1 sentence2 word", TRUTH, ACCURACY, "SGLUE"),

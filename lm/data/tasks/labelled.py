@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm import metrics
-from lm.data.tasks.benchmarks import ACCURACY, CLASS, TASKS
+from lm.data.tasks.benchmarks import ACCURACY, CLASS, TASKS, TRUTH
 from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.tfds import Corrupt
 from lm.settings import SettingError, nearest
 
 Texts = Callable[[Row], tuple[Any, ...]]  # of a row
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
-CANDIDATES = 4  # of which one follows, in "next"
 UPOS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split())
 
 
@@ -57,21 +56,20 @@ def find_labelled(name: str) -> LabelledTask:
     return LABELLED[name]
 
 
-def with_head(name: str, kind: Kind, texts: str | Texts, **settings: Any) -> LabelledTask:
-    """The task in words of that name, with a head; ``texts`` may be the fields of a row to read."""
-    shared = ["source", "column", "target", "metrics", "beside"] + (["labels"] if kind == "classes" else [])
-    inherited = {field: getattr(TASKS[name], field) for field in shared}
+def with_head(words: str, kind: Kind, texts: str | Texts, **settings: Any) -> LabelledTask:
+    """The task in ``words`` of that name, with a head; ``texts`` may be the fields of a row to read."""
+    shared = ["source", "column", "target", "metrics", "beside", "report", "like"]
+    shared += ["labels"] if kind == "classes" else []
+    inherited = {field: getattr(TASKS[words], field) for field in shared if field not in settings}
     reads = texts if callable(texts) else lambda row: tuple(row[field] for field in texts.split())
-    return LabelledTask(name=name, kind=kind, texts=reads, **inherited | settings)
+    return LabelledTask(**{"name": words, "kind": kind, "texts": reads} | inherited | settings)
 
 
-def whole_word(row: Row) -> tuple[int, int] | None:
-    """Where the context has the answer behind the word before the question's gap, else anywhere."""
-    before = re.search(r"(\S+)\s+[^\w\s]*_(?!\w)", row["question"])
-    answer = rf"(?<!\w){re.escape(row['answers'][0])}(?!\w)"
-    leads = [rf"(?<!\S){re.escape(before[1])}\s+\W*"] if before else []
-    matches = (re.search(rf"{lead}({answer})", row["context"]) for lead in (*leads, ""))
-    return next((match.span(1) for match in matches if match), None)
+def behind_cue(row: Row) -> tuple[int, int] | None:
+    """Where the context has the answer behind the cue that is asked for."""
+    cue, answer = re.escape(row["question"]), re.escape(row["answers"][0])
+    match = re.search(rf"(?<!\S){cue}\s+\W*({answer})(?!\w)", row["context"])
+    return match and match.span(1)
 
 
 def answer_texts(row: Row) -> list[str]:
@@ -87,15 +85,20 @@ def first_answer(row: Row) -> tuple[int, int]:
     return start, start + len(row["answers"]["text"][0])
 
 
-def endings(rows: Sequence[Row]) -> list[Row]:
-    """A sentence, and CANDIDATES of which one follows it: the others follow other sentences of the set."""
-    pairs = [(row["sentence1"], row["sentence2"]) for row in rows if row["label"] == 1]
-    questions = []
-    for i, (first, _) in enumerate(pairs):
-        label, apart = i % CANDIDATES, len(pairs) // CANDIDATES
-        choices = [pairs[(i + (k - label) * apart) % len(pairs)][1] for k in range(CANDIDATES)]
-        questions.append({"sentence": first, "endings": choices, "label": label})
-    return questions
+def pairs(rows: Sequence[Row]) -> list[Row]:
+    """Two sentences, of which the second follows the first in every other row."""
+    return [
+        {
+            "sentence1": row["sentences"][(row["label"] + i % 2) % len(row["sentences"])],
+            "sentence2": row["following"],
+            "label": 1 - i % 2,
+        }
+        for i, row in enumerate(rows)
+    ]
+
+
+def preceding_pairs(row: Row) -> tuple[tuple[str, str], ...]:
+    return tuple((sentence, row["following"]) for sentence in row["sentences"])
 
 
 def copa(row: Row) -> tuple[tuple[str, str], ...]:
@@ -113,12 +116,22 @@ def multiple_choice(name: str, source: str, stem: str, candidates: Texts, **sett
 
 
 POS, EWT = itemgetter("upos"), "universal_dependencies/en_ewt"
+BY_CLASS: Mapping[str, Any] = {"target": CLASS, "metrics": ACCURACY}
 BY_WORD = {"accuracy": metrics.token_accuracy}
 _TASKS = (
     with_head("acceptability", "classes", "sentence"),
-    with_head("follows", "classes", "sentence1 sentence2"),
-    with_head("cloze", "span", "question context", answer_span=whole_word),
-    multiple_choice("next", "documentation/follows", "sentence", itemgetter("endings"), derive=endings),
+    with_head(
+        "next",
+        "classes",
+        "sentence1 sentence2",
+        name="follows",
+        column="follows",
+        labels=TRUTH,
+        derive=pairs,
+        **BY_CLASS,
+    ),
+    with_head("extract", "span", "question context", answer_span=behind_cue),
+    with_head("next", "choice", preceding_pairs, **BY_CLASS),
     with_head("cola", "classes", "sentence"),
     with_head("sst2", "classes", "sentence"),
     with_head("mrpc", "classes", "sentence1 sentence2"),

@@ -31,7 +31,10 @@ MIXTURES: Mapping[str, Mixture] = {
     "glue": Mixture(("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"), 84),
     "super_glue": Mixture(SUPER_GLUE, 62),
     # what can be had at smaller scales
-    "documentation": Mixture(("summarise", "acceptability", "follows", "cloze"), 32),
+    "documentation": Mixture(("cloze", "extract", "acceptability", "first-sentence", "next", "restore"), 40),
+    # in two halves, so that pre-training on tasks can leave one out; of one shape, which compiles once
+    "documentation-words": Mixture(("cloze", "extract", "acceptability"), 40),
+    "documentation-sentences": Mixture(("first-sentence", "next", "restore"), 40),
     "glue_small": Mixture(("cola", "sst2", "mrpc", "stsb", "qnli", "rte"), 16),
     "super_glue_small": Mixture(("boolq", "cb", "copa", "super_glue_rte", "wic", "wsc"), 16),
     "squad_small": Mixture(("squad",), 32),

@@ -12,6 +12,8 @@ from lm.data.text.tfds import Corrupt, Row
 from lm.settings import SettingError
 
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
+# What counts of a task: the mean of its metrics, or one of those by likelihood (lm.evaluate.gold).
+Measure = Literal["score", "bits_above_chance", "bits_per_byte"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Scored:
 
     name: str
     source: str  # of lm.data.corpora.corpus.examples
-    column: Column | None  # in which its score counts; None: in none
+    column: str | None  # in which its score counts: of the paper, or its own name; None: in none
     target: Callable[[Row], Any]  # what metrics compare with
     metrics: Mapping[str, metrics.Metric]  # by name
     _: dataclasses.KW_ONLY
@@ -28,7 +30,11 @@ class Scored:
     beside: tuple[str, ...] = ()  # metrics that are shown and do not count
     labels: tuple[str, ...] = ()  # names of the classes
     train: str | None = "train"  # split to train on; None: never
-    validation: str | None = "validation"  # split to evaluate on; None: never
+    validation: str | None = "validation"  # split to evaluate checkpoints on; None: never
+    # split on which the chosen checkpoint alone is scored; None: the validation split's score stands, as T5's
+    report: str | None = None
+    like: Column | None = None  # the paper's column of the same kind, for a task that the paper has not
+    measure: Measure = "score"
 
     def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
         """The rows to train on, to evaluate on, or of another split; only training may skip corrupt ones."""
@@ -36,6 +42,11 @@ class Scored:
         if stored is None:
             raise SettingError(f"task {self.name!r} has no {split} split in the study")
         return examples(self.source, stored, cache, corrupt)
+
+    @property
+    def better(self) -> Literal[1, -1]:
+        """Whether more (1) or less (-1) of its measure is better."""
+        return -1 if self.measure == "bits_per_byte" else 1
 
     def evaluate(self, rows: Sequence[Row], predictions: Sequence[Any]) -> dict[str, float]:
         """All metrics, and ``score``: the mean of those that count."""
@@ -53,6 +64,10 @@ class Task(Scored):
     to_text: Callable[[Row], tuple[str, str]]  # inputs, targets
     _: dataclasses.KW_ONLY
     training: Callable[[Row], list[Row]] | None = None  # the rows to train on that a row gives; None: itself
+    # answers to choose from, the right one among them; None: nothing to choose
+    candidates: Callable[[Row], tuple[str, ...]] | None = None
+    # inputs to choose from, the row's own among them, to all of which the answer is the row's; None: nothing
+    premises: Callable[[Row], tuple[str, ...]] | None = None
     # longer targets are cut where the task is fine-tuned on alone, EOS counted [tokens]; None: it never is
     targets_length: int | None = None
 
@@ -61,6 +76,17 @@ class Task(Scored):
         if split != "train" or self.training is None:
             return rows
         return [example for row in rows for example in self.training(row)]
+
+    def choices(self, row: Row) -> tuple[list[tuple[str, str]], int]:
+        """The (inputs, answer) pairs that a row lets choose from, and which is right; one pair: no choice."""
+        inputs, target = right = self.to_text(row)
+        if self.candidates is not None:
+            pairs = [(inputs, answer) for answer in self.candidates(row)]
+        elif self.premises is not None:
+            pairs = [(premise, target) for premise in self.premises(row)]
+        else:
+            pairs = [right]
+        return pairs, pairs.index(right)
 
 
 def to_class(labels: Sequence[str]) -> Callable[[str, Row], int]:

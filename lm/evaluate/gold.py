@@ -1,0 +1,87 @@
+"""How likely a model finds the right answers of a task: bits, beside what it answers.
+
+Unlike an answer, which a small model has almost never right, these say how far it is from right.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+
+from lm.evaluate.likelihood import candidate_log_probs, continuation_log_probs
+
+IdPair = tuple[Sequence[int], Sequence[int]]
+Values = dict[str, np.ndarray]  # of every row
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Of every row of a task the pairs to choose from, the bytes of their answers, and which pair is right.
+
+    A pair is the ids of inputs and of an answer, EOS included.
+
+    Rows with one pair let choose nothing: how likely their answer is counts alone.
+    """
+
+    pairs: Sequence[Sequence[IdPair]]
+    sizes: Sequence[Sequence[int]]
+    right: Sequence[int]
+
+    @property
+    def choose(self) -> bool:
+        return any(len(pairs) > 1 for pairs in self.pairs)
+
+
+def gold_values(model: Any, choices: Choices, put: Callable) -> Values:
+    """Of every row the ``gold`` [bits] of its answer and its ``bytes``; of a choice ``bits``, ``ranked`` too.
+
+    ``bits`` are those above chance: log2 |C| + log2 p of the right pair, where p is that of its answer over
+    the sum of all. ``ranked`` is 1 where the right pair has the highest log p a byte, else 0.
+    """
+    logs = [values / log(2) for values in log_probs(model, choices.pairs, put)]
+    rows = list(zip(logs, choices.right, strict=True))
+    values = {
+        "gold": np.array([-values[right] for values, right in rows]),
+        "bytes": np.array([sizes[right] for sizes, right in zip(choices.sizes, choices.right, strict=True)]),
+    }
+    if choices.choose:
+        values["bits"] = np.array([above_chance(values, right) for values, right in rows])
+        ranked = [
+            np.argmax(values / np.array(sizes)) for values, sizes in zip(logs, choices.sizes, strict=True)
+        ]
+        values["ranked"] = (np.array(ranked) == np.array(choices.right)).astype(np.float64)
+    return values
+
+
+def log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], put: Callable) -> list[np.ndarray]:
+    """[C] of every row: log p [nats] of each pair's answer, given its inputs; equal inputs are read once."""
+    contexts = [{tuple(inputs) for inputs, _ in row} for row in pairs]
+    if all(len(one) == 1 for one in contexts) and any(len(row) > 1 for row in pairs):
+        answers = [[answer for _, answer in row] for row in pairs]
+        return candidate_log_probs(model, [row[0][0] for row in pairs], answers, put)
+    flat = continuation_log_probs(model, [pair for row in pairs for pair in row], put)
+    return np.split(np.asarray(flat), np.cumsum([len(row) for row in pairs])[:-1])
+
+
+def above_chance(logs: np.ndarray, right: int) -> float:
+    """Bits [C] of log2 p of what is chosen from -> those of the right one above chance."""
+    highest = logs.max()
+    return float(np.log2(len(logs)) + logs[right] - highest - np.log2(np.exp2(logs - highest).sum()))
+
+
+def gold_metrics(values: Values) -> dict[str, float]:
+    """``bits_per_byte`` of right answers and, of a choice, ``bits_above_chance`` and ``ranked_accuracy``."""
+    metrics = {"bits_per_byte": float(values["gold"].sum() / values["bytes"].sum())}
+    if "bits" in values:
+        metrics["bits_above_chance"] = float(values["bits"].mean())
+        metrics["ranked_accuracy"] = 100 * float(values["ranked"].mean())
+    return metrics
+
+
+def example_values(values: Values) -> Values:
+    """What is kept of every row: ``bits`` and ``ranked`` of a choice, else ``bits`` and ``bytes``."""
+    if "bits" in values:
+        return {"bits": values["bits"], "ranked": values["ranked"]}
+    return {"bits": values["gold"], "bytes": values["bytes"]}

@@ -1,0 +1,108 @@
+"""Laws of tasks measured by the likelihood of right answers."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from experiments.runs.recipes import choices_of
+from lm.data.objectives import Lengths
+from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.mixtures import MIXTURES
+from lm.data.text.own import Bytes
+from lm.data.text.vocabulary import EOS
+from lm.evaluate import gold
+from lm.nn.config import ModelConfig
+from lm.nn.transformer import Transformer
+
+LENGTHS = Lengths(raw=0, inputs=20, targets=8)
+CLOZE = {"question": "a _ c", "context": "b", "answers": ["bc"], "candidates": ["x", "bc", "äö"]}
+NEXT = {"sentences": ["one", "two", "three", "four"], "following": "five", "label": 2}
+RESTORE = {"document": "b", "summary": "a very long one"}
+
+
+def asked(name, *rows):
+    return choices_of(TASKS[name], rows, Bytes(100), LENGTHS)
+
+
+def test_rows_are_asked_as_in_training_cut_to_length_with_their_eos():
+    found = asked("restore", RESTORE)
+    ((pair,),) = found.pairs
+    inputs, answer = (Bytes(100).decode(list(ids)) for ids in pair)
+    assert (inputs, answer) == ("restore: b", "a very ")
+    assert [ids[-1] for ids in pair] == [EOS, EOS] and len(pair[1]) == LENGTHS.targets
+    assert (found.sizes, found.right, found.choose) == ([[7]], [0], False)  # bytes of what was left
+
+
+def test_candidates_are_answers_and_premises_inputs_and_the_right_one_is_the_rows():
+    found = asked("cloze", CLOZE, CLOZE)
+    assert found.sizes == [[1, 2, 4]] * 2 and found.right == [1, 1] and found.choose
+    assert len({tuple(inputs) for row in found.pairs for inputs, _ in row}) == 1
+    found = asked("next", NEXT)
+    assert found.right == [2] and found.sizes == [[4] * 4]
+    assert len({tuple(answer) for _, answer in found.pairs[0]}) == 1
+    assert Bytes(100).decode(list(found.pairs[0][2][0])) == "next: three"
+    labels = TASKS["sst2"].choices({"sentence": "good", "label": 1})
+    assert ([answer for _, answer in labels[0]], labels[1]) == (["negative", "positive"], 1)
+
+
+@pytest.mark.parametrize("chances", [(0.5, 0.25, 0.25), (0.1, 0.1, 0.8), (1e-9, 1e-9, 1e-9)])
+def test_bits_above_chance_are_none_for_a_guesser_and_log2_of_the_candidates_for_one_who_knows(chances):
+    logs = np.log2(np.array(chances)) - 1_000  # unlikely texts: their likelihood alone would be 0
+    bits = [gold.above_chance(logs, right) for right in range(3)]
+    shares = np.array(chances) / sum(chances)
+    assert bits == pytest.approx((math.log2(3) + np.log2(shares)).tolist())
+    assert np.mean(bits) <= 1e-9  # on average over what is right, no fixed preference pays
+    assert gold.above_chance(np.array([0.0, -np.inf]), 0) == 1
+
+
+def test_what_is_measured_is_the_models_and_the_metrics_are_means_of_rows(monkeypatch):
+    def likelihood(model, pairs, put):
+        return np.array([-len(answer) * math.log(2) for _, answer in pairs])
+
+    def candidates(model, contexts, answers, put):
+        return [likelihood(model, [(None, one) for one in each], put) for each in answers]
+
+    monkeypatch.setattr(gold, "continuation_log_probs", likelihood)
+    monkeypatch.setattr(gold, "candidate_log_probs", candidates)
+    values = gold.gold_values(None, asked("cloze", CLOZE, CLOZE | {"answers": ["x"]}), None)
+    # a bit a token, EOS counted, of 1, 2 and 4 bytes: by bytes the longest answer is the likeliest
+    assert values["gold"].tolist() == [3, 2] and values["bytes"].tolist() == [2, 1]
+    assert values["ranked"].tolist() == [0, 0]
+    total = math.log2(2**-2 + 2**-3 + 2**-5)
+    assert values["bits"] == pytest.approx([math.log2(3) - 3 - total, math.log2(3) - 2 - total])
+    found = gold.gold_metrics(values)
+    assert found["bits_per_byte"] == pytest.approx(5 / 3)
+    assert found["bits_above_chance"] == pytest.approx(values["bits"].mean())
+    kept = gold.example_values(values)
+    assert set(kept) == {"bits", "ranked"} and kept["bits"].mean() == found["bits_above_chance"]
+    values = gold.gold_values(None, asked("restore", RESTORE), None)
+    kept = gold.example_values(values)
+    assert kept["bits"].sum() / kept["bytes"].sum() == gold.gold_metrics(values)["bits_per_byte"] == 8 / 7
+    values = gold.gold_values(None, asked("next", NEXT), None)
+    assert values["bits"] == pytest.approx([0])  # the same answer everywhere: chance
+
+
+def test_a_model_that_does_not_read_its_inputs_is_at_chance_where_inputs_are_chosen():
+    config = ModelConfig(
+        vocab_size=400, num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, d_kv=4
+    )
+    model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
+    state = nnx.state(model)
+    silent = jax.tree_util.tree_map_with_path(
+        lambda path, x: 0 * x if "cross" in jax.tree_util.keystr(path) else x, state
+    )
+    assert re.search("cross", str(jax.tree_util.tree_leaves_with_path(state)))
+    nnx.update(model, silent)
+    values = gold.gold_values(model, asked("next", NEXT), jax.device_put)
+    assert values["bits"] == pytest.approx([0], abs=1e-4) and values["gold"][0] > 1
+
+
+def test_every_task_of_the_documentation_has_a_report_half_and_counts_by_likelihood():
+    for task in MIXTURES["documentation"]:
+        assert task.report and task.like and task.measure != "score"
+        assert (task.measure == "bits_above_chance") == bool(task.candidates or task.premises)
+        assert task.better == (1 if task.measure == "bits_above_chance" else -1)
