@@ -61,6 +61,25 @@ def split(key: Array | None, count: int) -> list[Array | None]:
 recomputed = partial(jax.checkpoint, prevent_cse=False)
 
 
+@jax.custom_vjp
+def product(x: Array, kernel: Array) -> Array:
+    """x [...,in] times a kernel [in,out].
+
+    The gradient of the kernel is asked for as it is stored. jax would ask for its transpose, for which XLA on
+    a CPU copies an operand and takes twice as long: together a fifth of a small model's step.
+    """
+    return x @ kernel
+
+
+def _product_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, kernel = inputs
+    rows = tuple(range(x.ndim - 1))
+    return jnp.tensordot(gradient, kernel, (-1, 1)), jnp.tensordot(x, gradient, (rows, rows))
+
+
+product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_backward)
+
+
 class Linear(nnx.Module):
     """x [B,T,in] times a kernel [in,out], plus a bias [out] if the model has biases, in the dtype of x."""
 
@@ -71,7 +90,7 @@ class Linear(nnx.Module):
         self.bias = param(jnp.zeros(shape[1:], jnp.float32), axes[1]) if config.bias else None
 
     def __call__(self, x: Array) -> Array:
-        x = x @ self.kernel[...].astype(x.dtype)
+        x = product(x, self.kernel[...].astype(x.dtype))
         return x if self.bias is None else x + along(self.bias[...], x)
 
 
