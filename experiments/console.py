@@ -15,7 +15,16 @@ RUNS = Path("runs")
 # A pipe has no width of its own: give lines room there, so that nothing is cut in a file.
 CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
 UNBROKEN = Console(soft_wrap=True, highlight=False)  # for lines of any length
-TEXTS = ("row", "inputs", "target", "prediction")  # headings of columns that hold no numbers
+TEXTS = (
+    "row",
+    "column",
+    "claim",
+    "conclusion",
+    "tasks",
+    "inputs",
+    "target",
+    "prediction",
+)  # headings of columns that hold no numbers
 
 
 class Cell(NamedTuple):
@@ -77,7 +86,7 @@ def _grid(title: str, sheet: Sheet) -> Grid:
         title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for head in sheet:
-        grid.add_column(escape(head), justify="left" if head == "row" else "right", overflow="fold")
+        grid.add_column(escape(head), justify="left" if head in TEXTS else "right", overflow="fold")
     for cells in zip(*sheet.values(), strict=True):
         grid.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in cells))
     return grid

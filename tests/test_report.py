@@ -106,7 +106,7 @@ def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each
         "▼",
     ]
     verdicts = dict(
-        zip((c.text for c in claims["row"]), (c.text for c in claims["equal updates"]), strict=True)
+        zip((c.text for c in claims["claim"]), (c.text for c in claims["equal updates"]), strict=True)
     )
     assert [*verdicts] == ["10 > 50", "15 > 10", "15 > 50", "25 > 50"][: len(verdicts)] or len(verdicts) == 4
     assert verdicts["15 > 50"].startswith("confirmed +")

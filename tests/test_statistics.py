@@ -35,7 +35,7 @@ def with_examples(rng: np.random.Generator, seeds: int) -> Difference:
     hard = 5 * rng.normal(size=EXAMPLES)
     values = hard + 3 * rng.normal(size=(2, seeds, 1)) + rng.normal(size=(2, seeds, EXAMPLES))
     flat = values.reshape(2 * seeds, EXAMPLES)
-    drawn = resample_examples(flat, np.ones_like(flat)) - flat.mean(1, keepdims=True)
+    drawn = resample_examples(flat, np.ones(EXAMPLES)) - flat.mean(1, keepdims=True)
     return Difference(values.mean(2)[0] - values.mean(2)[1], drawn[:seeds] - drawn[seeds:])
 
 
@@ -139,10 +139,10 @@ def test_a_pair_alone_is_students_paired_test_and_its_draws_spread_as_its_error(
 def test_examples_are_drawn_alike_for_all_rows_and_a_ratio_keeps_each_with_its_denominator():
     rng = np.random.default_rng(4)
     bits, sizes = rng.gamma(2, size=EXAMPLES), rng.integers(1, 50, EXAMPLES).astype(float)
-    drawn = resample_examples(np.stack([bits, bits + sizes, 2 * sizes]), np.stack([sizes] * 3))
+    drawn = resample_examples(np.stack([bits, bits + sizes, 2 * sizes]), sizes)
     np.testing.assert_allclose(drawn[1] - drawn[0], 1)
     np.testing.assert_allclose(drawn[2], 2)
-    means = resample_examples(bits[None], np.ones((1, EXAMPLES)))
+    means = resample_examples(bits[None], np.ones(EXAMPLES))
     assert means.std() == pytest.approx(bits.std() / EXAMPLES**0.5, rel=0.03)
 
 

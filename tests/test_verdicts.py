@@ -184,9 +184,9 @@ def test_a_damaged_file_of_examples_is_named_and_the_rest_counts(tmp_path):
 
 def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_path):
     sheet = scoreboard.measures(study(tmp_path))
-    assert [cell.text for cell in sheet["row"]] == [
+    assert [cell.text for cell in sheet["column"]] == [
         "cloze [bits above chance]",
-        "restore [bits per byte, less is better]",
+        "restore [bits per byte ↓]",
     ]
     assert sheet["baseline from chance"][0].text.startswith("+")
 

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-SPELT = {"→": "->", "±": "+-", "τ": "tau", "…": "..."}
+SPELT = {"→": "->", "↓": "(less is better)", "±": "+-", "τ": "tau", "…": "..."}
 SPELT |= dict(zip("×▲▼–—·•⏎│─━╭╮╰╯‘’“”", "x^v---*/|--++++''\"\"", strict=True))
 
 

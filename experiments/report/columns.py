@@ -16,7 +16,7 @@ Tasks = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in sc
 Frame = Literal["updates", "FLOP", "content tokens"]  # what rows have spent as much of when they are compared
 FRAMES: tuple[Frame, ...] = ("updates", "FLOP", "content tokens")
 LOWER = {"bits_per_byte"}  # measures of which less is better
-UNITS = {"bits_above_chance": "bits above chance", "bits_per_byte": "bits per byte, less is better"}
+UNITS = {"bits_above_chance": "bits above chance", "bits_per_byte": "bits per byte ↓"}
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Evidence:
         self.finished, self.complain = finished, complain
         self.signals = {column.name: finished.signal(column) for column in finished.columns}
         self.kept = [c for c in finished.columns if (self.signals[c.name] or 0.0) >= SIGNAL]
-        self.deviations = {column.name: finished.deviation(column) for column in self.kept}
+        self.deviations = {c.name: finished.deviation(c) or 1.0 for c in finished.columns}  # unknown: 1
 
     @cached_property
     def growth(self) -> dict[str, dict[int, Growth]]:
@@ -111,7 +111,8 @@ class Evidence:
 
     def combine(self, values: Mapping[str, float]) -> float:
         """Mean over the kept columns, in deviations of a repeat; more is better."""
-        return mean(c.better * values[c.name] / self.deviations[c.name] for c in self.kept)
+        parts = [c.better * values[c.name] / self.deviations[c.name] for c in self.kept]
+        return sum(parts) / len(parts)
 
     def combined(self, key: str) -> dict[int, float]:
         """Seed -> a row's combined score less the mean of the baseline's, at the end of training."""
@@ -141,17 +142,19 @@ class Evidence:
         """Column -> row -> seed -> [DRAWS]: how far its value moves if examples are drawn; where known."""
         return {c.name: example_noise(self.finished, c, self.complain) for c in self.finished.columns}
 
-    def noise(self, a: str, b: str, seeds: Sequence[int], columns: Sequence[Measured]) -> np.ndarray | None:
-        """[S, DRAWS]: row a's less row b's, mean over columns in deviations; None if known of none."""
-        known = [(c, self._by_examples[c.name]) for c in columns]
-        known = [
-            (c, rows) for c, rows in known if {*seeds} <= rows.get(a, {}).keys() & rows.get(b, {}).keys()
-        ]
-        parts = [
-            np.stack([rows[a][seed] - rows[b][seed] for seed in seeds]) * (c.better / self.unit(c))
-            for c, rows in known
-        ]
-        return sum(parts[1:], parts[0]) / len(columns) if parts else None
+    @cached_property
+    def _combined_by_examples(self) -> dict[str, dict[int, np.ndarray]]:
+        """Row -> seed -> [DRAWS]: how far its combined score moves, by the columns that all runs know."""
+        runs = {(key, seed) for key, seeds in self.growth.items() for seed in seeds}
+        known = [(c, self._by_examples[c.name]) for c in self.kept]
+        known = [(c, rows) for c, rows in known if runs <= {(k, s) for k in rows for s in rows[k]}]
+        weights = [(c.better / self.deviations[c.name] / len(self.kept), rows) for c, rows in known]
+        if not weights:
+            return {}
+        return {
+            key: {seed: np.sum([w * rows[key][seed] for w, rows in weights], axis=0) for seed in seeds}
+            for key, seeds in self.growth.items()
+        }
 
     def of_baseline(self, column: Measured) -> tuple[list[float], float]:
         """A column of the baseline's seeds, and the standard error of their mean by seeds and examples."""
@@ -166,10 +169,6 @@ class Evidence:
         """Deviation of a repeat of the combined score; 0 if unknown."""
         return pooled([*self.combined(key).values()] for key in self.growth)
 
-    def unit(self, column: Measured) -> float:
-        """A deviation of a repeat; 1 where it is unknown."""
-        return self.finished.deviation(column) or 1.0
-
     def difference(self, a: str, b: str, frame: Frame) -> Difference | None:
         """Row a's combined score less row b's where both have spent as much; None out of the measured range.
 
@@ -180,7 +179,7 @@ class Evidence:
         known = [(seed, x) for seed, x in zip(seeds, found, strict=True) if x is not None]
         if not known or len(known) < len(seeds):
             return None
-        return Difference(np.array([x for _, x in known]), self.noise(a, b, seeds, self.kept))
+        return Difference(np.array([x for _, x in known]), apart(self._combined_by_examples, a, b, seeds))
 
     def _pair(self, a: Growth, b: Growth, frame: Frame) -> float | None:
         if frame == "updates":
@@ -197,11 +196,12 @@ class Evidence:
     def marks(self, column: Measured) -> dict[str, int]:
         """Row -> 1, -1, 0: better, worse than the baseline in a column, or it may be noise."""
         samples, base = self.finished.samples(column), self.finished.key(self.finished.baseline)
-        pairs = {}
+        unit, pairs = column.better / self.deviations[column.name], {}
         for key in samples.keys() - {base}:
             if seeds := sorted(samples[key].keys() & samples[base].keys()):
-                by_seed = np.array([column.better * (samples[key][s] - samples[base][s]) for s in seeds])
-                pairs[key] = Difference(by_seed / self.unit(column), self.noise(key, base, seeds, [column]))
+                by_seed = unit * np.array([samples[key][s] - samples[base][s] for s in seeds])
+                by_examples = apart(self._by_examples[column.name], key, base, seeds)
+                pairs[key] = Difference(by_seed, None if by_examples is None else unit * by_examples)
         judged = judge_family([*pairs.values()], MARGIN, len(samples))
         return {key: one.sign for key, one in zip(pairs, judged, strict=True)}
 
@@ -235,6 +235,15 @@ class Evidence:
     def outlying_seeds(self) -> list[tuple[str, int]]:
         """(row, seed) whose combined score is far from that of the row's other seeds."""
         return outliers({key: self.combined(key) for key in self.growth})
+
+
+def apart(
+    noise: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
+) -> np.ndarray | None:
+    """[S, DRAWS]: row a's less row b's; None if it is not known of all these seeds of both."""
+    one, other = noise.get(a, {}), noise.get(b, {})
+    known = all(seed in one and seed in other for seed in seeds)
+    return np.stack([one[seed] - other[seed] for seed in seeds]) if known else None
 
 
 def grown(run: Result, columns: Sequence[Measured], settings: Experiment) -> Growth:
@@ -277,9 +286,9 @@ def example_noise(
         return {}
     first = next(iter(known.values()))
     alike = {p: v for p, v in known.items() if len(v[0]) == len(v[1]) and np.array_equal(v[1], first[1])}
-    numerators, denominators = (np.stack([v[side] for v in alike.values()]) for side in (0, 1))
-    drawn = resample_examples(numerators, denominators)
-    drawn -= (numerators.sum(1) / denominators.sum(1))[:, None]
+    numerators = np.stack([values[0] for values in alike.values()])
+    drawn = resample_examples(numerators, first[1])
+    drawn -= (numerators.sum(1) / first[1].sum())[:, None]
     noise: dict[str, dict[int, np.ndarray]] = {}
     for (key, seed), values in zip(alike, drawn, strict=True):
         noise.setdefault(key, {})[seed] = values

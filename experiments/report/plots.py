@@ -1,18 +1,20 @@
 """Pictures of reports."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import cycle, zip_longest
 from math import isnan
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # without pyplot nothing looks for a display
 from matplotlib.ticker import LogFormatter
 
-from experiments.report.columns import Measured, Score
+from experiments.report.columns import Score
 from experiments.report.comparison import Curves, Evidence, perplexities
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import build
@@ -20,7 +22,8 @@ from lm.files import write
 from lm.settings import leaves
 
 PAPER = "Raffel et al. 2020"
-COMBINED, AVERAGE = "combined [deviations]", "mean of seven columns"  # ours, and the paper's panel below it
+COMBINED = "combined [deviations of a repeat]"
+PANELS_WIDE = 4  # at most
 ADAPTERS = "adapters-32 adapters-128 adapters-512 adapters-2048"
 AXES = {  # table -> the one setting in which these of its rows differ, what a picture calls it, the rows
     "t5/6-corruption-rate": ("objective.rate", "corruption rate", "10 15 25 50"),
@@ -65,76 +68,93 @@ def axis_of(table: Table, scale: str) -> dict[str, float]:
     return {name: dict(leaves(build(name, scale)))[path] for name in names}
 
 
-def panels(evidence: Evidence, rows: Sequence[Row], setting: Mapping[str, float]) -> Figure:
-    """A panel for the combined score and for each column, and below it the paper's of the same kind.
+class Panel(NamedTuple):
+    """Scores of rows that are drawn beside each other."""
 
-    They are drawn against the ``setting`` of rows, or with the rows side by side if it is empty. The dotted
-    line is chance. What would be empty, or stands there already, is left out.
+    title: str
+    color: str
+    scores: Sequence[tuple[Row, Score]]
+    chance: float | None = None
+
+
+def panels(evidence: Evidence, rows: Sequence[Row], setting: Mapping[str, float]) -> Figure:
+    """A panel for the combined score and for each column, then the paper's of the same kinds.
+
+    They are drawn against the ``setting`` of rows, or with the rows below each other if it is empty. A dotted
+    line is chance.
     """
-    finished, paper = evidence.finished, bool(evidence.finished.baseline.paper)
-    above: list[Measured | None] = [*[None] * bool(evidence.kept), *finished.columns]
-    size = (2.9 * len(above) + 1.6, 2.4 * (1 + paper) + 1.2)
+    drawn = [*_measured(evidence, rows), *_published(evidence, rows)]
+    wide = min(PANELS_WIDE, len(drawn))
+    tall = -(-len(drawn) // wide)
+    size = (2.9 * wide + 1.6, tall * (2.6 if setting else 0.9 + 0.26 * len(rows)) + 0.5)
     figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(1 + paper, len(above), squeeze=False, sharex="all")
-    places = setting or {row.name: place for place, row in enumerate(rows)}
-    shown: set[str | None] = set()
-    for column, (panel, *below) in zip(above, grid.T, strict=True):
-        _draw_scores(panel, _scores_of(evidence, rows, column), places, "tab:blue")
-        panel.set_title(
-            COMBINED if column is None else column.title.replace(", less", ",\nless"), fontsize="medium"
-        )
-        if column is not None and column.chance is not None:
-            panel.axhline(column.chance, color="gray", linestyle=":")
-        like = AVERAGE if column is None else column.like
-        for lower in below:
-            lower.set_visible(like is not None and like not in shown)
-            lower.set_title(str(like), fontsize="medium")
-            scores = [(row, Score(_published(row, like), None)) for row in rows]
-            _draw_scores(lower, scores, places, "tab:orange")
-        shown.add(like)
-    for line, side in zip(grid, ("ours", PAPER), strict=False):
-        line[0].set_ylabel(side, fontweight="bold")
-    for panel in grid.flat:
-        last = panel in grid[-1] or not grid[-1][list(grid[0]).index(panel)].get_visible()
-        panel.tick_params(labelbottom=last)
-        if setting:
-            ticks = list(setting.values())
-            panel.set_xscale("log")
-            panel.set_xticks(ticks, [f"{x:.3g}" if x < 1000 else f"{x:,}" for x in ticks], rotation=45)
-            panel.minorticks_off()
-        else:
-            labels = [row.label for row in rows]
-            panel.set_xticks(range(len(rows)), labels, rotation=60, ha="right", fontsize="small")
-    figure.supxlabel(AXES[finished.table.name][1] if setting else "", fontsize="medium")
+    grid = figure.subplots(tall, wide, squeeze=False, sharey="none" if setting else "all")
+    for axis, panel in zip_longest(grid.flat, drawn):
+        axis.set_visible(panel is not None)
+        if panel is not None:
+            (_draw_against(axis, panel, setting) if setting else _draw_below(axis, panel, rows))
+            axis.set_title(panel.title, fontsize="medium")
+            axis.grid(alpha=0.3)
+    figure.supxlabel(AXES[evidence.finished.table.name][1] if setting else "", fontsize="medium")
     _legend(figure)
     return figure
 
 
-def _scores_of(evidence: Evidence, rows: Sequence[Row], column: Measured | None) -> list[tuple[Row, Score]]:
-    """The rows' scores in a column, or all columns as one."""
+def _measured(evidence: Evidence, rows: Sequence[Row]) -> list[Panel]:
     finished = evidence.finished
-    values = finished.samples(column) if column else {key: evidence.combined(key) for key in finished.keys}
-    scores = [(row, Score.of(values[finished.key(row)].values())) for row in rows]
-    return [(row, score) for row, score in scores if score]
+
+    def panel(title: str, values: Mapping[str, Mapping[int, float]], chance: float | None = None) -> Panel:
+        scores = [(row, Score.of(values.get(finished.key(row), {}).values())) for row in rows]
+        return Panel(title, "tab:blue", [(row, score) for row, score in scores if score], chance)
+
+    combined = {key: evidence.combined(key) for key in finished.keys}
+    columns = [panel(c.title, finished.samples(c), c.chance) for c in finished.columns]
+    return [*[panel(COMBINED, combined)] * bool(evidence.kept), *columns]
 
 
-def _published(row: Row, column: str | None) -> float:
-    """The paper's score; its mean over all columns beside what the paper does not have."""
-    return row.paper[column] if column and column in row.paper else mean(row.paper.values())
+def _published(evidence: Evidence, rows: Sequence[Row]) -> list[Panel]:
+    if not evidence.finished.baseline.paper:
+        return []
+    likes = dict.fromkeys(column.like for column in evidence.finished.columns if column.like)
+    values = {"mean of seven columns": lambda row: mean(row.paper.values())}
+    values |= {like: partial(_paper, column=like) for like in likes}
+    return [
+        Panel(f"{name}\n({PAPER})", "tab:orange", [(row, Score(value(row), None)) for row in rows])
+        for name, value in values.items()
+    ]
 
 
-def _draw_scores(
-    panel: Axes, scores: Sequence[tuple[Row, Score]], places: Mapping[str, float], color: str
-) -> None:
-    """Means and deviations over seeds at the places of rows; rows without a place are horizontal lines."""
-    points = [(places[row.name], score.mean, score.std or 0.0) for row, score in scores if row.name in places]
-    line = "-" if list(places.values()) != list(range(len(places))) else ""
+def _paper(row: Row, column: str) -> float:
+    return row.paper[column]
+
+
+def _draw_below(axis: Axes, panel: Panel, rows: Sequence[Row]) -> None:
+    """Means and deviations over seeds, a line a row, the first at the top."""
+    places = {row.name: place for place, row in enumerate(rows)}
+    lines = [places[row.name] for row, _ in panel.scores]
+    means, deviations = zip(*((score.mean, score.std or 0.0) for _, score in panel.scores), strict=True)
+    axis.errorbar(means, lines, xerr=deviations, marker="o", capsize=3, color=panel.color, linestyle="")
+    axis.set_yticks(range(len(rows)), [row.label for row in rows], fontsize="small")
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.margins(x=0.1)
+    if panel.chance is not None:
+        axis.axvline(panel.chance, color="gray", linestyle=":")
+
+
+def _draw_against(axis: Axes, panel: Panel, setting: Mapping[str, float]) -> None:
+    """Means and deviations over seeds against the setting of rows; rows without one are horizontal lines."""
+    points = [(setting[row.name], x.mean, x.std or 0.0) for row, x in panel.scores if row.name in setting]
     if points:
-        x, means, deviations = zip(*points, strict=True)
-        panel.errorbar(x, means, yerr=deviations, marker="o", capsize=3, color=color, linestyle=line)
-    for i, (row, score) in enumerate((row, score) for row, score in scores if row.name not in places):
-        panel.axhline(score.mean, color=f"C{2 + i}", linestyle=("--", ":", "-.")[i % 3], label=row.label)
-    panel.grid(alpha=0.3)
+        places, means, deviations = zip(*points, strict=True)
+        axis.errorbar(places, means, yerr=deviations, marker="o", capsize=3, color=panel.color)
+    for i, (row, score) in enumerate(x for x in panel.scores if x[0].name not in setting):
+        axis.axhline(score.mean, color=f"C{2 + i}", linestyle=("--", ":", "-.")[i % 3], label=row.label)
+    if panel.chance is not None:
+        axis.axhline(panel.chance, color="gray", linestyle=":")
+    ticks = list(setting.values())
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{x:.3g}" if x < 1000 else f"{x:,}" for x in ticks], rotation=45)
+    axis.minorticks_off()
 
 
 def crossing(lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:

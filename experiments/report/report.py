@@ -35,9 +35,9 @@ from lm.settings import SettingError
 LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 
 ABOUT_SCORES = f"""How to read this: a row is the baseline with one change (`lm list TABLE`). A column is a \
-task, named by what it measures; numbers are means ± deviations over seeds. ▲ ▼: better, worse than the \
-baseline, seed by seed, beyond noise ({1 - LEVEL:.0%}, Holm's rule over the column); one seed cannot be told \
-from noise. Compare held-out losses within one objective only."""
+task, named by what it measures (↓: less is better); numbers are means ± deviations over seeds. ▲ ▼: better, \
+worse than the baseline, seed by seed, beyond noise ({1 - LEVEL:.0%}, Holm's rule over the column); one seed \
+cannot be told from noise. Compare held-out losses within one objective only."""
 ABOUT_PAPER = """The paper's column of the same kind stands beside ours, with the paper's own marks (two \
 deviations of its baseline): of other tasks only the order of rows compares."""
 ABOUT_CLAIMS = f"""*Combined* is the mean over columns of the difference from the baseline, in deviations of \
@@ -46,8 +46,9 @@ paper tells apart by its own noise (z, over all its columns). Ours confirms or c
 difference of combined scores is beyond noise ({1 - LEVEL:.0%}, {DRAWS:,} draws of seeds and examples, \
 Holm's rule over the table); else it is undecided, or equivalent if the rows are less than {MARGIN:g} \
 deviations apart. Rows are compared after equal updates as in the paper, and where both spent equal FLOP or \
-content tokens of pre-training. *Content tokens* are predicted words, without sentinels, ends and copies; \
-the *exit step* is where their loss falls 0.2 nats below what is reached without context."""
+content tokens of pre-training, as far as both were measured there. *Content tokens* are predicted words, \
+without sentinels, ends and copies; the *exit step* is where their loss falls 0.2 nats below what is reached \
+without context."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def measures(evidence: Evidence) -> Sheet:
     """Every column: its tasks, what guessing gives, how far the baseline is from it, and its signal."""
     columns, paper = evidence.finished.columns, evidence.finished.baseline.paper
     sheet = {
-        "row": [Cell(column.title) for column in columns],
+        "column": [Cell(column.title) for column in columns],
         "tasks": [Cell(", ".join(c.tasks) + f" ({c.metric})" * (c.measure not in UNITS)) for c in columns],
         "paper's column": [Cell(f"{c.like} ({COLUMNS[c.like]})" if c.like else "–") for c in columns],
         "chance": [Cell() if c.chance is None else Cell(f"{c.chance:g}") for c in columns],
@@ -162,7 +162,10 @@ def verdict_sheet(verdicts: Verdicts) -> Sheet | None:
     if not claims:
         return None
     names = [f"{_last(claim.better)} > {_last(claim.worse)}" for claim in claims]
-    sheet: Sheet = {"row": [Cell(name) for name in names], "z": [Cell(f"{claim.z:.1f}") for claim in claims]}
+    sheet: Sheet = {
+        "claim": [Cell(name) for name in names],
+        "z": [Cell(f"{claim.z:.1f}") for claim in claims],
+    }
     for frame in FRAMES:
         sheet[f"equal {frame}"] = [_verdict(verdict) for _, verdict in verdicts[frame]]
     return sheet | {"conclusion": [Cell(claim.conclusion) for claim in claims]}
@@ -200,27 +203,30 @@ def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
     claims = verdicts["updates"]
     if not claims:
         return []
-    rows = evidence.growth
     lines = [f"- equal {frame}: {decision_accuracy(count_verdicts(verdicts[frame]))}" for frame in FRAMES]
     ceiling = decision_accuracy(repeat_of_paper(evidence.finished.table))
     lines += [f"- a repeat of the paper, of all its claims in this table: {ceiling}"]
-    text = [f"The {len(claims)} claims of the paper about these rows:\n\n" + "\n".join(lines)]
+    text = [f"{_claims(len(claims))} of the paper about these rows:\n\n" + "\n".join(lines)]
     alike = sum(verdict.word == "equivalent" for _, verdict in claims)
     if alike:
         text.append(
             f"{alike} of the undecided are equivalent: less than {MARGIN:g} deviations of a repeat apart."
         )
-    seeds = min((len(seeds) for seeds in rows.values() if seeds), default=0)
+    seeds = min((len(runs) for runs in evidence.finished.runs.values() if runs), default=0)
     if seeds < 2:
-        text.append(
-            "Rows with one seed, or whose seeds are all tied, claim nothing; train more with --seeds."
-        )
-    else:
-        text += [_power(seeds, len(claims), evidence.repeats)] * bool(evidence.repeats)
+        text.append("A row with one seed claims nothing; train more with --seeds.")
+    elif not evidence.kept:
+        text.append("No column tells these rows apart, so no claim is decided.")
+    elif evidence.repeats:
+        text.append(_power(seeds, len(claims), evidence.repeats))
     if named := evidence.outlying_seeds():
         listed = ", ".join(f"{row} seed {seed}" for row, seed in named)
         text.append(f"Outlying seeds (combined score far from the row's others, and counted): {listed}.")
     return text
+
+
+def _claims(count: int) -> str:
+    return f"{count} claim{'s' * (count != 1)}"
 
 
 def _power(seeds: int, claims: int, deviation: float) -> str:
@@ -228,8 +234,8 @@ def _power(seeds: int, claims: int, deviation: float) -> str:
     effects = (np.geomspace(0.01, 1000, 600) * deviation).tolist()
     found = (x for x in effects if power(x, sqrt(2) * deviation, seeds, LEVEL / claims) > 0.8)
     return (
-        f"With {seeds} seeds and {claims} claims, a difference of {next(found, effects[-1]):.1f} deviations "
-        "is found four times of five (smaller ones, where the rows' noise is alike)."
+        f"With {seeds} seeds and {_claims(claims)}, a difference of {next(found, effects[-1]):.1f} "
+        "deviations is found four times of five (smaller ones, where the rows' noise is alike)."
     )
 
 

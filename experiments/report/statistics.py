@@ -43,14 +43,14 @@ def _seed_weights(count: int) -> np.ndarray:
 
 
 def resample_examples(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
-    """[M, N], [M, N] -> [M, DRAWS]: the ratio of both sums over examples drawn with replacement.
+    """[M, N], [N] -> [M, DRAWS]: the ratio of both sums over examples drawn with replacement.
 
     A ratio of sums (bits over bytes) is drawn as such; a mean has denominators of one.
     """
-    counts, ratios = _counts(numerators.shape[1]), []
+    counts, sides, ratios = _counts(len(denominators)), np.vstack([numerators, denominators]).T, []
     for start in range(0, DRAWS, _CHUNK):
-        drawn = counts[start : start + _CHUNK].astype(np.float64)
-        ratios.append((drawn @ numerators.T) / (drawn @ denominators.T))
+        sums = counts[start : start + _CHUNK].astype(np.float64) @ sides
+        ratios.append(sums[:, :-1] / sums[:, -1:])
     return np.concatenate(ratios).T
 
 
