@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 SCALE ?= nano
 TABLE ?= t5/6-corruption-rate
 
-# Huge pages for XLA's buffers: without them page faults take half of a small model's step on a CPU.
-export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# Huge pages for the buffers of the tests, as `lm run` and `lm sweep` set them for themselves.
+test test-fast test-slow test-faults soak: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 MINUTES ?= 30
 

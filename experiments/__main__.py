@@ -13,6 +13,8 @@ from experiments.cli import COMMANDS, HELP, RAW
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.group import join_others
+from experiments.processes.jobs import JOB
+from experiments.processes.memory import tune_memory
 from experiments.processes.place import choose_platform
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
 from lm.settings import SettingError, nearest
@@ -46,10 +48,11 @@ def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
     speak_any_encoding()
     if sys.argv[1:2] and sys.argv[1] in RESUMABLE:
+        tune_memory()
         outlive_the_reader()
     report = None
     try:
-        line = supervise(sys.argv[1:])
+        line = None if JOB in os.environ else supervise(sys.argv[1:])
         signal.signal(signal.SIGTERM, _stop)
         choose_platform()
         if line is not None:
@@ -90,7 +93,8 @@ def _stop(*_) -> None:
 
     The timer is there because an exception in a callback gets lost, and leaving may take its time.
     """
-    print_line("stopped (SIGTERM); run the same command to resume")
+    if JOB not in os.environ:  # of all workers at once this is said by who hands out their tasks
+        print_line("stopped (SIGTERM); run the same command to resume")
     end_in(AFTER_SIGNAL, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])
 

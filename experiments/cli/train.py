@@ -1,24 +1,30 @@
 """``lm run`` and ``lm sweep``: one row, or every row of a pattern and every seed, each trained to its end."""
 
+import os
 import shlex
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 from experiments.cli.arguments import FLAT, check_first, first_word, named_settings, option, parse
 from experiments.console import RUNS
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import agreed, cache_compiled
+from experiments.processes.jobs import Jobs, cores, handed_out
+from experiments.processes.line import Line
+from experiments.processes.place import find_place, has_accelerator
 from experiments.runs import origin
-from experiments.runs.progress import Reporter, duration, reporting
+from experiments.runs.progress import JobReporter, Reporter, Told, duration, reporting
 from experiments.runs.result import check_settings, read_result
 from experiments.runs.stages import check_runs, home_of, stages
 from experiments.study.experiment import Changes, Experiment
 from experiments.study.registry import baseline_of, build, by_hand, find, run_folder, tables, twin
+from experiments.study.scales import ONE_CORE
 from lm.files import write
 from lm.settings import SettingError
 
@@ -91,6 +97,7 @@ def sweep_command(arguments: Sequence[str]) -> None:
         settings: Annotated[Experiment, FLAT] = default,
         options: Annotated[Options, FLAT] = Options(),
         seeds: int = 1,
+        jobs: int = 0,
     ) -> None:
         """Train and evaluate every row that matches and has not finished, then write the report.
 
@@ -99,14 +106,30 @@ def sweep_command(arguments: Sequence[str]) -> None:
         Args:
             pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
             seeds: runs of each row, with seeds 0, 1, ...
+            jobs: runs at once, each a process with one thread; 0: as many as cores at scales nano, mini and
+                mini-real on CPUs, else 1
         """
         check_first(pattern, arguments, "sweep")
-        train_rows(pattern, seeds, named_settings(arguments, settings), options)
+        changes = named_settings(arguments, settings)
+        train_rows(pattern, seeds, changes, options, _job_count(jobs, options.scale))
 
     parse(sweep, "lm sweep", arguments)
 
 
-def train_rows(pattern: str, seeds: int, changes: Changes, options: Options) -> None:
+def _job_count(jobs: int, scale: str) -> int:
+    """How many runs are trained at once; SettingError where one device, or another process, does that."""
+    if jobs < 0:
+        raise SettingError(f"--jobs {jobs} should be at least 1, or 0 for as many as is best")
+    if jobs == 1 or not jobs and scale not in ONE_CORE:
+        return 1
+    several = find_place(os.environ) is not None
+    if jobs and (several or has_accelerator()):
+        why = "of several processes (LM_PROCESSES, Slurm, TPU)" if several else "with a GPU or TPU"
+        raise SettingError(f"--jobs {jobs}: a sweep {why} trains one run at a time; leave --jobs out")
+    return 1 if several or has_accelerator() else jobs or cores()
+
+
+def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, jobs: int = 1) -> None:
     """Train every row that matches and has not finished, with ``changes``, then write the report."""
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
@@ -120,7 +143,7 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options) -> 
         for seed in range(seeds)
         for name in dict.fromkeys(map(twin, compared))
     ]
-    failed = train_unfinished(wanted, options)
+    failed = train_unfinished(wanted, options, jobs)
     from experiments.report.report import print_report  # whose pictures take a while to import
 
     try:
@@ -139,20 +162,73 @@ def _row_run(name: str, experiment: Experiment, options: Options) -> RowRun:
     return RowRun(name, experiment, run_folder(options.runs, options.scale, name, experiment.seed, changed))
 
 
-def train_unfinished(wanted: Sequence[RowRun], options: Options) -> int:
-    """Train those of ``wanted`` that have not finished.
+def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) -> int:
+    """Train those of ``wanted`` that have not finished, up to ``jobs`` at once.
 
     One that fails is reported and the others are trained; the exit code is that of the first failure.
     """
-    todo, failed = [run for run in wanted if not is_finished(run, options)], EXIT_CODES["done"]
+    if (tasks := handed_out()) is not None:
+        _train_as_told(tasks, wanted, options)
+    todo = [number for number, run in enumerate(wanted) if not is_finished(run, options)]
+    codes: list[int] = []
     if todo:
-        cache_compiled(options.cache)
-        with reporting(sum(run.steps for run in todo)) as reporter:
-            reporter.say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished; {len(todo)} to go")
-            for run in todo:
-                code = train_one(run, options, reporter)
-                failed = failed or code
-    return failed
+        with reporting(sum(wanted[number].steps for number in todo)) as reporter:
+            at_once = f", {jobs} at once" if (jobs := min(jobs, len(todo))) > 1 else ""
+            done = f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished"
+            reporter.say(f"{done}; {len(todo)} to go{at_once}")
+            if jobs > 1:
+                codes = _train_in_jobs(wanted, todo, options, reporter, jobs)
+            else:
+                cache_compiled(options.cache)
+                codes = [train_one(wanted[number], options, reporter) for number in todo]
+    return next(filter(None, codes), EXIT_CODES["done"])
+
+
+def _train_as_told(tasks: Iterator[tuple[int, Line]], wanted: Sequence[RowRun], options: Options) -> NoReturn:
+    """In a worker: train the runs with the numbers that come."""
+    cache_compiled(options.cache)
+    for number, line in tasks:
+        line.send({"code": train_one(wanted[number], options, Told(line.send))})
+    sys.exit()
+
+
+def _train_in_jobs(
+    wanted: Sequence[RowRun], todo: Sequence[int], options: Options, reporter: Reporter, count: int
+) -> list[int]:
+    """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
+    several = len({run.experiment.seed for run in wanted}) > 1
+    shown: dict[int, JobReporter] = {}
+
+    def hear(number: int, told: Mapping[str, Any]) -> None:
+        run = wanted[number]
+        name = f"{run.name} seed {run.experiment.seed}" if several else run.name
+        if number not in shown:
+            shown[number] = JobReporter(reporter, name, run.steps)
+        if told.get("killed") and jobs.signal is None:
+            reporter.complain(f"{name} failed: {told['killed']}\n  folder: {run.folder}")
+        shown[number].hear(told)
+
+    def untrained(number: int) -> set[Path]:
+        run = wanted[number]
+        every = stages(run.experiment, run.folder, home_of(run.folder, options.cache))
+        return {stage.folder for stage in every if not is_trained(stage.folder)}
+
+    jobs = Jobs(count, untrained, hear)
+    codes = jobs.do(todo)
+    if jobs.signal is not None:
+        reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")
+        sys.exit(AGAIN)
+    return [codes[number] for number in todo]
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the last start of the stage in ``folder`` came to its end."""
+    from lm.train.log import status
+
+    try:
+        return status(folder) == "finished"
+    except (SettingError, OSError):  # which is told when it is trained
+        return False
 
 
 def is_finished(run: RowRun, options: Options) -> bool:

@@ -145,8 +145,13 @@ def has_tpu() -> bool:
     return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
+def has_accelerator() -> bool:
+    """Whether there is a device file of a TPU or a GPU."""
+    gpus = ("nvidiactl", "dxg", "kfd")  # of NVIDIA, in WSL2, of AMD
+    return has_tpu() or any(Path("/dev", name).exists() for name in gpus)
+
+
 def choose_platform() -> None:
     """Without a TPU or GPU here jax need not try libtpu, which is there to plan with and complains."""
-    gpus = ("nvidiactl", "dxg", "kfd")  # of NVIDIA, in WSL2, of AMD
-    if find_spec("libtpu") and not has_tpu() and not any(Path("/dev", name).exists() for name in gpus):
+    if find_spec("libtpu") and not has_accelerator():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

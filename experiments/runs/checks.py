@@ -1,8 +1,10 @@
 """What can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -58,7 +60,7 @@ def check(
         check_architecture(architecture, writes=True)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
-    prepared = first_alone(lambda: prepare(experiment, cache, say))
+    prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
     check_alike(origin_of_run(experiment, prepared, cache))
     if experiment.mixing.pretraining != "corpus":
         mixed_batches(experiment, experiment.tuning.mixtures, prepared)
@@ -72,6 +74,14 @@ def check(
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(experiment.model, mesh)
     return prepared, mesh
+
+
+def prepare_alone(experiment: Experiment, cache: Path, say: Callable[[str], object]) -> Prepared:
+    """What ``prepare`` gives, one run of this machine after another: what the first makes the others find."""
+    with (cache / "lock").open("a") as lock:
+        with suppress(OSError):  # all at once where the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return prepare(experiment, cache, say)
 
 
 def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:

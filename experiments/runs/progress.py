@@ -2,8 +2,10 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -41,7 +43,7 @@ class Reporter:
         self._bar.update(self._task, advance=steps, detail=detail)
         self._done += steps == 1 and self._since is not None
         if self._done and self._since is not None:
-            task = self._bar.tasks[self._task]
+            task = next(task for task in self._bar.tasks if task.id == self._task)
             seconds_per_step = (time.monotonic() - self._since) / self._done
             remaining = max(task.remaining or 0, 0)
             self._bar.update(self._task, left=duration(seconds_per_step * remaining))
@@ -53,6 +55,48 @@ class Reporter:
     def complain(self, line: str) -> None:
         """A line about what failed, which no process keeps to itself."""
         print(line, file=sys.stderr) if self.console.quiet else self.say(line)
+
+
+class JobReporter(Reporter):
+    """Of one of several runs that train at once: a bar of its own below that of all, while it lasts."""
+
+    def __init__(self, whole: Reporter, name: str, total: int):
+        super().__init__(whole.console, whole._bar, total)
+        self._whole, self._name = whole, name
+        self._bar.update(self._task, description=name)
+
+    def start(self, phase: str) -> None:
+        super().start(f"{self._name}: {phase}")
+
+    def began(self, compiling: float) -> None:
+        self._whole.began(compiling)
+        self._since = self._since or time.monotonic()
+
+    def advance(self, steps: int, detail: str = "") -> None:
+        super().advance(steps, detail)
+        self._whole.advance(steps)
+
+    def hear(self, told: Mapping[str, Any]) -> None:
+        """What a Told reporter in another process was told; at the end of the run its bar goes."""
+        call, *values = told.get("call", [None])
+        if call in TOLD:
+            getattr(self, call)(*values)
+        if "code" in told:
+            self._bar.remove_task(self._task)
+
+
+class Told(Reporter):
+    """A Reporter that passes on what it is told, to be shown by the process at the other end of ``send``."""
+
+    def __init__(self, send: Callable[[dict], None]):
+        def pass_on(call: str, *values: Any) -> None:
+            send({"call": [call, *values]})
+
+        for call in TOLD:
+            setattr(self, call, partial(pass_on, call))
+
+
+TOLD = ("start", "began", "advance", "say", "complain")
 
 
 @contextmanager

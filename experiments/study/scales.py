@@ -52,6 +52,8 @@ _REAL: Changes = {  # benchmarks as far as they can be had, each under the paper
     "model.vocab_size": 8_192,  # 8,000 pieces + 100 sentinels, rounded up to a multiple of 128
 }
 
+ONE_CORE = ("nano", "mini", "mini-real")  # a core to each run trains more than cores that share one
+
 SCALES: dict[str, Changes] = {
     "base": {"model.dtype": "bfloat16"},  # of activations, as on the TPUs of the paper
     "mini": _MINI,

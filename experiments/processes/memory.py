@@ -1,0 +1,32 @@
+"""Settings of the C library's memory, which stand in the environment before Python starts."""
+
+import os
+import sys
+
+from experiments.processes.place import has_accelerator
+
+# Of glibc.malloc. Else a small model's step on a CPU spends up to half of its time on getting memory: every
+# buffer of XLA is mapped, filled with zeros by the kernel and given back anew.
+TUNABLES = {
+    "hugetlb": 1,  # huge pages: a 512th of the page faults
+    "mmap_max": 0,  # mappings of single buffers: none, all come from the heap
+    "trim_threshold": 2**40,  # free memory at the end of the heap, before it is given back [bytes]
+    "top_pad": 2**26,  # by which the heap grows beyond what is asked for [bytes]
+    "arena_max": 1,  # heaps, whatever the number of threads
+}
+
+
+def tune_memory() -> None:
+    """Start this process again with TUNABLES, once; nothing where they are set, unknown or of no use."""
+    if "GLIBC_TUNABLES" in os.environ or has_accelerator() or not _has_glibc():
+        return
+    text = ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
+    os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": text})
+
+
+def _has_glibc() -> bool:
+    """Whether the C library is glibc: macOS and musl lack the name, or its value."""
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (ValueError, OSError):
+        return False
