@@ -108,9 +108,9 @@ def test_one_seed_and_ties_claim_nothing_and_neither_does_a_pair_whose_seeds_dis
     one, tied, alike = (Difference(np.array(x)) for x in ([9.0], [3.0, 3.0, 3.0], [3.0, 3.0 + 1e-12]))
     for judged in judge_family([one, tied, alike], MARGIN, 4):
         assert (judged.sign, judged.equivalent, judged.p) == (0, False, 1.0)
-    quiet = [Difference(10 + 0.01 * np.random.default_rng(s).normal(size=3)) for s in range(9)]
-    loud = Difference(np.array([30.0, -8.0, 8.0]))
-    assert judge_family([*quiet, loud], MARGIN, 4)[-1].sign == 0
+    others = [Difference(20 + (4 + 0.1 * i) * np.array([-1.0, 0.0, 1.0])) for i in range(30)]
+    crossing = judge_family([*others, Difference(np.array([14.0, -0.5, 12.0]))], MARGIN, 11)[-1]
+    assert (crossing.p < LEVEL, crossing.sign) == (True, 0)
 
 
 def test_two_rows_are_equivalent_only_if_both_ends_of_their_interval_lie_within_the_margin():
@@ -153,7 +153,7 @@ def test_examples_add_their_own_noise_to_that_of_seeds():
         judge_family([quiet], MARGIN, 2),
         judge_family([Difference(quiet.by_seed, noise)], MARGIN, 2),
     )
-    assert (alone.sign, beside.sign) == (1, 0)
+    assert alone.p < LEVEL < 0.3 < beside.p
     assert beside.drawn == pytest.approx((1 - 1.96, 1 + 1.96), abs=0.1)
 
 
