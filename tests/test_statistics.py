@@ -108,8 +108,8 @@ def test_one_seed_and_ties_claim_nothing_and_neither_does_a_pair_whose_seeds_dis
     one, tied, alike = (Difference(np.array(x)) for x in ([9.0], [3.0, 3.0, 3.0], [3.0, 3.0 + 1e-12]))
     for judged in judge_family([one, tied, alike], MARGIN, 4):
         assert (judged.sign, judged.equivalent, judged.p) == (0, False, 1.0)
-    others = [Difference(20 + (4 + 0.1 * i) * np.array([-1.0, 0.0, 1.0])) for i in range(30)]
-    crossing = judge_family([*others, Difference(np.array([14.0, -0.5, 12.0]))], MARGIN, 11)[-1]
+    others = [Difference(20 + (5 + 0.01 * i) * np.array([-1.0, 0.0, 1.0])) for i in range(30)]
+    crossing = judge_family([*others, Difference(np.array([14.0, -1.0, 14.0]))], MARGIN, 11)[-1]
     assert (crossing.p < LEVEL, crossing.sign) == (True, 0)
 
 
