@@ -1,17 +1,28 @@
 """Log-probabilities of texts: what the plain forward pass says, whatever they are asked together with."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 from test_nn import ARCHITECTURES, CONFIGS, TINY, make, run
 
+from lm import sharding
+from lm.evaluate import likelihood, shapes
 from lm.evaluate.likelihood import (
     Masking,
+    Window,
     candidate_log_probs,
     continuation_log_probs,
+    text_log_prob,
+    windows,
 )
+from lm.mesh import MeshConfig
+from lm.nn.composed import Ensemble
+from lm.nn.config import SpecialTokens
+from lm.settings import SettingError
+from lm.train.step import StepSpec, build
 
-WRITING = [architecture for architecture in ARCHITECTURES if architecture != "encoder"]
 BERT = Masking(39, (2,), (3,))
 put = jax.device_put
 
@@ -41,7 +52,8 @@ def by_hand(name, model, context, continuation):
     first = len(row) - len(continuation)
     batch = {"decoder_input_tokens": np.array([row])}
     if config.has_encoder:
-        batch["encoder_input_tokens"] = np.array([context], int).reshape(1, -1)
+        batch["encoder_input_tokens"] = np.array([context or [0]])
+        batch["encoder_segment_ids"] = np.full_like(batch["encoder_input_tokens"], bool(context))
     batch["decoder_causal_attention"] = (np.arange(len(row)) < first)[None].astype(int)
     log_probs = jax.nn.log_softmax(run(model, batch)[0])
     return sum(float(log_probs[place - 1, row[place]]) for place in range(first, len(row)))
@@ -102,3 +114,90 @@ def test_probabilities_of_all_strings_of_one_token_add_up_to_1(name):
     every = [[token] for token in range(TINY.vocab_size)]
     (log_probs,) = candidate_log_probs(make(name), [[5, 6, 7]], [every], put, masking(name))
     assert np.exp(log_probs).sum() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["decoder", "prefix-decoder", "encoder-decoder"])
+def test_windows_that_hold_a_text_at_once_give_its_plain_loss(name):
+    model, (text,) = make(name), texts(4, [9])
+    total = text_log_prob(model, text, Window(9, 3), put)
+    assert total == (pytest.approx(by_hand(name, model, [], text), abs=1e-4), 9)
+
+
+def test_windows_score_each_token_once_after_what_fits_before_it():
+    text, config = list(range(10, 20)), CONFIGS["decoder"]
+    assert [*windows(text, Window(4, 2), config)] == [
+        ([], [10, 11, 12, 13]),
+        ([12, 13], [14, 15]),
+        ([14, 15], [16, 17]),
+        ([16, 17], [18, 19]),
+    ]
+    unstarted = replace(
+        config, special=SpecialTokens(start=None)
+    )  # reads its first token, and cannot score it
+    assert next(windows(text, Window(4, 4), unstarted)) == ([10], [11, 12, 13])
+    with pytest.raises(SettingError, match="cannot be moved by 5"):
+        next(windows(text, Window(4, 5), config))
+
+
+def test_what_comes_later_changes_no_probability_of_what_was_before():
+    model, (context, early, late) = make("decoder"), texts(5, [3, 4, 4])
+    pairs = [(context, early), (context + early, late), (context, early + late)]
+    first, second, both = continuation_log_probs(model, pairs, put)
+    assert both == pytest.approx(first + second, abs=1e-4)
+    other = continuation_log_probs(model, [(context, early + late[::-1]), (context + early, late[::-1])], put)
+    assert other[0] - other[1] == pytest.approx(first, abs=1e-4)
+
+
+def test_an_ensemble_is_asked_as_one():
+    model, pairs = make("decoder"), asked(6, 3)
+    found = continuation_log_probs(Ensemble([model, model]), pairs, put)
+    np.testing.assert_allclose(found, continuation_log_probs(model, pairs, put), atol=1e-4)
+
+
+def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
+    model, text = make("decoder, learned"), texts(7, [17])[0]
+    assert np.isfinite(continuation_log_probs(model, [(text[:8], text[8:16])], put)).all()
+    with pytest.raises(SettingError, match="a row of 17 tokens exceeds model.max_length=16"):
+        continuation_log_probs(model, [(text[:8], text[8:])], put)
+    unstarted = make("decoder", special=SpecialTokens(start=None))
+    with pytest.raises(SettingError, match="model.special.start=None"):
+        continuation_log_probs(unstarted, [([], text)], put)
+    with pytest.raises(SettingError, match="masking"):
+        continuation_log_probs(make("encoder"), [([5], [6])], put)
+
+
+def test_questions_of_all_lengths_compile_few_programs(monkeypatch):
+    monkeypatch.setattr(shapes, "PROGRAM", 300)
+    sizes = np.random.default_rng(0).integers(0, 60, (1_000, 3))
+    parts = shapes.parts_of(sizes, lambda lengths: lengths.sum(-1), 2, 64)
+    lengths = {part.lengths for part in parts}
+    assert 1 < len(lengths) <= len({(part.rows, *part.lengths) for part in parts}) <= shapes.MOST
+    assert sorted(np.concatenate([part.questions for part in parts])) == [*range(1_000)]
+    for part in parts:
+        assert part.rows % 2 == 0 and len(part.questions) <= part.rows and max(part.lengths) <= 64
+        assert (sizes[part.questions] <= part.lengths).all()
+    before = likelihood._log_probs._cache_size()
+    pairs = asked(8, 60, most=16)
+    model = make("decoder")
+    continuation_log_probs(model, pairs, put)
+    compiled = likelihood._log_probs._cache_size() - before
+    assert 1 <= compiled <= shapes.MOST
+    continuation_log_probs(model, pairs[::-1], put)
+    assert likelihood._log_probs._cache_size() - before == compiled
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"fsdp": 2, "tensor": 2, "data": 2}])
+def test_a_mesh_answers_as_one_device(sizes):
+    mesh = sharding.make_mesh(MeshConfig(**sizes))
+    model, pairs = make("encoder-decoder"), asked(9, 11)
+    steps = build(StepSpec(model.config), mesh)
+    places = sharding.parameters(model, mesh)
+    spread = jax.tree.unflatten(
+        jax.tree.structure(model),
+        [jax.device_put(leaf, places[name]) for name, leaf in sharding.named(model).items()],
+    )
+    found = continuation_log_probs(spread, pairs, steps.put)
+    np.testing.assert_allclose(found, continuation_log_probs(model, pairs, put), atol=1e-4)
+    contexts, candidates = [c for c, _ in pairs[:3]], [[y for _, y in pairs[3:7]]] * 3
+    due = candidate_log_probs(model, contexts, candidates, put)
+    np.testing.assert_allclose(candidate_log_probs(spread, contexts, candidates, steps.put), due, atol=1e-4)

@@ -1,6 +1,7 @@
 """``lm tasks``, ``lm score`` and which run is asked, on models that know nothing and sets of two rows."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tiny import TINY
 
 from experiments.cli.attention import attention
 from experiments.cli.doctor import show_tasks
+from experiments.cli.likelihood import Scoring, likelihood, masking_of, texts_of
 from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
 from experiments.runs.recipes import questions, steps_of
@@ -20,6 +22,8 @@ from lm import sharding
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.data.text.own import Bytes
+from lm.data.text.vocabulary import EOS
+from lm.evaluate.likelihood import continuation_log_probs
 from lm.evaluate.questions import predict
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
@@ -207,3 +211,30 @@ def test_a_kind_of_picture_that_cannot_be_drawn_is_refused_before_the_run_is_loo
         SettingError, match=r"--out x\.foo should be a picture that ends in \.png, \.svg or \.pdf"
     ):
         attention(tmp_path / "nowhere", "a text", "", Path("x.foo"))
+
+
+@pytest.mark.parametrize("given", [TEXTS, HEADS, TEXTS | {"model.architecture": "decoder"}])
+def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tmp_path, capsys):
+    folder, _, _ = run_of(runs, f"likelihood-{given.get('model.architecture')}", given)
+    file, out = tmp_path / "lines.tsv", tmp_path / "out.jsonl"
+    file.write_text("Where?\tHere.\nHere, and nowhere else at all.\n")
+    likelihood(folder, file, out, Scoring(length=12, stride=5))
+    first, second = map(json.loads, out.read_text().splitlines())
+    assert (first["tokens"], second["tokens"]) == (first["bytes"], second["bytes"]) == (5, 30)
+    assert first["bits_per_byte"] == pytest.approx(-first["log_prob"] / 5 / math.log(2))
+    assert "all" in capsys.readouterr().out
+    trained = open_run(folder, stages_of(folder))
+    question, answer = (trained.vocabulary.encode(text) for text in ("Where?", "Here."))
+    question += [EOS] * (given.get("model.architecture") != "encoder")  # which reads [SEP] behind both
+    due = continuation_log_probs(trained.model, [(question, answer)], trained.put, masking_of(trained))
+    assert first["log_prob"] == pytest.approx(due[0], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [("a.tsv", "", "no lines"), ("a.tsv", "a\tb\na\t\n", "line 2, has no cont"), ("a.jsonl", "[]", "line 1")],
+)
+def test_lines_without_a_continuation_are_named(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SettingError, match=message):
+        texts_of(tmp_path / name)

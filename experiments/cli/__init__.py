@@ -16,6 +16,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "clean": "clean:clean",
     "tasks": "doctor:show_tasks",
     "score": "score:score",
+    "likelihood": "likelihood:likelihood",
     "generate": "models:generate",
     "fill": "models:fill_in",
     "attention": "attention:attention",
@@ -37,6 +38,7 @@ verify     Check every file of the checkpoints of runs against the checksums tha
 clean      Turn a folder of texts, JSON lines or WET files into a corpus by the rules that made C4.
 tasks      List the tasks: how each is answered and scored, and the rows of what is prepared here.
 score      Score a run or an imported checkpoint on tasks, or predictions that were made elsewhere.
+likelihood Show the log-probability of texts, or of continuations of contexts: nats, and bits per byte.
 generate   Show what a run's model writes after prompts: greedy, sampled or beam search.
 fill       Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
 attention  Draw where each head of a run's model attends in a text.

@@ -1,0 +1,147 @@
+"""``lm likelihood``: how likely a run's model finds the texts of a file, or what continues its contexts."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.markup import escape
+
+from experiments.cli.arguments import FLAT
+from experiments.cli.score import lines_of
+from experiments.console import CONSOLE, listing
+from experiments.runs.stages import stages_of
+from lm import files
+from lm.settings import SettingError, parse_json
+
+if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.trained import Trained
+    from lm.evaluate.likelihood import Continued, Masking
+
+SHOWN = 60  # of a text [characters]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How texts are scored."""
+
+    mixture: str = ""  # which fine-tuned model scores; by default the pre-trained one
+    end: bool = False  # whether the EOS behind each continuation is scored too
+    length: int = 512  # longest row; a longer text without a context is scored by windows [tokens]
+    stride: int = 256  # tokens that each window scores; the others before them are its context [tokens]
+
+
+def likelihood(
+    run: Path, file: Path, /, out: Path | None = None, scoring: Annotated[Scoring, FLAT] = Scoring()
+) -> None:
+    """Show the log-probability of texts, or of continuations of contexts: nats, and bits per byte.
+
+    A line of the file is a text, or a context, a tab and what continues it, blanks included; of a .jsonl
+    file it is {"context": ..., "continuation": ...}. Encoders give the pseudo-log-likelihood: each token in
+    turn is masked.
+
+    Args:
+        run: folder of a run.
+        file: lines to score; - reads standard input.
+        out: file for the results as JSON lines, in the order of the file.
+    """
+    from experiments.runs.trained import open_run
+    from lm.evaluate.likelihood import continuation_log_probs
+
+    texts = texts_of(file)
+    trained = open_run(run, stages_of(run), scoring.mixture)
+    masking, pairs, owners = masking_of(trained), [], []
+    for number, (context, continuation) in enumerate(texts):
+        found = list(pairs_of(trained, context, continuation, scoring))
+        pairs += found
+        owners += [number] * len(found)
+    log_probs = continuation_log_probs(trained.model, pairs, trained.put, masking).tolist()
+    results: list[dict[str, Any]] = [
+        {"log_prob": 0.0, "tokens": 0, "bytes": len(text.encode())} for _, text in texts
+    ]
+    for number, log_prob, (_, scored) in zip(owners, log_probs, pairs, strict=True):
+        results[number]["log_prob"] += log_prob
+        results[number]["tokens"] += len(scored)
+    for result in results:
+        result["bits_per_byte"] = bits_per_byte([result])
+    if out is not None:
+        files.write(out, "".join(json.dumps(result) + "\n" for result in results).encode())
+    show_likelihoods(texts, results)
+
+
+def texts_of(file: Path) -> list[tuple[str, str]]:
+    """(context, continuation) of each line; SettingError for a line with nothing to score."""
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        lines = lines_of(data.decode())
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{file} cannot be read as text: {error}") from error
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if file.suffix == ".jsonl":
+            fields = parse_json(line, f"{file}, line {number},")
+            fields = fields if isinstance(fields, dict) else {}
+            context, continuation = fields.get("context", ""), fields.get("continuation")
+        else:
+            context, _, continuation = line.rpartition("\t")
+        if not isinstance(context, str) or not isinstance(continuation, str) or not continuation:
+            raise SettingError(f"{file}, line {number}, has no continuation to score")
+        texts.append((context, continuation))
+    if not texts:
+        raise SettingError(f"{file} has no lines to score")
+    return texts
+
+
+def masking_of(run: "Trained") -> "Masking | None":
+    """How an encoder's rows are framed; None of other models."""
+    from lm.evaluate.likelihood import Masking
+
+    if run.config.has_decoder:
+        return None
+    vocabulary = run.vocabulary
+    begin, end = ((() if token is None else (token,)) for token in (vocabulary.cls, vocabulary.sep))
+    return Masking(vocabulary.mask, begin, end)
+
+
+def pairs_of(run: "Trained", context: str, continuation: str, scoring: Scoring) -> "Iterator[Continued]":
+    """Ids of a context, framed as in training, and its continuation; a text without a context by windows."""
+    from experiments.runs.trained import frame
+    from lm.evaluate.likelihood import Window, windows
+
+    config, scored = run.config, run.vocabulary.encode(continuation)
+    begin, end = frame(run.stage, run.vocabulary) if config.has_decoder else (None, None)
+    if scoring.end and config.special.eos is not None:
+        scored = [*scored, config.special.eos]
+    if context:
+        if config.has_decoder:  # which reads the start token by itself
+            begin = None if begin == config.special.start else begin
+            yield run.vocabulary.encode_framed(context, begin, end), scored
+        else:
+            yield run.vocabulary.encode(context), scored
+        return
+    if config.special.start is None and not config.has_encoder:  # the first token is then not scored
+        scored = [*run.vocabulary.encode_framed("", begin, None), *scored]
+    length = min(scoring.length, config.max_length) if config.positions == "learned" else scoring.length
+    length -= 2 * (not config.has_decoder)  # which are framed
+    yield from windows(scored, Window(length, min(scoring.stride, length)), config)
+
+
+def bits_per_byte(results: Sequence[dict[str, Any]]) -> float:
+    """Of all these texts together."""
+    nats = -sum(result["log_prob"] for result in results)
+    return nats / math.log(2) / sum(result["bytes"] for result in results)
+
+
+def show_likelihoods(texts: Sequence[tuple[str, str]], results: Sequence[dict[str, Any]]) -> None:
+    """A line for each text, and one for all of them."""
+    grid = listing("text", "nats", "tokens", "bits/byte")
+    for (_, text), result in zip(texts, results, strict=True):
+        shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+        numbers = f"{result['log_prob']:.3f}", f"{result['tokens']:,}", f"{result['bits_per_byte']:.4f}"
+        grid.add_row(escape(shown.strip()), *numbers)
+    total, tokens = (sum(result[name] for result in results) for name in ("log_prob", "tokens"))
+    grid.add_row("all", f"{total:.3f}", f"{tokens:,}", f"{bits_per_byte(results):.4f}")
+    CONSOLE.print(grid)
