@@ -160,5 +160,10 @@ def is_sealed(path: Path) -> bool:
         return False
 
 
+def lines_of(text: str) -> list[str]:
+    """Cut at newlines alone: an answer may hold a form feed, and JSON U+2028, at which Python cuts too."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
 def _seal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")

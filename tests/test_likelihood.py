@@ -169,7 +169,7 @@ def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
 def test_questions_of_all_lengths_compile_few_programs(monkeypatch):
     monkeypatch.setattr(shapes, "PROGRAM", 300)
     sizes = np.random.default_rng(0).integers(0, 60, (1_000, 3))
-    parts = shapes.parts_of(sizes, lambda lengths: lengths.sum(-1), 2, 64)
+    parts = shapes.batches_by_length(sizes, lambda lengths: lengths.sum(-1), 2, 64)
     lengths = {part.lengths for part in parts}
     assert 1 < len(lengths) <= len({(part.rows, *part.lengths) for part in parts}) <= shapes.MOST
     assert sorted(np.concatenate([part.questions for part in parts])) == [*range(1_000)]

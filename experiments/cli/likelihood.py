@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.markup import escape
 
 from experiments.cli.arguments import FLAT
-from experiments.cli.score import lines_of
 from experiments.console import CONSOLE, listing
 from experiments.runs.stages import stages_of
 from lm import files
@@ -21,7 +20,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
     from lm.evaluate.likelihood import Continued, Masking
 
-SHOWN = 60  # of a text [characters]
+SHOWN_TEXT = 60  # of a text [characters]
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
     """(context, continuation) of each line; SettingError for a line with nothing to score."""
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        lines = lines_of(data.decode())
+        lines = files.lines_of(data.decode())
     except (OSError, ValueError) as error:
         raise SettingError(f"{file} cannot be read as text: {error}") from error
     texts = []
@@ -139,7 +138,7 @@ def show_likelihoods(texts: Sequence[tuple[str, str]], results: Sequence[dict[st
     """A line for each text, and one for all of them."""
     grid = listing("text", "nats", "tokens", "bits/byte")
     for (_, text), result in zip(texts, results, strict=True):
-        shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+        shown = text if len(text) <= SHOWN_TEXT else f"{text[: SHOWN_TEXT - 1]}…"
         numbers = f"{result['log_prob']:.3f}", f"{result['tokens']:,}", f"{result['bits_per_byte']:.4f}"
         grid.add_row(escape(shown.strip()), *numbers)
     total, tokens = (sum(result[name] for result in results) for name in ("log_prob", "tokens"))

@@ -16,6 +16,7 @@ from experiments.runs import origin
 from experiments.runs.prepare import rows_of
 from experiments.runs.stages import Stage, cache_of, load_settings, stages_of
 from experiments.runs.vocabularies import stored_vocabulary
+from lm import files
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask
 from lm.data.tasks.mixtures import MIXTURES
@@ -192,7 +193,7 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
     if name not in KNOWN:
         raise SettingError(f"--task: there is no task {name!r}{nearest(name, KNOWN)}")
     try:
-        lines = lines_of(path.read_bytes().decode())
+        lines = files.lines_of(path.read_bytes().decode())
         answers = [parse_json(line, "a line") for line in lines] if path.suffix == ".jsonl" else lines
         answers = [line["prediction"] if isinstance(line, dict) else line for line in answers]
     except (OSError, ValueError, KeyError) as error:
@@ -209,11 +210,6 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
     except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise SettingError(f"{path} has an answer of a kind that {name} has not: {error!r:.200}") from error
     show_scores([(name, str(path), len(examples), metrics)])
-
-
-def lines_of(text: str) -> list[str]:
-    """Cut at newlines alone: an answer may hold a form feed, and JSON U+2028, at which Python cuts too."""
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, float]]]) -> None:

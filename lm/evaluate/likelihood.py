@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from lm import sharding
 from lm.evaluate.decode import Model
-from lm.evaluate.shapes import Asked, parts_of
+from lm.evaluate.shapes import Asked, batches_by_length
 from lm.nn.composed import Ensemble
 from lm.nn.config import ModelConfig
 from lm.nn.view import Batch
@@ -175,7 +175,7 @@ def _asked(
     """``program``'s answer float64 for each row, in order, from batches of few shapes; ``sizes`` [N,...]."""
     config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
     multiple = 1 if mesh is None else sharding.batch_parts(mesh.shape)
-    parts = parts_of(sizes, partial(_cost, config), multiple, _longest(config))
+    parts = batches_by_length(sizes, partial(_cost, config), multiple, _longest(config))
     outputs = []
     for part in parts:
         batch = _batch(config, [rows[k] for k in part.questions], part)

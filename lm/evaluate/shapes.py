@@ -19,7 +19,7 @@ class Asked(NamedTuple):
     lengths: tuple[int, ...]
 
 
-def parts_of(
+def batches_by_length(
     sizes: np.ndarray, cost: Callable[[np.ndarray], np.ndarray], multiple: int, longest: int
 ) -> list[Asked]:
     """All questions, by their lengths ``sizes`` int [N,dimensions], in batches of a ``multiple`` of rows.
