@@ -23,6 +23,7 @@ from lm.data.corpora import corpus, crawl
 from lm.data.text import sources, tokens
 from lm.data.text import tfds as rows
 from lm.data.text.own import Bytes
+from lm.data.text.vocabulary import UNK
 from lm.files import complete, is_sealed, seal, unseal, write_sealed
 from lm.settings import DataError, SettingError, change
 
@@ -240,6 +241,16 @@ def test_a_damaged_vocabulary_is_trained_anew(tmp_path):
     assert len(said) == 2
     assert again.fingerprint == good.fingerprint
     assert again.path == good.path
+
+
+def test_vocabularies_with_and_without_byte_fallback_lie_beside_each_other(tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS))
+    experiment = change(Experiment(), "data.corpus", f"text:{tmp_path / 'text.txt'}")
+    experiment = change(experiment, "data.vocabulary_size", 45 + 256)
+    falling_back = find_vocabulary(change(experiment, "data.unknown", "bytes"), tmp_path, print)
+    assert UNK not in falling_back.encode("75%")
+    with pytest.raises(SettingError, match="data.vocabulary_size=301"):  # so many word pieces the text lacks
+        find_vocabulary(experiment, tmp_path, print)
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):

@@ -64,7 +64,7 @@ def run(
     if jax.process_index() == 0:  # from now on the folder is this run's
         save_settings(folder, experiment)
     home = home_of(folder, cache)
-    title = os.path.relpath(folder.resolve(), home).replace("/", ".")
+    title = os.path.relpath(folder.resolve(), home).replace("/", ".")[-200:]  # a file's name has 255 at most
     session = Session(prepared, mesh, reporter, allow, title)
     every = stages(experiment, folder, home)
     scores: dict[str, dict] = {}
