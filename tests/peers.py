@@ -242,7 +242,7 @@ def from_lists(lists):
     tokens = np.zeros((len(lists), max(map(len, lists))), np.int32)
     for row, ids in zip(tokens, lists, strict=True):
         row[: len(ids)] = ids
-    return Ragged(tokens, np.array([len(ids) for ids in lists], np.int32))
+    return Ragged(tokens, np.array([len(ids) for ids in lists], np.int32), tokens > 0)
 
 
 def packed(inputs, targets, architecture, limits, pack=True):
@@ -295,7 +295,7 @@ def cut_before_eos(dataset, output_features, sequence_length):
         if not output_features.get(name, {}).get("add_eos"):
             return value
         rows = value if isinstance(value[0], list) else [value]
-        tokens, counts = ragged(rows, sequence_length[name] or 99)
+        tokens, counts, _ = ragged(rows, sequence_length[name] or 99)
         found = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
         return found if rows is value else found[0]
 

@@ -32,11 +32,15 @@ def text(rng, counts, width=None):
     counts = np.asarray(counts, np.int32)
     # no sentinels, some 0
     tokens = rng.integers(0, 880, (len(counts), width or max(counts.max(), 1))).astype(np.int32)
-    return Ragged(tokens * length_mask(counts, tokens.shape[1]), counts)
+    return whole(tokens * length_mask(counts, tokens.shape[1]), counts)
+
+
+def whole(tokens, counts):
+    return Ragged(tokens, counts, tokens != EOS)
 
 
 def rows(side):
-    return [row[:count].tolist() for row, count in zip(*side, strict=True)]
+    return [row[:count].tolist() for row, count in zip(side.tokens, side.lengths, strict=True)]
 
 
 def restore(inputs, targets, first_sentinel):
@@ -166,7 +170,7 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
 
 def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
     objective, limits = OBJECTIVES["bert-style"], lengths_of(OBJECTIVES["bert-style"], 512)
-    given_text = Ragged(np.full((400, limits.raw), 5, np.int32), np.full(400, limits.raw, np.int32))
+    given_text = whole(np.full((400, limits.raw), 5, np.int32), np.full(400, limits.raw, np.int32))
     shown = denoise(objective, given_text, uniforms(0, np.arange(400), 2, limits.raw), VOCABULARY, limits)[
         0
     ].tokens
@@ -218,7 +222,7 @@ def test_sizes_are_those_of_the_examples():
             inputs, targets, made = (
                 inputs[1:],
                 targets[1:],
-                [Ragged(s.tokens[1:], s.lengths[1:]) for s in made],
+                [Ragged(*(values[1:] for values in side)) for side in made],
             )
         assert inputs.tolist() == made[0].lengths.tolist()
         assert targets.tolist() == made[1].lengths.tolist()
@@ -233,7 +237,7 @@ def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_ot
     mask = noise_mask(objective, Drawn(counts, u, 100, starts), room)
     assert not mask[~length_mask(counts, 40)].any()
     assert mask.any()
-    tokens = Ragged(np.full((5, 40), 5, np.int32), counts)
+    tokens = whole(np.full((5, 40), 5, np.int32), counts)
     _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room))
     assert targets.lengths.max() <= room
     alone = noise_mask(objective, Drawn(counts[3:4], u[3:4], 100, starts[3:4]), room)

@@ -14,8 +14,8 @@ from lm.settings import SettingError
 def test_padding_is_told_by_length_and_not_by_id():
     """A text may hold id 0; it is a token like any other."""
     inputs, targets = (
-        Ragged(np.array([[0, 7, 1]], np.int32), np.array([3])),
-        Ragged(np.array([[0, 1]]), np.array([2])),
+        Ragged(np.array([[0, 7, 1]], np.int32), np.array([3]), np.ones((1, 3), bool)),
+        Ragged(np.array([[0, 1]]), np.array([2]), np.ones((1, 2), bool)),
     )
     found = packed(inputs, targets, "encoder-decoder", Lengths(0, 4, 3))
     assert found["encoder_segment_ids"].tolist() == [[1, 1, 1, 0]]
@@ -34,7 +34,7 @@ def test_packing_keeps_every_token_in_order_and_never_overfills(sizes, architect
     )
     found = packed(inputs, targets, architecture, Lengths(0, 12, 8))
     whole = targets if architecture == "encoder-decoder" else join_sides(inputs, targets)
-    expected = np.concatenate([row[:n] for row, n in zip(*whole, strict=True)])
+    expected = np.concatenate([row[:n] for row, n in zip(whole.tokens, whole.lengths, strict=True)])
     text = found["decoder_segment_ids"] > 0
     assert found["decoder_target_tokens"][text].tolist() == expected.tolist()
     assert (found["decoder_target_tokens"][~text] == 0).all()

@@ -16,7 +16,7 @@ from lm.data.objectives import OBJECTIVES, lengths_of
 from lm.data.packing import Ragged
 from lm.data.text.own import Bytes
 from lm.data.text.vocabulary import EOS
-from lm.data.views import permute, sentence_starts
+from lm.data.views import permutation, sentence_starts
 from lm.settings import SettingError
 
 MASK, CLS = 19_999, 19_998
@@ -165,7 +165,8 @@ def test_a_batch_is_the_same_whole_in_parts_and_in_another_process(name, pairs):
     hosts = [other(step, slice(start, start + 4)) for start in (0, 4, 8, 12)]
     for key, values in whole.items():
         assert (np.concatenate([host[key] for host in hosts]) == values).all()
-        assert values.dtype == (np.float32 if key.endswith("weights") else np.int32)
+        kinds = {"weights": np.float32, "content": bool}
+        assert values.dtype == kinds.get(key.rpartition("_")[2], np.int32)
     changed = batches(name, pairs, seed=4)(step, slice(None))
     assert (changed["encoder_input_tokens"] != whole["encoder_input_tokens"]).any()
 
@@ -173,7 +174,8 @@ def test_a_batch_is_the_same_whole_in_parts_and_in_another_process(name, pairs):
 def test_permuted_sentences_stay_whole_and_change_places():
     vocabulary = SimpleNamespace(word_starts=IDS % 5 == 0, sentence_ends=IDS % 3 == 0, eos=EOS)
     text = np.random.default_rng(0).integers(10, 900, (40, 60))
-    moved = permute(text, np.full(40, 60), uniforms(0, np.arange(40), 1, 60)[:, 0], vocabulary)
+    order = permutation(text, np.full(40, 60), uniforms(0, np.arange(40), 1, 60)[:, 0], vocabulary)
+    moved = np.take_along_axis(text, order, axis=1)
     assert (moved != text).any(1).mean() > 0.5
 
     starts = sentence_starts(text, vocabulary)
@@ -189,11 +191,12 @@ def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
     """
     objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), Bytes(100)
     count, limits = 300, lengths_of(objective, 300)
-    text = Ragged(np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1)), np.full(200, count, np.int32))
+    tokens = np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1))
+    text = Ragged(tokens, np.full(200, count, np.int32), np.ones_like(tokens, bool))
     inputs, targets = denoise(objective, text, uniforms(0, np.arange(200), 2, count), vocabulary, limits)
     assert (targets.tokens == text.tokens).all()
     hidden = []
-    for row, length in zip(*inputs, strict=True):
+    for row, length in zip(inputs.tokens, inputs.lengths, strict=True):
         masks = np.flatnonzero(row[:length] == vocabulary.mask)
         kept = np.array([999, *row[row >= 1000], 1300])
         assert len(kept) - 2 == count - 90

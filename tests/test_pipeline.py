@@ -82,7 +82,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
     length = targets if architecture in ENCODER_DECODERS else inputs + targets
     assert batch["decoder_target_tokens"].shape == (8, length)
     assert all(
-        value.dtype == (np.float32 if key == "decoder_loss_weights" else np.int32)
+        value.dtype == {"decoder_loss_weights": np.float32, "decoder_content": bool}.get(key, np.int32)
         for key, value in batch.items()
     )
     ids, segments = batch["decoder_target_tokens"], batch["decoder_segment_ids"]
@@ -219,7 +219,7 @@ def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
         source = batches(name).rows
         examples, count = Unsupervised(source), len(source.corpus.segments.starts)
         passes = [
-            [[list(map(int, side)) for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)
+            [[side.ids.tolist() for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)
         ]
         text = [
             [example[1] if name == "mass-style" else sum(example, []) for example in each] for each in passes

@@ -253,6 +253,10 @@ WRONG = [  # of what a run came to
     {"length_losses": {"2": 800.0}},
     {"length_losses": {"x": 1.0}},
     {"held_out_loss": -1.0},
+    {"content_loss": -1.0},
+    {"reference_loss": 800.0},
+    {"exit_step": -1},
+    {"top_ten_share": 1.5},
     *(
         {"columns": {"SQuAD": score, "GLUE": 0.0}}
         for score in (np.inf, np.nan, 10**400, "90", None, [1], 1e6, -5)

@@ -110,9 +110,11 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
             "next",
             "restore",
         }
-        assert result.tokens > 0
+        assert result.tokens > result.content_tokens > 0 < result.flops
+        assert 0 < result.content_loss != result.reference_loss
     folder = swept / "tiny" / "reports" / "t5-6-corruption-rate"
     text = (folder / "report.md").read_text()
+    assert "without context; plateau not left" in (folder / "report.html").read_text()
     assert "83.28" in text
     assert "objective.rate" in (folder / "report.html").read_text()
     assert (folder / "t5-6-corruption-rate.png").read_bytes().startswith(b"\x89PNG")

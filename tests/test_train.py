@@ -173,6 +173,22 @@ def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(tmp_path, unint
     assert lines(tmp_path) == uninterrupted[1]
 
 
+def test_evaluations_between_checkpoints_save_nothing_unless_a_signal_comes(tmp_path):
+    toy.run(tmp_path / "whole", 6, every=4, looks=2)
+    assert [record["step"] for record in records(tmp_path / "whole") if record["kind"] == "eval"] == [2, 4, 6]
+    assert [*manifest.steps(tmp_path / "whole" / "checkpoints")] == [4, 6]
+
+    def stop(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    with pytest.raises(Interrupted, match="step 2"):
+        toy.run(tmp_path / "cut", 6, every=4, looks=2, evaluate=stop)
+    assert [*manifest.steps(tmp_path / "cut" / "checkpoints")] == [2]
+    toy.run(tmp_path / "cut", 6, every=4, looks=2)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+
+
 class Killed(BaseException):
     """Ends a session as a kill does: nothing of ours is done any more but what runs at the end of a
     context.

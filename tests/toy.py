@@ -80,6 +80,7 @@ def run(
     sizes=(),
     keep=3,
     optimizer=OPTIMIZER,
+    looks=None,
 ):
     """Train ``total`` steps in ``folder``, going on from what is there; on a mesh of these sizes, of all
     processes.
@@ -96,7 +97,7 @@ def run(
                 on_batch(step)
             yield part(step)
 
-    config = LoopConfig(total, log_every, evaluate_every=every, guard=guarding, patience=patience)
+    config = LoopConfig(total, log_every, evaluate_every=looks or every, guard=guarding, patience=patience)
     with (
         Log(folder, {"seed": seed}) as log,
         Checkpoints(

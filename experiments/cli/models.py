@@ -103,11 +103,22 @@ def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | MaskShown") -> Iter
                 ids = batch[tokens][row][batch[f"{side}_segment_ids"][row] == example]
                 text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids))))
                 yield kind, f"{len(ids)} tokens", text
+        yield from _content(batch, row, example, vocabulary)
     if "encoder_target_tokens" in batch:
         ids = batch["encoder_target_tokens"][row][batch["encoder_loss_weights"][row] > 0]
         yield "hidden", f"{len(ids)} tokens", " · ".join(vocabulary.decode([token]) for token in ids)
     if "sentence_labels" in batch:
         yield "label", "", "a changed pair" if batch["sentence_labels"][row] else "a pair as in the text"
+
+
+def _content(batch: Batch, row: int, example: int, vocabulary: "Vocabulary | MaskShown") -> Iterator[Part]:
+    """The content tokens of a decoder's example, unless they are all that it predicts but EOS."""
+    if "decoder_content" in batch:
+        inside = batch["decoder_segment_ids"][row] == example
+        ids, content = batch["decoder_target_tokens"][row][inside], batch["decoder_content"][row][inside]
+        if content.sum() < (ids != EOS).sum():
+            words = " · ".join(vocabulary.decode([token]) for token in ids[content])
+            yield "content", f"{content.sum()} tokens", words
 
 
 def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:

@@ -62,7 +62,7 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
 def program_key(step: PlannedStep) -> str:
     """The same for steps that compile to the same program, as long as code and versions stay the same."""
     experiment, slices = step.experiment, step.slices
-    training = replace(experiment.pretraining, steps=1, save_every=1, log_every=1)
+    training = replace(experiment.pretraining, steps=1, save_every=1, log_every=1, evaluate_every=0)
     decisive = replace(BASELINE, model=experiment.model, mesh=experiment.mesh, pretraining=training)
     decisive = replace(decisive, generator_share=experiment.generator_share)
     versions = [metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")]

@@ -61,12 +61,24 @@ def details(row: Row, runs: Sequence[Result], curves: Curves, scale: str) -> str
     changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
     settings = [f"- {plain(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
     text = ["Settings changed:\n\n" + "\n".join(settings) if settings else "The baseline."]
-    text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}" for run in runs)]
+    text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}{learnt(run)}" for run in runs)]
     text += [samples(task, best["step"], runs[0]) for task, best in runs[0].tasks.items() if "step" in best]
     charts = f'<div class="charts">{"".join(map(chart, curves, curves.values()))}</div>'
     html = _html("\n\n".join(text) + "\n")
     summary = f"<summary>{escape(row.label)} <code>{escape(row.name)}</code></summary>"
     return f"<details>{summary}\n{charts}\n{html}</details>"
+
+
+def learnt(run: Result) -> str:
+    """What pre-training came to on content tokens, behind the name of a run; "" without pre-training."""
+    if run.content_loss is None or run.reference_loss is None:
+        return ""
+    left = "plateau not left" if run.exit_step is None else f"plateau left at step {run.exit_step:,}"
+    text = f": {run.content_tokens:,} content tokens and {run.flops:.2g} FLOP of pre-training; content loss "
+    text += f"{run.content_loss:.3f} nats, {run.reference_loss:.3f} without context; {left}"
+    if run.top_ten_share is not None:
+        text += f"; {run.top_ten_share:.0%} of its predictions are one of the ten most frequent pieces"
+    return text
 
 
 def samples(task: str, step: int, run: Result) -> str:

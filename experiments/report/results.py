@@ -78,22 +78,26 @@ def curves(runs: Iterable[Result], complain: Complain) -> Curves:
             except (SettingError, OSError) as error:
                 complain(f"{error}; its curves are not shown")
                 continue
-            for title, (kind, value) in watched(stage).items():
-                points = [(line.get("step"), line.get(value)) for line in records if line.get("kind") == kind]
-                points = [point for point in points if all(map(_is_plotted, point))]
-                drawn.setdefault(title, []).extend([points] if points else [])
+            for title, (kind, *values) in watched(stage).items():
+                lines = [line for line in records if line.get("kind") == kind]
+                for value in values:
+                    points = [(line.get("step"), line.get(value)) for line in lines]
+                    points = [point for point in points if all(map(_is_plotted, point))]
+                    drawn.setdefault(title, []).extend([points] if points else [])
     return {title: lines for title, lines in drawn.items() if lines}
 
 
-def watched(stage: str) -> Mapping[str, tuple[str, str]]:
-    """What is drawn of a stage -> the kind of its records, and the value in them; nothing of the start."""
+def watched(stage: str) -> Mapping[str, tuple[str, ...]]:
+    """What is drawn of a stage -> the kind of its records, and the values in them; nothing of the start."""
     group, pretrains = group_of(stage)
     if group == START:
         return {}
     if not pretrains:
         return {f"{group}: score": ("eval", "score")}
     train, held_out = "pre-training loss [nats/token]", "held-out loss [nats/token]"
-    return {train: ("train", "loss"), held_out: ("eval", "loss")}
+    content, frequent = "content loss, and without context [nats]", "predictions that are a frequent piece"
+    losses = {train: ("train", "loss"), held_out: ("eval", "loss")}
+    return losses | {content: ("eval", "content_loss", "reference_loss"), frequent: ("eval", "top_ten_share")}
 
 
 def stage_records(folder: Path, count: int) -> list[dict[str, Any]]:

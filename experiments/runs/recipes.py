@@ -25,6 +25,7 @@ from experiments.runs.stages import Stage
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
+from lm.data.content import without_context
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches
 from lm.data.objectives import Lengths
 from lm.data.supervised import Mixed, eval_batches
@@ -47,6 +48,7 @@ from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 
 Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
+UNIGRAMS = 2**22  # of the held-out text, at most, to know how frequent its pieces are [tokens]
 
 
 class Recipe(NamedTuple):
@@ -135,12 +137,33 @@ def held_out_batches(
     experiment: Experiment, prepared: Prepared, mesh: Mesh, times: int, most: int
 ) -> list[Batch]:
     """This process's parts of at most ``most`` batches of held-out text, in rows ``times`` as long."""
+    batches, count = _held_out(experiment, prepared, mesh, times, most)
+    return list(stream(batches, 0, count, rows=sharding.rows_of_process(mesh, batches.batch_size)))
+
+
+def watched_batches(
+    experiment: Experiment, prepared: Prepared, mesh: Mesh, most: int
+) -> tuple[list[Batch], float]:
+    """Those on which pre-training is watched, with the ``frequent_pieces`` of their content tokens, and the
+    loss on these of a model that reads no context.
+    """
+    batches, count = _held_out(experiment, prepared, mesh, 1, most)
+    size, every = batches.batch_size, list(stream(batches, 0, count))
+    text = prepared.validation.tokens[:UNIGRAMS]
+    reference, frequent = without_context(every, prepared.vocabulary, text)
+    pieces = np.tile(frequent, (size, 1))
+    return _of_process(mesh, size, [batch | {"frequent_pieces": pieces} for batch in every]), reference
+
+
+def _held_out(
+    experiment: Experiment, prepared: Prepared, mesh: Mesh, times: int, most: int
+) -> tuple[Batches, int]:
+    """The batches of held-out text, and how many there are, at most ``most``."""
     shards = sharding.batch_parts(mesh.shape)
     # As many tokens as in training: ``times`` fewer rows, rounded up so that every device gets as many.
     rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards
     batches = pretraining_batches(experiment, prepared, "validation", times, rows)
-    most = min(most, max(len(batches.rows.corpus.segments.starts) // rows, 1))
-    return list(stream(batches, 0, most, rows=sharding.rows_of_process(mesh, rows)))
+    return batches, min(most, max(len(batches.rows.corpus.segments.starts) // rows, 1))
 
 
 # ---- the questions

@@ -42,6 +42,8 @@ class Result:
     content_loss: float | None = None  # held-out, after pre-training, nats a content token
     reference_loss: float | None = None  # what a model without context reaches [nats]
     exit_step: int | None = None  # of pre-training, at which it first was better than that; None: never
+    # held-out: how many predictions of content are one of its ten most frequent pieces
+    top_ten_share: float | None = None
     flops: float = 0.0  # of all pre-training
 
     def __post_init__(self):
@@ -55,8 +57,10 @@ class Result:
             _check_range(f"length_losses {times}", loss, 0, LARGEST)
             if not re.fullmatch("[1-9][0-9]{0,8}", times):
                 raise SettingError("a length of rows is no whole number")
-        if self.held_out_loss is not None:
-            _check_range("held_out_loss", self.held_out_loss, 0, LARGEST)
+        limits = {"held_out_loss": LARGEST, "content_loss": LARGEST, "reference_loss": LARGEST}
+        for name, most in (limits | {"exit_step": 1e300, "top_ten_share": 1}).items():
+            if (value := getattr(self, name)) is not None:
+                _check_range(name, value, 0, most)
         for task, branches in _items("branches", self.branches):
             for updates, best in _items(f"branches of {task}", branches):
                 if not re.fullmatch("[0-9]{1,12}", updates):

@@ -17,7 +17,7 @@ import jax
 from experiments.processes.group import agreed, trains
 from experiments.processes.place import wait
 from experiments.runs.checks import check
-from experiments.runs.prepare import tasks_of
+from experiments.runs.prepare import Prepared, tasks_of
 from experiments.runs.progress import Reporter
 from experiments.runs.recipes import (
     RECIPES,
@@ -27,6 +27,7 @@ from experiments.runs.recipes import (
     start_from,
     steps_of,
     trained,
+    watched_batches,
 )
 from experiments.runs.scores import (
     best_of,
@@ -74,7 +75,14 @@ def run(
         scores |= reported_scores(models, session)
     longer = length_losses(every, session)
     if jax.process_index() == 0:
-        write_scores(folder, home, every, scores, longer)
+        pretrainings = [stage for stage in every if stage.kind == "pretrain"]
+        spent = sum(pretraining_flops(stage, prepared) for stage in pretrainings)
+        write_scores(folder, home, every, scores, longer, spent)
+
+
+def pretraining_flops(stage: Stage, prepared: Prepared) -> float:
+    """Of all steps of a pre-training."""
+    return flops(stage, RECIPES[stage.kind].batches(stage, prepared).lengths) * stage.training.steps
 
 
 def fit(every: Iterable[Stage], session: Session) -> None:
@@ -95,12 +103,9 @@ def fit(every: Iterable[Stage], session: Session) -> None:
 def _train(stage: Stage, session: Session) -> None:
     steps, training = steps_of(stage, session.mesh), stage.training
     batches = RECIPES[stage.kind].batches(stage, session.prepared)
-    every, guard, patience = (
-        (training.log_every, training.save_every),
-        stage.settings.guard,
-        wait("LM_STEP_TIMEOUT"),
-    )
-    loop = LoopConfig(training.steps, *every, "score", guard, patience=patience)
+    looks = stage.settings.pretraining.evaluate_every if stage.kind == "pretrain" else 0
+    every, guard = (training.log_every, looks or training.save_every), stage.settings.guard
+    loop = LoopConfig(training.steps, *every, "score", guard, patience=wait("LM_STEP_TIMEOUT"))
     with checkpoints_of(stage) as checkpoints, ShownLog(stage, session) as log:
         run = Run(
             stage.settings.seed,
@@ -120,17 +125,24 @@ def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State]
     """Of pre-training the held-out loss; of tasks all metrics of the validation half, and their ``score``.
 
     More is better of every score here: of bits per byte it is less than 0. The answers of each step are
-    written.
+    written. Tasks are evaluated at checkpoints only, among which they choose; held-out text, by the loop,
+    between them too.
     """
-    prepared, mesh, size = session.prepared, session.mesh, stage.training.batch_size
+    prepared, mesh, training = session.prepared, session.mesh, stage.training
     asked = RECIPES[stage.kind].questions(stage, prepared, mesh, "validation")
     # made at the first evaluation: tasks need none of it
-    held_out = cache(partial(held_out_batches, stage.settings, prepared, mesh, 1, -(-WATCHED // size)))
+    most = -(-WATCHED // training.batch_size)
+    held_out = cache(partial(watched_batches, stage.settings, prepared, mesh, most))
 
     def evaluate(state: State) -> dict[str, float]:
-        values = steps.evaluate(state, held_out()) if stage.kind == "pretrain" else {}
+        values: dict[str, float] = {}
+        if stage.kind == "pretrain":
+            batches, reference = held_out()
+            values = steps.evaluate(state, batches) | {"reference_loss": reference}
+        if (step := int(state.step)) % training.save_every and step != training.steps:
+            return values
         for questions in asked:
-            path = answers_path(stage.folder, questions.task, int(state.step))
+            path = answers_path(stage.folder, questions.task, step)
             metrics, _ = score_task(state.model, questions, steps.put, path)
             metrics["score"] *= questions.task.better
             values |= {f"{questions.task.name}/{metric}": value for metric, value in metrics.items()}

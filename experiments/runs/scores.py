@@ -15,6 +15,7 @@ from lm.files import seal, unseal, write
 from lm.train.log import records
 
 BITS = "bits_per_byte"  # of the right answers of a task: decides between equal scores
+EXIT = 0.2  # below a model without context: one that has left the plateau [nats a content token]
 
 
 def best_of(task: Scored, folder: Path) -> dict[str, Any]:
@@ -73,36 +74,60 @@ def columns(best: dict[str, dict]) -> dict[str, float]:
     return {column: sum(values) / len(values) for column, values in scores.items()}
 
 
-def held_out_loss(pretraining: Path) -> float | None:
-    """Of the last state of pre-training, nats a target token; None without pre-training."""
-    return next((r["loss"] for r in reversed(records(pretraining)) if r["kind"] == "eval"), None)
+def held_out(stages: Sequence[Stage]) -> dict[str, float | None]:
+    """The losses on held-out text after pre-training, and the step at which it left the plateau, if it did.
+
+    Of the first of several pre-trainings, and not of its start. None: never, or no pre-training.
+    """
+    folders = [stage.folder for stage in stages if stage.kind == "pretrain" and not stage.is_start]
+    lines = records(folders[0]) if folders else []
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    last = evaluations[-1] if evaluations else {}
+    values = {name: last.get(name) for name in ("content_loss", "reference_loss", "top_ten_share")}
+    left = (line["step"] for line in evaluations if "content_loss" in line and has_left(line))
+    return {"held_out_loss": last.get("loss"), **values, "exit_step": next(left, None)}
+
+
+def has_left(evaluation: Mapping[str, float]) -> bool:
+    """Whether the model uses its context: it is better by EXIT than one that has none."""
+    return evaluation["content_loss"] <= evaluation["reference_loss"] - EXIT
 
 
 def cost(folders: Sequence[Path]) -> dict[str, float]:
     """Seconds of training, compilation and evaluation left out, and the target tokens learnt from."""
-    seconds = tokens = 0.0
-    for folder in folders:
-        before = 0
-        for record in records(folder):
-            if record["kind"] == "train":
-                steps, before = record["step"] - before, record["step"]
-                seconds += record.get("seconds_per_step", 0.0) * steps
-                tokens += record["tokens"] * steps
-    return {"seconds": seconds, "tokens": int(tokens)}
+    seconds = sum(total(folder, "seconds_per_step") for folder in folders)
+    return {"seconds": seconds, "tokens": int(sum(total(folder, "tokens") for folder in folders))}
+
+
+def total(folder: Path, name: str) -> float:
+    """The sum over the steps of a stage: a line of its metrics stands for the steps since the one before."""
+    lines = [record for record in records(folder) if record["kind"] == "train"]
+    before = [0, *(line["step"] for line in lines[:-1])]
+    pairs = zip(lines, before, strict=False)
+    return sum(line.get(name, 0.0) * (line["step"] - step) for line, step in pairs)
 
 
 def write_scores(
-    folder: Path, home: Path, stages: Sequence[Stage], tasks: dict, length_losses: dict[str, float]
+    folder: Path,
+    home: Path,
+    stages: Sequence[Stage],
+    tasks: dict,
+    length_losses: dict[str, float],
+    flops: float,
 ) -> None:
-    """Write what the run scored and cost, and where its stages lie, from the scale's folder."""
+    """Write what the run scored and cost, and where its stages lie, from the scale's folder.
+
+    ``flops``: of all pre-training.
+    """
     folders = {stage.name: stage.folder for stage in stages}
-    pretrained = [stage for stage in stages if stage.kind == "pretrain" and not stage.is_start]
-    losses = [held_out_loss(stage.folder) for stage in pretrained]
+    pretrained = [stage.folder for stage in stages if stage.kind == "pretrain"]
     result = {
         "tasks": tasks,
         "length_losses": length_losses,
         "columns": columns(tasks),
-        "held_out_loss": next(iter(losses), None),
+        **held_out(stages),
+        "content_tokens": int(sum(total(path, "content_tokens") for path in pretrained)),
+        "flops": flops,
         **cost(list(dict.fromkeys(folders.values()))),
         "phases": {name: os.path.relpath(path.resolve(), home) for name, path in folders.items()},
         "records": {name: len(records(path)) for name, path in folders.items()},

@@ -147,6 +147,9 @@ class ShownLog(Log):
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         super().write(step, kind, values)
-        if "loss" in values:
+        if "content_loss" in values:
+            losses = f"{values['content_loss']:.2f} ({values['reference_loss']:.2f} without context)"
+            self._reporter.advance(0, f"content loss {losses}")
+        elif "loss" in values:
             name = "loss" if kind == "train" else "held-out loss"
             self._reporter.advance(0, f"{name} {values['loss']:.3f}")

@@ -97,6 +97,23 @@ class StartConfig:
         at_least(self, "start.", steps=0)
 
 
+@dataclass(frozen=True)
+class PretrainingConfig(PhaseConfig):
+    """Pre-training, whose held-out text may be looked at between two checkpoints."""
+
+    evaluate_every: int = 0  # between evaluations of held-out text; 0: one at each checkpoint [steps]
+
+    def check(self, name: str) -> None:
+        """Also of the evaluations: those of checkpoints are among them."""
+        super().check(name)
+        at_least(self, f"{name}.", evaluate_every=0)
+        if self.evaluate_every and self.save_every % self.evaluate_every:
+            raise SettingError(
+                f"{name}.save_every={self.save_every} should be a multiple of "
+                f"{name}.evaluate_every={self.evaluate_every}"
+            )
+
+
 PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "wmt_enfr", "wmt_enro")
 
 
@@ -145,7 +162,7 @@ class Experiment:
     objective: Objective = OBJECTIVES["baseline"]
     model: ModelConfig = ModelConfig()
     start: StartConfig = StartConfig()
-    pretraining: PhaseConfig = PhaseConfig()
+    pretraining: PretrainingConfig = PretrainingConfig()
     finetuning: PhaseConfig = PhaseConfig(
         steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)
     )

@@ -20,7 +20,7 @@ from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_r
 from lm.data.segments import Corpus
 from lm.data.text.tokens import Tokens
 from lm.data.text.vocabulary import PAD, Vocabulary
-from lm.data.views import INPUTS, TARGETS, permute
+from lm.data.views import INPUTS, TARGETS, permutation
 
 
 def pretraining_rows(
@@ -63,33 +63,41 @@ def denoise(
     """text [B,L], random numbers u [B,draws,L] -> inputs and targets that fit in ``limits``, ending with EOS.
 
     The last of the ``draws`` numbers per token orders sentences, if the objective permutes them, the one
-    before it decides what inputs show, and the first ones where noise falls.
+    before it decides what inputs show, and the first ones where noise falls. Content of the inputs is what
+    they show of the text, content of the targets what they do not show of it.
     """
-    tokens, lengths = text
-    eos = None if objective.separates else vocabulary.eos
-    inside, visible = text.mask, tokens
+    tokens, lengths, words = text
+    eos, inside, order = None if objective.separates else vocabulary.eos, text.mask, None
     if objective.sentences == "permuted":
-        visible, u = permute(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+        order, u = permutation(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+        tokens, words = (np.take_along_axis(side, order, axis=1) for side in (tokens, words))
     if objective.falls.infill:
-        visible, keep = objective.falls.infill(objective, visible, lengths, u, vocabulary.mask)
-        return _gather(visible, keep, eos), _gather(tokens, inside, eos)
-    starts = vocabulary.word_starts[visible] if objective.falls.on_words else None
-    noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
-    visible, keep = INPUTS[objective.inputs].show(visible, noise, u[:, -1], vocabulary)
-    inputs = _gather(visible, keep & inside, eos if objective.has_inputs else None)
-    predicted, keep = TARGETS[objective.targets].show(tokens, noise, u[:, -1], vocabulary)
-    return inputs, _gather(predicted, keep & inside, eos)
+        source, keep, noise = objective.falls.infill(objective, lengths, u)
+        shown = np.where(source < 0, vocabulary.mask, np.take_along_axis(tokens, source, axis=1))
+        inputs = _gather(shown, keep, (source >= 0) & np.take_along_axis(words, source, axis=1), eos)
+    else:
+        starts = vocabulary.word_starts[tokens] if objective.falls.on_words else None
+        noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
+        shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], vocabulary)
+        inputs = _gather(shown, keep & inside, words & ~noise, eos if objective.has_inputs else None)
+    if order is not None:  # targets keep the order of the text
+        noise[np.arange(len(order))[:, None], order] = noise.copy()
+    targets = TARGETS["everything" if objective.falls.infill else objective.targets]
+    predicted, keep = targets.show(text.tokens, noise, u[:, -1], vocabulary)
+    return inputs, _gather(predicted, keep & inside, text.content & noise, eos)
 
 
-def _gather(tokens: np.ndarray, keep: np.ndarray, eos: int | None) -> Ragged:
-    """tokens [B,L], bool [B,L] -> the tokens to keep from the left and, unless it is None, ``eos``."""
+def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int | None) -> Ragged:
+    """Each [B,L] -> the tokens to keep from the left and, unless it is None, ``eos``."""
     counts = np.count_nonzero(keep, axis=1).astype(np.int32)
-    gathered = np.full((len(tokens), int(counts.max(initial=0)) + (eos is not None)), PAD, np.int32)
+    shape = len(tokens), int(counts.max(initial=0)) + (eos is not None)
+    gathered, marks = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
     # 3 x as fast as [keep]
-    gathered[length_mask(counts, gathered.shape[1])] = tokens.ravel()[np.flatnonzero(keep)]
+    room, kept = length_mask(counts, shape[1]), np.flatnonzero(keep)
+    gathered[room], marks[room] = tokens.ravel()[kept], content.ravel()[kept]
     if eos is not None:
         gathered[np.arange(len(tokens)), counts] = eos
-    return Ragged(gathered, counts + np.int32(eos is not None))
+    return Ragged(gathered, counts + np.int32(eos is not None), marks)
 
 
 class Epoch(NamedTuple):
@@ -131,7 +139,8 @@ class Denoised(Uncached):
         """Segments [B], with noise drawn for examples ``numbers`` [B]; ``draws``: their first uniforms."""
         objective, raw = self.corpus.objective, self.lengths.raw
         starts, counts = self.corpus.segments.starts[segments], self.corpus.segments.lengths[segments]
-        text = Ragged(self.corpus.text.read(starts[:, None] + np.arange(raw)), counts.astype(np.int32))
+        tokens = self.corpus.text.read(starts[:, None] + np.arange(raw))
+        text = Ragged(tokens, counts.astype(np.int32), tokens != self.corpus.vocabulary.eos)
         u = uniforms(self.seed, numbers, objective.draws, raw)
         if draws is not None:
             u[:, 0, 0] = draws

@@ -123,6 +123,7 @@ class Masked:
             "encoder_input_tokens": np.where(words, visible, frame).astype(np.int32),
             "encoder_target_tokens": np.where(words, text, frame).astype(np.int32),
             "encoder_loss_weights": (words & noise).astype(np.float32),
+            "encoder_content": words & noise,
             "encoder_segment_ids": row.astype(np.int32),
             "encoder_positions": (positions * row).astype(np.int32),
         }

@@ -42,6 +42,14 @@ class Drawn(NamedTuple):
         return self.word_starts
 
 
+class Infilled(NamedTuple):
+    """What inputs show of a text in which masks stand for spans of any length."""
+
+    source: np.ndarray  # int [B,2L]: the position in the text that is shown; -1: a mask
+    keep: np.ndarray  # bool [B,2L]: which of them to keep
+    noise: np.ndarray  # bool [B,L]: what of the text is not shown
+
+
 def _no_mask(amount: Amount, text: Drawn) -> np.ndarray:
     raise NotImplementedError("what is filled in is more than a mask")
 
@@ -50,8 +58,7 @@ class Noise(NamedTuple):
     """One way for noise to fall: a mask of the tokens, or an infilling that is more than a mask."""
 
     mask: Callable[[Amount, Drawn], np.ndarray] = _no_mask  # bool [B,L], True on noise
-    # text, lengths, uniforms, id of the mask token -> what inputs show
-    infill: Callable[[Amount, np.ndarray, np.ndarray, np.ndarray, int], Selection] | None = None
+    infill: Callable[[Amount, np.ndarray, np.ndarray], Infilled] | None = None  # of lengths and uniforms
     # of lengths and first uniforms [B]; None where the amount is left to chance
     counts: Callable[[Amount, np.ndarray, np.ndarray], Counts] | None = None
     draws: int = 1  # random numbers per token
@@ -186,13 +193,13 @@ def geometric(u: np.ndarray) -> np.ndarray:
     return np.minimum(lengths, LONGEST_SPAN).astype(np.int32)
 
 
-def _infill(amount: Amount, tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, mask: int) -> Selection:
-    """tokens [B,L] -> [B,2L], and which of them to keep: each span becomes one mask, no two are neighbours.
+def _infill(amount: Amount, lengths: np.ndarray, u: np.ndarray) -> Infilled:
+    """Lengths [B], uniforms [B,2,L]: each span becomes one mask, no two are neighbours.
 
     Span lengths are Poisson; one of 0 puts a mask between two tokens. The last span is cut to the noise that
     remains, and there are no more spans than noise tokens, so that inputs never outgrow the text.
     """
-    rows, width = tokens.shape
+    rows, _, width = u.shape
     noise = np.clip(np.round(lengths * amount.rate), 1, lengths - 1)
     noise = np.where(lengths > 1, noise, 0).astype(np.int64)
     visible = lengths - noise
@@ -207,9 +214,10 @@ def _infill(amount: Amount, tokens: np.ndarray, lengths: np.ndarray, u: np.ndarr
     skipped = np.zeros((rows, width), np.int64)
     skipped[opens] = spans[columns < count[:, None]]
     source = np.minimum(columns + np.cumsum(skipped, axis=1), width - 1)
-    shown = np.stack([np.full_like(tokens, mask), np.take_along_axis(tokens, source, axis=1)], axis=2)
-    keep = np.stack([opens, columns < visible[:, None]], axis=2)
-    return shown.reshape(rows, -1), keep.reshape(rows, -1)
+    shown, hidden = columns < visible[:, None], length_mask(lengths, width)
+    hidden[np.nonzero(shown)[0], source[shown]] = False
+    masked, keep = np.stack([np.full_like(source, -1), source], axis=2), np.stack([opens, shown], axis=2)
+    return Infilled(masked.reshape(rows, -1), keep.reshape(rows, -1), hidden)
 
 
 def _poisson(mean: float) -> np.ndarray:

@@ -26,6 +26,7 @@ class Ragged(NamedTuple):
 
     tokens: np.ndarray  # int32 [B,L]
     lengths: np.ndarray  # int32 [B]
+    content: np.ndarray  # bool [B,L]: content tokens, if they are to be predicted
 
     @property
     def mask(self) -> np.ndarray:
@@ -33,29 +34,37 @@ class Ragged(NamedTuple):
         return length_mask(self.lengths, self.tokens.shape[1])
 
 
-def ragged(sequences: Sequence[Sequence[int] | np.ndarray], room: int) -> Ragged:
+class Marked(NamedTuple):
+    """Token ids without EOS, and which of them are content; of ids alone, all are."""
+
+    ids: Sequence[int] | np.ndarray  # [L]
+    content: np.ndarray  # bool [L]
+
+
+Ids = Sequence[int] | np.ndarray | Marked
+
+
+def ragged(sequences: Sequence[Ids], room: int) -> Ragged:
     """Token ids without EOS -> [B,L] with EOS. What exceeds ``room`` is cut off before the EOS."""
-    shortened = [np.asarray(sequence, np.int32)[: room - 1] for sequence in sequences]
-    lengths = np.array([len(sequence) for sequence in shortened], np.int32) + 1
-    tokens = np.full((len(shortened), int(lengths.max(initial=0))), PAD, np.int32)
-    for row, sequence in zip(tokens, shortened, strict=True):
-        row[: len(sequence)] = sequence
-        row[len(sequence)] = EOS
-    return Ragged(tokens, lengths)
-
-
-def all_tokens(examples: Ragged) -> np.ndarray:
-    """[B,L] -> all tokens, one example after the other."""
-    return examples.tokens.ravel()[np.flatnonzero(examples.mask)]
+    marked = [ids if isinstance(ids, Marked) else Marked(ids, np.ones(len(ids), bool)) for ids in sequences]
+    lengths = np.array([min(len(ids), room - 1) for ids, _ in marked], np.int32) + 1
+    tokens = np.full((len(marked), int(lengths.max(initial=0))), PAD, np.int32)
+    marks = np.zeros(tokens.shape, bool)
+    for row, mark, length, (ids, content) in zip(tokens, marks, lengths - 1, marked, strict=True):
+        row[:length], row[length] = ids[:length], EOS
+        mark[:length] = content[:length]
+    return Ragged(tokens, lengths, marks)
 
 
 def join_sides(inputs: Ragged, targets: Ragged) -> Ragged:
     """[B,S] and [B,T] -> [B,L]: the inputs of each example followed by its targets."""
-    tokens = np.concatenate([inputs.tokens, targets.tokens], axis=1)
-    mask = np.concatenate([inputs.mask, targets.mask], axis=1)
+    kept = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
     lengths = inputs.lengths + targets.lengths
-    joined = Ragged(np.full((len(tokens), int(lengths.max(initial=0))), PAD, np.int32), lengths)
-    joined.tokens[joined.mask] = tokens.ravel()[np.flatnonzero(mask)]
+    shape = (len(lengths), int(lengths.max(initial=0)))
+    joined = Ragged(np.full(shape, PAD, np.int32), lengths, np.zeros(shape, bool))
+    text = joined.mask
+    joined.tokens[text] = np.concatenate([inputs.tokens, targets.tokens], axis=1).ravel()[kept]
+    joined.content[text] = np.concatenate([inputs.content, targets.content], axis=1).ravel()[kept]
     return joined
 
 
@@ -94,11 +103,13 @@ def features(
     """Examples, EOS included, and the row [examples] of each, ascending -> features [batch_size, S or T]."""
     if architecture in ENCODER_DECODERS:
         names = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
-        batch = dict(zip(names, _laid_out(inputs, rows, (batch_size, lengths.inputs)), strict=True))
+        batch = dict(zip(names, _laid_out(inputs, rows, (batch_size, lengths.inputs))[:3], strict=True))
     else:
+        if architecture == "prefix-decoder":  # where it predicts its inputs it sees them
+            inputs = inputs._replace(content=np.zeros_like(inputs.content))
         targets, batch = join_sides(inputs, targets), {}
     shape = (batch_size, row_length(architecture, lengths))
-    tokens, segments, positions = _laid_out(targets, rows, shape)
+    tokens, segments, positions, content = _laid_out(targets, rows, shape)
     text = segments > 0
     batch |= {
         "decoder_input_tokens": shift_right(tokens, segments),
@@ -106,6 +117,7 @@ def features(
         "decoder_segment_ids": segments,
         "decoder_positions": positions,
         "decoder_loss_weights": text.astype(np.float32),
+        "decoder_content": content,
     }
     if architecture not in ENCODER_DECODERS:
         # one position more than there are inputs: where their EOS is read and the first target is predicted
@@ -123,7 +135,9 @@ def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:
 
 
 def _laid_out(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """tokens, segment ids and positions int32 [B,L]: the examples of each row side by side, from the left."""
+    """tokens, segment ids and positions int32 [B,L], content bool [B,L]: the examples of each row side by
+    side, from the left.
+    """
     filled = np.bincount(rows, weights=examples.lengths, minlength=shape[0]).astype(np.int64)
     if len(filled) > shape[0] or (filled > shape[1]).any():
         raise SettingError(f"rows of {filled.max()} tokens do not fit in a batch of shape {shape}")
@@ -131,7 +145,8 @@ def _laid_out(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tup
     first = np.searchsorted(rows, rows)  # the first example of the same row
     begin = np.cumsum(examples.lengths) - examples.lengths
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
-    tokens[text] = all_tokens(examples)
+    kept, content = np.flatnonzero(examples.mask), np.zeros(shape, bool)
+    tokens[text], content[text] = examples.tokens.ravel()[kept], examples.content.ravel()[kept]
     segments[text] = np.repeat(np.arange(len(rows)) - first + 1, examples.lengths)
     positions[text] = np.arange(examples.lengths.sum()) - np.repeat(begin, examples.lengths)
-    return tokens, segments, positions
+    return tokens, segments, positions, content

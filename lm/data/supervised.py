@@ -12,10 +12,9 @@ from lm.data.batches import Batch, Uncached, in_parts
 from lm.data.checks import check_architecture
 from lm.data.denoised import Denoised
 from lm.data.objectives import Lengths
-from lm.data.packing import features, ragged
+from lm.data.packing import Ids, Marked, Ragged, features, ragged
 from lm.settings import SettingError
 
-Ids = Sequence[int] | np.ndarray
 Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
 
 PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repeats itself
@@ -43,7 +42,12 @@ class Unsupervised(Sequence[Example]):
         numbers = np.array([number])
         segments = numbers % len(self.source.corpus.segments.starts)
         inputs, targets = self.source.examples(segments, numbers)
-        return inputs.tokens[0, : max(inputs.lengths[0] - 1, 0)], targets.tokens[0, : targets.lengths[0] - 1]
+        return _without_eos(inputs), _without_eos(targets)
+
+
+def _without_eos(example: Ragged) -> Marked:
+    count = max(example.lengths[0] - 1, 0)
+    return Marked(example.tokens[0, :count], example.content[0, :count])
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,11 @@ def sentence_starts(tokens: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     return starts
 
 
-def permute(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """[B,L]: the sentences in random order, each whole; uniforms [B,L]."""
+def permutation(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """int [B,L]: the positions of the text, its sentences in random order, each whole; uniforms [B,L]."""
     order = np.take_along_axis(u, latest(sentence_starts(tokens, vocabulary)), axis=1)
     np.putmask(order, ~length_mask(lengths, u.shape[1]), np.inf)
-    return np.take_along_axis(tokens, np.argsort(order, axis=1, kind="stable"), axis=1)
+    return np.argsort(order, axis=1, kind="stable")
 
 
 def cuts(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:

@@ -240,7 +240,8 @@ class LoopConfig:
 
     steps: int = 524_288  # where training ends, counted from the first step of the state [steps]
     log_every: int = 100  # time between two lines of metrics.jsonl [steps]
-    evaluate_every: int = 5_000  # time between two evaluations; the end is always evaluated [steps]
+    # time between two evaluations, at checkpoints or between them; the end is always evaluated [steps]
+    evaluate_every: int = 5_000
     score: str = "loss"  # the number of an evaluation by which checkpoints are ranked
     guard: GuardConfig = EVERY_UPDATE
     patience: float = 0.0  # time without a step or a batch of an evaluation, then it ends; 0: any [seconds]

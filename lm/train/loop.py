@@ -163,32 +163,34 @@ class Milestones:
         """What is due after ``step``, once its numbers are read; Interrupted if a signal asked to stop."""
         checkpoints, evaluates = self.run.checkpoints, self._evaluates(step)
         stops = self.stopping.requested()
-        if not (stops or evaluates or step % checkpoints.config.every == 0):
+        saves = stops or step == self.config.steps or step % checkpoints.config.every == 0
+        if not (saves or evaluates):
             return
         self.meter.read(step)
-        checkpoints.save(state)
+        if saves:
+            checkpoints.save(state)
         if stops:
             checkpoints.wait()
             self.stopping.check(step)
         if evaluates:
-            checkpoints.settle()  # whatever the evaluation does to this process, the step is on the disk
-            self.evaluate(state)
+            checkpoints.settle()  # whatever the evaluation does to this process, what is saved stays
+            self.evaluate(state, saves)
         self.meter.restart()
 
     def make_up(self, state: State) -> None:
         """Evaluate a restored state if its evaluation was cut short."""
         step = int(state.step)
         if self._evaluates(step) and self.run.log.lacks(step, "eval"):
-            self.evaluate(state)
+            self.evaluate(state, saved=True)
 
-    def evaluate(self, state: State) -> None:
-        """Evaluate a saved state: first its checkpoint gets the scores, then the log its line."""
+    def evaluate(self, state: State, saved: bool) -> None:
+        """Evaluate a state: first its checkpoint, if it has one, gets the scores, then the log its line."""
         step, log, checkpoints = int(state.step), self.run.log, self.run.checkpoints
         if (ended := log.ended_evaluating(step)) >= TRIES:
             raise SettingError(
                 f"the evaluation of step {step} has ended this run {ended} times in a row; how is in "
-                f"{log.folder}/run.json under starts. The step is saved. Mend the cause, such as too little "
-                "memory, and start again: the evaluation is then tried anew"
+                f"{log.folder}/run.json under starts. Mend the cause, such as too little memory, and start "
+                "again: training goes on from the last checkpoint, and the evaluation is tried anew"
             )
         with log.evaluating(step):
             values = self.stopping.interruptible(lambda: self.run.evaluate(state))
@@ -196,6 +198,8 @@ class Milestones:
                 checkpoints.score(step, *_scores_and_losses(values, self.config.score))
                 log.write(step, "eval", values)
         if self.stopping.signal:
+            if not saved:
+                checkpoints.save(state)
             checkpoints.wait()
             self.stopping.check(step)
 

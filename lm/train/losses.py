@@ -3,7 +3,8 @@
 Every term is a sum over the weights of one of the batch's features ``*_loss_weights``; the step divides each
 feature by its total over the whole batch first, so that micro-batches, hosts and terms of different weight
 simply add up. Reported are (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and
-divides. No key: no dropout.
+divides; content too, of batches with ``frequent_pieces`` int [B,10], as those of held-out text have them. No
+key: no dropout.
 """
 
 from collections.abc import Callable
@@ -29,15 +30,13 @@ DISCRIMINATION = 50.0
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Cross-entropy of ``decoder_target_tokens`` [B,T]."""
-    return _tokens(model(batch, key), batch["decoder_target_tokens"], batch["decoder_loss_weights"], config)
+    return _tokens(model(batch, key), batch, "decoder", config)
 
 
 def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Cross-entropy of ``encoder_target_tokens`` [B,S] and, of pairs, of their ``sentence_labels`` [B]."""
     x = model.features(batch, key)
-    loss, sums = _tokens(
-        model.logits(x), batch["encoder_target_tokens"], batch["encoder_loss_weights"], config
-    )
+    loss, sums = _tokens(model.logits(x), batch, "encoder", config)
     if "sentence_labels" not in batch:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
@@ -52,7 +51,7 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     # evaluation always draws alike
     sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)
     logits, tokens, replaced = model(batch, sample, key)
-    loss, sums = _tokens(logits, batch["encoder_target_tokens"], batch["encoder_loss_weights"], config)
+    loss, sums = _tokens(logits, batch, "encoder", config)
     weights, is_replaced = batch["text_loss_weights"], tokens != batch["encoder_target_tokens"]
     discrimination = (optax.sigmoid_binary_cross_entropy(replaced, is_replaced) * weights).sum()
     right = (((replaced > 0) == is_replaced) * weights).sum()
@@ -72,12 +71,25 @@ def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAnd
     return _classes(outputs, labels, weights)
 
 
-def _tokens(logits: Array, targets: Array, weights: Array, config: LossConfig) -> LossAndSums:
+def _tokens(logits: Array, batch: Batch, side: str, config: LossConfig) -> LossAndSums:
+    targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
     loss, total, z_loss = cross_entropy(
         logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
     )
     right, _ = accuracy(logits, targets, weights)
-    return loss, {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
+    sums = {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
+    if "frequent_pieces" in batch:
+        sums |= _content(logits, targets, batch[f"{side}_content"], batch["frequent_pieces"])
+    return loss, sums
+
+
+def _content(logits: Array, targets: Array, content: Array, frequent: Array) -> Sums:
+    """The loss of content tokens, and for how many of them one of the ``frequent`` pieces is likeliest."""
+    loss, total, _ = cross_entropy(logits, targets, content, z_loss=0.0, label_smoothing=0.0)
+    # The maximum is that of the loss; XLA's argmax takes as long on CPUs as all else of an evaluation.
+    of_frequent = jnp.take_along_axis(logits, jnp.maximum(frequent, 0)[:, None, :], axis=-1)
+    is_frequent = ((of_frequent >= logits.max(-1, keepdims=True)) & (frequent >= 0)[:, None, :]).any(-1)
+    return {"content_loss": (loss, total), "top_ten_share": ((is_frequent & content).sum(), total)}
 
 
 def _classes(logits: Array, labels: Array, weights: Array) -> LossAndSums:

@@ -175,7 +175,10 @@ def _gradients(
     """
     totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
     batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
-    tokens = jnp.stack(list(totals.values())).max()  # encoders also have weights of sentence pairs: fewer
+    # encoders also have weights of sentence pairs: fewer
+    counts = {"tokens": jnp.stack(list(totals.values())).max()}
+    for content in [x for name, x in batch.items() if name.endswith("_content")]:  # none of labelled tasks
+        counts["content_tokens"] = content.sum(dtype=jnp.float32)
 
     def mean(params, batch, key):
         model = State(state.step, params, None, state.structure).model
@@ -185,7 +188,7 @@ def _gradients(
     gradient = jax.value_and_grad(mean, has_aux=True)
     if spec.microbatches == 1:
         (_, metrics), gradients = gradient(state.params, batch, key)
-        return gradients, metrics | {"tokens": tokens}
+        return gradients, metrics | counts
 
     def add(sums, numbered):
         index, part = numbered
@@ -198,4 +201,4 @@ def _gradients(
     first = {name: x[0] for name, x in parts.items()}
     zeros = jax.tree.map(jnp.zeros_like, (state.params, jax.eval_shape(mean, state.params, first, key)[1]))
     (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), parts))
-    return gradients, metrics | {"tokens": tokens}
+    return gradients, metrics | counts

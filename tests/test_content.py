@@ -1,0 +1,208 @@
+"""Laws of content tokens: what counts, and what a model without context reaches on it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import toy
+from golden.make_batches import VOCABULARY, examples, pretraining
+
+from experiments.runs.scores import held_out, total
+from lm.data.batches import Batches
+from lm.data.content import without_context
+from lm.data.denoised import pretraining_rows
+from lm.data.objectives import OBJECTIVES, Lengths
+from lm.data.packing import DECODERS
+from lm.data.supervised import Mixed, Unsupervised
+from lm.files import seal_lines
+
+SENTINELS = VOCABULARY.size - VOCABULARY.num_sentinels
+DENOISING = [name for name, one in OBJECTIVES.items() if not one.in_place and one.has_inputs]
+
+
+def text_of(tokens):
+    """The tokens of the corpus; ids above them are masks, sentinels or noise's random ones, 1 is EOS."""
+    return tokens[(tokens > 2) & (tokens < 273)]
+
+
+@pytest.mark.parametrize("name", DENOISING)
+def test_of_an_encoder_decoder_the_tokens_that_inputs_lack_are_content(name):
+    """With the unchanged tokens of the inputs, where those can be told, they make up the text."""
+    objective = replace(OBJECTIVES[name], eos="each-example")
+    batch = pretraining(objective, "encoder-decoder")(0, slice(None))
+    targets, content = batch["decoder_target_tokens"], batch["decoder_content"]
+    assert content.dtype == bool and content.any(1).all()
+    assert not (
+        content & ((targets == 1) | (targets >= SENTINELS) | (batch["decoder_segment_ids"] == 0))
+    ).any()
+    if objective.inputs in ("shuffle", "drop", "sentinels") or objective.targets == "drop":
+        words = (targets > 1) & (targets < SENTINELS)
+        assert (content == words).all()
+    else:  # masks, of which one in ten may be any token
+        share = content.sum() / (targets > 1).sum()
+        assert share == pytest.approx(objective.rate, abs=0.05)
+
+
+def test_words_that_inputs_show_at_the_same_place_are_no_content():
+    for name in ("mass-style", "bert-style"):
+        batch = pretraining(OBJECTIVES[name], "encoder-decoder")(0, slice(None))
+        width = batch["encoder_input_tokens"].shape[1]
+        same = batch["decoder_target_tokens"][:, :width] == batch["encoder_input_tokens"]
+        differ = batch["decoder_content"][:, :width] & same
+        assert differ.sum() <= 1  # a random token may be the text's
+        assert (batch["decoder_content"][:, :width] | same).all()
+
+
+def test_infilled_text_has_as_content_what_no_input_shows_whatever_the_order_of_sentences():
+    for sentences in ("in-order", "permuted"):
+        objective = replace(OBJECTIVES["text-infilling"], sentences=sentences)
+        batch = pretraining(objective, "encoder-decoder")(0, slice(None))
+        for row in range(6):
+            shown = text_of(batch["encoder_input_tokens"][row])
+            hidden = text_of(batch["decoder_target_tokens"][row][batch["decoder_content"][row]])
+            everything = text_of(batch["decoder_target_tokens"][row])
+            assert sorted([*shown, *hidden]) == sorted(everything)
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+@pytest.mark.parametrize("name", ["baseline", "prefix-lm", "causal-lm", "deshuffling", "mass-style"])
+def test_of_a_causal_decoder_every_word_is_content_once_and_a_prefix_decoder_copies_its_inputs(
+    name, architecture
+):
+    objective = OBJECTIVES[name]
+    batch = pretraining(objective, architecture)(0, slice(None))
+    paired = None if name == "causal-lm" else pretraining(objective, "encoder-decoder")(0, slice(None))
+    content, tokens = batch["decoder_content"], batch["decoder_target_tokens"]
+    # 1 at the positions that see the inputs; of n inputs these are 0 to n
+    prefix = np.zeros_like(content)
+    prefix[:, :-1] = batch["decoder_causal_attention"][:, 1:] > 0
+    assert not (content & ((tokens == 1) | (tokens >= SENTINELS))).any()
+    if architecture == "prefix-decoder":
+        assert not (content & prefix).any()
+    elif name in ("baseline", "prefix-lm", "causal-lm"):
+        assert (content == ((tokens > 1) & (tokens < SENTINELS))).all()
+    elif name == "deshuffling":
+        assert not (content & prefix).any()
+    if paired is not None and not objective.falls.per_document:
+        of_targets = (content & ~prefix).sum(1)
+        assert of_targets.tolist() == paired["decoder_content"].sum(1).tolist()
+
+
+def test_of_an_encoder_the_hidden_tokens_are_content():
+    batch = pretraining(OBJECTIVES["masked-lm"], "encoder")(0, slice(None))
+    assert (batch["encoder_content"] == (batch["encoder_loss_weights"] > 0)).all()
+
+
+def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_own():
+    source = pretraining(OBJECTIVES["bert-style"], "encoder-decoder").rows
+    tasks = {"task": examples(9), "corpus": Unsupervised(source)}
+    batch = Mixed(tasks, {"task": 1.0, "corpus": 1.0}, "encoder-decoder", Lengths(0, 60, 60), 0)(
+        np.arange(40)
+    )
+    text, targets = batch["decoder_segment_ids"] > 0, batch["decoder_target_tokens"]
+    shares = batch["decoder_content"].sum(1) / (text & (targets != 1)).sum(1)
+    answered = shares == 1
+    assert answered.sum() == 20
+    assert shares[~answered].mean() == pytest.approx(0.15, abs=0.05)
+    short = Mixed({"task": examples(9)}, {"task": 1.0}, "decoder", Lengths(0, 6, 4), 0)(np.arange(9))
+    assert (short["decoder_content"] == (short["decoder_target_tokens"] > 1)).all()  # those that were cut too
+
+
+# ---- without context
+
+
+def drawn_text(objective, length=512):
+    """Batches of a long text whose pieces are drawn from ``SHARES``, and the text."""
+    tokens = np.random.default_rng(0).choice(np.arange(3, 273), 200_000, p=SHARES).astype(np.uint16)
+    corpus = SimpleNamespace(tokens=tokens, offsets=np.array([0, len(tokens)]))
+    architecture = {"causal-lm": "decoder", "masked-lm": "encoder"}.get(objective, "encoder-decoder")
+    rows = pretraining_rows(
+        corpus, OBJECTIVES[objective], MANY, architecture=architecture, inputs_length=length, seed=0
+    )
+    return [Batches(rows, 64)(step, slice(None)) for step in range(4)], tokens
+
+
+SHARES = 1 / np.arange(1, 271)
+SHARES /= SHARES.sum()
+ENTROPY = -(SHARES * np.log(SHARES)).sum()
+MANY = replace(VOCABULARY, num_sentinels=150, size=450)
+
+
+@pytest.mark.parametrize(
+    ("name", "surprise"),
+    [
+        ("baseline", -0.15 * np.log(0.15)),  # 0.28: the words that follow a word
+        ("span-corruption", -2 / 3 * np.log(2 / 3)),  # of three words two follow a word
+        ("bert-style", 0.0),
+        ("prefix-lm", 0.0),
+        ("deshuffling", 0.0),
+        ("causal-lm", 0.0),
+        ("masked-lm", 0.0),
+        ("drop-tokens", 0.0),
+    ],
+)
+def test_without_context_a_model_knows_how_frequent_pieces_are_and_how_often_a_run_goes_on(name, surprise):
+    batches, tokens = drawn_text(name)
+    loss, frequent = without_context(batches, MANY, tokens)
+    assert loss == pytest.approx(ENTROPY + surprise, abs=0.02)
+    assert sorted(frequent) == list(range(3, 13))
+
+
+def test_a_few_content_tokens_are_judged_like_many():
+    """Their own entropy would be far lower than that of the text: 3.9 of 4.6 nats here."""
+    batches, tokens = drawn_text("drop-tokens", length=60)
+    few = [{name: values[:8] for name, values in batches[0].items()}]
+    assert few[0]["decoder_content"].sum() < 100
+    assert without_context(few, MANY, tokens).loss == pytest.approx(ENTROPY, abs=0.5)
+
+
+def test_a_plateau_is_left_at_the_first_evaluation_a_fifth_of_a_nat_below_no_context(tmp_path):
+    losses = {100: 6.0, 200: 5.79, 300: 5.95, 400: 5.5}
+    lines = [{"step": step, "kind": "eval", "loss": 3.0, "content_loss": x} for step, x in losses.items()]
+    lines = [line | {"reference_loss": 5.99, "top_ten_share": 0.5} for line in lines]
+    counts = [{"step": step, "kind": "train", "content_tokens": n} for step, n in ((100, 7.0), (400, 9.0))]
+    start, main = tmp_path / "start", tmp_path / "main"
+    for folder, of_stage in ((start, lines[-1:]), (main, counts + lines)):
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(seal_lines(of_stage))
+    stages = [SimpleNamespace(kind="pretrain", is_start=path == start, folder=path) for path in (start, main)]
+    assert held_out(stages) == {
+        "held_out_loss": 3.0,
+        "content_loss": 5.5,
+        "reference_loss": 5.99,
+        "top_ten_share": 0.5,
+        "exit_step": 200,
+    }
+    assert set(held_out([]).values()) == {None}
+    assert total(main, "content_tokens") == 100 * 7 + 300 * 9
+
+
+# ---- steps
+
+
+def test_evaluation_tells_the_loss_of_content_and_how_often_a_frequent_piece_is_likeliest():
+    steps = toy.steps(model=replace(toy.MODEL, dropout=0.0))
+    state, batch = steps.init(0), toy.batch(0)
+    assert "content_loss" not in steps.evaluate(state, [batch])
+    content = np.random.default_rng(1).random(batch["decoder_loss_weights"].shape) < 0.5
+    batch |= {"decoder_content": content & (batch["decoder_loss_weights"] > 0)}
+    logits = np.asarray(state.model(batch), np.float64)
+    best = logits.argmax(-1)[batch["decoder_content"]]
+    pieces = np.array([*np.unique(best)[:2], -1], np.int32)
+    batch |= {"frequent_pieces": np.tile(pieces, (toy.ROWS, 1))}
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    due = -np.take_along_axis(logs, batch["decoder_target_tokens"][..., None], -1)[..., 0]
+    values = steps.evaluate(state, [batch])
+    assert values["content_loss"] == pytest.approx(due[batch["decoder_content"]].mean(), rel=1e-5)
+    share = np.isin(best, pieces).mean()
+    assert values["top_ten_share"] == pytest.approx(share) and 0 < share < 1
+    halves = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 4), slice(4, None))]
+    assert steps.evaluate(state, halves) == pytest.approx(values, rel=1e-5)
+
+
+def test_a_step_counts_its_content_tokens_whatever_its_micro_batches():
+    steps, batch = toy.steps(microbatches=4), toy.batch(0)
+    batch |= {"decoder_content": batch["decoder_loss_weights"] * (np.arange(toy.LENGTH) % 2) > 0}
+    _, metrics = steps.train_step(0)(steps.init(0), steps.put(batch))
+    assert metrics["content_tokens"] == batch["decoder_content"].sum()
