@@ -9,8 +9,6 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.study.t5.scores import COLUMNS
-from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.labelled import LABELLED
 
 Tasks = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in scores.json
 Frame = Literal["updates", "FLOP", "content tokens"]  # what rows have spent as much of when they are compared
@@ -86,10 +84,9 @@ def measured_columns(results: Iterable[Tasks]) -> list[Measured]:
 
 
 def _column(name: str, tasks: Tasks) -> Measured:
-    first, best = next(iter(tasks.items()))
-    like = getattr(TASKS.get(first) or LABELLED.get(first), "like", None)
+    best = next(iter(tasks.values()))
     metric = ", ".join(dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values()))
-    paper = name if name in COLUMNS else like
+    paper = name if name in COLUMNS else best.get("like")
     return Measured(name, tuple(tasks), best.get("measure", "score"), paper, best.get("chance"), metric)
 
 
@@ -105,23 +102,17 @@ class Growth:
         cls,
         branches: Mapping[int, Tasks],
         columns: Sequence[Measured],
-        start: int,
-        flops: float,
-        tokens: float,
+        spent: Mapping[Frame, tuple[float, float]],
     ) -> "Growth":
-        """``branches``: updates -> tasks, the last of the whole pre-training, which spent so much.
+        """``branches``: updates -> tasks, the last of the whole pre-training.
 
-        FLOP and tokens are spent evenly, from the first of ``start`` steps before these updates on.
+        ``spent``: on what went before the counted updates, and in all; the rest is spent evenly.
         """
-        updates = np.array(sorted(branches), float)
-        shares = (start + updates) / max(start + updates[-1], 1)
-        spent: dict[Frame, np.ndarray] = {
-            "updates": updates,
-            "FLOP": shares * flops,
-            "content tokens": shares * tokens,
-        }
-        found = {c.name: [c.value(branches[place]) for place in sorted(branches)] for c in columns}
-        return cls(spent, {name: np.array(values, float) for name, values in found.items()})
+        places = sorted(branches)
+        shares = np.array(places) / max(places[-1], 1)
+        grown = {frame: start + (total - start) * shares for frame, (start, total) in spent.items()}
+        found = {c.name: [c.value(branches[place]) for place in places] for c in columns}
+        return cls(grown, {name: np.array(values, float) for name, values in found.items()})
 
     def most(self, frame: Frame) -> float:
         """What the whole pre-training spent."""

@@ -39,6 +39,7 @@ class Result:
     # task -> updates of pre-training -> as in tasks, of the fine-tuning that started there
     branches: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     content_tokens: int = 0  # of all pre-training: targets that are no sentinel, EOS or aligned copy
+    start_tokens: int = 0  # of these, before the counted updates: in the start that rows share
     content_loss: float | None = None  # held-out, after pre-training, nats a content token
     reference_loss: float | None = None  # what a model without context reaches [nats]
     exit_step: int | None = None  # of pre-training, at which it first was better than that; None: never
@@ -70,6 +71,7 @@ class Result:
             ("seconds", self.seconds),
             ("tokens", self.tokens),
             ("content_tokens", self.content_tokens),
+            ("start_tokens", self.start_tokens),
             ("flops", self.flops),
             *_items("records", self.records),
         ]:

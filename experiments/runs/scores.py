@@ -127,6 +127,7 @@ def write_scores(
         "columns": columns(tasks),
         **held_out(stages),
         "content_tokens": int(sum(total(path, "content_tokens") for path in pretrained)),
+        "start_tokens": int(sum(total(s.folder, "content_tokens") for s in stages if s.is_start)),
         "flops": flops,
         **cost(list(dict.fromkeys(folders.values()))),
         "phases": {name: os.path.relpath(path.resolve(), home) for name, path in folders.items()},
