@@ -173,8 +173,9 @@ def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(tmp_path, unint
     assert lines(tmp_path) == uninterrupted[1]
 
 
-def test_evaluations_between_checkpoints_save_nothing_unless_a_signal_comes(tmp_path):
+def test_evaluations_between_checkpoints_save_nothing_unless_a_signal_comes(tmp_path, capfd):
     toy.run(tmp_path / "whole", 6, every=4, looks=2)
+    assert "warning" not in capfd.readouterr().out
     assert [record["step"] for record in records(tmp_path / "whole") if record["kind"] == "eval"] == [2, 4, 6]
     assert [*manifest.steps(tmp_path / "whole" / "checkpoints")] == [4, 6]
 

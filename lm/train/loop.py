@@ -195,7 +195,8 @@ class Milestones:
         with log.evaluating(step):
             values = self.stopping.interruptible(lambda: self.run.evaluate(state))
             if values is not None:
-                checkpoints.score(step, *_scores_and_losses(values, self.config.score))
+                if saved:
+                    checkpoints.score(step, *_scores_and_losses(values, self.config.score))
                 log.write(step, "eval", values)
         if self.stopping.signal:
             if not saved:
