@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
 from typing import Any
 from zipfile import BadZipFile
 
@@ -83,12 +82,6 @@ class Result:
     @property
     def seed(self) -> int:
         return int(self.folder.name.removeprefix("seed-"))
-
-    @property
-    def task_loss(self) -> float | None:
-        """Mean over tasks of the loss of their targets, nats a token; None for heads and ensembles."""
-        losses = [best["metrics"].get("loss") for best in self.tasks.values()]
-        return mean(losses) if losses and None not in losses else None
 
     def example_values(self, task: str) -> dict[str, np.ndarray]:
         """What each example of a task's report half came to, by name of the value; empty if not kept.
