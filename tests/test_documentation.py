@@ -3,7 +3,6 @@
 import ast
 import inspect
 import math
-import random
 import subprocess
 import sys
 import sysconfig
@@ -167,15 +166,10 @@ def test_answers_are_where_the_task_says_and_nowhere_else(cache):
         assert len(set(row["sentences"])) == exercises.SENTENCES > row["label"]
 
 
-def test_acceptability_is_asked_in_pairs_of_a_sentence_and_the_same_words_damaged(cache):
-    for split in ("train", "validation", "report"):
-        rows = stored("acceptability", split, cache)
-        pairs = {}
-        for row in rows:
-            pairs.setdefault((row["name"], frozenset(row["sentence"].split())), []).append(row["label"])
-        assert sum(sorted(labels) == [0, 1] * (len(labels) // 2) for labels in pairs.values()) > 0.99 * len(
-            pairs
-        )
+def test_a_minimal_pair_has_the_same_words_in_another_order(cache):
+    for row in stored("acceptability", "report", cache):
+        one, other = row["sentence"].split(), row["damaged"].split()
+        assert one != other and sorted(one) == sorted(other) and (one[0], one[-1]) == (other[0], other[-1])
 
 
 def test_how_frequent_and_how_long_a_candidate_is_does_not_tell_the_answer(documents, cache):
@@ -202,15 +196,6 @@ def test_no_place_is_right_more_often_than_another(cache):
     for places, count in ((cloze, exercises.CANDIDATES), (following, exercises.SENTENCES)):
         counts = np.bincount(places, minlength=count)
         assert scipy.stats.chisquare(counts).pvalue > 1e-4, counts
-
-
-def test_damage_leaves_first_and_last_word_and_changes_the_order():
-    words = ["The", "quick", "brown", "fox", "jumps", "over", "it."]
-    for seed in range(100):
-        found = exercises.damaged(words, random.Random(seed))
-        assert found != words
-        assert (found[0], found[-1]) == (words[0], words[-1])
-        assert set(found) == set(words)
 
 
 def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):

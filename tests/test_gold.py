@@ -45,6 +45,8 @@ def test_candidates_are_answers_and_premises_inputs_and_the_right_one_is_the_row
     assert found.right == [2] and found.sizes == [[4] * 4]
     assert len({tuple(answer) for _, answer in found.pairs[0]}) == 1
     assert Bytes(100).decode(list(found.pairs[0][2][0])) == "next: three"
+    found = asked("acceptability", {"context": "x", "sentence": "b a", "damaged": "a b"})
+    assert found.right == [1] and found.sizes == [[3, 3]]
     labels = TASKS["sst2"].choices({"sentence": "good", "label": 1})
     assert ([answer for _, answer in labels[0]], labels[1]) == (["negative", "positive"], 1)
 
@@ -57,6 +59,19 @@ def test_bits_above_chance_are_none_for_a_guesser_and_log2_of_the_candidates_for
     assert bits == pytest.approx((math.log2(3) + np.log2(shares)).tolist())
     assert np.mean(bits) <= 1e-9  # on average over what is right, no fixed preference pays
     assert gold.above_chance(np.array([0.0, -np.inf]), 0) == 1
+
+
+def test_sharpness_is_what_suits_other_rows_and_makes_a_guesser_come_to_chance():
+    random = np.random.default_rng(0)
+    truth = random.normal(size=(1_000, 4))
+    chances = np.exp(truth) / np.exp(truth).sum(1, keepdims=True)
+    right = [random.choice(4, p=row) for row in chances]
+    for power in (0.5, 3.0):  # of a model that is too sure, or not sure enough
+        found = gold.sharpness(list(zip(power * truth / math.log(2), right, strict=True)))
+        assert found == pytest.approx(1 / power, rel=0.2)
+    blind = list(zip(truth[:500] * 20, random.integers(4, size=500), strict=True))
+    power = gold.sharpness(blind)
+    assert np.mean([gold.above_chance(power * logs, k) for logs, k in blind]) == pytest.approx(0, abs=0.01)
 
 
 def test_what_is_measured_is_the_models_and_the_metrics_are_means_of_rows(monkeypatch):
@@ -72,8 +87,9 @@ def test_what_is_measured_is_the_models_and_the_metrics_are_means_of_rows(monkey
     # a bit a token, EOS counted, of 1, 2 and 4 bytes: by bytes the longest answer is the likeliest
     assert values["gold"].tolist() == [3, 2] and values["bytes"].tolist() == [2, 1]
     assert values["ranked"].tolist() == [0, 0]
-    total = math.log2(2**-2 + 2**-3 + 2**-5)
-    assert values["bits"] == pytest.approx([math.log2(3) - 3 - total, math.log2(3) - 2 - total])
+    sharp = gold.sharpness([(np.array([-2.0, -3, -5]), right) for right in (1, 0)])
+    logs = sharp * np.array([-2.0, -3, -5])
+    assert values["bits"] == pytest.approx([gold.above_chance(logs, right) for right in (1, 0)])
     found = gold.gold_metrics(values)
     assert found["bits_per_byte"] == pytest.approx(5 / 3)
     assert found["bits_above_chance"] == pytest.approx(values["bits"].mean())

@@ -8,7 +8,7 @@ import pytest
 
 from lm.data.batches import Batches
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches, shortened
-from lm.data.tasks.labelled import LABELLED, behind_cue, find_labelled, pairs
+from lm.data.tasks.labelled import LABELLED, behind_cue, find_labelled, halves, pairs
 from lm.data.text.own import Bytes
 from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
@@ -146,6 +146,16 @@ def test_every_other_pair_of_sentences_follows():
     assert [row["sentence2"] for row in found] == [f"t{i}" for i in range(8)]
     firsts = [row["sentence1"] for row in found]
     assert firsts == ["s0 0", "s1 2", "s2 2", "s3 0", "s4 0", "s5 2", "s6 2", "s7 0"]
+
+
+def test_both_halves_of_a_minimal_pair_are_asked_in_turn():
+    found = halves([{"sentence": f"good {i}", "damaged": f"{i} good"} for i in range(2)])
+    assert [(row["sentence"], row["label"]) for row in found] == [
+        ("good 0", 1),
+        ("0 good", 0),
+        ("1 good", 0),
+        ("good 1", 1),
+    ]
 
 
 def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts():

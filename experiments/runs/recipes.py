@@ -183,9 +183,12 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     answered = first(rows, most) if half == "report" or task.measure == "score" else []
     length = max(mixture(name).targets_length for name in stage.scored_on if task.name in mixture(name).tasks)
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
-    measured = rows if half == "report" else first(rows, most)
     lengths = Lengths(raw=0, inputs=stage.settings.tuning.inputs_length, targets=length)
-    return replace(asked, choices=choices_of(task, measured, prepared.vocabulary, lengths))
+    others = first(task.rows("validation", prepared.cache), most)
+    choices = choices_of(task, others, prepared.vocabulary, lengths)
+    if half == "validation":
+        return replace(asked, choices=choices)
+    return replace(asked, choices=choices_of(task, rows, prepared.vocabulary, lengths), fit=choices)
 
 
 def choices_of(task: Task, rows: Sequence[Row], vocabulary: Vocabulary, lengths: Lengths) -> Choices:

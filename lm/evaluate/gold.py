@@ -34,11 +34,13 @@ class Choices:
         return any(len(pairs) > 1 for pairs in self.pairs)
 
 
-def gold_values(model: Any, choices: Choices, put: Callable) -> Values:
+def gold_values(model: Any, choices: Choices, put: Callable, fit: Choices | None = None) -> Values:
     """Of every row the ``gold`` [bits] of its answer and its ``bytes``; of a choice ``bits``, ``ranked`` too.
 
-    ``bits`` are those above chance: log2 |C| + log2 p of the right pair, where p is that of its answer over
-    the sum of all. ``ranked`` is 1 where the right pair has the highest log p a byte, else 0.
+    ``bits`` are those above chance: log2 |C| + log2 p^s of the right pair over the sum of all p^s, where p is
+    that of its answer, and s the one ``sharpness`` that suits the rows of ``fit`` best, by default these: a
+    small model knows more than its probabilities of whole texts say. ``ranked`` is 1 where the right pair has
+    the highest log p a byte, else 0.
     """
     logs = [values / log(2) for values in log_probs(model, choices.pairs, put)]
     rows = list(zip(logs, choices.right, strict=True))
@@ -47,7 +49,12 @@ def gold_values(model: Any, choices: Choices, put: Callable) -> Values:
         "bytes": np.array([sizes[right] for sizes, right in zip(choices.sizes, choices.right, strict=True)]),
     }
     if choices.choose:
-        values["bits"] = np.array([above_chance(values, right) for values, right in rows])
+        known = rows
+        if fit is not None:
+            known = list(zip(log_probs(model, fit.pairs, put), fit.right, strict=True))
+            known = [(values / log(2), right) for values, right in known]
+        sharp = sharpness(known)
+        values["bits"] = np.array([above_chance(sharp * values, right) for values, right in rows])
         ranked = [
             np.argmax(values / np.array(sizes)) for values, sizes in zip(logs, choices.sizes, strict=True)
         ]
@@ -63,6 +70,16 @@ def log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], put: Callable) -> l
         return candidate_log_probs(model, [row[0][0] for row in pairs], answers, put)
     flat = continuation_log_probs(model, [pair for row in pairs for pair in row], put)
     return np.split(np.asarray(flat), np.cumsum([len(row) for row in pairs])[:-1])
+
+
+def sharpness(rows: Sequence[tuple[np.ndarray, int]]) -> float:
+    """The power of p, 0 to 4, by which rows of (bits [C], right one) come to most bits above chance."""
+    from scipy.optimize import minimize_scalar
+
+    def cost(power: float) -> float:
+        return -float(np.mean([above_chance(power * logs, right) for logs, right in rows]))
+
+    return float(minimize_scalar(cost, bounds=(0, 4), method="bounded").x)
 
 
 def above_chance(logs: np.ndarray, right: int) -> float:

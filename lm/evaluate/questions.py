@@ -26,6 +26,7 @@ class Questions:
     output: Callable[[Any, Any], Array]  # model, batch -> for each row tokens, or what a head gives
     answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
     choices: Choices | None = None  # the right answers in words whose likelihood is measured; None: none
+    fit: Choices | None = None  # of rows that tell how sharp its choices should be; None: the same
 
     @property
     def size(self) -> int:
@@ -57,7 +58,7 @@ def score_task(
             write_predictions(path, task, questions.rows, predictions)
         metrics = task.evaluate(questions.rows, predictions)
     if questions.choices is not None:
-        values = gold_values(model, questions.choices, put)
+        values = gold_values(model, questions.choices, put, questions.fit)
         metrics |= gold_metrics(values)
         values = example_values(values)
     return metrics | ({} if task.measure == "score" else {"score": metrics[task.measure]}), values

@@ -12,7 +12,7 @@ import io
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,14 @@ TRAIN, VALIDATION = 0.8, 0.9
 TASK_TRAIN, TASK_VALIDATION = 0.5, 0.6
 # rows of a task, at most: the standard error of an accuracy is 2 % and 1 %
 EVALUATED = {"validation": 500, "report": 2_500}
-PAIRED = {"acceptability": 2}  # rows that stay together [rows]
 
-TEXT, ClassLabel = tfds.features.Text(), tfds.features.ClassLabel
-LABEL, TEXTS = ClassLabel(names=["unacceptable", "acceptable"]), tfds.features.Sequence(TEXT)
+TEXT = tfds.features.Text()
+TEXTS = tfds.features.Sequence(TEXT)
 FEATURES = {
     "corpus": {"text": TEXT},
     "cloze": {"question": TEXT, "context": TEXT, "answers": TEXTS, "candidates": TEXTS},
     "extract": {"question": TEXT, "context": TEXT, "answers": TEXTS},
-    "acceptability": {"sentence": TEXT, "label": LABEL},
+    "acceptability": {"context": TEXT, "sentence": TEXT, "damaged": TEXT},
     "first-sentence": {"document": TEXT, "summary": TEXT},
     "next": {"sentences": TEXTS, "following": TEXT, "label": tfds.features.Scalar(np.int64)},
     "restore": {"document": TEXT, "summary": TEXT},
@@ -100,7 +99,7 @@ class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 class Documentation(PreparedSet, skip_registration=True):
     """Documentation of the installed Python packages; the texts keep the licences of their packages."""
 
-    VERSION = tfds.core.Version("2.0.0")  # 1.0.0 had other tasks
+    VERSION = tfds.core.Version("2.1.0")  # 1.0.0 had other tasks
 
 
 def prepare_sets(
@@ -171,21 +170,13 @@ def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
     if not all(corpus.values()) or not all(parts.values()):
         raise SettingError(f"documentation: {len(documents)} documents are too few to split: add packages")
     groups = word_groups(row["text"] for row in corpus["train"])
-    return {"corpus": corpus} | {
-        name: {
-            split: _sample(name, split, [*make(part, random.Random(name))]) for split, part in parts.items()
-        }
-        for name, make in makers(groups).items()
-    }
-
-
-def _sample(task: str, split: str, rows: Sequence[Row]) -> list[Row]:
-    """As many rows as EVALUATED allows, by chance; rows that are PAIRED stay side by side."""
-    size = PAIRED.get(task, 1)
-    units = [rows[i : i + size] for i in range(0, len(rows), size)]
-    if split in EVALUATED:
-        units = random.Random(task).sample(units, min(len(units), EVALUATED[split] // size))
-    return [row for unit in units for row in unit]
+    sets = {"corpus": corpus}
+    for name, make in makers(groups).items():
+        sets[name] = {split: [*make(part, random.Random(name))] for split, part in parts.items()}
+        for split, most in EVALUATED.items():
+            rows = sets[name][split]
+            sets[name][split] = random.Random(name).sample(rows, min(len(rows), most))
+    return sets
 
 
 def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:

@@ -21,9 +21,8 @@ ANSWER = 16  # of a text to be written, at most [words]
 FOLLOWING = 20  # of the sentences of "next", at most [words]
 CANDIDATES = 10  # of a cloze
 SENTENCES = 4  # to choose from in "next"
-FREQUENT = 20  # occurrences of a word in the corpus that make it a candidate [words]
-BAND = 30  # neighbours in frequency, within a class, from which the candidates of a word are drawn [words]
-LARGEST_SHARE = 0.1  # share of its band that a word may have, or its frequency would give it away
+FREQUENT = 40  # occurrences of a word in the corpus that make it a candidate [words]
+BAND = 1.5  # how much more frequent the candidates of a word may be than each other, within a class
 
 BEFORE_NOUNS = frozenset(
     "a an the this that these those its their each any all no some every another".split()
@@ -87,12 +86,13 @@ def word_groups(texts: Iterable[str]) -> dict[str, dict[str, int]]:
 def _bands(classes: Iterable[list[str]], counts: Counter[str]) -> Iterator[tuple[str, dict[str, int]]]:
     for words in classes:
         words.sort(key=lambda word: (-counts[word], word))
-        for start in range(0, len(words), BAND):
-            band = {word: counts[word] for word in words[start : start + BAND]}
-            while band and max(band.values()) > LARGEST_SHARE * sum(band.values()):
-                band.pop(max(band, key=lambda word: band[word]))  # the most frequent would be guessed
-            if len(band) > CANDIDATES:
-                yield from ((word, band) for word in band)
+        band: dict[str, int] = {}
+        for word in [*words, ""]:  # which ends the last band
+            if band and counts[word] * BAND < next(iter(band.values())):
+                if len(band) > CANDIDATES:
+                    yield from ((one, band) for one in band)
+                band = {}
+            band[word] = counts[word]
 
 
 def cloze(documents: Iterable[Document], rng: random.Random, groups: Groups) -> Iterator[Row]:
@@ -167,26 +167,24 @@ def _span_length(words: Sequence[str]) -> int:
 
 
 def acceptability(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """A sentence, and the same with words inside moved or doubled: two rows, in an order by chance."""
-    for name, text in documents:
-        for sentence in sentences(text.replace("\n", " ")):
+    """A sentence, the same with words inside moved, and the sentence before: a minimal pair."""
+    for name, parts in docstrings_of(documents):
+        for previous, sentence in pairwise(["", *parts]):
             words = sentence.split()
-            if 6 <= len(words) <= ANSWER:
-                pair = [(" ".join(words), 1), (" ".join(damaged(words, rng)), 0)]
-                rng.shuffle(pair)
-                for example, label in pair:
-                    yield {"name": name, "sentence": example, "label": label}
+            if 6 <= len(words) <= ANSWER and len(set(words)) > 4:
+                context = " ".join(previous.split()[-ANSWER:])
+                moved = " ".join(damaged(words, rng))
+                yield {"name": name, "context": context, "sentence": sentence, "damaged": moved}
 
 
 def damaged(words: list[str], rng: random.Random) -> list[str]:
-    """A word doubled, two neighbours exchanged, or four words in another order."""
-    length = rng.choice((1, 2, 4))
-    start = rng.randrange(1, len(words) - length)
-    part = words[start : start + length]
-    other = part * 2 if length == 1 or len(set(part)) == 1 else part
-    while other == part:
-        other = rng.sample(part, length)
-    return words[:start] + other + words[start + length :]
+    """Two neighbours exchanged, or four words in another order, but the first and the last."""
+    other = words
+    while other == words:
+        length = rng.choice((2, 4))
+        start = rng.randrange(1, len(words) - length)
+        other = words[:start] + rng.sample(words[start : start + length], length) + words[start + length :]
+    return other
 
 
 def first_sentence(documents: Iterable[Document], _rng: random.Random) -> Iterator[Row]:

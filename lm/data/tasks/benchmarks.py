@@ -32,7 +32,6 @@ CHOICES = ("choice1", "choice2")
 MNLI, CB = ("entailment", "neutral", "contradiction"), ("entailment", "contradiction", "neutral")
 # the paper's mean of two accuracies: the halves have 9,815 and 9,832 rows
 BOTH_HALVES = "validation_matched+validation_mismatched"
-OWN: dict[str, Any] = {"report": "report"}  # of the tasks on the documentation
 ENTAILS = ("entailment", "not_entailment")
 PRONOUNS = "he she they it her his their them him".split()
 DETERMINERS = "a an the this that these those my your his her its our their which whose each every".split()
@@ -87,7 +86,7 @@ def on_documentation(
     name: str, like: Column, to_text: Callable[[Row], tuple[str, str]], scores: Mapping[str, Any], **rest: Any
 ) -> Task:
     """A task on the documentation, in a column of its own; metrics compare with the text of the answer."""
-    settings: dict[str, Any] = OWN | {"like": like, "measure": "bits_per_byte"} | rest
+    settings: dict[str, Any] = {"report": "report", "like": like, "measure": "bits_per_byte"} | rest
     target = settings.pop("target", lambda row: to_text(row)[1])
     return Task(name, f"documentation/{name}", name, target, scores, to_text, **settings)
 
@@ -247,17 +246,14 @@ _TABLE = (
     on_documentation(
         "extract", "SQuAD", question_text("extract"), SQUAD, target=ANSWERS, beside=("f1",), targets_length=24
     ),
-    classification(
-        "documentation/acceptability",
-        "sentence",
-        ACCEPTABLE,
-        BOTH,
+    on_documentation(
         "acceptability",
-        **OWN,
-        like="GLUE",
+        "GLUE",
+        lambda row: (f"acceptability: {row['context']}", row["sentence"]),
+        {"rouge1": ROUGE["rouge1"]},
+        candidates=lambda row: tuple(sorted((row["sentence"], row["damaged"]))),
         measure="bits_above_chance",
-        beside=("accuracy",),
-        targets_length=16,
+        targets_length=40,
     ),
     on_documentation(
         "first-sentence",

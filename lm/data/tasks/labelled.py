@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm import metrics
-from lm.data.tasks.benchmarks import ACCURACY, CLASS, TASKS, TRUTH
+from lm.data.tasks.benchmarks import ACCEPTABLE, ACCURACY, CLASS, TASKS, TRUTH
 from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.tfds import Corrupt
 from lm.settings import SettingError, nearest
 
 Texts = Callable[[Row], tuple[Any, ...]]  # of a row
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
+HALVES = ("sentence", "damaged")  # of a minimal pair
 UPOS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split())
 
 
@@ -97,6 +98,12 @@ def pairs(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
+def halves(rows: Sequence[Row]) -> list[Row]:
+    """Both sentences of each minimal pair, the damaged one first in every other."""
+    both = [[{"sentence": row[key], "label": int(key == "sentence")} for key in HALVES] for row in rows]
+    return [half for i, pair in enumerate(both) for half in pair[:: 1 - 2 * (i % 2)]]
+
+
 def preceding_pairs(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((sentence, row["following"]) for sentence in row["sentences"])
 
@@ -119,7 +126,7 @@ POS, EWT = itemgetter("upos"), "universal_dependencies/en_ewt"
 BY_CLASS: Mapping[str, Any] = {"target": CLASS, "metrics": ACCURACY}
 BY_WORD = {"accuracy": metrics.token_accuracy}
 _TASKS = (
-    with_head("acceptability", "classes", "sentence"),
+    with_head("acceptability", "classes", "sentence", labels=ACCEPTABLE, derive=halves, **BY_CLASS),
     with_head(
         "next",
         "classes",
