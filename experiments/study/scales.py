@@ -1,7 +1,7 @@
 """The same study at another size: changes to the baseline that are applied before a row's own.
 
 ``base`` is the paper's setup. ``mini`` takes four to six minutes a row on one CPU core, ``nano`` about one.
-They train on the embedded documentation corpus and its four tasks, whose metrics stand in for the paper's;
+They train on the embedded documentation corpus and its six tasks, which stand in for the paper's;
 ``mini-real`` is tuned on real benchmarks, as far as they were prepared, in place of these tasks.
 """
 
@@ -35,7 +35,7 @@ _MINI: Changes = _DOCUMENTATION | {
     "pretraining.batch_size": 8,
     "pretraining.save_every": 1_000,
     "pretraining.log_every": 100,
-    "finetuning.steps": 240,  # on each of the four tasks
+    "finetuning.steps": 240,  # on each of the two mixtures
     "finetuning.batch_size": 8,
     "finetuning.save_every": 80,
     "finetuning.log_every": 40,
@@ -66,7 +66,7 @@ SCALES: dict[str, Changes] = {
         "pretraining.batch_size": 16,
         "pretraining.save_every": 100,
         "pretraining.log_every": 20,
-        "finetuning.steps": 50,  # on each of the four tasks
+        "finetuning.steps": 50,  # on each of the two mixtures
         "finetuning.batch_size": 16,
         "finetuning.save_every": 25,
         "finetuning.log_every": 10,
