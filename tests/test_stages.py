@@ -1,4 +1,4 @@
-"""The stages of a run as they follow one another: the start that rows share, pre-training, fine-tuning."""
+"""The stages of a run as they follow one another: the start that rows share, pre-training, its branches."""
 
 import json
 from pathlib import Path
@@ -7,26 +7,30 @@ import numpy as np
 import pytest
 from tiny import TINY
 
+from experiments.runs.checks import check_branches
 from experiments.runs.recipes import start_from, steps_of, trained
 from experiments.runs.result import read_result
 from experiments.runs.run import run
-from experiments.runs.stages import Stage, stages, stages_of
+from experiments.runs.stages import Stage, group_of, stages, stages_of
 from experiments.runs.trained import answering, chosen
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
 from lm import sharding
 from lm.data.corpora import documentation
+from lm.settings import SettingError
+from lm.train import manifest
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig
 from lm.train.log import records
 
 BASELINE = "t5/1-baseline/baseline"
 START = {"start.steps": 3}
-SMALL = SCALES["nano"] | TINY | START | {"pretraining.steps": 6, "finetuning.steps": 2}
+SMALL = SCALES["nano"] | TINY | START | {"pretraining.steps": 8, "finetuning.steps": 2}
 SMALL |= {"tuning.mixtures": ("cloze",), "finetuning.save_every": 1, "finetuning.log_every": 1}
+SMALL |= {"tuning.branches": (0.125, 1.0)}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """A cache that holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs") / "cache"
@@ -76,6 +80,51 @@ def test_members_of_an_ensemble_start_as_single_runs_of_their_seeds_do():
     assert starts("t5/13-scaling/ensemble-fine-tuning") == single[0]
 
 
+def test_branches_are_fine_tunings_from_one_pretraining_that_does_not_depend_on_them():
+    (main, *_), (same, *tuned) = (
+        stages(build(BASELINE, "nano", {"tuning.mixtures": ("cloze", "follows"), "tuning.branches": shares}))
+        for shares in ((1.0,), (0.125, 0.5, 1.0))
+    )
+    assert (main.folder, main.decisive) == (same.folder, same.decisive)
+    assert (main.branch_steps, same.branch_steps) == ((200,), (25, 100, 200))
+    assert [(stage.name, str(stage.folder), stage.parent_step) for stage in tuned] == [
+        (name, f"finetuning/{name}", step)
+        for task in ("cloze", "follows")
+        for name, step in ((task, 200), (f"at-0.5/{task}", 100), (f"at-0.125/{task}", 25))
+    ]
+    assert all(stage.parent == same for stage in tuned)
+    assert [stage.is_main for stage in tuned] == 2 * [True, False, False]
+    assert group_of("at-0.5/cloze/member-1") == ("at-0.5/cloze", False)
+
+
+@pytest.mark.parametrize("row", ["t5/1-baseline/no-pretraining", "t5/12-multi-task/multi-task"])
+def test_without_pretraining_or_fine_tuning_there_are_no_branches(row):
+    branched, whole = (stages(build(row, "nano", {"tuning.branches": x})) for x in ((0.5, 1.0), (1.0,)))
+    assert [stage.folder for stage in branched] == [stage.folder for stage in whole]
+
+
+@pytest.mark.parametrize("shares", [(), (0.5,), (0.5, 0.5, 1.0), (0.0, 1.0), (0.5, 0.25, 1.0), (1.0, 2.0)])
+def test_shares_that_make_no_sense_are_refused(shares):
+    with pytest.raises(SettingError, match=r"tuning\.branches="):
+        build(BASELINE, "nano", {"tuning.branches": shares})
+
+
+def test_branches_that_are_one_or_whose_checkpoint_is_gone_are_refused_before_anything_starts(tmp_path):
+    def branches(*shares):
+        changes = {"tuning.branches": shares, "tuning.mixtures": ("cloze",)}
+        return stages(build(BASELINE, "nano", changes), tmp_path / "run", tmp_path)
+
+    main, _, branch = every = branches(0.5, 1.0)
+    check_branches(every)
+    with pytest.raises(SettingError, match=r"are \(100, 100, 200\)"):
+        check_branches(branches(0.5, 0.501, 1.0))
+    (main.folder / "checkpoints" / "150").mkdir(parents=True)
+    with pytest.raises(SettingError, match="beyond step 100 and did not keep it"):
+        check_branches(every)
+    (branch.folder / "checkpoints" / "25").mkdir(parents=True)  # it needs it no longer
+    check_branches(every)
+
+
 def followed(experiment, folder: Path, cache: Path, steps: int = 0) -> tuple[Stage, ...]:
     """The stages of a run that is trained to its end, torn from work after every few ``steps``, if given."""
 
@@ -109,9 +158,9 @@ def finished(cache):
 
 
 def test_pretraining_continues_from_the_start_with_its_memory_and_counts_from_0(finished):
-    first, main, tuned = finished
+    first, main, tuned, branch = finished
     mesh = sharding.make_mesh(main.settings.mesh)
-    assert (first.name, main.parent, tuned.parent) == ("start", first, main)
+    assert (first.name, main.parent, tuned.parent) == ("start", first, main) and branch.parent == main
     steps = steps_of(main, mesh)
     with Checkpoints(first.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         saved, begun = checkpoints.restore(steps.abstract, 3), start_from(first, steps)
@@ -122,7 +171,7 @@ def test_pretraining_continues_from_the_start_with_its_memory_and_counts_from_0(
 
 
 def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_told(finished):
-    first, main, tuned = finished
+    first, main, tuned, branch = finished
     run_folder = tuned.folder.parents[1]
     result = read_result(run_folder)
     tokens = [
@@ -130,7 +179,7 @@ def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_t
     ]
     assert result.tokens == pytest.approx(sum(tokens), abs=2)
     assert result.held_out_loss == records(main.folder)[-1]["loss"] != records(first.folder)[-1]["loss"]
-    assert answering(run_folder)[1:] == [main, first]
+    assert answering(run_folder) == [tuned, branch, main, first]
     assert chosen(run_folder, {stage.name: stage for stage in finished}, "") == main
 
 
@@ -143,3 +192,35 @@ def test_a_run_that_is_torn_from_every_stage_comes_to_what_it_does_without(finis
             np.testing.assert_array_equal(value, trained(other, mesh).params[name])
     begun = {stage.name: len(json.loads((stage.folder / "run.json").read_text())["starts"]) for stage in torn}
     assert begun["start"] == 1 and begun["pretraining"] > 2
+
+
+def test_a_branch_learns_and_scores_what_a_run_does_whose_pretraining_ended_there(finished, cache):
+    """As long as the rate is constant: it is until step 2,500."""
+    _, main, tuned, branch = finished
+    short = build(BASELINE, "tiny", {"pretraining.steps": 1, "tuning.branches": (1.0,)})
+    shorter = followed(short, cache.parent / "tiny" / "short" / "seed-0", cache)
+    assert shorter[0].folder == finished[0].folder != main.folder != shorter[1].folder
+    mesh = sharding.make_mesh(main.settings.mesh)
+    learnt, due = (trained(stage, mesh).params for stage in (branch, shorter[-1]))
+    for name, value in learnt.items():
+        np.testing.assert_array_equal(value, due[name])
+    result, other = (read_result(stage.folder.parents[1]) for stage in (tuned, shorter[-1]))
+    assert result.branches == {"cloze": {"8": result.tasks["cloze"], "1": other.tasks["cloze"]}}
+    assert other.branches == {}
+
+
+def test_the_checkpoints_of_branches_stay_and_those_between_go(finished):
+    _, main, *_ = finished
+    assert [*manifest.steps(main.folder / "checkpoints")] == [1, 4, 6, 8]
+
+
+@pytest.mark.slow
+def test_a_pretraining_that_is_scored_itself_is_scored_at_each_branch(cache):
+    changes = {"pretraining.steps": 4, "tuning.branches": (0.25, 1.0)}
+    (*_, main) = followed(
+        build("t5/12-multi-task/multi-task", "tiny", changes), cache.parent / "tasks" / "run", cache
+    )
+    result = read_result(cache.parent / "tasks" / "run")
+    assert main.kind == "pretrain" and [*result.branches["cloze"]] == ["1", "4"]
+    assert result.branches["cloze"]["4"] == result.tasks["cloze"]
+    assert result.branches["cloze"]["1"]["step"] == 1

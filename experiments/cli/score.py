@@ -118,7 +118,7 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
         teams.setdefault(stage.group, []).append(stage)
     default = next((group for group in tuned if group in teams), "")
     team = chosen(folder, {stage.name: [stage] for stage in stages} | teams, wanted or default)
-    head = team[0].group if team[0].kind == "head" else None
+    head = team[0].on[0] if team[0].kind == "head" else None
     if head == name:
         return LABELLED[name], team[:1]
     if head is None and writes and name in TASKS:
@@ -149,7 +149,7 @@ def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row
 
     first = models[0]
     lengths = {name: mixed.targets_length for name, mixed in MIXTURES.items() if task.name in mixed.tasks}
-    length = lengths.get(first.stage.group) or max(lengths.values(), default=LONGEST_ANSWER)
+    length = lengths.get("".join(first.stage.on)) or max(lengths.values(), default=LONGEST_ANSWER)
     output, decoded = partial(greedy, max_length=length), lambda row, ids: first.vocabulary.decode(ids)
     model = first.model if len(models) == 1 else Ensemble([trained.model for trained in models])
     inputs = prompts(first, [task.to_text(row)[0] for row in rows], width, length)

@@ -73,6 +73,8 @@ def show_stages(stages: Sequence[Stage], title: str) -> None:
         corpus = stage.kind == "pretrain" and stage.settings.mixing.pretraining != "tasks"
         data = ", ".join((stage.settings.data.corpus, *stage.on) if corpus else stage.on)
         parent = stage.parent.name if stage.parent else "random parameters"
+        if stage.parent and stage.parent_step != stage.parent.training.steps:
+            parent += f", step {stage.parent_step:,}"
         saved = max(manifest.steps(stage.folder / "checkpoints"), default=0)
         counts = (f"{number:,}" for number in (stage.training.steps, saved))
         grid.add_row(stage.name, escape(data), parent, *counts, str(stage.folder))

@@ -12,7 +12,7 @@ from etils import epath
 from experiments.report.comparison import Curves, Finished
 from experiments.runs import origin
 from experiments.runs.result import Result, check_settings, read_result
-from experiments.runs.stages import START, group_of
+from experiments.runs.stages import group_of, is_main
 from experiments.study.experiment import Changes, Experiment, Row
 from experiments.study.registry import build, by_hand, run_folder
 from lm.files import unseal_lines
@@ -88,10 +88,10 @@ def curves(runs: Iterable[Result], complain: Complain) -> Curves:
 
 
 def watched(stage: str) -> Mapping[str, tuple[str, ...]]:
-    """What is drawn of a stage -> the kind of its records, and the values in them; nothing of the start."""
-    group, pretrains = group_of(stage)
-    if group == START:
+    """What is drawn of a stage -> the kind of its records, and the values in them; of main ones alone."""
+    if not is_main(stage):
         return {}
+    group, pretrains = group_of(stage)
     if not pretrains:
         return {f"{group}: score": ("eval", "score")}
     train, held_out = "pre-training loss [nats/token]", "held-out loss [nats/token]"

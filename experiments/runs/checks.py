@@ -3,7 +3,7 @@
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -22,7 +22,7 @@ from experiments.runs.prepare import (
     tuning_lengths,
 )
 from experiments.runs.result import check_settings
-from experiments.runs.stages import stages
+from experiments.runs.stages import Stage, home_of, stages
 from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
 from lm.data.batches import Batches, check_size
@@ -33,6 +33,7 @@ from lm.data.tasks.labelled import find_labelled
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, check_numbers, leaves
+from lm.train import manifest
 from lm.train.log import packages
 from lm.train.step import check_mesh
 
@@ -60,6 +61,7 @@ def check(
         check_architecture(architecture, writes=True)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
+    agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
     prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
     check_alike(origin_of_run(experiment, prepared, cache))
     if experiment.mixing.pretraining != "corpus":
@@ -180,6 +182,25 @@ def check_mixing(experiment: Experiment) -> None:
         raise SettingError(
             f"ensemble.members={team} answer in words: tuning.heads={tuning.heads} should be ()"
         )
+
+
+def check_branches(every: Sequence[Stage]) -> None:
+    """SettingError if two branches are one, or a new fine-tuning needs what its pre-training did not keep."""
+    for stage in every:
+        branches, parent = stage.settings.tuning.branches, stage.parent
+        if len(set(stage.branch_steps)) < len(stage.branch_steps):
+            raise SettingError(
+                f"tuning.branches={branches} are {stage.branch_steps} of pretraining.steps="
+                f"{stage.training.steps}, two of which are one: leave one out"
+            )
+        if parent is None or manifest.steps(stage.folder / "checkpoints"):
+            continue
+        saved = manifest.steps(parent.folder / "checkpoints")
+        if stage.parent_step not in saved and max(saved, default=0) > (stage.parent_step or 0):
+            raise SettingError(
+                f"{parent.folder} is trained beyond step {stage.parent_step} and did not keep it, where "
+                f"tuning.branches={branches} starts: delete that folder to pre-train again, or leave this out"
+            )
 
 
 def check_folder(

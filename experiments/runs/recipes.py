@@ -275,15 +275,17 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 def checkpoints_of(stage: Stage) -> Checkpoints:
-    """Of a stage: the newest, the best by each score, and one in every ``keep_hours``."""
+    """Of a stage: the newest, the best by each score, those of branches, and one in every ``keep_hours``."""
     training, folder = stage.training, stage.folder / "checkpoints"
-    config = CheckpointConfig(training.save_every, best="highest", hours=training.keep_hours)
+    config = CheckpointConfig(
+        training.save_every, best="highest", hours=training.keep_hours, steps=stage.branch_steps
+    )
     return Checkpoints(folder, config, stage.settings.guard)
 
 
-def trained(stage: Stage, mesh: Mesh) -> State:
-    """The parameters after a stage, the best ones if it was scored."""
-    return _restored(stage, steps_of(stage, mesh), "")
+def trained(stage: Stage, mesh: Mesh, step: int | None = None) -> State:
+    """The parameters after a stage, the best ones if it was scored; or those after ``step``."""
+    return _restored(stage, steps_of(stage, mesh), "", step)
 
 
 def trained_body(stage: Stage, mesh: Mesh) -> Transformer:
@@ -305,22 +307,24 @@ def prefix_of(stage: Stage) -> str:
     return DISCRIMINATOR if "replaced-token" in stage.settings.model.heads else ""
 
 
-def _restored(stage: Stage, steps: Steps, prefix: str) -> State:
+def _restored(stage: Stage, steps: Steps, prefix: str, step: int | None = None) -> State:
     with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig(best="highest")) as checkpoints:
         if not checkpoints.steps():
             raise SettingError(f"{stage.folder} has no checkpoint yet; train the run first")
         try:
-            return checkpoints.restore_model(steps.abstract, checkpoints.best(), lambda path: prefix + path)
+            return checkpoints.restore_model(
+                steps.abstract, step or checkpoints.best(), lambda path: prefix + path
+            )
         except CheckpointError as error:
             raise SettingError(str(error)) from error
 
 
-def start_from(parent: Stage, steps: Steps) -> State:
-    """The first state of other steps, with what pre-training in ``parent`` has learnt at its end.
+def start_from(parent: Stage, steps: Steps, step: int | None = None) -> State:
+    """The first state of other steps, with what pre-training in ``parent`` has learnt by ``step`` or its end.
 
     As in T5 the optimiser's memory comes along; steps count from 0 again.
     """
-    last, learnt = parent.training.steps, steps_of(parent, steps.mesh).abstract
+    last, learnt = step or parent.training.steps, steps_of(parent, steps.mesh).abstract
     with checkpoints_of(parent) as checkpoints:
         fresh = steps.init(parent.settings.seed)
         like = replace(steps.abstract, average=learnt.average)

@@ -69,15 +69,21 @@ def run(
     session = Session(prepared, mesh, reporter, allow, title)
     every = stages(experiment, folder, home)
     scores: dict[str, dict] = {}
+    branches: dict[str, dict[str, dict]] = {}
     for _, group in groupby(every, lambda stage: stage.group):
         models = list(group)
         fit(models, session)
-        scores |= reported_scores(models, session)
+        found = reported_scores(models, session)
+        scores |= found if models[0].is_main else {}
+        for step, at_step in scores_by_step(models[0], found, session).items():
+            for task, score in at_step.items():
+                branches.setdefault(task, {})[str(step)] = score
     longer = length_losses(every, session)
     if jax.process_index() == 0:
         pretrainings = [stage for stage in every if stage.kind == "pretrain"]
         spent = sum(pretraining_flops(stage, prepared) for stage in pretrainings)
-        write_scores(folder, home, every, scores, longer, spent)
+        values = {"tasks": scores, "branches": branches, "length_losses": longer, "flops": spent}
+        write_scores(folder, home, every, values)
 
 
 def pretraining_flops(stage: Stage, prepared: Prepared) -> float:
@@ -113,7 +119,7 @@ def _train(stage: Stage, session: Session) -> None:
             checkpoints,
             log,
             evaluation(stage, session, steps),
-            partial(start_from, stage.parent, steps) if stage.parent else None,
+            partial(start_from, stage.parent, steps, stage.parent_step) if stage.parent else None,
             flops(stage, batches.lengths),
         )
         train(steps, run, loop)
@@ -165,23 +171,39 @@ def reported_scores(models: Sequence[Stage], session: Session) -> dict[str, dict
     return scores_alone(models[0], session) if len(models) == 1 else scores_together(models, session)
 
 
-def scores_alone(stage: Stage, session: Session) -> dict[str, dict]:
+def scores_by_step(stage: Stage, scores: dict[str, dict], session: Session) -> dict[int, dict[str, dict]]:
+    """The ``scores`` of a stage by the steps of pre-training behind them; nothing of a run without branches.
+
+    A pre-training that is scored itself is scored at each of its branches.
+    """
+    if len(stage.settings.tuning.branches) == 1 or not scores:
+        return {}
+    if stage.kind != "pretrain":
+        return {} if stage.parent_step is None else {stage.parent_step: scores}
+    earlier = {step: scores_alone(stage, session, step) for step in stage.branch_steps[:-1]}
+    return earlier | {stage.training.steps: scores}
+
+
+def scores_alone(stage: Stage, session: Session, at: int | None = None) -> dict[str, dict]:
     """The best checkpoint by the mean score of the validation halves, scored once on the report halves.
 
-    A task that has no report half has the score of the best checkpoint by its own, as in the paper.
+    A task that has no report half has the score of the best checkpoint by its own, as in the paper. With
+    ``at`` it is the checkpoint of that step, whose answers lie in a folder of their own.
     """
     tasks, folder = tasks_of(stage), stage.folder
+    answers = folder if at is None else folder / f"at-{at}"
     scores = agreed(
-        lambda: {task.name: best_of(task, folder) for task in tasks["validation"] if not task.report}
+        lambda: {task.name: best_of(task, folder, at) for task in tasks["validation"] if not task.report}
     )
     if tasks["report"]:
-        step = agreed(lambda: manifest.best(manifest.manifests(folder / "checkpoints"), "score", "highest"))
-        kept = agreed(lambda: reported(folder))
+        best = partial(manifest.best, name="score", kind="highest")
+        step = at or agreed(lambda: best(manifest.manifests(folder / "checkpoints")))
+        kept = agreed(lambda: reported(answers))
         if kept.get("step") != step:
-            model = trained(stage, session.mesh).model
-            kept = {"step": step, "tasks": scores_on("report", model, stage, session, (folder, step))}
+            model = trained(stage, session.mesh, step).model
+            kept = {"step": step, "tasks": scores_on("report", model, stage, session, (answers, step))}
             if jax.process_index() == 0:
-                write_reported(folder, kept)
+                write_reported(answers, kept)
         scores |= kept["tasks"]
     return scores
 

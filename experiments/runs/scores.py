@@ -18,14 +18,15 @@ BITS = "bits_per_byte"  # of the right answers of a task: decides between equal 
 EXIT = 0.2  # below a model without context: one that has left the plateau [nats a content token]
 
 
-def best_of(task: Scored, folder: Path) -> dict[str, Any]:
+def best_of(task: Scored, folder: Path, step: int | None = None) -> dict[str, Any]:
     """The best evaluation of a task, as the paper reports it: every task by its own checkpoint.
 
     Of several with the same score it is the one with the likeliest right answers, else the last: as of
-    checkpoints.
+    checkpoints. With ``step`` it is the evaluation of that.
     """
     name = task.name
     evaluations = [record for record in records(folder) if f"{name}/score" in record]
+    evaluations = [record for record in evaluations if step in (None, record["step"])]
     best = max(evaluations, key=lambda r: (r[f"{name}/score"], -r.get(f"{name}/{BITS}", np.inf), r["step"]))
     metrics = {key.removeprefix(f"{name}/"): x for key, x in best.items() if key.startswith(f"{name}/")}
     return task_score(task, best["step"], metrics)
@@ -107,28 +108,19 @@ def total(folder: Path, name: str) -> float:
     return sum(line.get(name, 0.0) * (line["step"] - step) for line, step in pairs)
 
 
-def write_scores(
-    folder: Path,
-    home: Path,
-    stages: Sequence[Stage],
-    tasks: dict,
-    length_losses: dict[str, float],
-    flops: float,
-) -> None:
+def write_scores(folder: Path, home: Path, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
     """Write what the run scored and cost, and where its stages lie, from the scale's folder.
 
-    ``flops``: of all pre-training.
+    ``values``: the ``tasks``, ``branches`` and ``length_losses``, and the ``flops`` of all pre-training.
     """
     folders = {stage.name: stage.folder for stage in stages}
     pretrained = [stage.folder for stage in stages if stage.kind == "pretrain"]
     result = {
-        "tasks": tasks,
-        "length_losses": length_losses,
-        "columns": columns(tasks),
+        **values,
+        "columns": columns(values["tasks"]),
         **held_out(stages),
         "content_tokens": int(sum(total(path, "content_tokens") for path in pretrained)),
         "start_tokens": int(sum(total(s.folder, "content_tokens") for s in stages if s.is_start)),
-        "flops": flops,
         **cost(list(dict.fromkeys(folders.values()))),
         "phases": {name: os.path.relpath(path.resolve(), home) for name, path in folders.items()},
         "records": {name: len(records(path)) for name, path in folders.items()},

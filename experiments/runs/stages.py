@@ -17,6 +17,7 @@ from lm.settings import SettingError, diff, from_json, nearest, to_json
 
 PRETRAINING = "pretraining"  # what the stages and folders of pre-training are called, and what follows it
 START = "start"  # what the stage before it is called, which lies beside it
+BRANCH = "at-"  # before the share of pre-training after which a fine-tuning starts, if that is not all of it
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,29 @@ class Stage:
     settings: Experiment  # with the seed of the member
     folder: Path
     parent: "Stage | None"  # whose model it starts from; None: from random parameters
+    parent_step: int | None = None  # after which it starts from there; None without a parent [steps]
 
     @property
     def name(self) -> str:
-        """Such as ``pretraining``, ``pretraining/without-squad``, ``squad`` or ``squad/member-1``."""
+        """Such as ``pretraining``, ``pretraining/without-squad``, ``squad/member-1`` or ``at-0.5/squad``."""
         return self.group if self.member is None else f"{self.group}/member-{self.member}"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is what a run is compared by: neither a start nor a branch."""
+        return is_main(self.group)
 
     @property
     def is_start(self) -> bool:
         """Whether another pre-training continues from it, and nothing is measured of it."""
         return self.group == START
+
+    @property
+    def branch_steps(self) -> tuple[int, ...]:
+        """Of a pre-training: after which fine-tuning starts from it, so that their checkpoints stay."""
+        if self.kind != "pretrain":
+            return ()
+        return tuple(branch_step(self.settings, share) for share in self.settings.tuning.branches)
 
     @property
     def training(self) -> PhaseConfig:
@@ -62,8 +76,8 @@ def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -
 
     The start of each member's pre-training, if it has one; then one pre-training of each member of the
     ensemble, or one for each target that it leaves out; then for each target (a mixture, or a task with a
-    head) one fine-tuning of each member. ``home`` is the folder of the run's scale, which holds the
-    pre-trainings that runs share.
+    head) and each of ``tuning.branches``, the whole first, one fine-tuning of each member. ``home`` is the
+    folder of the run's scale, which holds the pre-trainings that runs share.
     """
     tuning, shared = experiment.tuning, experiment.ensemble.pretraining == "shared"
     targets, models = (*tuning.mixtures, *tuning.heads), _members(experiment)
@@ -73,10 +87,14 @@ def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -
             model = (None, replace(settings, seed=experiment.seed)) if shared else (member, settings)
             parents[member, target] = _pretraining(*model, target, (folder, home))
     tuned = []
-    for target, (member, settings) in product(targets, models):
+    shares = tuning.branches[::-1] if parents else (1.0,)  # a task's files are first found in the whole's
+    for target, share, (member, settings) in product(targets, shares, models):
         if experiment.finetuning.steps:
             kind: Literal["head", "text"] = "head" if target in tuning.heads else "text"
-            stage = Stage(target, member, kind, (target,), settings, folder, parents.get((member, target)))
+            group = target if share == 1 else f"{BRANCH}{share}/{target}"
+            parent = parents.get((member, target))
+            step = branch_step(experiment, share) if parent else None
+            stage = Stage(group, member, kind, (target,), settings, folder, parent, step)
             tuned.append(replace(stage, folder=folder / "finetuning" / stage.name))
     pretrained = dict.fromkeys(parents.values())  # most targets have the same pre-training: each once
     starts = dict.fromkeys(stage.parent for stage in pretrained if stage.parent is not None)
@@ -88,10 +106,21 @@ def stages_of(folder: Path) -> tuple[Stage, ...]:
     return stages(load_settings(folder), folder, home_of(folder, cache_of(folder)))
 
 
+def branch_step(experiment: Experiment, share: float) -> int:
+    """The step of pre-training that is nearest to a share of it; at least 1."""
+    return max(round(share * experiment.pretraining.steps), 1)
+
+
 def group_of(name: str) -> tuple[str, bool]:
     """The group of the stage called ``name``, and whether it pre-trains: for files with names alone."""
-    group = name.partition("/")[0]
+    parts = name.split("/")
+    group = "/".join(parts[: 1 + name.startswith(BRANCH)])
     return group, group in (START, PRETRAINING)
+
+
+def is_main(name: str) -> bool:
+    """Whether a stage of this name is what a run is compared by: neither a start nor a branch."""
+    return name.partition("/")[0] != START and not name.startswith(BRANCH)
 
 
 def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
@@ -112,19 +141,15 @@ def _pretraining(member: int | None, settings: Experiment, target: str, folders:
     """The pre-training of a model that is then fine-tuned on ``target``; folders: of the run, its scale."""
     without = f"/without-{target}" if settings.mixing.pretraining == "corpus+other-tasks" else ""
     decisive = _pretraining_settings(settings, target)
-    names = (
-        "data",
-        "mesh",
-        "guard",
-        "pretraining",
-        "finetuning",
-    )  # these have settings that change no number
-    complete = replace(decisive, **{name: getattr(settings, name) for name in names})
+    names = ("data", "mesh", "guard", "pretraining", "finetuning")  # have settings that change no number
+    kept = replace(decisive.tuning, branches=settings.tuning.branches)  # which decides of checkpoints alone
+    complete = replace(decisive, tuning=kept, **{name: getattr(settings, name) for name in names})
     on = () if decisive.mixing.pretraining == "corpus" else decisive.tuning.mixtures
     texts = settings.tuning.mixtures if settings.data.vocabulary_texts == "corpus+tasks" else ()
     folder = _pretraining_folder(complete, texts, *folders)
     parent = _start(member, settings, folders) if _has_start(settings) else None
-    return Stage(f"{PRETRAINING}{without}", member, "pretrain", on, complete, folder, parent)
+    step = settings.start.steps if parent else None
+    return Stage(f"{PRETRAINING}{without}", member, "pretrain", on, complete, folder, parent, step)
 
 
 def _start(member: int | None, settings: Experiment, folders: tuple[Path, Path]) -> Stage:
@@ -138,6 +163,7 @@ def _start(member: int | None, settings: Experiment, folders: tuple[Path, Path])
         pretraining=replace(settings.pretraining, steps=settings.start.steps),
         data=replace(settings.data, repeats=0),
         mixing=BASELINE.mixing,
+        tuning=replace(settings.tuning, branches=BASELINE.tuning.branches),
         start=BASELINE.start,
     )
     return replace(_pretraining(member, first, "", folders), group=START)

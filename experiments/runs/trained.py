@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiments.runs.recipes import body_steps, trained_body
-from experiments.runs.stages import START, Stage, group_of, load_settings, stages_of
+from experiments.runs.stages import Stage, is_main, load_settings, stages_of
 from experiments.runs.vocabularies import stored_vocabulary
 from lm import sharding
 from lm.data.text.vocabulary import Vocabulary
@@ -94,7 +94,7 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
         )
     if name and name not in models:
         raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, models)}")
-    return models[name or next(name for name in models if group_of(name)[0] != START)]
+    return models[name or next(filter(is_main, models))]
 
 
 def answering(folder: Path) -> list[Stage]:
@@ -102,7 +102,7 @@ def answering(folder: Path) -> list[Stage]:
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
     text = [stage for stage in stages_of(folder) if stage.kind != "head"]
-    return sorted(text, key=lambda stage: (stage.kind == "pretrain", stage.is_start))
+    return sorted(text, key=lambda stage: (stage.kind == "pretrain", not stage.is_main))
 
 
 def masked(folder: Path) -> list[Stage]:

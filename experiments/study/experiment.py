@@ -126,6 +126,8 @@ class TuningConfig:
     layers: Literal["last", "mixed-frozen"] = "last"  # that heads read; mixed: all, not trained
     adapters: float = 0.0  # width of adapters over d_model, which alone are trained; 0: all parameters are
     unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
+    # shares of pre-training after each of which fine-tuning starts, so that a run is scored at all of them
+    branches: tuple[float, ...] = (1.0,)
     inputs_length: int = 512  # longer inputs are cut at their end [tokens]
     examples_limit: int | None = None  # of a task's size, by which tasks are drawn; None: none [examples]
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
@@ -135,6 +137,11 @@ class TuningConfig:
         if both := set(self.mixtures) & set(self.heads):
             raise SettingError(
                 f"tuning.mixtures and tuning.heads both name {sorted(both)}: answer in words or by a head"
+            )
+        rising = all(low < high for low, high in zip((0.0, *self.branches), self.branches, strict=False))
+        if not rising or self.branches[-1:] != (1.0,):
+            raise SettingError(
+                f"tuning.branches={self.branches} should rise from above 0 to 1.0, such as (0.25, 0.5, 1.0)"
             )
         if self.adapters < 0 or (self.adapters and self.unfreezing == "gradual"):
             raise SettingError(

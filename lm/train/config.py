@@ -198,9 +198,14 @@ class CheckpointConfig:
     keep: int = 3  # how many of the newest are kept [checkpoints]
     best: Literal["lowest", "highest"] = "lowest"  # of each score, the one whose checkpoint is kept besides
     hours: float = 1.0  # one checkpoint is kept besides in so long a time; 0: none [hours]
+    steps: tuple[int, ...] = ()  # that are saved and evaluated besides, and kept [steps]
 
     def __post_init__(self):
         at_least(self, "checkpoints.", every=1, keep=1, hours=0)
+
+    def due(self, step: int) -> bool:
+        """Whether the state after ``step`` is saved."""
+        return step % self.every == 0 or step in self.steps
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class Milestones:
         """What is due after ``step``, once its numbers are read; Interrupted if a signal asked to stop."""
         checkpoints, evaluates = self.run.checkpoints, self._evaluates(step)
         stops = self.stopping.requested()
-        saves = stops or step == self.config.steps or step % checkpoints.config.every == 0
+        saves = stops or step == self.config.steps or checkpoints.config.due(step)
         if not (saves or evaluates):
             return
         self.meter.read(step)
@@ -205,7 +205,8 @@ class Milestones:
             self.stopping.check(step)
 
     def _evaluates(self, step: int) -> bool:
-        return step == self.config.steps or step % self.config.evaluate_every == 0
+        ends = step == self.config.steps or step in self.run.checkpoints.config.steps
+        return ends or step % self.config.evaluate_every == 0
 
 
 LOSSES = ("loss", "bits_per_byte")  # decide between checkpoints of equal score: less is better

@@ -215,7 +215,7 @@ def hour(manifests: Manifests, saved: float, config: CheckpointConfig) -> float:
 
 
 def retain(manifests: Manifests, config: CheckpointConfig) -> set[int]:
-    """Which of these steps stay: the newest, the best by each score, and each that ended an hour.
+    """Which of these steps stay: the newest, the best by each score, those named, each that ended an hour.
 
     An hour begins with the first checkpoint, and with each that ends one: the first saved at least
     ``config.hours`` after its begin. A clock that is put back or forward by more ends it once. (Orbax's own
@@ -224,7 +224,8 @@ def retain(manifests: Manifests, config: CheckpointConfig) -> set[int]:
     names = {name for each in manifests.values() if each for name in each["scores"]}
     bests = {step for name in names if (step := best(manifests, name, config.best)) is not None}
     hourly = {step for step, each in manifests.items() if each and _ends_hour(each, config)}
-    return {*sorted(manifests)[-config.keep :], *bests, *hourly}
+    named = manifests.keys() & {*config.steps}
+    return {*sorted(manifests)[-config.keep :], *bests, *named, *hourly}
 
 
 def _ends_hour(manifest: Manifest, config: CheckpointConfig) -> bool:
