@@ -276,11 +276,9 @@ RECIPES: Mapping[str, Recipe] = {
 
 def checkpoints_of(stage: Stage) -> Checkpoints:
     """Of a stage: the newest, the best by each score, those of branches, and one in every ``keep_hours``."""
-    training, folder = stage.training, stage.folder / "checkpoints"
-    config = CheckpointConfig(
-        training.save_every, best="highest", hours=training.keep_hours, steps=stage.branch_steps
-    )
-    return Checkpoints(folder, config, stage.settings.guard)
+    every, hours = stage.training.save_every, stage.training.keep_hours
+    config = CheckpointConfig(every, best="highest", hours=hours, steps=stage.branch_steps)
+    return Checkpoints(stage.folder / "checkpoints", config, stage.settings.guard)
 
 
 def trained(stage: Stage, mesh: Mesh, step: int | None = None) -> State:
@@ -312,9 +310,8 @@ def _restored(stage: Stage, steps: Steps, prefix: str, step: int | None = None) 
         if not checkpoints.steps():
             raise SettingError(f"{stage.folder} has no checkpoint yet; train the run first")
         try:
-            return checkpoints.restore_model(
-                steps.abstract, step or checkpoints.best(), lambda path: prefix + path
-            )
+            chosen = step or checkpoints.best()
+            return checkpoints.restore_model(steps.abstract, chosen, lambda path: prefix + path)
         except CheckpointError as error:
             raise SettingError(str(error)) from error
 
