@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.runs.recipes import choices_of
-from lm.data.objectives import Lengths
 from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.choices import choices_of
 from lm.data.tasks.mixtures import MIXTURES
 from lm.data.text.own import Bytes
 from lm.data.text.vocabulary import EOS
@@ -18,14 +17,14 @@ from lm.evaluate import gold
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 
-LENGTHS = Lengths(raw=0, inputs=20, targets=8)
+INPUTS_LENGTH, TARGETS_LENGTH = 20, 8
 CLOZE = {"question": "a _ c", "context": "b", "answers": ["bc"], "candidates": ["x", "bc", "äö"]}
 NEXT = {"sentences": ["one", "two", "three", "four"], "following": "five", "label": 2}
 RESTORE = {"document": "b", "summary": "a very long one"}
 
 
 def asked(name, *rows):
-    return choices_of(TASKS[name], rows, Bytes(100), LENGTHS)
+    return choices_of(TASKS[name], rows, Bytes(100), INPUTS_LENGTH, TARGETS_LENGTH)
 
 
 def test_rows_are_asked_as_in_training_cut_to_length_with_their_eos():
@@ -33,7 +32,7 @@ def test_rows_are_asked_as_in_training_cut_to_length_with_their_eos():
     ((pair,),) = found.pairs
     inputs, answer = (Bytes(100).decode(list(ids)) for ids in pair)
     assert (inputs, answer) == ("restore: b", "a very ")
-    assert [ids[-1] for ids in pair] == [EOS, EOS] and len(pair[1]) == LENGTHS.targets
+    assert [ids[-1] for ids in pair] == [EOS, EOS] and len(pair[1]) == TARGETS_LENGTH
     assert (found.sizes, found.right, found.choose) == ([[7]], [0], False)  # bytes of what was left
 
 

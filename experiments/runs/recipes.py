@@ -29,12 +29,12 @@ from lm.data.content import without_context
 from lm.data.labelled import Labelled, Reader, labelled_eval_batches
 from lm.data.objectives import Lengths
 from lm.data.supervised import Mixed, eval_batches
+from lm.data.tasks.choices import choices_of
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Task
-from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
-from lm.evaluate.gold import Choices
 from lm.evaluate.questions import Questions
 from lm.nn.composed import BODY, DISCRIMINATOR, Electra, Tuned
 from lm.nn.config import HeadConfig, ModelConfig
@@ -183,35 +183,12 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     answered = first(rows, most) if half == "report" or task.measure == "score" else []
     length = max(mixture(name).targets_length for name in stage.scored_on if task.name in mixture(name).tasks)
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
-    lengths = Lengths(raw=0, inputs=stage.settings.tuning.inputs_length, targets=length)
+    lengths = (stage.settings.tuning.inputs_length, length)
     others = first(task.rows("validation", prepared.cache), most)
-    choices = choices_of(task, others, prepared.vocabulary, lengths)
+    choices = choices_of(task, others, prepared.vocabulary, *lengths)
     if half == "validation":
         return replace(asked, choices=choices)
-    return replace(asked, choices=choices_of(task, rows, prepared.vocabulary, lengths), fit=choices)
-
-
-def choices_of(task: Task, rows: Sequence[Row], vocabulary: Vocabulary, lengths: Lengths) -> Choices:
-    """The likelihoods to measure of ``rows``, as ids cut to ``lengths``, EOS counted, as in training."""
-
-    def ids(text: str, length: int) -> list[int]:
-        return [*vocabulary.encode(text)[: length - 1], EOS]
-
-    pairs, sizes, places = [], [], []
-    for row in rows:
-        texts, right = task.choices(row)
-        pairs.append(
-            [(ids(inputs, lengths.inputs), ids(answer, lengths.targets)) for inputs, answer in texts]
-        )
-        sizes.append([answer_bytes(answer, ids(answer, lengths.targets), vocabulary) for _, answer in texts])
-        places.append(right)
-    return Choices(pairs, sizes, places)
-
-
-def answer_bytes(answer: str, ids: Sequence[int], vocabulary: Vocabulary) -> int:
-    """UTF-8 bytes of an answer, or of what is left of it when it was cut; 1 at least."""
-    whole = len(vocabulary.encode(answer)) < len(ids)
-    return max(len((answer if whole else vocabulary.decode(ids)).encode()), 1)
+    return replace(asked, choices=choices_of(task, rows, prepared.vocabulary, *lengths), fit=choices)
 
 
 def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[Questions]:

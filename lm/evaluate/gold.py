@@ -4,34 +4,15 @@ Unlike an answer, which a small model has almost never right, these say how far 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import log
 from typing import Any
 
 import numpy as np
 
+from lm.data.tasks.choices import Choices, IdPair
 from lm.evaluate.likelihood import candidate_log_probs, continuation_log_probs
 
-IdPair = tuple[Sequence[int], Sequence[int]]
 Values = dict[str, np.ndarray]  # of every row
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Of every row of a task the pairs to choose from, the bytes of their answers, and which pair is right.
-
-    A pair is the ids of inputs and of an answer, EOS included.
-
-    Rows with one pair let choose nothing: how likely their answer is counts alone.
-    """
-
-    pairs: Sequence[Sequence[IdPair]]
-    sizes: Sequence[Sequence[int]]
-    right: Sequence[int]
-
-    @property
-    def choose(self) -> bool:
-        return any(len(pairs) > 1 for pairs in self.pairs)
 
 
 def gold_values(model: Any, choices: Choices, put: Callable, fit: Choices | None = None) -> Values:

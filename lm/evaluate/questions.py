@@ -11,9 +11,10 @@ from jax import Array
 from jax.experimental import multihost_utils
 
 from lm import files
+from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.task import Row
-from lm.evaluate.gold import Choices, Values, example_values, gold_metrics, gold_values
+from lm.evaluate.gold import Values, example_values, gold_metrics, gold_values
 
 
 @dataclass(frozen=True)
