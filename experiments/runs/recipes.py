@@ -177,10 +177,12 @@ def _text_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) ->
 
 def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, half: Half) -> Questions:
     """``tuning.evaluation_examples`` rows of the validation half; of the report half as many to answer, and
-    all whose likelihood is measured. What counts by likelihood is answered on the report half only.
+    all whose likelihood is measured. What counts by likelihood is answered on the report half only, and
+    not at the branches of a run.
     """
     rows, most = task.rows(half, prepared.cache), stage.settings.tuning.evaluation_examples
-    answered = first(rows, most) if half == "report" or task.measure == "score" else []
+    answers = task.measure == "score" or (half == "report" and stage.is_main)
+    answered = first(rows, most) if answers else []
     length = max(mixture(name).targets_length for name in stage.scored_on if task.name in mixture(name).tasks)
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
     lengths = (stage.settings.tuning.inputs_length, length)
