@@ -16,7 +16,7 @@ from experiments.report.page import samples
 from experiments.report.results import curves, results
 from experiments.runs import origin
 from experiments.runs.result import write_result
-from experiments.runs.scores import best_of
+from experiments.runs.scores import best_of, write_example_values
 from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
 from experiments.runs.vocabularies import store_vocabulary, stored_vocabulary
@@ -139,7 +139,8 @@ def run(tmp_path_factory):
         }
 
     toy.run(phase, STEPS, every=2, evaluate=evaluate)
-    scored = best_of(TASK, phase)
+    examples = write_example_values(phase, "cloze", {"bits": np.arange(5.0), "ranked": np.ones(5)})
+    scored = best_of(TASK, phase) | {"examples": examples}
     found = {
         "columns": {"SQuAD": scored["score"]},
         "tasks": {"cloze": scored},
@@ -167,6 +168,7 @@ def seen(folder: Path) -> tuple[list, list[str]]:
     look(lambda: found)
     look(lambda: curves(found, said.append))
     look(lambda: [samples("cloze", step, result) for result in found for step in (2, 4)])
+    look(lambda: [{x: y.tolist() for x, y in result.example_values("cloze").items()} for result in found])
     look(lambda: finished(phase, STEPS))
     look(lambda: status(phase))
     look(lambda: best_of(TASK, phase))
@@ -200,8 +202,13 @@ def test_a_bit_a_digit_or_a_line_of_any_file_of_a_run_that_is_other_is_said_or_c
     run, first, count
 ):
     whole, silent = seen(run), 0
-    assert not whole[1] and len(whole[0]) == 11, whole[1]
-    assert whole[0][3] and whole[0][9] == 4 and "c4" in whole[0][2][1]
+    assert not whole[1] and len(whole[0]) == 12, whole[1]
+    assert (
+        whole[0][3] == [{"bits": [0, 1, 2, 3, 4], "ranked": [1] * 5}]
+        and whole[0][4]
+        and whole[0][10] == 4
+        and "c4" in whole[0][2][1]
+    )
     files = sorted(path for path in run.rglob("*") if path.is_file() and path.stat().st_size)
     assert len(files) > 15
     for number in range(first, first + count):

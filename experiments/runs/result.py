@@ -1,11 +1,12 @@
 """Whose a run is, and what it scored when it finished. Folders of runs may lie in a bucket (gs://)."""
 
+import hashlib
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from etils import epath
@@ -86,17 +87,17 @@ class Result:
     def example_values(self, task: str) -> dict[str, np.ndarray]:
         """What each example of a task's report half came to, by name of the value; empty if not kept.
 
-        SettingError or OSError if the file is damaged.
+        DataError if the file is damaged or another run's, by the checksum beside the task's score.
         """
-        paths = (folder / "report" / f"{task}.npz" for folder in self.phase_folders().values())
+        paths = (folder / "report" / f"{task}.npy" for folder in self.phase_folders().values())
         path = next((path for path in paths if path.exists()), None)
         if path is None:
             return {}
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-        except (ValueError, EOFError, BadZipFile) as error:
-            raise DataError(f"{path} is damaged: {error}") from error
+        contents = path.read_bytes()
+        if hashlib.sha256(contents).hexdigest() != self.tasks.get(task, {}).get("examples"):
+            raise DataError(f"{path} is damaged, or of another run; put back a copy that is whole")
+        values = np.load(io.BytesIO(contents))  # objects it refuses by default
+        return {name: values[name] for name in values.dtype.names}
 
     def phase_folders(self) -> dict[str, Path]:
         """Stage -> the folder with its metrics and predictions; stages whose folder is gone are missing."""

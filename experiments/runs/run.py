@@ -236,7 +236,7 @@ def scores_on(
             scores[task.name] = task_score(task, step, metrics) | {"rows": questions.size}
             scores[task.name] |= {"answered": len(questions.rows)}
             if half == "report" and jax.process_index() == 0:
-                write_example_values(folder, task.name, values)
+                scores[task.name]["examples"] = write_example_values(folder, task.name, values)
     return scores
 
 

@@ -1,5 +1,6 @@
 """What a run scored and cost, from the records of its stages."""
 
+import hashlib
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -60,11 +61,15 @@ def write_reported(folder: Path, scores: dict[str, Any]) -> None:
     write(folder / "report" / "scores.json", seal(scores))
 
 
-def write_example_values(folder: Path, task: str, values: Mapping[str, np.ndarray]) -> None:
-    """``report/TASK.npz``: what each row of a task's report half came to, by name."""
+def write_example_values(folder: Path, task: str, values: Mapping[str, np.ndarray]) -> str:
+    """``report/TASK.npy``: what each row of a task's report half came to, by name; the file's SHA-256."""
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **values)
-    write(folder / "report" / f"{task}.npz", file.getvalue())
+    rows = np.empty(len(next(iter(values.values()))), [(name, np.float64) for name in values])
+    for name, value in values.items():
+        rows[name] = value
+    np.save(file, rows)
+    write(folder / "report" / f"{task}.npy", file.getvalue())
+    return hashlib.sha256(file.getvalue()).hexdigest()
 
 
 def columns(best: dict[str, dict]) -> dict[str, float]:
