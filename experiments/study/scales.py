@@ -1,6 +1,6 @@
 """The same study at another size: changes to the baseline that are applied before a row's own.
 
-``base`` is the paper's setup. ``mini`` takes four to six minutes a row on one CPU core, ``nano`` about one.
+``base`` is the paper's setup. ``mini`` takes about nine minutes a row on one CPU core, ``nano`` about one.
 They train on the embedded documentation corpus and its six tasks, which stand in for the paper's;
 ``mini-real`` is tuned on real benchmarks, as far as they were prepared, in place of these tasks.
 """

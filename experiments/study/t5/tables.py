@@ -4,8 +4,7 @@ A row's settings are those of ``BASELINE`` (experiments/study/experiment.py) wit
 ``times(2)`` doubles what the chosen scale has. ``scores.json`` holds each row's scores in the paper and where
 they were read. Choices made where paper and released code differ: README.md beside this.
 
-The comment above a table says how to train it here, how long that takes on one core that other jobs share,
-and what it scored: the loss on tasks, a mean over four tasks on documentation [nats/token], lower is better.
+The comment above a table says how to train it here, and how long that takes on a core that other jobs share.
 """
 
 from experiments.study.experiment import Changes, objective, table, times
@@ -76,14 +75,12 @@ def larger(layers: float) -> Changes:
 
 # (name of the table, title): {row: changes}. The number in a table's name is the paper's; {}: the baseline.
 ROWS: dict[tuple[str, str], dict[str, Changes]] = {
-    # lm sweep t5/1-baseline --scale mini --seeds 2: 2 rows, 5 min each;
-    # loss on tasks 2.461, without pre-training 2.633
+    # lm sweep t5/1-baseline --scale mini --seeds 5: 2 rows, nine minutes each
     ("t5/1-baseline", "Baseline and no pre-training"): {
         "baseline": {},
         "no-pretraining": {"pretraining.steps": 0},
     },
-    # lm sweep t5/2-architecture --scale mini --seeds 2: 10 rows, 5 min each;
-    # loss on tasks 1.785 (prefix LM + LM) to 2.513 (6 layers)
+    # lm sweep t5/2-architecture --scale mini --seeds 5: 10 rows, nine minutes each
     ("t5/2-architecture", "Architectures, with a denoising and a language-modelling objective"): {
         "encoder-decoder": {},
         "encoder-decoder-shared": SHARED,
@@ -96,29 +93,27 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "language-model+lm": LM | objective("language-model"),
         "prefix-lm+lm": PREFIX_LM | objective("prefix-lm"),
     },
-    # lm sweep t5/4-objective --scale mini --seeds 2: 3 rows, 5 min each;
-    # loss on tasks 1.699 (BERT-style) to 1.993 (prefix LM)
+    # lm sweep t5/4-objective --scale mini --seeds 5: 3 rows, nine minutes each
     ("t5/4-objective", "Disparate unsupervised objectives"): {
         "prefix-lm": objective("prefix-lm"),
         "bert-style": objective("bert-style"),
         "deshuffling": objective("deshuffling"),
     },
-    # lm sweep t5/5-bert-style --scale nano: 4 rows, 7 min; loss on tasks 2.426 (BERT-style) to 2.741 (drop)
+    # lm sweep t5/5-bert-style --scale nano: 4 rows, 7 min
     ("t5/5-bert-style", "Variants of the BERT-style objective"): {
         "bert-style": objective("bert-style"),
         "mass-style": objective("mass-style"),
         "replace-spans": {},
         "drop-tokens": objective("drop-tokens"),
     },
-    # lm sweep t5/6-corruption-rate --scale mini --seeds 2: 4 rows, 5 min each;
-    # loss on tasks 2.503 at 10 %, 2.461, 2.327, 2.133 at 50 %
+    # lm sweep t5/6-corruption-rate --scale mini --seeds 5: 4 rows, nine minutes each
     ("t5/6-corruption-rate", "Corruption rate"): {
         "10": {"objective.rate": 0.10},
         "15": {},
         "25": {"objective.rate": 0.25},
         "50": {"objective.rate": 0.50},
     },
-    # lm sweep t5/7-span-length --scale nano: 5 rows, 5 min; loss on tasks 2.604 (10) to 2.710 (iid)
+    # lm sweep t5/7-span-length --scale nano: 5 rows, 5 min
     ("t5/7-span-length", "Average length of a corrupted span"): {
         "iid": {},  # the baseline draws every token by itself
         **{str(length): spans(length) for length in (2, 3, 5, 10)},
