@@ -205,7 +205,11 @@ def test_a_branch_learns_and_scores_what_a_run_does_whose_pretraining_ended_ther
     for name, value in learnt.items():
         np.testing.assert_array_equal(value, due[name])
     result, other = (read_result(stage.folder.parents[1]) for stage in (tuned, shorter[-1]))
-    assert result.branches == {"cloze": {"8": result.tasks["cloze"], "1": other.tasks["cloze"]}}
+    whole, part = result.branches["cloze"]["8"], result.branches["cloze"]["1"]
+    assert whole == result.tasks["cloze"] and result.branches.keys() == {"cloze"}
+    by_likelihood = {name: other.tasks["cloze"]["metrics"][name] for name in part["metrics"]}
+    assert "bits_above_chance" in by_likelihood and "em" not in by_likelihood  # branches answer nothing
+    assert part == other.tasks["cloze"] | {"metrics": by_likelihood, "answered": 0}
     assert other.branches == {}
 
 

@@ -10,6 +10,7 @@ from experiments.report.columns import FRAMES, Growth, Measured
 from experiments.report.comparison import Evidence, Finished, grown
 from experiments.report.plots import draw_figures
 from experiments.runs.result import Result
+from experiments.runs.scores import write_example_values
 from experiments.study.registry import REGISTRY, build, find, tables
 from lm.settings import change
 
@@ -42,9 +43,8 @@ def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
         "restore": {str(u): task("restore", 4 - own * u / UPDATES, "bits_per_byte") for u in (50, 100)},
     }
     home = folder / name / f"seed-{seed}"
-    (home / "finetuning" / "report").mkdir(parents=True)
     bits = np.random.default_rng(0).normal(size=EXAMPLES)
-    np.savez(home / "finetuning" / "report" / "cloze.npz", bits=bits - bits.mean() + own)
+    cloze["examples"] = write_example_values(home / "finetuning", "cloze", {"bits": bits - bits.mean() + own})
     counted = {"content_tokens": TOKENS.get(name, 1000), "content_loss": 5.0, "reference_loss": 6.0}
     return Result(
         columns={},
@@ -177,7 +177,7 @@ def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):
 def test_a_damaged_file_of_examples_is_named_and_the_rest_counts(tmp_path):
     evidence, said = study(tmp_path), []
     evidence.complain = said.append
-    path = evidence.finished.runs[NAMES[0]][0].folder / "finetuning" / "report" / "cloze.npz"
+    path = evidence.finished.runs[NAMES[0]][0].folder / "finetuning" / "report" / "cloze.npy"
     path.write_bytes(path.read_bytes()[:50])
     assert words(evidence, "updates")["bert-style > prefix-lm"] == "confirmed"
     assert len(said) == 1 and str(path) in said[0]

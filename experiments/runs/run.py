@@ -235,7 +235,7 @@ def scores_on(
             metrics, values = score_task(model, questions, put, answers_path(folder, task, name))
             scores[task.name] = task_score(task, step, metrics) | {"rows": questions.size}
             scores[task.name] |= {"answered": len(questions.rows)}
-            if half == "report" and jax.process_index() == 0:
+            if half == "report" and values and jax.process_index() == 0:
                 scores[task.name]["examples"] = write_example_values(folder, task.name, values)
     return scores
 

@@ -199,9 +199,9 @@ def objective(name: str) -> Changes:
     return {"objective": OBJECTIVES[name]}
 
 
-def times(factor: float) -> Callable[[int, "Experiment"], int]:
-    """A setting times ``factor``, rounded up, so that a row means the same at every scale."""
-    return lambda number, experiment: ceil(number * factor)
+def times(factor: float, multiple: int = 1) -> Callable[[int, "Experiment"], int]:
+    """A setting times ``factor``, up to a ``multiple``, so that a row means the same at every scale."""
+    return lambda number, experiment: ceil(number * factor / multiple) * multiple
 
 
 def apply(experiment: Experiment, new: Changes) -> Experiment:
