@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     import jax
     import optax
 
-Axes = Mapping[
-    str, tuple[str, ...]
-]  # names of a parameter's axes, by its own; "layers" first if it is stacked
+# names of a parameter's axes, by its own; "layers" first if it is stacked
+Axes = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
