@@ -196,6 +196,8 @@ def _train_in_jobs(
     wanted: Sequence[RowRun], todo: Sequence[int], options: Options, reporter: Reporter, count: int
 ) -> list[int]:
     """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
+    from lm.train.log import came_to_its_end
+
     several = len({run.experiment.seed for run in wanted}) > 1
     shown: dict[int, JobReporter] = {}
 
@@ -211,7 +213,7 @@ def _train_in_jobs(
     def untrained(number: int) -> set[Path]:
         run = wanted[number]
         every = stages(run.experiment, run.folder, home_of(run.folder, options.cache))
-        return {stage.folder for stage in every if not is_trained(stage.folder)}
+        return {stage.folder for stage in every if not came_to_its_end(stage.folder)}
 
     jobs = Jobs(count, untrained, hear)
     codes = jobs.do(todo)
@@ -219,16 +221,6 @@ def _train_in_jobs(
         reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")
         sys.exit(AGAIN)
     return [codes[number] for number in todo]
-
-
-def is_trained(folder: Path) -> bool:
-    """Whether the last start of the stage in ``folder`` came to its end."""
-    from lm.train.log import status
-
-    try:
-        return status(folder) == "finished"
-    except (SettingError, OSError):  # which is told when it is trained
-        return False
 
 
 def is_finished(run: RowRun, options: Options) -> bool:

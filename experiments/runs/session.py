@@ -22,9 +22,8 @@ from lm import sharding
 from lm.data.batches import Batch, Batches, stream
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
-from lm.settings import SettingError
 from lm.train import manifest
-from lm.train.log import Log, now, packages, records, status
+from lm.train.log import Log, came_to_its_end, now, packages, records
 from lm.train.throughput import step_flops
 
 
@@ -89,11 +88,7 @@ def finished(folder: Path, steps: int) -> bool:
 
     def ended() -> bool:
         evaluated = any((line["kind"], line["step"]) == ("eval", steps) for line in records(folder))
-        try:
-            is_closed = status(folder) == "finished"
-        except (SettingError, OSError):  # which the log reports when it starts a new run.json
-            is_closed = False
-        return is_closed and evaluated and steps in manifest.steps(folder / "checkpoints")
+        return came_to_its_end(folder) and evaluated and steps in manifest.steps(folder / "checkpoints")
 
     return agreed(ended)
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lm.files import naming, seal, seal_line, unseal, unseal_lines, write
-from lm.settings import DataError
+from lm.settings import DataError, SettingError
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
 PACKAGES = "jax jaxlib flax optax orbax-checkpoint grain numpy sentencepiece tokenizers".split()
@@ -256,6 +256,14 @@ def status(folder: Path) -> str:
     """The status of the last start: "running", "finished" or an error; DataError if run.json is damaged."""
     path = folder / "run.json"
     return str(unseal(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
+
+
+def came_to_its_end(folder: Path) -> bool:
+    """Whether the last start did; not if run.json is damaged, which the log says when it starts a new one."""
+    try:
+        return status(folder) == "finished"
+    except (SettingError, OSError):
+        return False
 
 
 def _earlier_starts(path: Path) -> list[dict[str, Any]]:
