@@ -50,8 +50,9 @@ def test_a_process_that_does_not_come_is_named():
 
 
 @pytest.mark.parametrize("code", [1, 2, 3])
-def test_all_end_with_the_exit_code_of_the_one_that_failed_though_the_others_then_crash(code):
-    (first, _), (second, said) = ends(start(HERE / "pair.py", "trainer", code))
+def test_all_end_with_the_exit_code_of_the_one_that_failed_though_the_others_then_crash(tmp_path, code):
+    started = start(HERE / "pair.py", "trainer", code, FAILED=str(tmp_path / "failed"))
+    (first, _), (second, said) = ends(started)
     assert (first, second) == (code, code), said
     assert f"process 0 of 2 on {socket.gethostname()} ended with exit code {code}" in said
 
