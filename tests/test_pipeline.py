@@ -204,10 +204,10 @@ def test_two_hosts_together_have_the_batch_of_one_and_a_resumed_stream_goes_on(b
 
 
 def test_tasks_are_mixed_by_rate_and_each_epoch_reshuffled(tasks):
-    ids = np.concatenate([tasks(step, slice(None))["encoder_input_tokens"][:, 0] for step in range(30)])
-    few, many = ids[ids < 100], ids[ids >= 100]
-    assert len(few) == 60
-    assert len(many) == 180
+    ids = np.concatenate([tasks(step, slice(None))["encoder_input_tokens"] for step in range(30)])
+    few, many = ids[(ids > 1) & (ids < 100)], ids[ids >= 100]
+    assert len(few) == 120  # two examples a row
+    assert len(many) == 360
     for found, size in ((few, 3), (many, 20)):
         epochs = found.reshape(-1, size)
         assert (np.sort(epochs) == np.sort(epochs[0])).all()
@@ -228,7 +228,35 @@ def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
         assert passes[0] != passes[1]
     tasks = {"text": examples, "few": [([5], [6])]}
     mixed = Mixed(tasks, {"text": 1.0, "few": 1.0}, "encoder-decoder", source.lengths, seed=0)(np.arange(8))
-    assert (mixed["decoder_target_tokens"][:, 0] == 6).sum() == 4
+    firsts = mixed["decoder_target_tokens"][
+        (mixed["decoder_positions"] == 0) & (mixed["decoder_segment_ids"] > 0)
+    ]
+    assert abs((firsts == 6).mean() - 0.5) <= 1 / len(firsts)
+
+
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "prefix-decoder"])
+def test_a_mixture_fills_each_row_in_order_and_makes_any_row_alone(architecture):
+    draw = np.random.default_rng(0)
+    examples = [[[i % 250 + 3] * draw.integers(1, 12) for _ in range(2)] for i in range(500)]
+    lengths = Lengths(0, 24, 20)
+    mixed = Mixed({"task": examples}, {"task": 1.0}, architecture, lengths, seed=0)
+    whole, order = mixed(np.arange(300)), draw.permutation(300)
+    for name, rows in mixed(order).items():
+        assert (rows == whole[name][order]).all()
+    segments = [whole[name] for name in ("encoder_segment_ids", "decoder_segment_ids") if name in whole]
+    room = [24, 20] if len(segments) == 2 else [44]
+    used = np.stack([(side > 0).sum(1) for side in segments], axis=1)
+    first = np.stack([(side == 1).sum(1) for side in segments], axis=1)
+    joined = np.arange(299) % 128 != 127  # a row and the next, where they are of one block
+    assert (used <= room).all()
+    assert ((used[:-1] + first[1:])[joined] > room).any(axis=1).all()
+    read = sum(segments[-1].max(1)[:128])
+    tokens = [row[row > 1] for row in whole["decoder_target_tokens"][:128]]
+    expected = [mixed._dataset[number] for number in range(read)]
+    sides = slice(1, 2) if len(segments) == 2 else slice(None)
+    assert np.concatenate(tokens).tolist() == [
+        id for example in expected for side in example[sides] for id in side
+    ]
 
 
 def test_evaluation_takes_every_example_once_in_order_and_fills_up_with_padding():

@@ -2,8 +2,9 @@
 
 import functools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from lm.data.batches import Batch, Uncached, in_parts
 from lm.data.checks import check_architecture
 from lm.data.denoised import Denoised
 from lm.data.objectives import Lengths
-from lm.data.packing import Ids, Marked, Ragged, features, ragged
+from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room
 from lm.settings import SettingError
 
 Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
 
+BLOCK = 128  # whose examples are read together, to know where a row begins [rows]
 PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repeats itself
 
 
@@ -52,9 +54,12 @@ def _without_eos(example: Ragged) -> Marked:
 
 @dataclass(frozen=True)
 class Mixed(Uncached):
-    """One example of a task a row, tasks in fixed proportions, each reshuffled every epoch.
+    """Examples of tasks in fixed proportions, each task reshuffled every epoch, packed: a row holds as many
+    as fit in their order (Raffel et al. 2020, section 3.1.2).
 
-    Inputs and targets that are too long lose their end, but keep their EOS.
+    Inputs and targets that are too long lose their end, but keep their EOS. Rows are filled in blocks, each
+    of which begins as many examples after the last as fill the first: a row is made without all those before
+    it, and where blocks meet an example in fifty or so is left out or comes twice.
     """
 
     examples_by_task: Mapping[str, Sequence[Example]]
@@ -86,8 +91,33 @@ class Mixed(Uncached):
         return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        examples = [self._dataset[number] for number in numbers.tolist()]
-        return _unpacked(examples, self.architecture, self.lengths, len(examples))
+        rows = [self._block(number // BLOCK)[number % BLOCK] for number in numbers.tolist()]
+        examples = [example for row in rows for example in row]
+        places = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        return features(*_sides(examples, self.lengths), places, self.architecture, self.lengths, len(rows))
+
+    @functools.cached_property
+    def _block(self) -> Callable[[int], list[list[Example]]]:
+        """Number of a block -> the examples of each of its rows."""
+        return functools.lru_cache(2)(self._fill)
+
+    @functools.cached_property
+    def _examples_a_block(self) -> int:
+        return sum(map(len, self._block(0)))
+
+    def _fill(self, block: int) -> list[list[Example]]:
+        begin = block and block * self._examples_a_block
+        examples: list[Example] = []
+        starts = np.zeros(1, np.int64)
+        while len(starts) < BLOCK + 2:  # the last row may have room for more
+            count = begin + len(examples)
+            examples += [self._dataset[number] for number in range(count, count + BLOCK)]
+            inputs, targets = _sides(examples, self.lengths)
+            sizes = np.stack([inputs.lengths, targets.lengths], axis=1)
+            if self.architecture in DECODERS:
+                sizes = sizes.sum(axis=1, keepdims=True)
+            starts = fill_rows(sizes, row_room(self.architecture, self.lengths))
+        return [examples[start:end] for start, end in pairwise(starts[: BLOCK + 1].tolist())]
 
 
 def eval_batches(
@@ -96,10 +126,13 @@ def eval_batches(
     """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
     check_architecture(architecture, writes=True)
     parts = in_parts(examples, batch_size)
-    return [_unpacked(part, architecture, lengths, batch_size) for part in parts]
+    return [
+        features(*_sides(part, lengths), np.arange(len(part)), architecture, lengths, batch_size)
+        for part in parts
+    ]
 
 
-def _unpacked(examples: Sequence[Example], architecture: str, lengths: Lengths, batch_size: int) -> Batch:
+def _sides(examples: Sequence[Example], lengths: Lengths) -> tuple[Ragged, Ragged]:
+    """The inputs and the targets of examples, cut to these lengths."""
     inputs = ragged([inputs for inputs, _ in examples], lengths.inputs)
-    targets = ragged([targets for _, targets in examples], lengths.targets)
-    return features(inputs, targets, np.arange(len(examples)), architecture, lengths, batch_size)
+    return inputs, ragged([targets for _, targets in examples], lengths.targets)
