@@ -254,10 +254,9 @@ def grown(run: Result, columns: Sequence[Measured], settings: Experiment) -> Gro
         for updates, best in branches.items():
             points.setdefault(int(updates), {})[name] = best
     early = {updates: tasks for updates, tasks in points.items() if updates < last}
-    start = settings.start.steps / max(settings.start.steps + last, 1)  # its steps cost what the others do
     spent: dict[Frame, tuple[float, float]] = {
         "updates": (0.0, last),
-        "FLOP": (start * run.flops, run.flops),
+        "FLOP": (run.start_flops, run.flops),
         "content tokens": (run.start_tokens, run.content_tokens),
     }
     return Growth.of({**early, last: run.tasks}, columns, spent)

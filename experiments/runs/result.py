@@ -46,6 +46,7 @@ class Result:
     # held-out: how many predictions of content are one of its ten most frequent pieces
     top_ten_share: float | None = None
     flops: float = 0.0  # of all pre-training
+    start_flops: float = 0.0  # of these, in the start
 
     def __post_init__(self):
         for name, best in _items("tasks", self.tasks):
@@ -73,6 +74,7 @@ class Result:
             ("content_tokens", self.content_tokens),
             ("start_tokens", self.start_tokens),
             ("flops", self.flops),
+            ("start_flops", self.start_flops),
             *_items("records", self.records),
         ]:
             _check_range(name, count, 0, 1e300)

@@ -81,8 +81,14 @@ def run(
     longer = length_losses(every, session)
     if jax.process_index() == 0:
         pretrainings = [stage for stage in every if stage.kind == "pretrain"]
-        spent = sum(pretraining_flops(stage, prepared) for stage in pretrainings)
-        values = {"tasks": scores, "branches": branches, "length_losses": longer, "flops": spent}
+        spent = [(pretraining_flops(stage, prepared), stage.is_start) for stage in pretrainings]
+        values = {
+            "tasks": scores,
+            "branches": branches,
+            "length_losses": longer,
+            "flops": sum(flops for flops, _ in spent),
+            "start_flops": sum(flops for flops, is_start in spent if is_start),
+        }
         write_scores(folder, home, every, values)
 
 

@@ -116,7 +116,7 @@ def total(folder: Path, name: str) -> float:
 def write_scores(folder: Path, home: Path, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
     """Write what the run scored and cost, and where its stages lie, from the scale's folder.
 
-    ``values``: the ``tasks``, ``branches`` and ``length_losses``, and the ``flops`` of all pre-training.
+    ``values``: the ``tasks``, ``branches`` and ``length_losses``, and ``flops`` and ``start_flops``.
     """
     folders = {stage.name: stage.folder for stage in stages}
     pretrained = [stage.folder for stage in stages if stage.kind == "pretrain"]
