@@ -18,7 +18,7 @@ from lm.settings import SettingError
 
 Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
 
-BLOCK = 128  # whose examples are read together, to know where a row begins [rows]
+ROWS_A_BLOCK = 128  # whose examples are read together, to know where a row begins [rows]
 PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repeats itself
 
 
@@ -91,7 +91,7 @@ class Mixed(Uncached):
         return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        rows = [self._block(number // BLOCK)[number % BLOCK] for number in numbers.tolist()]
+        rows = [self._block(number // ROWS_A_BLOCK)[number % ROWS_A_BLOCK] for number in numbers.tolist()]
         examples = [example for row in rows for example in row]
         places = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         return features(*_sides(examples, self.lengths), places, self.architecture, self.lengths, len(rows))
@@ -109,15 +109,15 @@ class Mixed(Uncached):
         begin = block and block * self._examples_a_block
         examples: list[Example] = []
         starts = np.zeros(1, np.int64)
-        while len(starts) < BLOCK + 2:  # the last row may have room for more
+        while len(starts) < ROWS_A_BLOCK + 2:  # the last row may have room for more
             count = begin + len(examples)
-            examples += [self._dataset[number] for number in range(count, count + BLOCK)]
+            examples += [self._dataset[number] for number in range(count, count + ROWS_A_BLOCK)]
             inputs, targets = _sides(examples, self.lengths)
             sizes = np.stack([inputs.lengths, targets.lengths], axis=1)
             if self.architecture in DECODERS:
                 sizes = sizes.sum(axis=1, keepdims=True)
             starts = fill_rows(sizes, row_room(self.architecture, self.lengths))
-        return [examples[start:end] for start, end in pairwise(starts[: BLOCK + 1].tolist())]
+        return [examples[start:end] for start, end in pairwise(starts[: ROWS_A_BLOCK + 1].tolist())]
 
 
 def eval_batches(
