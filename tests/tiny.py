@@ -16,4 +16,5 @@ TINY = {
     "finetuning.batch_size": 8,
     "tuning.inputs_length": 24,
     "tuning.evaluation_examples": 10,
+    "tuning.report_examples": 60,
 }

@@ -32,7 +32,7 @@ from lm.data.supervised import Mixed, eval_batches
 from lm.data.tasks.choices import choices_of
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Task
+from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions
@@ -176,11 +176,11 @@ def _text_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) ->
 
 
 def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, half: Half) -> Questions:
-    """``tuning.evaluation_examples`` rows of the validation half; of the report half as many to answer, and
-    all whose likelihood is measured. What counts by likelihood is answered on the report half only, and
+    """Rows of a half; of the report half, ``tuning.evaluation_examples`` are answered, and the likelihood of
+    all is measured. What counts by likelihood is answered on the report half only, and
     not at the branches of a run.
     """
-    rows, most = task.rows(half, prepared.cache), stage.settings.tuning.evaluation_examples
+    rows, most = rows_of_half(stage, prepared, task, half), stage.settings.tuning.evaluation_examples
     answers = task.measure == "score" or (half == "report" and stage.is_main)
     answered = first(rows, most) if answers else []
     length = max(mixture(name).targets_length for name in stage.scored_on if task.name in mixture(name).tasks)
@@ -194,11 +194,9 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
 
 
 def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[Questions]:
-    length, most = stage.settings.tuning.inputs_length, stage.settings.tuning.evaluation_examples
-    asked = []
+    length, asked = stage.settings.tuning.inputs_length, []
     for task in tasks_of(stage)[half]:
-        rows = task.rows(half, prepared.cache)
-        rows = rows if half == "report" else first(rows, most)
+        rows = rows_of_half(stage, prepared, task, half)
         asked.append(questions(stage.settings, prepared.vocabulary, mesh, cast(AnyTask, task), rows, length))
     return asked
 
@@ -234,6 +232,13 @@ def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
     """This process's rows of global batches of ``size`` rows."""
     rows = np.concatenate([np.arange(size)[rows] for rows in sharding.rows_of_process(mesh, size)])
     return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]
+
+
+def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
+    """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
+    tuning = stage.settings.tuning
+    limit = tuning.report_examples if half == "report" else tuning.evaluation_examples
+    return first(task.rows(half, prepared.cache), limit)
 
 
 def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:

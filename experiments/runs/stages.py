@@ -209,7 +209,8 @@ def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
     trained = replace(BASELINE.tuning, mixtures=mixtures, inputs_length=tuning.inputs_length)
     if experiment.finetuning.steps:
         return replace(decisive, mixing=mixing, tuning=trained)
-    scored = replace(trained, evaluation_examples=tuning.evaluation_examples)  # as it stands
+    examples = {name: getattr(tuning, name) for name in ("evaluation_examples", "report_examples")}
+    scored = replace(trained, **examples)  # as it stands
     return replace(decisive, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
 
 

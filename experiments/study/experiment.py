@@ -131,9 +131,10 @@ class TuningConfig:
     inputs_length: int = 512  # longer inputs are cut at their end [tokens]
     examples_limit: int | None = None  # of a task's size, by which tasks are drawn; None: none [examples]
     evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
+    report_examples: int = 0  # the same of the halves that the report is on [examples]
 
     def __post_init__(self):
-        at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, examples_limit=1)
+        at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, report_examples=0, examples_limit=1)
         if both := set(self.mixtures) & set(self.heads):
             raise SettingError(
                 f"tuning.mixtures and tuning.heads both name {sorted(both)}: answer in words or by a head"

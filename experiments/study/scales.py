@@ -42,9 +42,9 @@ _MINI: Changes = _DOCUMENTATION | {
     "pretraining.evaluate_every": 100,
     "pretraining.log_every": 50,
     "tuning.branches": (0.25, 1.0),
-    "finetuning.steps": 200,  # on each of the two mixtures
+    "finetuning.steps": 300,  # on each of the two mixtures
     "finetuning.batch_size": 16,
-    "finetuning.save_every": 200,
+    "finetuning.save_every": 300,
     "finetuning.log_every": 50,
     "tuning.evaluation_examples": 256,
 }
