@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= nano
-TABLE ?= t5/6-corruption-rate
+TABLE ?= t5/1-baseline
+SEEDS ?= 3
 
 # Huge pages for the buffers of the tests, as `lm run` and `lm sweep` set them for themselves.
 test test-fast test-slow test-faults soak: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
@@ -13,7 +14,7 @@ MINUTES ?= 30
 .PHONY: demo test test-fast test-slow test-faults soak lint wheel clean
 
 demo: $(VENV)/ready
-	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE)
+	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE) --seeds $(SEEDS)
 	@echo "Next: $(BIN)/lm list shows all tables; '. $(BIN)/activate' puts lm on the path."
 
 test: $(VENV)/tpu lint

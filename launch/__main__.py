@@ -50,7 +50,7 @@ def _command(commands: Any, name: str, act: Callable, runs: str | None, text: st
     if runs is not None:
         command.epilog = "What stands after -- is passed to lm run."
         add("names", nargs="+", metavar="NAME", help="a row of the study, or a pattern such as 't5/6-*'")
-        add("--scale", default="base", help="size of the study: nano, mini, mini-real or base")
+        add("--scale", default="base", help="size of the study: nano, mini, mini-real, small, medium or base")
         add("--runs", default=runs, help="folder of the runs, which all processes see")
         add("--restarts", type=int, default=3, help="consecutive failures tolerated")
     return add

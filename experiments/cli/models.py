@@ -31,7 +31,7 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
 
     Args:
         name: row of the registry.
-        scale: size of the study: nano, mini, mini-real or base.
+        scale: size of the study: nano, mini, mini-real, small, medium or base.
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
     """

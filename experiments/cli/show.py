@@ -23,7 +23,7 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
 
     Args:
         pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
-        scale: size of the study: nano, mini, mini-real or base.
+        scale: size of the study: nano, mini, mini-real, small, medium or base.
         runs: folder that holds the runs.
         names: print the names alone, one a line.
     """
@@ -50,7 +50,7 @@ def show_row(name: str, /, scale: str = "nano", stages: bool = False, runs: Path
 
     Args:
         name: row of the registry, such as t5/6-corruption-rate/15.
-        scale: size of the study: nano, mini, mini-real or base.
+        scale: size of the study: nano, mini, mini-real, small, medium or base.
         stages: show the stages of training instead: what each starts from, its steps and its folder.
         runs: folder that holds the runs, for the steps that are saved.
     """
@@ -87,7 +87,7 @@ def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
     Args:
         name: row of the registry.
         other: row to compare with; by default the paper's baseline, or the first row of another table.
-        scale: size of the study: nano, mini, mini-real or base.
+        scale: size of the study: nano, mini, mini-real, small, medium or base.
     """
     other = other or baseline_of(find_one(name).name)
     changed = diff(build(other, scale), build(name, scale))
@@ -115,7 +115,7 @@ def report_command(arguments: Sequence[str]) -> None:
 
         Args:
             pattern: shell-style pattern over rows and tables.
-            scale: size of the study: nano, mini, mini-real or base.
+            scale: size of the study: nano, mini, mini-real, small, medium or base.
             runs: one or more folders that hold runs, gs:// included; the report goes into the first.
             watch: write it again whenever a run makes progress, until interrupted.
         """

@@ -33,7 +33,7 @@ from lm.settings import SettingError
 class Options:
     """What lm run and lm sweep take besides settings."""
 
-    scale: str = "nano"  # size of the study: nano, mini, mini-real or base
+    scale: str = "nano"  # size of the study: nano, mini, mini-real, small, medium or base
     runs: Path = RUNS  # folder that holds the runs
     # resume although these changed since a run was started: settings,vocabulary,data,code,packages
     allow: str = ""

@@ -38,7 +38,7 @@ class PlanOptions:
     topology: str = "v5e:4x4"  # generation and shape of the slice: v4, v5e, v5p, v6e, tpu7x; as v5p:4x4x8
     # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data takes the remaining devices
     mesh: str = ""
-    scale: str = "base"  # size of the study: nano, mini, mini-real or base
+    scale: str = "base"  # size of the study: nano, mini, mini-real, small, medium or base
     size: str = ""  # a published model's size in place of the scale's, such as t5-11b
     search: bool = False  # compile likely meshes, rematerialisations, micro-batches; recommend the fastest
     price: float = 0.0  # of a chip-hour [dollars]; 0: unknown

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 TOKENS = 4_096  # of a batch on each device, padding included
-PROGRAM = 40_000  # tokens that a small model reads while a program is compiled: padding may cost as much
+PROGRAM = 200_000  # tokens that a small model reads while a program is compiled: padding may cost as much
 MOST = 8  # programs, whatever padding costs
 
 
