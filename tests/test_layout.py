@@ -49,7 +49,6 @@ FLOORS = 6  # modules in the longest chain of imports within experiments
 LONGEST_FILE, LONGEST_FUNCTION = 340, 50  # lines
 WIDEST = 6  # parameters
 REPEATED = 24  # public names
-LINES = 22_900
 FORBIDDEN = {
     "lm.data": {"jax", "flax"},
     "lm.metrics": {"jax", "flax"},
@@ -190,7 +189,6 @@ def numbers() -> dict[str, tuple[int, int]]:
         "parameters of the widest function": (max(map(parameters, of)), WIDEST),
         "top-level names in two modules or more": (len(repeated()), REPEATED),
         "formatter suppressions": (sum("fmt: " + "skip" in path.read_text() for path in FILES), 0),
-        "lines of Python, without tests": (sum(len(path.read_text().splitlines()) for path in FILES), LINES),
     }
 
 
