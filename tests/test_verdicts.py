@@ -26,7 +26,8 @@ TOKENS = {
 
 def task(name: str, value: float, measure: str) -> dict:
     metrics = {measure: value, "loss": 1.0}
-    kind = {"column": name, "metric": "em", "measure": measure, "step": 9, "chance": 0.0, "rows": EXAMPLES}
+    chance = 0.0 if measure == "bits_above_chance" else None
+    kind = {"column": name, "metric": "em", "measure": measure, "step": 9, "chance": chance, "rows": EXAMPLES}
     return kind | {"score": value, "metrics": metrics}
 
 
@@ -150,6 +151,13 @@ def test_a_column_whose_rows_differ_by_less_than_three_deviations_is_shown_and_n
     assert all("not averaged" in cell.text for cell in scoreboard.measures(noisy)["signal-to-noise"])
 
 
+def test_a_column_whose_baseline_is_not_surely_above_chance_is_not_averaged(tmp_path):
+    evidence = study(tmp_path, levels=LEVELS | {"baseline": 0.0})
+    assert [column.name for column in evidence.kept] == ["restore"]
+    assert evidence.signals["cloze"] > 3
+    assert "of chance: not averaged" in scoreboard.measures(evidence)["signal-to-noise"][0].text
+
+
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):
     evidence = study(tmp_path)
     cloze, restore = evidence.kept
@@ -168,7 +176,9 @@ def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):
     difference = evidence.difference(NAMES[1], NAMES[0], "updates")
     assert difference.by_examples.shape == (5, 10_000)
     assert np.allclose(difference.by_examples, 0, atol=1e-9), "all rows find the same examples hard"
-    values, error = evidence.of_baseline(evidence.kept[0])
+    cloze = evidence.kept[0]
+    values = [*evidence.finished.samples(cloze)[BASE].values()]
+    error = np.mean(values) / evidence.from_chance(cloze)
     seeds = np.std(values, ddof=1) / 5**0.5
     bits = np.random.default_rng(0).normal(size=EXAMPLES)
     assert error == pytest.approx(np.hypot(seeds, bits.std() / EXAMPLES**0.5), rel=0.03)

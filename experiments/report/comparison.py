@@ -17,6 +17,7 @@ from experiments.study.t5.claims import Claim, claims
 from lm.settings import SettingError
 
 SIGNAL = 3.0  # spread of the rows over the deviation of repeats: a column below that is not averaged
+FROM_CHANCE = 3.0  # of the baseline: nor is one whose baseline guesses [standard errors]
 Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was recorded -> lines of (step, value)
 MARGIN = 2.0  # deviations of a repeat: a smaller difference the paper's own rule would not have shown
 Word = Literal[
@@ -93,8 +94,17 @@ class Evidence:
         """``complain`` is called with each file that is damaged, whose examples do not count."""
         self.finished, self.complain = finished, complain
         self.signals = {column.name: finished.signal(column) for column in finished.columns}
-        self.kept = [c for c in finished.columns if (self.signals[c.name] or 0.0) >= SIGNAL]
         self.deviations = {c.name: finished.deviation(c) or 1.0 for c in finished.columns}  # unknown: 1
+
+    @cached_property
+    def kept(self) -> list[Measured]:
+        """The columns that are averaged: they tell rows apart, and the baseline does not guess."""
+        return [column for column in self.finished.columns if self._is_kept(column)]
+
+    def _is_kept(self, column: Measured) -> bool:
+        from_chance = self.from_chance(column)
+        is_learned = from_chance is None or from_chance >= FROM_CHANCE
+        return is_learned and (self.signals[column.name] or 0.0) >= SIGNAL
 
     @cached_property
     def growth(self) -> dict[str, dict[int, Growth]]:
@@ -156,13 +166,16 @@ class Evidence:
             for key, seeds in self.growth.items()
         }
 
-    def of_baseline(self, column: Measured) -> tuple[list[float], float]:
-        """A column of the baseline's seeds, and the standard error of their mean by seeds and examples."""
+    def from_chance(self, column: Measured) -> float | None:
+        """How much better than chance the baseline is, in standard errors by seeds and examples, if known."""
         base = self.finished.key(self.finished.baseline)
         values, noise = self.finished.samples(column)[base], self._by_examples[column.name].get(base, {})
         by_examples = np.var(np.mean([*noise.values()], axis=0)) if noise else 0.0
         by_seeds = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
-        return [*values.values()], float(np.sqrt(by_examples + by_seeds))
+        error = float(np.sqrt(by_examples + by_seeds))
+        if column.chance is None or not values or not error:
+            return None
+        return column.better * (mean(values.values()) - column.chance) / error
 
     @property
     def repeats(self) -> float:

@@ -9,7 +9,16 @@ import numpy as np
 
 from experiments.console import Cell, Sheet
 from experiments.report.columns import FRAMES, UNITS, Measured, Score
-from experiments.report.comparison import MARGIN, SIGNAL, Evidence, Finished, Verdict, Verdicts, perplexities
+from experiments.report.comparison import (
+    FROM_CHANCE,
+    MARGIN,
+    SIGNAL,
+    Evidence,
+    Finished,
+    Verdict,
+    Verdicts,
+    perplexities,
+)
 from experiments.report.statistics import LEVEL, power
 from experiments.runs.result import Result
 from experiments.study.experiment import Row
@@ -145,15 +154,15 @@ def _signal(evidence: Evidence, column: Measured) -> Cell:
     signal = evidence.signals[column.name]
     if signal is None:
         return Cell("unknown")
-    return Cell(f"{signal:.1f}" + f", below {SIGNAL:g}: not averaged" * (column not in evidence.kept))
+    if column in evidence.kept:
+        return Cell(f"{signal:.1f}")
+    why = f"below {SIGNAL:g}" if signal < SIGNAL else f"within {FROM_CHANCE:g} s.e. of chance"
+    return Cell(f"{signal:.1f}, {why}: not averaged")
 
 
 def _from_chance(evidence: Evidence, column: Measured) -> Cell:
-    """In standard errors, by seeds and by examples."""
-    values, error = evidence.of_baseline(column)
-    if column.chance is None or not values or not error:
-        return Cell()
-    return Cell(f"{column.better * (mean(values) - column.chance) / error:+z.1f} s.e.")
+    from_chance = evidence.from_chance(column)
+    return Cell() if from_chance is None else Cell(f"{from_chance:+z.1f} s.e.")
 
 
 def verdict_sheet(verdicts: Verdicts) -> Sheet | None:
