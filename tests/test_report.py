@@ -163,14 +163,17 @@ def test_every_set_of_tables_has_a_report_of_its_own(tmp_path, pattern, folder):
 def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_path):
     folder = finish(tmp_path, NAMES[0], 0, 1.0)
     (folder / "finetuning/cloze/member-0").mkdir()
-    shutil.copy(folder / "finetuning/cloze/metrics.jsonl", folder / "finetuning/cloze/member-0")
+    points = [{"step": step, "kind": "eval", "score": 2} for step in (1, 2)]
+    (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(seal_lines(points))
     (folder / "finetuning/cloze/predictions/cloze/ensemble.jsonl").write_text(
         seal_lines([{"prediction": "together"}])
     )
     path = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0"
     rescore(folder, phases={"cloze/member-0": path})
     found = results(REGISTRY[NAMES[0]], "nano", tmp_path)
-    assert curves(found, pytest.fail) == {"cloze: score": [[(1, 2)]]}
+    assert curves(found, pytest.fail) == {"cloze: mean of scores": [[(1, 2), (2, 2)]]}
+    (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(seal_lines(points[:1]))
+    assert curves(found, pytest.fail) == {}, "one point is no line"
     assert "together" in samples("cloze", 2, found[0])
 
 

@@ -68,6 +68,9 @@ def axis_of(table: Table, scale: str) -> dict[str, float]:
     return {name: dict(leaves(build(name, scale)))[path] for name in names}
 
 
+NEAR_CHANCE = 0.05  # on both sides of chance, at least so much is shown [bits]
+
+
 class Panel(NamedTuple):
     """Scores of rows that are drawn beside each other."""
 
@@ -139,6 +142,8 @@ def _draw_below(axis: Axes, panel: Panel, rows: Sequence[Row]) -> None:
     axis.margins(x=0.1)
     if panel.chance is not None:
         axis.axvline(panel.chance, color="gray", linestyle=":")
+        axis.update_datalim([(panel.chance + side, 0) for side in (-NEAR_CHANCE, NEAR_CHANCE)])
+        axis.autoscale_view(scaley=False)
 
 
 def _draw_against(axis: Axes, panel: Panel, setting: Mapping[str, float]) -> None:
@@ -151,6 +156,7 @@ def _draw_against(axis: Axes, panel: Panel, setting: Mapping[str, float]) -> Non
         axis.axhline(score.mean, color=f"C{2 + i}", linestyle=("--", ":", "-.")[i % 3], label=row.label)
     if panel.chance is not None:
         axis.axhline(panel.chance, color="gray", linestyle=":")
+        axis.update_datalim([(1, panel.chance + side) for side in (-NEAR_CHANCE, NEAR_CHANCE)], updatex=False)
     ticks = list(setting.values())
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{x:.3g}" if x < 1000 else f"{x:,}" for x in ticks], rotation=45)

@@ -68,6 +68,7 @@ def results(
 def curves(runs: Iterable[Result], complain: Complain) -> Curves:
     """The losses of pre-training and the scores of fine-tuning, a line for each seed and ensemble member.
 
+    What was recorded once only has no line.
     ``complain`` is called with each file that is damaged, which gives no line.
     """
     drawn: dict[str, list] = {}
@@ -83,7 +84,7 @@ def curves(runs: Iterable[Result], complain: Complain) -> Curves:
                 for value in values:
                     points = [(line.get("step"), line.get(value)) for line in lines]
                     points = [point for point in points if all(map(_is_plotted, point))]
-                    drawn.setdefault(title, []).extend([points] if points else [])
+                    drawn.setdefault(title, []).extend([points] if len(points) > 1 else [])
     return {title: lines for title, lines in drawn.items() if lines}
 
 
@@ -93,7 +94,7 @@ def watched(stage: str) -> Mapping[str, tuple[str, ...]]:
         return {}
     group, pretrains = group_of(stage)
     if not pretrains:
-        return {f"{group}: score": ("eval", "score")}
+        return {f"{group}: mean of scores": ("eval", "score")}
     train, held_out = "pre-training loss [nats/token]", "held-out loss [nats/token]"
     content, frequent = "content loss, and without context [nats]", "predictions that are a frequent piece"
     losses = {train: ("train", "loss"), held_out: ("eval", "loss")}

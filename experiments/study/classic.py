@@ -65,7 +65,7 @@ ROWS = {
         "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
         "no-pretraining": BERT | {"pretraining.steps": 0},
     },
-    # lm sweep gpt --scale nano: 4 rows, 4 min; mean of tasks 21.9 (llama) to 24.6 (base), which is chance
+    # lm sweep gpt --scale nano: 4 rows, half a minute to a minute each; tasks near chance
     ("gpt", "Decoders"): {
         "base": GPT,
         "post-norm": GPT | {"model.residual": "post-norm"},
