@@ -45,24 +45,27 @@ _hints = functools.cache(typing.get_type_hints)  # a table of rows is built of t
 
 def change(config: T, path: str, value: Any) -> T:
     """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if there is none."""
-    head, _, rest = path.partition(".")
-    names = [field.name for field in dataclasses.fields(config)]
-    if head not in names:
-        raise SettingError(f"{type(config).__name__} has no setting {head!r}{nearest(head, names)}")
-    if rest:
-        if not dataclasses.is_dataclass(getattr(config, head)):
-            raise SettingError(f"setting {head!r} is a single value and has no part {rest!r}")
-        value = change(getattr(config, head), rest, value)
-    else:
-        value = _checked(path, value, _hints(type(config))[head])
-    return dataclasses.replace(config, **{head: value})
+    return changes(config, {path: value})
 
 
 def changes(config: T, new: Mapping[str, Any]) -> T:
-    """``change`` for every path of ``new``, in order."""
+    """A copy with all settings of ``new`` replaced at once: those that depend on each other may change."""
+    names = [field.name for field in dataclasses.fields(config)]
+    values: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for path, value in new.items():
-        config = change(config, path, value)
-    return config
+        head, _, rest = path.partition(".")
+        if head not in names:
+            raise SettingError(f"{type(config).__name__} has no setting {head!r}{nearest(head, names)}")
+        if rest:
+            if not dataclasses.is_dataclass(getattr(config, head)):
+                raise SettingError(f"setting {head!r} is a single value and has no part {rest!r}")
+            parts.setdefault(head, {})[rest] = value
+        else:
+            values[head] = _checked(path, value, _hints(type(config))[head])
+            parts.pop(head, None)
+    values |= {head: changes(values.get(head, getattr(config, head)), part) for head, part in parts.items()}
+    return dataclasses.replace(config, **values)
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

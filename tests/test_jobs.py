@@ -79,7 +79,8 @@ def test_jobs_score_what_one_process_does_and_a_run_that_fails_leaves_the_others
         assert ran.returncode == jobs - 1, ran.stdout + ran.stderr
     assert "3 to go, 2 at once" in ran.stdout and "6-corruption-rate/10 failed" in ran.stdout
     assert found[1].keys() == {"baseline", "10", "50"} and None not in found[1].values()
-    assert found[2] == {row: loss for row, loss in found[1].items() if row != "10"}
+    others = {row: loss for row, loss in found[1].items() if row != "10"}
+    assert found[2] == pytest.approx(others, rel=1e-5)  # other numbers of threads add in another order
 
 
 def test_a_worker_that_is_killed_fails_alone_and_another_takes_its_place():

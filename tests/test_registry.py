@@ -21,6 +21,7 @@ from experiments.study.registry import REGISTRY, baseline_of, build, find, find_
 from experiments.study.scales import SCALES
 from experiments.study.t5.scores import COLUMNS
 from experiments.study.t5.tables import TABLES
+from lm.data.objectives import OBJECTIVES
 from lm.settings import SettingError, change, comments, diff, from_json, leaves, to_json
 
 PAPER = Path(__file__).parents[1].parent / "shared" / "t5" / "tables.json"
@@ -219,6 +220,19 @@ def test_the_stages_of_a_run_are_listed_with_what_each_starts_from_and_what_is_s
         "documentation-words",
         "documentation-sentences",
     ]
+
+
+def test_settings_that_depend_on_each_other_change_in_any_order():
+    pair = {"pretraining.save_every": 20, "pretraining.evaluate_every": 10}
+    for new in (pair, dict(reversed(pair.items()))):
+        training = build("t5/1-baseline/baseline", "nano", new).pretraining
+        assert (training.save_every, training.evaluate_every) == (20, 10)
+    with pytest.raises(SettingError, match=r"save_every=20 should be a multiple of .*evaluate_every=50"):
+        build("t5/1-baseline/baseline", "nano", {"pretraining.save_every": 20})
+    whole = {"objective.rate": 0.3, "objective": OBJECTIVES["prefix-lm"]}
+    assert build("t5/1-baseline/baseline", "nano", whole).objective == OBJECTIVES["prefix-lm"]
+    part = {"objective": OBJECTIVES["bert-style"], "objective.rate": 0.3}
+    assert build("t5/1-baseline/baseline", "nano", part).objective.rate == 0.3
 
 
 def test_the_help_names_every_scale(capsys):

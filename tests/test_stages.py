@@ -24,7 +24,8 @@ from lm.train.config import CheckpointConfig
 from lm.train.log import records
 
 BASELINE = "t5/1-baseline/baseline"
-START = {"start.steps": 3}
+UPDATES = {"pretraining.steps": 200}
+START, NO_START = {"start.steps": 3}, {"start.steps": 0}
 SMALL = SCALES["nano"] | TINY | START | {"pretraining.steps": 8, "finetuning.steps": 2}
 SMALL |= {"tuning.mixtures": ("cloze",), "finetuning.save_every": 1, "finetuning.log_every": 1}
 SMALL |= {"tuning.branches": (0.125, 1.0)}
@@ -69,7 +70,7 @@ def test_the_start_and_what_follows_it_depend_on_all_that_shapes_it(changes):
 
 @pytest.mark.parametrize("name", ["bert/base", "electra/base", "t5/1-baseline/no-pretraining"])
 def test_encoders_and_what_is_not_pretrained_have_no_start_and_lie_where_they_lay(name):
-    with_start, without = (stages(build(name, "nano", new)) for new in (START, {}))
+    with_start, without = (stages(build(name, "nano", new)) for new in (START, NO_START))
     assert [stage.folder for stage in with_start] == [stage.folder for stage in without]
     assert not any(stage.is_start for stage in with_start)
 
@@ -81,15 +82,20 @@ def test_members_of_an_ensemble_start_as_single_runs_of_their_seeds_do():
 
 
 def test_branches_are_fine_tunings_from_one_pretraining_that_does_not_depend_on_them():
+    tasks = ("cloze", "follows")
     (main, *_), (same, *tuned) = (
-        stages(build(BASELINE, "nano", {"tuning.mixtures": ("cloze", "follows"), "tuning.branches": shares}))
+        stages(
+            build(
+                BASELINE, "nano", UPDATES | NO_START | {"tuning.mixtures": tasks, "tuning.branches": shares}
+            )
+        )
         for shares in ((1.0,), (0.125, 0.5, 1.0))
     )
     assert (main.folder, main.decisive) == (same.folder, same.decisive)
     assert (main.branch_steps, same.branch_steps) == ((200,), (25, 100, 200))
     assert [(stage.name, str(stage.folder), stage.parent_step) for stage in tuned] == [
         (name, f"finetuning/{name}", step)
-        for task in ("cloze", "follows")
+        for task in tasks
         for name, step in ((task, 200), (f"at-0.5/{task}", 100), (f"at-0.125/{task}", 25))
     ]
     assert all(stage.parent == same for stage in tuned)
@@ -111,7 +117,7 @@ def test_shares_that_make_no_sense_are_refused(shares):
 
 def test_branches_that_are_one_or_whose_checkpoint_is_gone_are_refused_before_anything_starts(tmp_path):
     def branches(*shares):
-        changes = {"tuning.branches": shares, "tuning.mixtures": ("cloze",)}
+        changes = UPDATES | NO_START | {"tuning.branches": shares, "tuning.mixtures": ("cloze",)}
         return stages(build(BASELINE, "nano", changes), tmp_path / "run", tmp_path)
 
     main, _, branch = every = branches(0.5, 1.0)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lm.data.objectives import OBJECTIVES, Objective
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
-from lm.settings import SettingError, at_least, change, leaves
+from lm.settings import SettingError, at_least, changes, leaves
 from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
 
 
@@ -207,11 +207,13 @@ def times(factor: float, multiple: int = 1) -> Callable[[int, "Experiment"], int
 
 def apply(experiment: Experiment, new: Changes) -> Experiment:
     """``experiment`` with all of ``new``, in order; a function is called with (old value, experiment)."""
+    values: dict[str, Any] = {}
     for path, value in new.items():
         if callable(value):
+            experiment, values = changes(experiment, values), {}
             value = value(dict(leaves(experiment))[path], experiment)
-        experiment = change(experiment, path, value)
-    return experiment
+        values[path] = value
+    return changes(experiment, values)
 
 
 @dataclass(frozen=True)

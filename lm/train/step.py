@@ -88,7 +88,9 @@ class Steps:
         totals = None
         for batch in batches:
             sums = self.eval(state, self.put(batch))
-            totals = sums if totals is None else jax.tree.map(jnp.add, totals, sums)
+            # The sum before must be there, so that two programs at most are at work: more of them, each on
+            # many CPU devices, may wait for each other's threads until XLA ends the process.
+            totals = sums if totals is None else jax.tree.map(jnp.add, jax.block_until_ready(totals), sums)
         if totals is None:
             return {"tokens": 0.0}
         numbers = {name: (float(total), float(weight)) for name, (total, weight) in totals.items()}
