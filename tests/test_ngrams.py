@@ -115,9 +115,10 @@ def test_tokens_are_drawn_as_often_as_they_follow_the_context():
     assert shares == pytest.approx({(0, 1, 6): 1 / 8, (0, 2, 6): 3 / 8, (1, 0, 0, 6): 1 / 2}, abs=0.05)
 
 
-def test_drawing_ends_at_the_length_and_where_nothing_follows():
+def test_drawing_ends_at_the_end_the_length_and_where_nothing_follows():
     loop = count_ngrams(*flat([[0, 1, 0, 1, 0]]), 2, V)
     assert sample(loop, np.random.default_rng(0), end=6, length=4) == [0, 1, 0, 1]
+    assert sample(count_ngrams(*flat([[0, 6, 1]]), 2, V), np.random.default_rng(0), end=6, length=4) == [0, 6]
     assert sample(count_ngrams(*flat([[3, 4]]), 3, V), np.random.default_rng(0), end=6, length=100) == [3, 4]
     assert sample(count_ngrams(*flat([[3, 3]]), 1, V), np.random.default_rng(0), end=6, length=3) == [3, 3, 3]
 

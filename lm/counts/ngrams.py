@@ -96,8 +96,6 @@ class NGrams:
             number, *rest = np.array(text[len(text) - order + 1 :])[:, None]
             for length, token in enumerate(rest, 2):
                 number = self.find(length, number, token)
-            if number[0] < 0:
-                return
             ends = np.searchsorted(self.keys[order - 2], [number[0] * self.base, (number[0] + 1) * self.base])
             if ends[0] < ends[1]:
                 yield order, slice(*ends.tolist())
