@@ -159,7 +159,7 @@ NOUNS = ("goodness darkness kindness weakness illness sadness thickness boldness
 NAMES = ("Anna Berta Carla Dora Emma Frida Greta Hanna Ida Jana").split()
 ENDINGS = estimate_tagger(
     [
-        [(name, "NAME"), (verb, "VERB"), ("the", "DET"), (noun, "NOUN")]
+        [(name, "PROPN"), (verb, "VERB"), ("the", "DET"), (noun, "NOUN")]
         for name, verb, noun in zip(NAMES, VERBS, NOUNS, strict=True)
     ],
     MarkovConfig(smoothing=0.1),
@@ -171,8 +171,8 @@ def test_an_unknown_word_is_told_by_its_ending_and_its_capital():
         word: ENDINGS.tags[ENDINGS.emissions([word])[0].argmax()]
         for word in ("painted", "coldness", "Klara", "Zzz")
     }
-    assert best == {"painted": "VERB", "coldness": "NOUN", "Klara": "NAME", "Zzz": "NAME"}
-    assert tag(ENDINGS, ["Klara", "painted", "the", "coldness"], 4) == ["NAME", "VERB", "DET", "NOUN"]
+    assert best == {"painted": "VERB", "coldness": "NOUN", "Klara": "PROPN", "Zzz": "PROPN"}
+    assert tag(ENDINGS, ["Klara", "painted", "the", "coldness"], 4) == ["PROPN", "VERB", "DET", "NOUN"]
     assert (ENDINGS.emissions(["zzz"]) > 0).all()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from lm.data.corpora import roles
 from lm.data.corpora.harvest import share
-from lm.data.corpora.roles import LINE, ROLES, role_rows, tagged_lines
+from lm.data.corpora.roles import LENGTHS, ROLES, role_rows, tagged_lines
 
 SOURCE = '''
 """Too short."""
@@ -76,7 +76,7 @@ def test_what_does_not_parse_is_not_ascii_or_depends_on_the_version_of_python_is
 
 
 def test_a_line_that_is_too_long_is_left_out():
-    fits = "x = " + " + ".join("y" for _ in range((LINE.stop - 2) // 2))
+    fits = "x = " + " + ".join("y" for _ in range((LENGTHS.stop - 2) // 2))
     assert len(shown(fits + "\n")) == 1 and shown(fits + " + y\n") == []
 
 
@@ -99,4 +99,4 @@ def test_no_line_is_in_the_set_twice_and_every_role_occurs(splits):
     rows = [row for rows in splits.values() for row in rows]
     assert len({tuple(row["tokens"]) for row in rows}) == len(rows) > 1000
     assert {role for row in rows for role in row["roles"]} == set(range(len(ROLES)))
-    assert all(len(row["tokens"]) == len(row["roles"]) in LINE for row in rows)
+    assert all(len(row["tokens"]) == len(row["roles"]) in LENGTHS for row in rows)

@@ -27,11 +27,11 @@ SOFT = frozenset(keyword.softkwlist) - {"_"}  # keywords only where the syntax t
 LAYOUT = {tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT}
 LITERAL = re.compile(r"[rbuRBU]*['\"]")  # not an f-string, whose tokens differ between Python versions
 STRING = '""'  # stands for every string
-LINE = range(4, 41)  # words of a line
+LENGTHS = range(4, 41)  # words of a line
 # a module is in train if its share is below the first, in validation below the second, else in report
 TRAIN_SHARE, VALIDATION_SHARE = 0.8, 0.9
 
-Place = tuple[int, int]  # line from 1 and column from 0, in ASCII
+Begin = tuple[int, int]  # of a word: line from 1, column from 0
 
 
 def role_rows(packages: Iterable[str] = STDLIB) -> dict[str, list[Row]]:
@@ -68,7 +68,7 @@ def tagged_lines(source: str) -> Iterator[list[tuple[str, str]]]:
         if token.type != tokenize.NEWLINE:
             line += [] if token.type in LAYOUT else [token]
             continue
-        if len(line) in LINE and all(map(_is_plain, line)):
+        if len(line) in LENGTHS and all(map(_is_plain, line)):
             befores = ["", *(token.string for token in line)]
             yield [
                 _tagged(token, before, befores[1], roles)
@@ -77,9 +77,9 @@ def tagged_lines(source: str) -> Iterator[list[tuple[str, str]]]:
         line = []
 
 
-def name_roles(tree: ast.AST) -> dict[Place, str]:
+def name_roles(tree: ast.AST) -> dict[Begin, str]:
     """The role of every name in an expression, and of parameters, by the place where the name begins."""
-    roles: dict[Place, str] = {}
+    roles: dict[Begin, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):  # its parts are walked later and do not replace this
             if isinstance(node.func, ast.Name):
@@ -98,7 +98,7 @@ def name_roles(tree: ast.AST) -> dict[Place, str]:
     return roles
 
 
-def _attribute(node: ast.Attribute) -> Place:
+def _attribute(node: ast.Attribute) -> Begin:
     """Where the name behind the dot begins."""
     assert node.end_lineno is not None and node.end_col_offset is not None
     return node.end_lineno, node.end_col_offset - len(node.attr)
@@ -110,7 +110,7 @@ def _is_plain(token: TokenInfo) -> bool:
     return token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.OP)
 
 
-def _tagged(token: TokenInfo, before: str, first: str, roles: dict[Place, str]) -> tuple[str, str]:
+def _tagged(token: TokenInfo, before: str, first: str, roles: dict[Begin, str]) -> tuple[str, str]:
     """A word and its role; ``before`` is the word in front of it, ``first`` that which begins the line."""
     word = token.string
     if token.type == tokenize.STRING:
