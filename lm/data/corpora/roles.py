@@ -18,10 +18,11 @@ from lm.data.corpora.harvest import STDLIB, files, share
 from lm.data.text.tfds import Row
 
 ROLES = (
-    "keyword number string punctuation operator "
-    "module class function parameter "  # what is imported or defined
-    "call method argument attribute variable value"  # what is used: a variable is assigned to, a value read
-).split()
+    *"keyword number string punctuation operator".split(),
+    *"module class function parameter".split(),  # what is imported or defined
+    # what is used: a variable is assigned to, a value read
+    *"call method argument attribute variable value".split(),
+)
 PUNCTUATION = frozenset("( ) [ ] { } , : . ;".split())
 SOFT = frozenset(keyword.softkwlist) - {"_"}  # keywords only where the syntax tree has no such name
 LAYOUT = {tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT}
