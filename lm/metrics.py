@@ -5,10 +5,11 @@ Where a number is predicted, -1 stands for a text that is none.
 """
 
 import collections
+import math
 import re
 import string
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -161,6 +162,30 @@ def ungrouped(metric: Metric) -> Metric:
 
 
 # Texts
+
+
+class Likelihood(NamedTuple):
+    """The probability that a model gives texts; parts of them may be added up before it is read."""
+
+    nats: float  # minus the log-probability, summed
+    tokens: int  # that were scored
+    words: int  # of the texts, between blanks
+    bytes: int  # of the texts, as UTF-8
+
+    @property
+    def perplexity(self) -> float:
+        """Of a token: comparable between models with one vocabulary."""
+        return math.exp(self.nats / self.tokens)
+
+    @property
+    def word_perplexity(self) -> float:
+        """Comparable whatever the vocabulary, where all models count the end of a text, or none does."""
+        return math.exp(self.nats / self.words)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable whatever the vocabulary, and whatever the writing."""
+        return self.nats / math.log(2) / self.bytes
 
 
 def rouge(kind: str) -> Metric:

@@ -15,10 +15,11 @@ import pytest
 import scipy.stats
 
 from lm.data.corpora import cleaning, corpus, documentation, exercises, harvest
+from lm.data.tasks.labelled import LABELLED
 from lm.data.text import sources
 from lm.settings import SettingError
 
-TASKS = documentation.FEATURES.keys() - {"corpus", "unfiltered"}
+TASKS = documentation.FEATURES.keys() - {"corpus", *documentation.ALONE}
 SOME = (  # packages of the standard library that are rich in prose and quick to read
     "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random "
     "smtplib"
@@ -263,3 +264,18 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
         least = (900, 150, 700) if task == "first-sentence" else (2_500, 450, 2_000)
         for split, rows in zip(("train", "validation", "report"), least, strict=True):
             assert len(stored(task, split, tmp_path)) >= rows, (task, split)
+
+
+def test_tagged_code_is_written_alone_and_read_as_a_labelled_task(tmp_path, monkeypatch):
+    monkeypatch.setattr(documentation, "EVALUATED", {"validation": 50, "report": 70})
+    documentation.prepare_sets(tmp_path, name="roles", packages=["asyncio", "email", "numpy"])
+    assert [path.name for path in (tmp_path / "tfds" / "documentation").iterdir()] == ["roles"]
+    task = LABELLED["roles"]
+    splits = {split: task.rows(split, tmp_path) for split in ("train", "validation", "report")}
+    assert (len(splits["validation"]), len(splits["report"])) == (50, 70)
+    names = {split: {row["name"] for row in rows} for split, rows in splits.items()}
+    assert names["train"] and not names["train"] & (names["validation"] | names["report"])
+    assert {name.partition(".")[0] for name in set().union(*names.values())} == {"asyncio", "email"}
+    row = splits["train"][0]
+    (words,), roles = task.to_text(row)
+    assert len(words) == len(roles) and task.evaluate([row], [roles])["score"] == 100

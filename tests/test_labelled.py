@@ -30,6 +30,7 @@ DOCUMENTATION = {
     ],
     "stsb": [{"sentence1": "a", "sentence2": "b", "label": i / 2} for i in range(5)],
     "pos": [{"tokens": ["do", "n't", "\\u4e2d", "go" * i], "upos": [3, 9, 0, i]} for i in range(5)],
+    "roles": [{"tokens": ["go" * i, "(", ")"], "roles": [9 + i % 2, 3, 3]} for i in range(1, 6)],
 }
 
 

@@ -24,6 +24,7 @@ ALLOWED = {
     "lm.mesh": set(),
     "lm.metrics": set(),
     "lm.ops": set(),
+    "lm.counts": set(),
     "lm.data": {"lm.metrics"},
     "lm.sharding": {"lm.mesh"},
     "lm.nn": {"lm.ops", "lm.sharding"},
@@ -53,6 +54,7 @@ FORBIDDEN = {
     "lm.data": {"jax", "flax"},
     "lm.metrics": {"jax", "flax"},
     "lm.ops": {"flax"},
+    "lm.counts": {"jax", "flax", "scipy", "sklearn"},
     "lm.settings": {"numpy"},
 }
 

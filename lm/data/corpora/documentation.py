@@ -3,7 +3,7 @@
 ``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks of
 ``exercises`` are made of the corpus's validation and test documents only, and are split by document
 themselves: nothing is seen twice. ``validation`` is the half of their held-out rows by which a checkpoint is
-chosen, ``report`` the half on which it is then scored.
+chosen, ``report`` the half on which it is then scored. ``roles`` is made of the standard library's code.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from lm.data.corpora.exercises import makers, word_groups
 from lm.data.corpora.harvest import DEFAULT, STDLIB, Document, harvest, share, unfiltered
+from lm.data.corpora.roles import role_rows
 from lm.data.text import sources
 from lm.data.text.tfds import Corrupt, Row, serialized
 from lm.settings import SettingError, nearest
@@ -46,6 +47,7 @@ FEATURES = {
     "next": {"sentences": TEXTS, "following": TEXT, "label": tfds.features.Scalar(np.int64)},
     "restore": {"document": TEXT, "summary": TEXT},
     "unfiltered": {"text": TEXT},
+    "roles": {"tokens": TEXTS, "roles": tfds.features.Sequence(np.int64)},
 }
 # Parts of the corpus, as lists of domains are parts of C4: by a module's package, for their topic and style
 SCIENCE = """
@@ -61,6 +63,13 @@ CORPUS_PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPIC
 
 Splits = Mapping[str, Iterable[Row]]  # rows by split
 Report = Callable[[str], object]  # of a line
+
+
+# sets that are written when they are named, from packages; the others are written all at once
+ALONE: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
+    "unfiltered": lambda packages: by_split(unfiltered(packages)),
+    "roles": lambda packages: at_most(EVALUATED, role_rows({*packages} & {*STDLIB}), "roles"),
+}
 
 
 class DeterministicWriter(ExampleWriter):
@@ -111,15 +120,15 @@ def prepare_sets(
 ) -> Path:
     """cache/tfds/documentation, written first if it is missing; every set appears complete or not at all.
 
-    ``unfiltered`` is written when it is named, the other sets all at once.
+    Those of ALONE are written when they are named, the other sets all at once.
     """
     home = Path(cache) / "tfds" / "documentation"
-    names = [name] if name == "unfiltered" else [key for key in FEATURES if key != "unfiltered"]
+    names = [name] if name in ALONE else [key for key in FEATURES if key not in ALONE]
     folders = [home / key / str(Documentation.VERSION) for key in names]
     if all(folder.exists() for folder in folders):
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
-    sets = {name: by_split(unfiltered(packages))} if name == "unfiltered" else make_sets(harvest(packages))
+    sets = {name: ALONE[name](packages)} if name in ALONE else make_sets(harvest(packages))
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
@@ -130,8 +139,7 @@ def prepare_sets(
         raise SettingError(
             f"{home / name} cannot be written ({why}): make room, or use other --runs"
         ) from error
-    texts = [row["text"] for rows in sets[names[0]].values() for row in rows]
-    report(f"{len(texts)} documents, {sum(map(len, texts)) / 1e6:.1f} MB")
+    report(f"{sum(map(len, sets[names[0]].values())):,} rows of {names[0]}")
     return home
 
 
@@ -172,11 +180,17 @@ def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
     groups = word_groups(row["text"] for row in corpus["train"])
     sets = {"corpus": corpus}
     for name, make in makers(groups).items():
-        sets[name] = {split: [*make(part, random.Random(name))] for split, part in parts.items()}
-        for split, most in EVALUATED.items():
-            rows = sets[name][split]
-            sets[name][split] = random.Random(name).sample(rows, min(len(rows), most))
+        rows = {split: [*make(part, random.Random(name))] for split, part in parts.items()}
+        sets[name] = at_most(EVALUATED, rows, name)
     return sets
+
+
+def at_most(most: Mapping[str, int], splits: Mapping[str, list[Row]], name: str) -> dict[str, list[Row]]:
+    """The splits, with a sample of those that ``most`` names and that have more rows; ``name`` seeds it."""
+    return {
+        split: random.Random(name).sample(rows, min(len(rows), most[split])) if split in most else rows
+        for split, rows in splits.items()
+    }
 
 
 def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm import metrics
+from lm.data.corpora.roles import ROLES
 from lm.data.tasks.benchmarks import ACCEPTABLE, ACCURACY, CLASS, TASKS, TRUTH
 from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.tfds import Corrupt
@@ -150,6 +151,18 @@ _TASKS = (
     multiple_choice("piqa", "piqa", "goal", itemgetter("sol1", "sol2")),
     multiple_choice("codah", "codah", "prompt", itemgetter("endings")),
     LabelledTask("pos", EWT, "GLUE", POS, BY_WORD, "tokens", tokens, labels=UPOS, validation="dev"),
+    LabelledTask(
+        "roles",
+        "documentation/roles",
+        "roles",
+        itemgetter("roles"),
+        BY_WORD,
+        "tokens",
+        tokens,
+        labels=ROLES,
+        report="report",
+        like="GLUE",
+    ),
 )
 
 LABELLED: Mapping[str, LabelledTask] = {task.name: task for task in _TASKS}
