@@ -109,7 +109,9 @@ ODD = [
     "a\tb\nc\u00a0d",
     "the " * 30,
     "x" * 70,
+    "abc",
 ]
+MERGED = [*TEXTS, "ab ab bc bc bc"] * 50  # of a, b and c the last two are merged first
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +121,13 @@ def falling_back(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def merging(tmp_path_factory):
-    return train_sentencepiece(TEXTS * 50, 60, tmp_path_factory.mktemp("bpe") / "spiece.model", kind="bpe")
+    return train_sentencepiece(MERGED, 60, tmp_path_factory.mktemp("bpe") / "spiece.model", kind="bpe")
 
 
 @pytest.fixture(scope="module")
 def merging_falling_back(tmp_path_factory):
     path = tmp_path_factory.mktemp("bpe") / "spiece.model"
-    return train_sentencepiece(TEXTS * 50, 60 + 256, path, "bytes", "bpe")
+    return train_sentencepiece(MERGED, 60 + 256, path, "bytes", "bpe")
 
 
 @pytest.mark.parametrize("model", ["spiece", "falling_back", "merging", "merging_falling_back"])
