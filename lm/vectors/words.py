@@ -72,7 +72,7 @@ def load_word_vectors(path: Path) -> WordVectors:
         raise DataError(
             f"{path} is missing or damaged: it does not fit its checksum; train the vectors again"
         )
-    with np.load(path, allow_pickle=False) as file:
+    with np.load(path) as file:
         return WordVectors(tuple(file["words"].tolist()), file["centres"], file["contexts"])
 
 
