@@ -16,16 +16,17 @@ from test_benchmarks import TEXT, prepare
 from test_vocabulary import TEXTS
 from toy import damages
 
-from experiments.runs.prepare import find_vocabulary
+from experiments.runs.prepare import find_vocabulary, fingerprints
+from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from lm.data import batches
 from lm.data.corpora import corpus, crawl
 from lm.data.text import sources, tokens
 from lm.data.text import tfds as rows
 from lm.data.text.own import Bytes
-from lm.data.text.vocabulary import UNK
+from lm.data.text.vocabulary import TRAINED_KINDS, UNK
 from lm.files import complete, is_sealed, seal, unseal, write_sealed
-from lm.settings import DataError, SettingError, change
+from lm.settings import DataError, SettingError, change, changes
 
 MINE = [f"text {i} " + "words and more words " * (i % 7) for i in range(40)]
 
@@ -251,6 +252,21 @@ def test_vocabularies_with_and_without_byte_fallback_lie_beside_each_other(tmp_p
     assert UNK not in falling_back.encode("75%")
     with pytest.raises(SettingError, match="data.vocabulary_size=301"):  # so many word pieces the text lacks
         find_vocabulary(experiment, tmp_path, print)
+
+
+@pytest.mark.parametrize("kind", TRAINED_KINDS)
+def test_a_vocabulary_of_each_kind_is_trained_on_the_corpus_that_it_names(kind, tmp_path):
+    for name, texts in {"a": TEXTS, "b": [text.upper() for text in TEXTS]}.items():
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(texts))
+    new = {"data.corpus": f"text:{tmp_path / 'a.txt'}", "data.vocabulary_size": 45, "tuning.mixtures": ()}
+    own = changes(Experiment(), new | {"data.vocabulary": kind})
+    named = change(own, "data.vocabulary", f"{kind}:text:{tmp_path / 'b.txt'}")
+    vocabularies = [find_vocabulary(experiment, tmp_path, print) for experiment in (own, named)]
+    assert all(vocabulary.path.name.startswith(f"{kind}-45-") for vocabulary in vocabularies)
+    for vocabulary, known, unknown in zip(vocabularies, ("fox", "FOX"), ("FOX", "fox"), strict=True):
+        assert UNK not in vocabulary.encode(known) and UNK in vocabulary.encode(unknown)
+    splits = [fingerprints(stages(experiment)[0], tmp_path) for experiment in (own, named)]
+    assert set(splits[1]) - set(splits[0]) == {"vocabulary train"}
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):

@@ -30,6 +30,7 @@ ALLOWED = {
     "lm.nn": {"lm.ops", "lm.sharding"},
     "lm.train": {"lm.nn", "lm.ops", "lm.sharding", "lm.mesh"},
     "lm.evaluate": {"lm.nn", "lm.ops", "lm.sharding", "lm.mesh", "lm.data.tasks", "lm.metrics"},
+    "lm.vectors": set(),
     "lm.convert": {"lm.nn", "lm.ops", "lm.sharding", "lm.mesh"},
     "lm.data.text": set(),
     "lm.data.corpora": {"lm.data.text"},

@@ -109,7 +109,9 @@ ODD = [
     "a\tb\nc\u00a0d",
     "the " * 30,
     "x" * 70,
+    "abc",
 ]
+MERGED = [*TEXTS, "ab ab bc bc bc"] * 50  # of a, b and c the last two are merged first
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,18 @@ def falling_back(tmp_path_factory):
     return train_sentencepiece(TEXTS * 50, 28 + 256, tmp_path_factory.mktemp("t5") / "spiece.model", "bytes")
 
 
-@pytest.mark.parametrize("model", ["spiece", "falling_back"])
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory):
+    return train_sentencepiece(MERGED, 60, tmp_path_factory.mktemp("bpe") / "spiece.model", kind="bpe")
+
+
+@pytest.fixture(scope="module")
+def merging_falling_back(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bpe") / "spiece.model"
+    return train_sentencepiece(MERGED, 60 + 256, path, "bytes", "bpe")
+
+
+@pytest.mark.parametrize("model", ["spiece", "falling_back", "merging", "merging_falling_back"])
 @pytest.mark.parametrize("kind", FRAMES)
 def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, model, tmp_path, request):
     own = SentencePiece(request.getfixturevalue(model), 4)
@@ -141,7 +154,7 @@ def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, 
         own.sep,
     ]
     assert again.size == own.size and again.num_sentinels == 4
-    if model == "falling_back":
+    if model.endswith("falling_back"):
         for text in TEXTS + ODD:
             ids = own.encode(text)
             assert theirs.decode(ids) == again.decode(ids) == own.decode(ids)

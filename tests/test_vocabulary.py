@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lm.data.text import own as vocabularies
 from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
+from lm.data.text.published import open_vocabulary
 from lm.data.text.tokens import encode_corpus
 from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK
 from lm.settings import SettingError
@@ -32,6 +33,38 @@ def test_bytes_give_back_any_text(text):
     vocabulary = Bytes(100)
     assert vocabulary.decode(vocabulary.encode(text)) == text
     assert vocabulary.encode_batch([text])[0].tolist() == vocabulary.encode(text)
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory):
+    return train_sentencepiece(TEXTS, 60, tmp_path_factory.mktemp("vocabulary") / "bpe.model", kind="bpe")
+
+
+def test_pairs_are_merged_in_the_order_of_their_counts(tmp_path):
+    """Of the paper's corpus low x 5, lower x 2, newest x 6, widest x 3: first e+s and s+t, then est."""
+    words = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3
+    path = train_sentencepiece([" ".join(words)], 3 + 11 + 3, tmp_path / "bpe.model", kind="bpe")
+    pieces = [*SentencePiece(path, 0).ids]
+    assert len(pieces[3:6]) == 3 and pieces[3] in ("es", "st") and pieces[4] == "est" and pieces[5] == "lo"
+    assert SentencePiece(path, 0).processor.encode("lowest", out_type=str)[-1] == "est"
+
+
+def test_merged_pairs_give_back_their_texts_as_another_vocabulary_with_sentinels(merging, model, tmp_path):
+    vocabulary = SentencePiece(merging, 100)
+    assert vocabulary.size == 160 and vocabulary.mask == 159
+    assert [vocabulary.decode(ids) for ids in vocabulary.encode_batch(TEXTS)] == TEXTS
+    assert vocabulary.fingerprint != SentencePiece(model, 100).fingerprint
+    again = train_sentencepiece(list(TEXTS), 60, tmp_path / "again.model", kind="bpe")
+    assert again.read_bytes() == merging.read_bytes()
+
+
+def test_a_misspelt_vocabulary_is_refused_with_the_nearest():
+    with pytest.raises(
+        SettingError, match="data.vocabulary=bep:documentation is unknown; did you mean 'bpe'"
+    ):
+        open_vocabulary("bep:documentation", 100, 512)
+    with pytest.raises(SettingError, match="did you mean 'unigram'"):
+        open_vocabulary("unigrm", 100, 512)
 
 
 def test_sentencepiece_gives_back_its_texts(model):

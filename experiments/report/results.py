@@ -15,6 +15,7 @@ from experiments.runs.result import Result, check_settings, read_result
 from experiments.runs.stages import group_of, is_main
 from experiments.study.experiment import Changes, Experiment, Row
 from experiments.study.registry import build, by_hand, run_folder
+from lm.data.text.vocabulary import TRAINED_KINDS
 from lm.files import unseal_lines
 from lm.settings import DataError, SettingError
 
@@ -143,10 +144,10 @@ def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any
     data = experiment.data
     kind, _, corpus = data.vocabulary.partition(":")
     vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels)
-    if kind == "unigram":
+    if kind in TRAINED_KINDS:
         tasks = experiment.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
         texts = (corpus or data.corpus, data.corrupt_records, tasks)
-        vocabulary = (*texts, data.vocabulary_size, data.sentinels)
+        vocabulary = (kind, *texts, data.vocabulary_size, data.sentinels)
     folders = run.phase_folders()
     for stage in run.phases:
         if stage not in folders:

@@ -27,7 +27,7 @@ from lm.data.text.published import open_vocabulary
 from lm.data.text.sources import Documents, Joined, left_out
 from lm.data.text.tfds import StoredRows
 from lm.data.text.tokens import Tokens, encode_corpus
-from lm.data.text.vocabulary import EOS, PAD, Vocabulary
+from lm.data.text.vocabulary import EOS, PAD, TRAINED_KINDS, Vocabulary
 from lm.files import is_sealed
 from lm.settings import SettingError
 
@@ -127,7 +127,7 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
 def vocabulary_corpus(experiment: Experiment) -> str:
     """The corpus that ``data.vocabulary`` names to be trained on; "" if it names none."""
     kind, _, named = experiment.data.vocabulary.partition(":")
-    return named if kind == "unigram" else ""
+    return named if kind in TRAINED_KINDS else ""
 
 
 def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
@@ -148,7 +148,8 @@ def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
 def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
     """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
     data = experiment.data
-    if data.vocabulary.partition(":")[0] != "unigram":
+    kind = next((kind for kind in TRAINED_KINDS if kind == data.vocabulary.partition(":")[0]), None)
+    if kind is None:
         return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
     name = vocabulary_corpus(experiment) or data.corpus
     corpus = documents(name, "train", cache, data.corrupt_records)
@@ -157,12 +158,12 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     bytes_ = [data.unknown] * (data.unknown == "bytes")
     ingredients = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
-    path = cache / "vocabulary" / f"unigram-{data.vocabulary_size}-{key}.model"
+    path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.model"
     if not is_sealed(path):
         texts_of = name + " and the tasks" * bool(tasks)
-        say(f"training a vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
+        say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
         texts = [text for task, rows in tasks.items() for row in rows for text in TASKS[task].to_text(row)]
-        train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path, data.unknown)
+        train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path, data.unknown, kind)
     return SentencePiece(path, data.sentinels)
 
 

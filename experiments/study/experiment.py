@@ -23,10 +23,11 @@ class DataConfig:
     # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
     corpus: str = "tfds:c4/en"
     repeats: int = 0  # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
-    vocabulary: str = "unigram"  # unigram[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
-    vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a unigram vocabulary is trained on
+    # unigram[:CORPUS] or bpe[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
+    vocabulary: str = "unigram"
+    vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a vocabulary is trained on
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
-    # what a trained unigram vocabulary writes for a character it lacks; the bytes are 256 of its pieces
+    # what a trained vocabulary writes for a character it lacks; the bytes are 256 of its pieces
     unknown: Literal["unk", "bytes"] = "unk"
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]

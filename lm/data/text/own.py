@@ -21,7 +21,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, Vocabulary
+from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, TrainedKind, Vocabulary
 from lm.files import write_sealed
 from lm.settings import SettingError
 
@@ -33,7 +33,8 @@ ROOM = 10  # a smaller vocabulary has no room for characters that the text lacks
 LONGEST_LINE = 1_000  # the trainer drops lines of more than 4,192 bytes [characters]
 THREADS = 2  # of encoding; the trainer is faster with one
 Unknown = Literal["unk", "bytes"]  # what stands for a character without a piece: <unk>, or those of its bytes
-BYTE_PIECE = 6  # the type of a piece that stands for a byte, in sentencepiece_model.proto
+# types of a piece, in sentencepiece_model.proto: of text, and one that stands for a byte
+TEXT_PIECE, BYTE_PIECE = 1, 6
 MODEL = "vocabulary.model"  # its name where a vocabulary is saved
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
@@ -124,7 +125,11 @@ class SentencePiece(Own):
         sentinels = [f"<extra_id_{k}>" for k in reversed(range(self.num_sentinels))]
         pieces = [(piece.piece, piece.score) for piece in model.pieces] + [(name, 0.0) for name in sentinels]
         has_bytes = any(piece.type == BYTE_PIECE for piece in model.pieces)
-        tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=UNK, byte_fallback=has_bytes))
+        table: models.Model = models.Unigram(pieces, unk_id=UNK, byte_fallback=has_bytes)
+        if model.trainer_spec.model_type == model.trainer_spec.BPE:
+            ids, unk = {piece: token for token, (piece, _) in enumerate(pieces)}, pieces[UNK][0]
+            table = models.BPE(ids, _merges(model), unk_token=unk, fuse_unk=True, byte_fallback=has_bytes)
+        tokenizer = tokenizers.Tokenizer(table)
         # What sentencepiece does with blanks: none at the ends, one between words, one in front.
         steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
         if charsmap := model.normalizer_spec.precompiled_charsmap:
@@ -206,8 +211,21 @@ def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
     return processor
 
 
-def train_sentencepiece(texts: Iterable[str], size: int, path: Path, unknown: Unknown = "unk") -> Path:
-    """Train a unigram model of ``size`` pieces on a sample of ``texts`` and ``write_sealed`` it.
+def _merges(model: Any) -> list[tuple[str, str]]:
+    """The pairs of pieces that make a piece, of a BPE model: of the piece with the best score first."""
+    ranked = sorted(
+        (piece for piece in model.pieces if piece.type == TEXT_PIECE), key=lambda piece: -piece.score
+    )
+    known = {piece.piece for piece in ranked}
+    texts = [piece.piece for piece in ranked]
+    splits = ((text[:cut], text[cut:]) for text in texts for cut in range(1, len(text)))
+    return [pair for pair in splits if known.issuperset(pair)]
+
+
+def train_sentencepiece(
+    texts: Iterable[str], size: int, path: Path, unknown: Unknown = "unk", kind: TrainedKind = "unigram"
+) -> Path:
+    """Train a model of ``size`` pieces on a sample of ``texts`` and ``write_sealed`` it.
 
     The same texts give the same model. As in T5, normalisation is nmt_nfkc and unknown characters have id 2;
     94 required characters cover all of ASCII. With ``unknown="bytes"`` 256 of the pieces are bytes, by which
@@ -215,7 +233,7 @@ def train_sentencepiece(texts: Iterable[str], size: int, path: Path, unknown: Un
     """
     model, bytes_ = io.BytesIO(), 256 if unknown == "bytes" else 0
     settings: dict[str, Any] = {
-        "model_type": "unigram",
+        "model_type": kind,
         "vocab_size": size,
         "num_threads": 1,
         "minloglevel": 2,

@@ -15,8 +15,8 @@ import sentencepiece
 import tokenizers
 
 from lm.data.text.own import MODEL, TOKENIZER_CONFIG, Bytes, SentencePiece, read_sentencepiece
-from lm.data.text.vocabulary import BLANK, MASK, Vocabulary
-from lm.settings import SettingError, parse_json, read_object
+from lm.data.text.vocabulary import BLANK, MASK, TRAINED_KINDS, Vocabulary
+from lm.settings import SettingError, nearest, parse_json, read_object
 
 SPELLINGS = {  # what a special token is for, and its usual spellings
     "pad": ("[PAD]", "<pad>"),
@@ -184,6 +184,9 @@ def open_vocabulary(source: str | Path, sentinels: int, vocab_size: int) -> Voca
         return Bytes(sentinels)
     if path.is_dir() and not (path / MODEL).exists():
         return find_tokenizer(path, vocab_size)
+    kind = str(source).partition(":")[0]
+    if not path.exists() and kind.isalpha():  # no path: a kind, misspelt
+        raise SettingError(f"data.vocabulary={source!s} is unknown{nearest(kind, (*TRAINED_KINDS, 'bytes'))}")
     return SentencePiece(path / MODEL if path.is_dir() else path, sentinels)
 
 

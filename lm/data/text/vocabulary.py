@@ -3,13 +3,16 @@
 import abc
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 PAD, EOS, UNK = 0, 1, 2  # ids in our own vocabularies, as in T5
 MASK = "[MASK]"  # how a user writes the mask, however the vocabulary spells it
 BLANK = "\u2581"  # how SentencePiece writes the blank before a word
+# kinds that are trained here: the likeliest pieces of a text [Kudo 2018], merged pairs [Sennrich et al. 2016]
+TrainedKind = Literal["unigram", "bpe"]
+TRAINED_KINDS: tuple[TrainedKind, ...] = get_args(TrainedKind)
 STOPS = (".", "?", "!")  # end a sentence
 
 
