@@ -25,6 +25,8 @@ PARAMETER_AXES: dict[str, str | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "state": "fsdp",
+    "gates": None,  # of recurrent layers: whole on each device
     "layers": None,
     "norm": None,
     "buckets": None,
@@ -46,6 +48,7 @@ ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "layers": None,
     "embed": None,
     "kv": None,
+    "gates": None,
     "dropped": None,
     # where a look-up in a table leaves its rows, before they change places:
     "batch_of_features": ("slice", "data"),

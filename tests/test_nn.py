@@ -93,6 +93,10 @@ CONFIGS |= {
     "bilinear": replace(TINY, scores="bilinear"),
     "adapters": replace(TINY, adapter_width=4),
 }
+CONFIGS |= {
+    f"{mixer} encoder-decoder": replace(TINY, mixer=mixer, mixer_width=12, positions="none")
+    for mixer in ("rnn", "gru", "lstm", "window", "none")
+}
 DECODERS = [name for name, config in CONFIGS.items() if config.has_decoder]
 
 

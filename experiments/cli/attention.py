@@ -37,6 +37,8 @@ def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("atte
         )
     trained = open_run(run, stages_of(run), mixture)
     maps, ids = attention_maps(trained, trained.encode(text))
+    if not maps:
+        raise SettingError(f"{run} has no attention to draw: model.mixer={trained.config.mixer!r}")
     labels = {side: [_label(trained.vocabulary, token) for token in tokens] for side, tokens in ids.items()}
     draw_heads(maps, labels, out)
     sizes = (f"{len(layers)} layers of {layers.shape[1]} heads ({name})" for name, layers in maps.items())

@@ -216,6 +216,7 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
         kernel = {"auto": max(queries, keys) > SHORT, "flash": True}.get(model.attention, False)
         return 0 if kernel and not model.sparsity.random_blocks else queries * keys
 
-    encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs))] * model.has_encoder
-    most = max(scores(targets, targets), scores(targets, inputs) * model.has_encoder)
+    attends = model.mixer == "attention"  # else only across
+    encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs) * attends)] * model.has_encoder
+    most = max(scores(targets, targets) * attends, scores(targets, inputs) * model.has_encoder)
     return encoder + [(model.num_decoder_layers, targets, most)] * model.has_decoder

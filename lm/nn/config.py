@@ -15,6 +15,7 @@ from lm.settings import SettingError, at_least
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
+MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
@@ -115,7 +116,7 @@ class SpecialTokens:
 
 _AT_LEAST_1 = """
     vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads num_key_value_heads
-    relative_buckets max_length
+    relative_buckets max_length mixer_window
 """.split()
 
 
@@ -128,6 +129,13 @@ class ModelConfig:
     num_encoder_layers: int = 12  # blocks of the encoder; unused without one [layers]
     num_decoder_layers: int = 12  # blocks of the decoder; unused without one [layers]
     d_model: int = 768  # width of the residual stream [features]
+    # what mixes the positions of a row: attention, a recurrent layer (Elman's, GRU, LSTM), the concatenated
+    # last tokens (Bengio et al. 2003), or nothing; cross-attention stays attention
+    mixer: MixerName = "attention"
+    mixer_width: int | None = (
+        None  # of a recurrent state or a window's hidden layer; None: d_model [features]
+    )
+    mixer_window: int = 3  # tokens that a window reads, the current one included, to each side [tokens]
     d_ff: int = 3_072  # width of the feed-forward layer [features]
     d_kv: int = 64  # width of one attention head [features]
     num_heads: int = 12  # attention heads [heads]
@@ -180,6 +188,7 @@ class ModelConfig:
         self._check_heads()
         self._check_positions()
         self._check_attention()
+        self._check_mixer()
         self._check_stacks()
 
     def _check_heads(self) -> None:
@@ -227,6 +236,26 @@ class ModelConfig:
                 "choose 'auto'"
             )
 
+    def _check_mixer(self) -> None:
+        """What only attention has, and what has one direction."""
+        if self.mixer_width is not None:
+            at_least(self, "model.", mixer_width=1)
+        if self.mixer == "attention":
+            return
+        mixer = f"model.mixer={self.mixer!r}"
+        if self.positions in ("rotary", "alibi") or self.positions.startswith("relative"):
+            raise SettingError(
+                f"{mixer} has no scores for model.positions={self.positions!r}: choose 'none', 'learned' or "
+                "'sinusoidal'"
+            )
+        if self.sparsity != SparsityConfig():
+            raise SettingError(f"{mixer} has no mask for model.sparsity={self.sparsity}: leave it as it is")
+        if self.mixer != "none" and self.architecture in ("prefix-decoder", "shared-encoder-decoder"):
+            raise SettingError(
+                f"{mixer} reads either both ways or only back, model.architecture={self.architecture!r} does "
+                "both: choose 'decoder', 'encoder' or 'encoder-decoder'"
+            )
+
     def _check_stacks(self) -> None:
         """An encoder and a decoder that differ, or that share their parameters."""
         if self.encoder != SideConfig():
@@ -260,6 +289,11 @@ class ModelConfig:
     @property
     def key_value_heads(self) -> int:
         return self.num_key_value_heads or self.num_heads
+
+    @property
+    def state_width(self) -> int:
+        """Features of a recurrent state, or of a window's hidden layer."""
+        return self.mixer_width or self.d_model
 
     @property
     def embed_width(self) -> int:

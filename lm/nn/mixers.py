@@ -1,5 +1,7 @@
 """Mixers: the layers by which the positions of a row exchange information, such as attention."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.kernels import attend
 from lm.nn.layers import Keep, Linear, normal, param, scaled
+from lm.nn.recurrent import Recurrent
 from lm.nn.view import View
 from lm.ops.attention import SCORE_SCALES, attention_weights, bilinear
 from lm.ops.positions import rotate
@@ -19,16 +22,16 @@ from lm.sharding import constrain
 class Mixer(Protocol):
     """What a block needs of such a layer: a state space model would be one too."""
 
-    def __call__(self, x: Array, view: View, carry: Carry | None, keep: Keep) -> tuple[Array, Carry]:
+    def __call__(self, x: Array, view: View, carry: Carry | None, keep: Keep, /) -> tuple[Array, Carry]:
         """[B,T,D] from x [B,T,D], and the carry for the tokens that follow; None if ``carry`` is None."""
 
-    def empty(self, rows: int, slots: int) -> Carry:
+    def empty(self, rows: int, slots: int, /) -> Carry:
         """The carry of ``rows`` [B] before the first token, of up to ``slots``; leaves [B,...].
 
         Beams repeat and reorder the rows of all leaves without knowing what they are.
         """
 
-    def dropped(self, length: int) -> dict[str, tuple[int, ...]]:
+    def dropped(self, length: int, /) -> dict[str, tuple[int, ...]]:
         """Shapes of the dropout masks of a row of ``length``, by names that are unique within a block."""
 
 
@@ -146,4 +149,80 @@ class Attention(Projections):
         return query if self.bilinear is None else bilinear(query, self.bilinear[...].astype(x.dtype))
 
 
-MIXERS: dict[str, type[Attention]] = {"attention": Attention}  # a new mixer is one more entry
+class LastTokens(nnx.Module):
+    """tanh(W [x_(t-n+1); ...; x_t] + b): a ``Mixer`` of the last n = ``mixer_window`` tokens.
+
+    With it and no feed-forward layer after it a model is that of Bengio et al. 2003, whose window counts the
+    target too. Each place of the window has its own rows of W. An encoder's window reaches as far ahead, so
+    that it has 2n-1 places. Places outside of a position's segment are 0.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, both_ways: bool):
+        self.config = config
+        self.ahead = config.mixer_window - 1 if both_ways else 0
+        inner, width = (self._back + 1 + self.ahead) * config.d_model, config.state_width
+        self.hidden = Linear(replace(config, bias=True), rngs, (inner, width), ("embed", "mlp"), inner**-0.5)
+        shape = (width, config.d_model)
+        plain = width == config.d_model
+        self.out = None if plain else Linear(config, rngs, shape, ("mlp", "embed"), width**-0.5)
+
+    def __call__(self, x: Array, view: View, carry: Array | None, _keep: Keep) -> tuple[Array, Array | None]:
+        """[B,T,D] of x [B,T,D], and the last n-1 inputs [B,n-1,D] up to its last token."""
+        length, before = x.shape[1], self.empty(len(x), 0) if carry is None else carry
+        x = constrain(x, "batch", "key_length", "embed")
+        seen = jnp.pad(jnp.concatenate([before, x], axis=1), ((0, 0), (0, self.ahead), (0, 0)))
+        places = [seen[:, place : place + length] for place in range(self._back + 1 + self.ahead)]
+        if view.segments is not None:
+            ids = jnp.pad(view.segments, ((0, 0), (self._back, 0)), mode="edge")  # what is carried is ours
+            ids = jnp.pad(ids, ((0, 0), (0, self.ahead)))
+            same = [ids[:, place : place + length] == view.segments for place in range(len(places))]
+            places = [jnp.where(mask[:, :, None], each, 0) for mask, each in zip(same, places, strict=True)]
+        hidden = jnp.tanh(self.hidden(jnp.concatenate(places, axis=-1)))
+        hidden = hidden if self.out is None else self.out(hidden)
+        return hidden, None if carry is None else self._after(seen, view, length)
+
+    def empty(self, rows: int, _slots: int) -> Array:
+        """Zeros [B,n-1,D]."""
+        return jnp.zeros((rows, self._back, self.config.d_model), self.config.dtype)
+
+    def dropped(self, _length: int) -> dict[str, tuple[int, ...]]:
+        """No masks: the block drops out what the mixer gives."""
+        return {}
+
+    @property
+    def _back(self) -> int:
+        return self.config.mixer_window - 1
+
+    def _after(self, seen: Array, view: View, length: int) -> Array:
+        """The last inputs [B,n-1,D] of ``seen`` [B,n-1+T,D], of rows whose padding follows their tokens."""
+        if view.segments is None:
+            return seen[:, length:]
+        place = (view.segments > 0).sum(1)[:, None] + jnp.arange(self._back)[None, :]
+        return jnp.take_along_axis(seen, place[:, :, None], axis=1)
+
+
+class Nothing(nnx.Module):
+    """A ``Mixer`` that mixes nothing: each position keeps to itself."""
+
+    def __call__(self, x: Array, _view: View, carry: Carry | None, _keep: Keep) -> tuple[Array, Carry]:
+        """Zeros [B,T,D] to add to x [B,T,D]."""
+        return jnp.zeros_like(x), carry
+
+    def empty(self, _rows: int, _slots: int) -> Carry:
+        """Nothing is remembered."""
+        return ()
+
+    def dropped(self, _length: int) -> dict[str, tuple[int, ...]]:
+        """No masks."""
+        return {}
+
+
+# By model.mixer; of the settings, random keys, and whether the stack reads both ways.
+MIXERS: dict[str, Callable[[ModelConfig, nnx.Rngs, bool], Mixer]] = {
+    "attention": lambda config, rngs, both_ways: Attention(config, rngs),
+    "rnn": Recurrent,
+    "gru": Recurrent,
+    "lstm": Recurrent,
+    "window": LastTokens,
+    "none": lambda config, rngs, both_ways: Nothing(),
+}

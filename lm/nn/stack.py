@@ -15,7 +15,7 @@ from jax import Array
 from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Adapter, Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
-from lm.nn.mixers import MIXERS, Attention
+from lm.nn.mixers import MIXERS, Attention, Mixer
 from lm.nn.view import View
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
@@ -27,7 +27,8 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
         self.config = config
         self.attention_norm = Norm(config, config.d_model)
-        self.attention = MIXERS["attention"](config, rngs)
+        # The name stands in checkpoints, whichever mixer it is.
+        self.attention: Mixer = MIXERS[config.mixer](config, rngs, config.reads_both_ways(crosses))
         own_bias = config.positions == "relative-per-layer"
         self.relative = RelativeBias(config, rngs, config.reads_both_ways(crosses)) if own_bias else None
         self.cross_norm = Norm(config, config.d_model) if crosses else None
@@ -74,15 +75,16 @@ class Block(nnx.Module):
             shapes |= {"cross": (config.num_heads, 1, encoded_length), "cross_out": out}
         return shapes
 
-    def weights(self, x: Array, view: View) -> tuple[Array, Array | None]:
-        """float32 [B,N,T,S] of self-attention and, where there is any, of cross-attention, from x [B,T,D]."""
+    def weights(self, x: Array, view: View) -> tuple[Array | None, Array | None]:
+        """float32 [B,N,T,S] of self- and of cross-attention, where there is such, from x [B,T,D]."""
         start, view = x, self._with_bias(view)
         h = self._sublayer_input(start, x, self.attention_norm)
-        seen = self.attention.key_value(h, view.positions)
-        weights = self.attention.weights(h, seen, view)
+        weights = None
+        if isinstance(self.attention, Attention):
+            weights = self.attention.weights(h, self.attention.key_value(h, view.positions), view)
         if view.encoded is None:
             return weights, None
-        x = self._add(x, self.attention.read(h, seen, view, None), self.attention_norm, None)
+        x = self._add(x, self.attention(h, view, None, {})[0], self.attention_norm, None)
         h = self._sublayer_input(start, x, self.cross_norm)
         return weights, self.cross.weights(h, self.cross.key_value(view.encoded, None), View(view.cross_mask))
 
@@ -192,8 +194,11 @@ class Stack(nnx.Module):
         last, inputs = self._run(step, self._first_input(x, types, view, None), None, view)
         return jnp.concatenate([inputs, last[None]])
 
-    def weights(self, hidden: Array, view: View) -> tuple[Array, Array | None]:
-        """Attention weights float32 [layers,B,N,T,S], of self- and of cross-attention, from ``hidden``."""
+    def weights(self, hidden: Array, view: View) -> tuple[Array | None, Array | None]:
+        """Attention weights float32 [layers,B,N,T,S], of self- and of cross-attention, from ``hidden``.
+
+        None where a stack has no such attention.
+        """
 
         def step(block, _, x, view):
             return None, block.weights(x, view)

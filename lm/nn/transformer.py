@@ -85,12 +85,15 @@ class Transformer(nnx.Module):
         return {side: states for side, (_, states, _) in self._traced(batch).items()}
 
     def attention(self, batch: Batch) -> dict[str, Array]:
-        """``{"encoder", "decoder", "cross": float32 [layers,B,N,T,S]}``: attention weights of each head."""
-        weights = {}
+        """``{"encoder", "decoder", "cross": float32 [layers,B,N,T,S]}``: attention weights of each head.
+
+        Stacks with another mixer have none of their own.
+        """
+        weights: dict[str, Array | None] = {}
         for side, (stack, states, view) in self._traced(batch).items():
-            weights[side], cross = stack.weights(states, view)
-            weights |= {} if cross is None else {"cross": cross}
-        return weights
+            own, cross = stack.weights(states, view)
+            weights |= {side: own, "cross": cross}
+        return {name: each for name, each in weights.items() if each is not None}
 
     def _traced(self, batch: Batch) -> dict[str, tuple[Stack, Array, View]]:
         """Each side's stack, its hidden states [layers+1,B,T,D], and what it saw."""
@@ -160,7 +163,7 @@ class Transformer(nnx.Module):
         view = step_view(self.config, cache.length, cache.slots, self.decoder.relative, count)
         if lengths is not None:  # padding is at position 0, since a table of positions may end before it
             inside = jnp.arange(count)[None, :] < lengths[:, None]
-            view = view._replace(positions=jnp.where(inside, view.positions, 0))
+            view = view._replace(positions=jnp.where(inside, view.positions, 0), segments=inside * 1)
         view = view._replace(cross_mask=cache.cross_mask, slot=cache.length)
         x, carry = self.decoder(self.embed(tokens), None, view, None, cache.carry, cache.crossed)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))

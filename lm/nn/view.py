@@ -28,6 +28,7 @@ class View(NamedTuple):
     bias: AnyBias = None
     layer_bias: Callable[[RelativeBias], Array | Bias] | None = None  # where each block has its own table
     positions: Array | None = None  # int32 [B|1,T] of queries and keys
+    segments: Array | None = None  # int32 [B,T], 0: padding; None: each row is one text
     everywhere: Array | None = None  # bool [B,T]: global positions (Longformer) with their own projections
     everything: AnyMask = None  # bool [B|1,T,S]: what those see, that is, all but padding and other segments
     encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
@@ -66,6 +67,7 @@ def full_view(
         masks=tuple(map(lay_out, masks)),
         **_biases(config, relative, not causal or config.architecture == "prefix-decoder", lay_out),
         positions=positions,
+        segments=segments,
         everywhere=everywhere if sparsity.projections == "separate" else None,
         everything=lay_out(everything),
     )

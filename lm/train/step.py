@@ -149,6 +149,8 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
     for field, axis in axes.items():
         for side in (model, model.encoder_side):
             sharding.check_division(f"model.{field}", getattr(side, field), {axis: sizes[axis]})
+    if model.mixer_width is not None:
+        sharding.check_division("model.mixer_width", model.mixer_width, {"fsdp": sizes["fsdp"]})
     if microbatches < 1 or batch_size % microbatches:
         raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
     what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"

@@ -1,8 +1,10 @@
 """How much arithmetic a step takes, and how much the devices could do."""
 
 import jax
+from flax import nnx
 
 from lm.nn.config import ModelConfig
+from lm.nn.mixers import MIXERS
 
 # bfloat16 products without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
 # device_kind
@@ -37,6 +39,11 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         heads, groups = side.num_heads * side.d_kv, side.key_value_heads * side.d_kv
         return 2 * side.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
 
+    def mixing(side, positions, both_ways):  # others than attention multiply each position by their matrices
+        if side.mixer == "attention":
+            return attention(side, positions, positions)
+        return positions * _numbers_of_matrices(side, both_ways)
+
     def mlp(side):
         matrices = 3 if side.mlp.startswith("gated") else 2
         return side.d_model * (side.d_ff * matrices + 2 * side.adapter_width)
@@ -45,9 +52,15 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     words = 0 if config.logits == "none" else config.vocab_size
     products = (targets if config.has_decoder else inputs) * config.embed_width * words
     if config.has_decoder:
-        products += config.num_decoder_layers * (attention(config, targets, targets) + targets * mlp(config))
+        products += config.num_decoder_layers * (mixing(config, targets, False) + targets * mlp(config))
     if config.has_encoder:
-        products += config.num_encoder_layers * (attention(encoder, inputs, inputs) + inputs * mlp(encoder))
+        products += config.num_encoder_layers * (mixing(encoder, inputs, True) + inputs * mlp(encoder))
     if config.has_encoder and config.has_decoder:
         products += config.num_decoder_layers * attention(config, targets, inputs)
     return 6.0 * rows * products
+
+
+def _numbers_of_matrices(config: ModelConfig, both_ways: bool) -> int:
+    """Of one layer's mixer."""
+    mixer = jax.eval_shape(lambda: MIXERS[config.mixer](config, nnx.Rngs(params=0), both_ways))
+    return sum(leaf.size for leaf in jax.tree.leaves(mixer) if leaf.ndim == 2)

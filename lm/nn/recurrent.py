@@ -1,0 +1,101 @@
+"""Recurrent mixers: an Elman network, GRU and LSTM, one way in a decoder, both ways in an encoder.
+
+Flax's cells are not used: they begin with a segment only where a row does, and multiply each position's
+input by itself, where here one product serves all.
+"""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from lm.nn.config import ModelConfig
+from lm.nn.layers import Keep, Linear, along, normal, param, product
+from lm.nn.view import View
+from lm.ops.recurrence import CELLS, RecurrentCell, States, Weights, flow_of, recur
+from lm.sharding import constrain
+
+
+class Direction(nnx.Module):
+    """One way through a row, with h = ``mixer_width`` features and G gates: G*h*(h+D+1) parameters.
+
+    One bias per gate, as the equations have it; torch has two, which add up. Only where GRU's reset gate
+    multiplies a product of the state is the second (``state_bias`` [h]) one more set of parameters.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        cell, d_model, width = CELLS[config.mixer], config.d_model, config.state_width
+        columns = cell.gates * width
+        # Each device has whole rows of gates: split, it would wait for the others at each position.
+        self.input = param(normal(rngs, (d_model, columns), d_model**-0.5), "embed", "gates")
+        self.state = param(normal(rngs, (width, columns), width**-0.5), "state", "gates")
+        bias = jnp.zeros((columns,), jnp.float32)
+        if config.mixer == "lstm":  # forgets little at first (Jozefowicz et al. 2015)
+            bias = bias.at[width : 2 * width].set(1.0)
+        self.bias = param(bias, "gates")
+        self.state_bias = param(jnp.zeros((width,), jnp.float32), "gates") if config.mixer == "gru" else None
+
+    def __call__(self, x: Array, segments: Array | None, state: States) -> States:
+        """The states [T,B,h] after each position of x [B,T,D], time first; ``state`` [B,h] is that before."""
+        x = constrain(x, "batch", "key_length", "embed").swapaxes(0, 1)
+        inputs = product(x, self.input[...].astype(x.dtype))
+        inputs += along(self.bias[...], inputs)
+        # Gathered here, before the loop, not at each position.
+        kernel = constrain(self.state[...].astype(x.dtype), "kv", "gates")
+        weights = Weights(kernel, self._state_bias())
+        return recur(self._cell, weights, inputs, state, None if segments is None else flow_of(segments))
+
+    def empty(self, rows: int) -> States:
+        """Zeros [B,h]: what is remembered before the first token."""
+        return (jnp.zeros((rows, self.config.state_width), jnp.float32),) * self._cell.states
+
+    @property
+    def _cell(self) -> RecurrentCell:
+        return CELLS[self.config.mixer]
+
+    def _state_bias(self) -> Array | None:
+        """[G*h]: 0 for the reset and update gates of GRU, which have a bias already."""
+        if self.state_bias is None:
+            return None
+        return jnp.pad(self.state_bias[...], (2 * self.config.state_width, 0))
+
+
+class Recurrent(nnx.Module):
+    """A ``Mixer`` that reads a row position by position; a step of decoding costs the same at each.
+
+    A causal one of width D shows its states as they are. Otherwise they are projected to D features: both
+    directions of an encoder side by side, [2h], so that a direction is as wide there as in a decoder, and
+    each feature of the output may read both. Nothing is dropped out between positions (Zaremba et al. 2014).
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, both_ways: bool):
+        self.config = config
+        self.forward = Direction(config, rngs)
+        self.backward = Direction(config, rngs) if both_ways else None
+        width = config.state_width * (1 + both_ways)
+        shape = (width, config.d_model)
+        plain = width == config.d_model and not both_ways
+        self.out = None if plain else Linear(config, rngs, shape, ("gates", "embed"), width**-0.5)
+
+    def __call__(
+        self, x: Array, view: View, carry: States | None, _keep: Keep
+    ) -> tuple[Array, States | None]:
+        """[B,T,D] of x [B,T,D], and the state after its last token."""
+        state = self.empty(len(x), 0) if carry is None else carry
+        states = self.forward(x, view.segments, state)
+        hidden = states[0].swapaxes(0, 1)
+        if self.backward is not None:
+            segments = None if view.segments is None else view.segments[:, ::-1]
+            after = self.backward(x[:, ::-1], segments, self.backward.empty(len(x)))
+            hidden = jnp.concatenate([hidden, after[0].swapaxes(0, 1)[:, ::-1]], axis=-1)
+        hidden = hidden.astype(x.dtype)
+        hidden = hidden if self.out is None else self.out(hidden)
+        return hidden, None if carry is None else tuple(array[-1] for array in states)
+
+    def empty(self, rows: int, _slots: int) -> States:
+        """The state [B,h] before the first token, of any number of ``slots``."""
+        return self.forward.empty(rows)
+
+    def dropped(self, _length: int) -> dict[str, tuple[int, ...]]:
+        """No masks: the block drops out what the mixer gives."""
+        return {}
