@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from experiments.cli.arguments import FLAT
 from experiments.console import CONSOLE, listing
-from experiments.runs.stages import stages_of
+from experiments.runs.stages import Stage, stages_of
 from lm import files
 from lm.settings import SettingError, parse_json
 
@@ -47,11 +47,46 @@ def likelihood(
         file: lines to score; - reads standard input.
         out: file for the results as JSON lines, in the order of the file.
     """
+    texts, stages = texts_of(file), stages_of(run)
+    counts = any(stage.kind == "count" for stage in stages)
+    results = by_counts(stages[0], texts, scoring) if counts else by_network(run, stages, texts, scoring)
+    for result in results:
+        result["bits_per_byte"] = bits_per_byte([result])
+    if out is not None:
+        files.write(out, "".join(json.dumps(result) + "\n" for result in results).encode())
+    show_likelihoods(texts, results)
+
+
+def by_counts(stage: Stage, texts: Sequence[tuple[str, str]], scoring: Scoring) -> list[dict[str, Any]]:
+    """Log-probability, tokens and bytes of each continuation by n-grams; a context begins a document."""
+    from experiments.runs.counted import counts_of, texts_as_counted
+    from experiments.runs.prepare import stored_vocabulary
+    from lm.counts.ngrams import token_log_probs
+
+    if stage.settings.counts.model != "ngram":
+        raise SettingError(
+            f"{stage.folder}: counts.model={stage.settings.counts.model!r} is no language model"
+        )
+    vocabulary = stored_vocabulary(stage.folder, stage.settings)
+    contexts = [vocabulary.encode(context) for context, _ in texts]
+    scored = [[*vocabulary.encode(text), *[vocabulary.eos] * scoring.end] for _, text in texts]
+    tokens, offsets = texts_as_counted([a + b for a, b in zip(contexts, scored, strict=True)])
+    log_probs = token_log_probs(counts_of(stage), tokens, offsets)
+    ends = zip(offsets[1:].tolist(), scored, texts, strict=True)
+    return [
+        {"log_prob": log_probs[end - len(ids) : end].sum(), "tokens": len(ids), "bytes": len(text.encode())}
+        for end, ids, (_, text) in ends
+    ]
+
+
+def by_network(
+    run: Path, stages: Sequence[Stage], texts: Sequence[tuple[str, str]], scoring: Scoring
+) -> list[dict[str, Any]]:
+    """Log-probability, tokens and bytes of each continuation."""
     from experiments.runs.trained import open_run
     from lm.evaluate.likelihood import continuation_log_probs
 
-    texts = texts_of(file)
-    trained = open_run(run, stages_of(run), scoring.mixture)
+    trained = open_run(run, stages, scoring.mixture)
     masking, pairs, owners = masking_of(trained), [], []
     for number, (context, continuation) in enumerate(texts):
         found = list(pairs_of(trained, context, continuation, scoring))
@@ -64,11 +99,7 @@ def likelihood(
     for number, log_prob, (_, scored) in zip(owners, log_probs, pairs, strict=True):
         results[number]["log_prob"] += log_prob
         results[number]["tokens"] += len(scored)
-    for result in results:
-        result["bits_per_byte"] = bits_per_byte([result])
-    if out is not None:
-        files.write(out, "".join(json.dumps(result) + "\n" for result in results).encode())
-    show_likelihoods(texts, results)
+    return results
 
 
 def texts_of(file: Path) -> list[tuple[str, str]]:

@@ -13,9 +13,8 @@ from rich.markup import escape
 from experiments.cli.arguments import FLAT
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.runs import origin
-from experiments.runs.prepare import rows_of
+from experiments.runs.prepare import rows_of, stored_vocabulary
 from experiments.runs.stages import Stage, cache_of, load_settings, stages_of
-from experiments.runs.vocabularies import stored_vocabulary
 from lm import files
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask
@@ -86,7 +85,9 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     teams = [team_of(folder, name, mixture) for name in named_tasks(names)]
     references = [rows.of(task, prepared) for task, _ in teams]
     for (task, team), examples in zip(teams, references, strict=True):
-        if isinstance(task, LabelledTask):
+        if team[0].kind == "count":
+            answers = answers_by_counts(team[0], examples)
+        elif isinstance(task, LabelledTask):
             answers = answers_by_head(task, team[0], examples)
         else:
             answers = answers_in_words([opened(stage) for stage in team], task, examples, width)
@@ -118,7 +119,7 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
         teams.setdefault(stage.group, []).append(stage)
     default = next((group for group in tuned if group in teams), "")
     team = chosen(folder, {stage.name: [stage] for stage in stages} | teams, wanted or default)
-    head = team[0].on[0] if team[0].kind == "head" else None
+    head = team[0].on[0] if team[0].on and team[0].kind in ("head", "count") else None
     if head == name:
         return LABELLED[name], team[:1]
     if head is None and writes and name in TASKS:
@@ -139,6 +140,13 @@ def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> li
     vocabulary = stored_vocabulary(stage.folder, experiment)
     asked = questions(experiment, vocabulary, mesh, task, rows, 0)
     return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).put)
+
+
+def answers_by_counts(stage: Stage, rows: Sequence[Row]) -> list[Any]:
+    """The classes of the words of each row, by a tagger."""
+    from experiments.runs.counted import counts_of, tagged_by
+
+    return tagged_by(counts_of(stage), stage, rows)
 
 
 def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:

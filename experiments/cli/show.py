@@ -10,12 +10,13 @@ from rich.markup import escape
 from experiments.cli.arguments import FLAT, first_word, named_settings, option, parse
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.report.results import results
-from experiments.runs.stages import Stage
+from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.experiment import Experiment
 from experiments.study.registry import baseline_of, build, find, find_one, run_folder, tables
 from lm.settings import comments, diff, leaves
-from lm.train import manifest
+
+STARTS = {"count": "no counts"}  # kind of a stage without a parent -> what it starts from
 
 
 def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, names: bool = False) -> None:
@@ -70,12 +71,12 @@ def show_stages(stages: Sequence[Stage], title: str) -> None:
     """A line for each stage: what it is trained on, what it starts from, its steps and its folder."""
     grid = listing("stage", "trained on", "starts from", "steps", "saved", "folder", title=title)
     for stage in stages:
-        corpus = stage.kind == "pretrain" and stage.settings.mixing.pretraining != "tasks"
+        corpus = not stage.on or (stage.kind == "pretrain" and stage.settings.mixing.pretraining != "tasks")
         data = ", ".join((stage.settings.data.corpus, *stage.on) if corpus else stage.on)
-        parent = stage.parent.name if stage.parent else "random parameters"
+        parent = stage.parent.name if stage.parent else STARTS.get(stage.kind, "random parameters")
         if stage.parent and stage.parent_step != stage.parent.training.steps:
             parent += f", step {stage.parent_step:,}"
-        saved = max(manifest.steps(stage.folder / "checkpoints"), default=0)
+        saved = max(saved_steps(stage.folder), default=0)
         counts = (f"{number:,}" for number in (stage.training.steps, saved))
         grid.add_row(stage.name, escape(data), parent, *counts, str(stage.folder))
     CONSOLE.print(grid)

@@ -55,8 +55,9 @@ def check(
         check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
     check_heads(experiment)
     check_mixing(experiment)
+    check_counts(experiment)
     architecture, tuning = experiment.model.architecture, experiment.tuning
-    tunes = experiment.finetuning.steps > 0
+    tunes = experiment.finetuning.steps > 0 and experiment.counts.model == "none"
     if tunes and tuning.mixtures:
         check_architecture(architecture, writes=True)
         check_size(experiment.finetuning.batch_size)
@@ -181,6 +182,31 @@ def check_mixing(experiment: Experiment) -> None:
     if team > 1 and tuning.heads:
         raise SettingError(
             f"ensemble.members={team} answer in words: tuning.heads={tuning.heads} should be ()"
+        )
+
+
+def check_counts(experiment: Experiment) -> None:
+    """SettingError if there is nothing to count, or held-out documents are asked of no language model."""
+    counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
+    if experiment.data.held_out_documents and (architecture != "decoder" or experiment.objective.has_inputs):
+        raise SettingError(
+            f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
+            f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm"
+        )
+    if counts == "none":
+        return
+    if (team := experiment.ensemble.members) > 1 or experiment.mixing.pretraining != "corpus":
+        raise SettingError(
+            f"counts.model={counts!r} needs ensemble.members=1, not {team}, and mixing.pretraining='corpus', "
+            f"not {experiment.mixing.pretraining!r}"
+        )
+    if counts == "ngram" and experiment.finetuning.steps and (tuning.mixtures or tuning.heads):
+        raise SettingError("counts.model='ngram' is not tuned on tasks: set finetuning.steps to 0")
+    kinds = {name: find_labelled(name).kind for name in tuning.heads}
+    if counts == "tagger" and (tuning.mixtures or set(kinds.values()) != {"tokens"}):
+        raise SettingError(
+            f"counts.model='tagger' needs tuning.mixtures=() and tuning.heads that tag words, such as roles, "
+            f"not {tuning.mixtures} and {tuning.heads}"
         )
 
 

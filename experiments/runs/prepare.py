@@ -7,8 +7,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
+from experiments.runs import origin
 from experiments.runs.stages import Stage, stages
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
@@ -21,19 +22,23 @@ from lm.data.supervised import Example, Mixed, Unsupervised
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Scored, Task
+from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
 from lm.data.text.published import open_vocabulary
 from lm.data.text.sources import Documents, Joined, left_out
 from lm.data.text.tfds import StoredRows
 from lm.data.text.tokens import Tokens, encode_corpus
 from lm.data.text.vocabulary import EOS, PAD, TRAINED_KINDS, Vocabulary
-from lm.files import is_sealed
+from lm.files import is_sealed, write
+from lm.metrics import Likelihood
 from lm.settings import SettingError
 
 Say = Callable[[str], object]
 CORPUS = "corpus"  # its name among the tasks of a mixture
 SPLITS = ("train", "validation")
+Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
+FOLDER = "tokenizer"  # in the folder of a stage: its vocabulary, which outlives its corpus
+UNKNOWN = ""  # the fingerprint in the record of a model that was imported without its tokenizer
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
     """The tasks that a stage is trained on ("train") and evaluated on ("validation", "report")."""
     train: list[Scored]
     validation: list[Scored]
-    if stage.kind == "head":
+    if stage.kind in ("head", "count"):
         train = validation = [find_labelled(name) for name in stage.on]
     else:
         train = [task for name in stage.on for task in mixture(name) if task.train]
@@ -108,6 +113,18 @@ def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> St
     """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
     return examples(task.source, getattr(task, split), cache, corrupt)
+
+
+def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
+    """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
+    tuning = stage.settings.tuning
+    limit = tuning.report_examples if half == "report" else tuning.evaluation_examples
+    return first(task.rows(half, prepared.cache), limit)
+
+
+def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:
+    """The first ``limit`` rows; 0 means all."""
+    return [rows[i] for i in range(min(limit or len(rows), len(rows)))]
 
 
 def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
@@ -167,6 +184,33 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     return SentencePiece(path, data.sentinels)
 
 
+def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
+    """Copy ``vocabulary`` into the folder of a stage, replacing another; equal files are not written."""
+    folder, files = stage / FOLDER, vocabulary.files()
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in files:
+            path.unlink()
+    for name, contents in files.items():
+        path = folder / name
+        if not path.exists() or path.read_bytes() != contents:
+            write(path, contents)
+
+
+def stored_vocabulary(stage: Path, experiment: Experiment) -> Vocabulary:
+    """The vocabulary that the stage in a folder was trained with; SettingError if it is another or gone."""
+    recorded, folder, data = origin.read(stage)["vocabulary"]["fingerprint"], stage / FOLDER, experiment.data
+    bare = data.vocabulary == "bytes"  # which has no files
+    if not bare and not folder.is_dir():
+        raise SettingError(f"{folder} is missing: the vocabulary that this model was trained with")
+    vocabulary = open_vocabulary("bytes" if bare else folder, data.sentinels, experiment.model.vocab_size)
+    if recorded not in (UNKNOWN, vocabulary.fingerprint):
+        raise SettingError(
+            f"{folder} is not the vocabulary that this model was trained with: its fingerprint is "
+            f"{vocabulary.fingerprint[:12]}, {stage / origin.FILE} has {recorded[:12]}"
+        )
+    return vocabulary
+
+
 def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
     """The training sets of all tasks that the experiment is tuned on, by task."""
     tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
@@ -177,6 +221,33 @@ def unique_tokens(experiment: Experiment) -> int:
     """How many tokens pre-training reads ``data.repeats`` times; one row's at least."""
     phase, data = experiment.pretraining, experiment.data
     return max(phase.steps * phase.batch_size * data.inputs_length // data.repeats, data.inputs_length)
+
+
+def training_text(experiment: Experiment, prepared: Prepared) -> Tokens:
+    """The text that pre-training reads, once or again and again."""
+    return prepared.train.cut(unique_tokens(experiment)) if experiment.data.repeats else prepared.train
+
+
+class HeldOutText(NamedTuple):
+    """Whole documents, of which every language model is asked how likely they and their ends are."""
+
+    documents: Sequence[Sequence[int]]  # ids of each, with EOS behind it
+    words: int  # between blanks
+    bytes: int  # as UTF-8
+
+    def likelihood(self, log_prob: float) -> Likelihood:
+        """Of a model that gives all of it, ends included, this log-probability [nats]."""
+        return Likelihood(-log_prob, sum(map(len, self.documents)), self.words, self.bytes)
+
+
+def held_out_text(experiment: Experiment, prepared: Prepared) -> HeldOutText:
+    """``data.held_out_documents`` of the validation split, spread evenly over it."""
+    data = experiment.data
+    texts = documents(data.corpus, "validation", prepared.cache)
+    count = min(data.held_out_documents, len(texts))
+    chosen = [texts[number * len(texts) // count] for number in range(count)]
+    ids = [[*text, prepared.vocabulary.eos] for text in prepared.vocabulary.encode_batch(chosen)]
+    return HeldOutText(ids, sum(len(x.split()) for x in chosen), sum(len(x.encode()) for x in chosen))
 
 
 def pretraining_batches(
@@ -190,11 +261,8 @@ def pretraining_batches(
 
     Rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
-    tokens: Tokens = getattr(prepared, split)
-    if split == "train" and experiment.data.repeats:
-        tokens = tokens.cut(unique_tokens(experiment))
     source = pretraining_rows(
-        tokens,
+        training_text(experiment, prepared) if split == "train" else prepared.validation,
         experiment.objective,
         prepared.vocabulary,
         architecture=experiment.model.architecture,

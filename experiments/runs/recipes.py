@@ -7,17 +7,20 @@ validation rows, on which its checkpoints are scored, or the report rows, on whi
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from experiments.runs.prepare import (
+    Half,
     Prepared,
     encoded_tasks,
+    first,
     mixed_batches,
     pretraining_batches,
+    rows_of_half,
     tasks_of,
     tuning_lengths,
 )
@@ -32,7 +35,7 @@ from lm.data.supervised import Mixed, eval_batches
 from lm.data.tasks.choices import choices_of
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Scored, Task
+from lm.data.tasks.task import Row, Task
 from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions
@@ -47,7 +50,6 @@ from lm.train.optimizers import GradualUnfreezing, Tune, adapters_only, body_fro
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 
-Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
 UNIGRAMS = 2**22  # of the held-out text, at most, to know how frequent its pieces are [tokens]
 
 
@@ -234,16 +236,9 @@ def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
     return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]
 
 
-def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
-    """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
-    tuning = stage.settings.tuning
-    limit = tuning.report_examples if half == "report" else tuning.evaluation_examples
-    return first(task.rows(half, prepared.cache), limit)
-
-
-def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:
-    """The first ``limit`` rows; 0 means all."""
-    return [rows[i] for i in range(min(limit or len(rows), len(rows)))]
+def _no_network(stage: Stage, *_: object) -> NoReturn:
+    name = stage.settings.counts.model
+    raise SettingError(f"{stage.folder}: counts.model={name!r} is made of counts, and this needs a network")
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -252,6 +247,7 @@ RECIPES: Mapping[str, Recipe] = {
     "head": Recipe(
         lambda stage: head_spec(stage.settings, find_labelled(*stage.on)), _head_batches, _head_questions
     ),
+    "count": Recipe(_no_network, _no_network, _no_network),  # see experiments.runs.counted
 }
 
 
@@ -277,9 +273,7 @@ def trained_body(stage: Stage, mesh: Mesh) -> Transformer:
 
 def body_steps(stage: Stage, mesh: Mesh) -> Steps:
     """The steps of the Transformer alone, as ``lm generate`` and others use it."""
-    experiment = stage.settings
-    model = experiment.model if stage.kind == "pretrain" else text_spec(experiment).model
-    return build(StepSpec(model), mesh)
+    return build(StepSpec(RECIPES[stage.kind].step(stage).model), mesh)
 
 
 def prefix_of(stage: Stage) -> str:

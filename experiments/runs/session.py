@@ -13,16 +13,14 @@ import jax
 
 from experiments.processes.group import agreed, trains
 from experiments.runs import origin
-from experiments.runs.prepare import Prepared, fingerprints
+from experiments.runs.prepare import Prepared, fingerprints, store_vocabulary
 from experiments.runs.progress import Reporter
-from experiments.runs.stages import Stage
-from experiments.runs.vocabularies import store_vocabulary
+from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
-from lm.train import manifest
 from lm.train.log import Log, came_to_its_end, now, packages, records
 from lm.train.throughput import step_flops
 
@@ -71,7 +69,7 @@ def origin_of(stage: Stage, session: Session) -> origin.Origin:
 
 def check_origin(stage: Stage, session: Session, is_finished: bool) -> None:
     """SettingError if the stage in the folder was started with something else; a new one is recorded."""
-    started = bool(manifest.steps(stage.folder / "checkpoints"))
+    started = bool(saved_steps(stage.folder))
     state = "finished" if is_finished else "begun" if started else "new"
     current = origin_of(stage, session)
     origin.check(stage.folder, current, state, session.allow, session.reporter.say)
@@ -88,7 +86,7 @@ def finished(folder: Path, steps: int) -> bool:
 
     def ended() -> bool:
         evaluated = any((line["kind"], line["step"]) == ("eval", steps) for line in records(folder))
-        return came_to_its_end(folder) and evaluated and steps in manifest.steps(folder / "checkpoints")
+        return came_to_its_end(folder) and evaluated and steps in saved_steps(folder)
 
     return agreed(ended)
 

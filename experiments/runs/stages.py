@@ -1,5 +1,7 @@
 """The stages of training that a run consists of, as values: its pre-trainings, then its fine-tunings.
 
+A run of counts has one stage for each of its models instead, which takes one step: all text is counted.
+
 Everything that trains, scores, plans or shows runs iterates over them. No other module makes or takes apart
 the name of a stage. Runs that pre-train alike share one pre-training, whatever they do with it afterwards.
 """
@@ -12,11 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
-from lm.files import seal, unseal, write
+from lm.files import is_sealed, seal, unseal, write
 from lm.settings import SettingError, diff, from_json, nearest, to_json
+from lm.train import manifest
 
 PRETRAINING = "pretraining"  # what the stages and folders of pre-training are called, and what follows it
+COUNTS = "counts"  # what the stage and folder of n-grams are called, and the folder of taggers
+COUNTS_FILE = "counts.npz"  # in the folder of such a stage
 START = "start"  # what the stage before it is called, which lies beside it
+AT_ONCE = PhaseConfig(steps=1)  # the training of counts
 BRANCH = "at-"  # before the share of pre-training after which a fine-tuning starts, if that is not all of it
 
 
@@ -26,8 +32,10 @@ class Stage:
 
     group: str  # its name without the member: the stages of one group answer together
     member: int | None  # of the ensemble; None: the run has one model, or its members share this stage
-    kind: Literal["pretrain", "text", "head"]  # text, head: fine-tuned to answer in words, or by a head
-    on: tuple[str, ...]  # mixtures of tasks, in pre-training besides the corpus; for a head the labelled task
+    # text, head: fine-tuned to answer in words, or by a head; count: counts are its model
+    kind: Literal["pretrain", "text", "head", "count"]
+    # mixtures of tasks, in pre-training besides the corpus; for a head or a tagger the labelled task
+    on: tuple[str, ...]
     settings: Experiment  # with the seed of the member
     folder: Path
     parent: "Stage | None"  # whose model it starts from; None: from random parameters
@@ -58,6 +66,8 @@ class Stage:
     @property
     def training(self) -> PhaseConfig:
         """Its length, batch size and optimiser."""
+        if self.kind == "count":
+            return AT_ONCE
         return self.settings.pretraining if self.kind == "pretrain" else self.settings.finetuning
 
     @property
@@ -79,6 +89,8 @@ def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -
     head) and each of ``tuning.branches``, the whole first, one fine-tuning of each member. ``home`` is the
     folder of the run's scale, which holds the pre-trainings that runs share.
     """
+    if experiment.counts.model != "none":
+        return _counted(experiment, folder)
     tuning, shared = experiment.tuning, experiment.ensemble.pretraining == "shared"
     targets, models = (*tuning.mixtures, *tuning.heads), _members(experiment)
     parents: dict[tuple[int | None, str], Stage] = {}  # the pre-training of a member for a target
@@ -101,9 +113,23 @@ def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -
     return (*starts, *pretrained, *tuned)
 
 
+def _counted(experiment: Experiment, folder: Path) -> tuple[Stage, ...]:
+    """The stage of an n-gram model, or of each tagger."""
+    models: list[tuple[str, tuple[str, ...], Path]] = [(COUNTS, (), folder / COUNTS)]
+    if experiment.counts.model == "tagger":
+        models = [(name, (name,), folder / COUNTS / name) for name in experiment.tuning.heads]
+    return tuple(Stage(name, None, "count", on, experiment, path, None) for name, on, path in models)
+
+
 def stages_of(folder: Path) -> tuple[Stage, ...]:
     """The stages of the run in ``folder``, by the settings there; SettingError if it is not a run."""
     return stages(load_settings(folder), folder, home_of(folder, cache_of(folder)))
+
+
+def saved_steps(folder: Path) -> tuple[int, ...]:
+    """After which of its steps what the stage in a folder has learnt was saved whole, in order."""
+    counted = (folder / COUNTS_FILE).exists() and is_sealed(folder / COUNTS_FILE)
+    return (AT_ONCE.steps,) if counted else tuple(manifest.steps(folder / "checkpoints"))
 
 
 def branch_step(experiment: Experiment, share: float) -> int:
@@ -161,7 +187,7 @@ def _start(member: int | None, settings: Experiment, folders: tuple[Path, Path])
         settings,
         objective=settings.start.objective,
         pretraining=replace(settings.pretraining, steps=settings.start.steps),
-        data=replace(settings.data, repeats=0),
+        data=replace(settings.data, repeats=0, held_out_documents=0),
         mixing=BASELINE.mixing,
         tuning=replace(settings.tuning, branches=BASELINE.tuning.branches),
         start=BASELINE.start,

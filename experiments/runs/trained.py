@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from experiments.runs.prepare import stored_vocabulary
 from experiments.runs.recipes import body_steps, trained_body
 from experiments.runs.stages import Stage, is_main, load_settings, stages_of
-from experiments.runs.vocabularies import stored_vocabulary
 from lm import sharding
 from lm.data.text.vocabulary import Vocabulary
 from lm.nn.config import ModelConfig

@@ -9,6 +9,8 @@ from functools import cache
 from math import ceil
 from typing import Any, Literal
 
+from lm.counts.markov import MarkovConfig
+from lm.counts.ngrams import HIGHEST_ORDER
 from lm.data.objectives import OBJECTIVES, Objective
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
@@ -32,11 +34,13 @@ class DataConfig:
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
     held_out_lengths: tuple[int, ...] = (1,)  # rows in which held-out text is scored [x inputs_length]
+    # whole held-out documents whose likelihood a language model is evaluated by besides; 0: none [documents]
+    held_out_documents: int = 0
     corrupt_records: Literal["stop", "skip"] = "stop"  # skip: not to train on damaged TFDS records
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
 
     def __post_init__(self):
-        at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0)
+        at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,25 @@ class EnsembleConfig:
 
 
 @dataclass(frozen=True)
+class CountsConfig:
+    """A model made of counts in the place of a network, which is then neither pre-trained nor fine-tuned."""
+
+    # ngram: interpolated Kneser-Ney, of the text that pre-training would read, once over
+    # tagger: hidden Markov, of each of tuning.heads
+    model: Literal["none", "ngram", "tagger"] = "none"
+    order: int = 3  # of n-grams: the predicted token and its context [tokens]
+    # how a tagger decides: each word alone, or the path of tags by beams of width 1, beam_width, or all tags
+    tagging: Literal["most-frequent", "greedy", "beam", "viterbi"] = "viterbi"
+    beam_width: int = 4  # of tagging="beam" [tags]
+    markov: MarkovConfig = MarkovConfig(smoothing=0.1)
+
+    def __post_init__(self):
+        at_least(self, "counts.", beam_width=1)
+        if not 1 <= self.order <= HIGHEST_ORDER:
+            raise SettingError(f"counts.order={self.order} should be from 1 to {HIGHEST_ORDER}")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """All settings of one run; the defaults are the baseline of Raffel et al. 2020, section 3.1."""
 
@@ -178,6 +201,7 @@ class Experiment:
     mixing: MixingConfig = MixingConfig()
     tuning: TuningConfig = TuningConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
+    counts: CountsConfig = CountsConfig()
     guard: GuardConfig = EVERY_UPDATE
     generator_share: float = 0.25  # width of ELECTRA's generator over the model's; else unused
     mesh: MeshConfig = MeshConfig()

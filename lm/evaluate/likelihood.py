@@ -119,6 +119,21 @@ def text_log_prob(
     return float(log_probs.sum()), sum(len(scored) for _, scored in pairs)
 
 
+def documents_log_prob(
+    model: Model, documents: Sequence[Sequence[int]], window: Window, eos: int, put: Put
+) -> float:
+    """Nats: log-probability of whole documents by ``windows``, each behind an ``eos``, which is not scored.
+
+    So documents begin where models of running text read them: behind the end of another.
+    """
+    pairs: list[Continued] = []
+    for ids in documents:
+        text = [eos, *ids]
+        for context, scored in windows(text, window, model.config):
+            pairs.append((context, scored) if len(context) else (text[:1], scored[1:]))
+    return float(continuation_log_probs(model, pairs, put).sum())
+
+
 def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Continued]:
     """Pairs in which every token of a text is scored once, but for a first one that nothing comes before."""
     if not 0 < window.stride <= window.length:
