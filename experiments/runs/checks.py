@@ -19,6 +19,7 @@ from experiments.runs.prepare import (
     mixed_batches,
     prepare,
     pretraining_batches,
+    reader_of,
     tuning_lengths,
 )
 from experiments.runs.result import check_settings
@@ -27,7 +28,6 @@ from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
 from lm.data.batches import Batches, check_size
 from lm.data.checks import check_architecture
-from lm.data.labelled import Reader
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
 from lm.nn.config import ModelConfig
@@ -72,7 +72,7 @@ def check(
         check_heads(start)
         check_length(start, pretraining_batches(start, prepared, "validation"))
     for name in tuning.heads if tunes else ():
-        Reader(find_labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
+        reader_of(experiment, find_labelled(name), prepared.vocabulary)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(experiment.model, mesh)
     return prepared, mesh

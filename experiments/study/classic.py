@@ -54,7 +54,7 @@ DECODER: Changes = GPT | {
 }
 
 ROWS = {
-    # lm sweep bert --scale nano: 8 rows, one to two minutes each; tasks at chance
+    # lm sweep bert --scale nano: 10 rows, one to two minutes each; tasks at chance
     ("bert", "Encoders: what masked language models are trained on"): {
         "base": BERT,
         "no-nsp": BERT | NO_NSP,
@@ -63,13 +63,16 @@ ROWS = {
         "span": BERT | NO_NSP | objective("span-masked-lm"),
         "shared-layers": BERT | ORDER | {"model.shared_layers": True},
         "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
+        "mean-pooling": BERT | {"tuning.pool": "mean"},
+        "max-pooling": BERT | {"tuning.pool": "max"},
         "no-pretraining": BERT | {"pretraining.steps": 0},
     },
-    # lm sweep gpt --scale nano: 4 rows, half a minute to a minute each; tasks near chance
+    # lm sweep gpt --scale nano: 5 rows, half a minute to a minute each; tasks near chance
     ("gpt", "Decoders"): {
         "base": GPT,
         "post-norm": GPT | {"model.residual": "post-norm"},
         "llama": GPT | family("llama-7b") | {"model.d_ff": two_thirds},  # of three matrices instead of two
+        "start-delim-extract": GPT | {"tuning.layout": "start-delim-extract"},
         "no-pretraining": GPT | {"pretraining.steps": 0},
     },
     # lm sweep electra --scale nano: 2 rows, one to two minutes each

@@ -17,6 +17,7 @@ Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
+Pool = Literal["first", "last", "mean", "max"]
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"]
@@ -315,5 +316,5 @@ class HeadConfig:
 
     kind: HeadKind  # classes and regression: of a text; tokens, span: of its positions; choice: of texts
     classes: int = 1  # of "classes" and "tokens" [classes]
-    pool: Literal["first", "last", "mean", "max"] = "first"  # which position speaks for a text, or all
+    pool: Pool = "first"  # which position speaks for a text, or all
     layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which are frozen
