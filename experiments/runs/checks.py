@@ -30,6 +30,7 @@ from lm.data.batches import Batches, check_size
 from lm.data.checks import check_architecture
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
+from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, check_numbers, leaves
@@ -59,6 +60,7 @@ def check(
     tunes = experiment.finetuning.steps > 0
     if tunes and tuning.mixtures:
         check_architecture(architecture, writes=True)
+        check_mask(experiment.model)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))

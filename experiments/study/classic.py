@@ -1,4 +1,5 @@
-"""The models that the field is taught with, at equal size and on equal text, and position encodings.
+"""The models that the field is taught with, at equal size and on equal text; position encodings; and decoders
+that lack a part of their blocks, or skip a part of what they could see (docs/blocks.md).
 
 Rows differ from the first of their table by what their name says. They read what the paper's rows of the same
 scale read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
@@ -6,7 +7,8 @@ scale read; encoders and BART answer labelled tasks through heads, as their pape
 
 from typing import Any
 
-from experiments.study.experiment import Changes, Experiment, objective, table
+from experiments.study.experiment import Changes, Experiment, objective, table, times
+from lm.nn.config import SparsityConfig
 from lm.nn.sizes import SIZES
 from lm.settings import leaves
 
@@ -53,6 +55,14 @@ DECODER: Changes = GPT | {
     "model.relative_bias_start": "normal",
 }
 
+# By rotary positions a token at a distance is soon found: without a mask, the one that is to be predicted.
+ROTARY_DECODER: Changes = DECODER | {"model.positions": "rotary"}
+LONG_ROWS: Changes = ROTARY_DECODER | {
+    "data.inputs_length": 256,
+    "pretraining.batch_size": times(1 / 4),
+    "data.held_out_lengths": (1, 2, 4),
+}
+
 ROWS = {
     # lm sweep bert --scale nano: 10 rows, one to two minutes each; tasks at chance
     ("bert", "Encoders: what masked language models are trained on"): {
@@ -90,6 +100,25 @@ ROWS = {
     ("positions", "Trained on short rows, tested on long ones"): {
         name: DECODER | {"model.positions": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
+    },
+    # lm sweep block --scale nano: 6 rows, about a minute each
+    ("block", "A decoder's block without one of its parts"): {
+        "base": ROTARY_DECODER,
+        "no-mask": ROTARY_DECODER | {"model.mask": "none"},
+        "no-feed-forward": ROTARY_DECODER | {"model.mlp": "none"},
+        "no-residual": ROTARY_DECODER | {"model.residual": "none"},
+        "no-norm": ROTARY_DECODER | {"model.norm": "none"},
+        "no-positions": ROTARY_DECODER | {"model.positions": "none"},
+    },
+    # lm sweep sparse --scale nano: 6 rows, about two minutes each
+    ("sparse", "What attention may skip in rows of 256 to 1,024 tokens"): {
+        "full": LONG_ROWS,
+        "window": LONG_ROWS | {"model.sparsity.window": 8},
+        "wide-window": LONG_ROWS | {"model.sparsity.window": 64},
+        "dilated": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, dilation=8)},
+        "global": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, global_tokens=8)},
+        "block-sparse": LONG_ROWS
+        | {"model.sparsity": SparsityConfig(1, global_tokens=1, block=8, random_blocks=2)},
     },
 }
 
