@@ -8,6 +8,11 @@ import pytest
 from flax import nnx
 from test_nn import CONFIGS, example, joined, padded, tiny
 
+from experiments.runs.prepare import reader_of
+from experiments.runs.recipes import head_spec
+from experiments.study.registry import build
+from lm.data.tasks.labelled import find_labelled
+from lm.data.text.own import Bytes
 from lm.nn.composed import Electra, Tuned
 from lm.nn.config import HeadConfig
 from lm.nn.heads import POOL, LayerMixture
@@ -82,6 +87,25 @@ def test_a_text_in_a_packed_row_is_pooled_as_if_it_were_alone(name, pool):
     packed = padded(joined(texts), 12)
     for number, text in enumerate(texts, 1):
         np.testing.assert_allclose(pooled(packed, number), pooled(padded(text, 12), 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "pool", "layout"),
+    [
+        ("bert/base", "first", "ended"),
+        ("bert/max-pooling", "max", "ended"),
+        ("gpt/base", "last", "ended"),
+        ("gpt/start-delim-extract", "last", "start-delim-extract"),
+        ("bart/base", "last", "ended"),
+    ],
+)
+def test_a_head_reads_what_its_settings_say_and_by_default_where_its_architecture_has_seen_the_text(
+    row, pool, layout
+):
+    experiment, task = build(row, "nano"), find_labelled("follows")
+    (head,) = head_spec(experiment, task).parts
+    reader = reader_of(experiment, task, Bytes(100))
+    assert (head.pool, reader.layout) == (pool, layout)
 
 
 def test_each_choice_is_scored_as_if_it_were_alone():
