@@ -266,6 +266,12 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ({"model.special.start": None}, "model.special=.* start=None.* should have pad 0, eos 1, start 0"),
         (BERT | TEXT, "model.architecture='encoder' writes no text"),
         (BERT | {"tuning.inputs_length": 4}, "tuning.inputs_length=4 should be at least 8"),
+        ({"model.mask": "none"}, "model.mask='none' reads the tokens whose likelihood"),
+        (
+            BERT | {"tuning.layout": "start-delim-extract"},
+            "tuning.layout=.* needs model.architecture='decoder'",
+        ),
+        (GPT | {"tuning.layout": "start-delim-extract", "data.sentinels": 4}, "no token for extract"),
         (
             NO_NSP | {"objective.pairs": "next-sentence"},
             "objective.pairs='next-sentence' needs .* in model.heads=",

@@ -19,6 +19,7 @@ from experiments.runs.prepare import (
     mixed_batches,
     prepare,
     pretraining_batches,
+    reader_of,
     tuning_lengths,
 )
 from experiments.runs.result import check_settings
@@ -27,9 +28,9 @@ from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
 from lm.data.batches import Batches, check_size
 from lm.data.checks import check_architecture
-from lm.data.labelled import Reader
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
+from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, check_numbers, leaves
@@ -60,6 +61,7 @@ def check(
     tunes = experiment.finetuning.steps > 0 and experiment.counts.model == "none"
     if tunes and tuning.mixtures:
         check_architecture(architecture, writes=True)
+        check_mask(experiment.model)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
@@ -73,7 +75,7 @@ def check(
         check_heads(start)
         check_length(start, pretraining_batches(start, prepared, "validation"))
     for name in tuning.heads if tunes else ():
-        Reader(find_labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
+        reader_of(experiment, find_labelled(name), prepared.vocabulary)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(experiment.model, mesh)
     return prepared, mesh

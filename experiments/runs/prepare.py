@@ -15,12 +15,13 @@ from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
 from lm.data.corpora.corpus import documents, examples
 from lm.data.denoised import Denoised, pretraining_rows
+from lm.data.labelled import Reader
 from lm.data.masked import Masked
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Example, Mixed, Unsupervised
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.labelled import find_labelled
+from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
@@ -94,6 +95,12 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     held_out = documents(experiment.data.corpus, "validation", cache)
     validation = encode_corpus(held_out, vocabulary, cache / "tokens")
     return Prepared(vocabulary, train, validation, cache, skipped)
+
+
+def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary) -> Reader:
+    """How the model of ``experiment`` reads a labelled task."""
+    tuning = experiment.tuning
+    return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)
 
 
 def tasks_of(stage: Stage) -> dict[str, list[Scored]]:

@@ -7,7 +7,7 @@ validation rows, on which its checkpoints are scored, or the report rows, on whi
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from experiments.runs.prepare import (
     first,
     mixed_batches,
     pretraining_batches,
+    reader_of,
     rows_of_half,
     tasks_of,
     tuning_lengths,
@@ -29,7 +30,7 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
 from lm.data.content import without_context
-from lm.data.labelled import Labelled, Reader, labelled_eval_batches
+from lm.data.labelled import Labelled, labelled_eval_batches
 from lm.data.objectives import Lengths
 from lm.data.supervised import Mixed, eval_batches
 from lm.data.tasks.choices import choices_of
@@ -99,7 +100,7 @@ def text_spec(experiment: Experiment) -> StepSpec:
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     """The step of fine-tuning with a new head for a labelled task, and the model below it."""
     spec, layers = text_spec(experiment), experiment.tuning.layers
-    pool: Literal["first", "last"] = "last" if spec.model.has_decoder else "first"
+    pool = experiment.tuning.pool or ("last" if spec.model.has_decoder else "first")
     head = HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=layers)
     tune = body_frozen if layers == "mixed-frozen" else spec.tune
     return replace(spec, loss=labelled, module=Tuned, parts=(head,), tune=tune)
@@ -129,8 +130,8 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
 
 
 def _head_batches(stage: Stage, prepared: Prepared) -> Batches:
-    experiment, task, length = stage.settings, find_labelled(*stage.on), stage.settings.tuning.inputs_length
-    reader = Reader(task, prepared.vocabulary, experiment.model.architecture, length)
+    experiment, task = stage.settings, find_labelled(*stage.on)
+    reader = reader_of(experiment, task, prepared.vocabulary)
     rows = task.rows("train", prepared.cache, experiment.data.corrupt_records)
     return Batches(Labelled(reader, rows, experiment.seed), stage.training.batch_size)
 
@@ -217,7 +218,7 @@ def questions(
     output: Callable[[Any, Any], jax.Array]
     answer: Callable[[Row, np.ndarray], Any]
     if isinstance(task, LabelledTask):
-        reader = Reader(task, vocabulary, architecture, length)
+        reader = reader_of(experiment, task, vocabulary)
         batches, output, answer = labelled_eval_batches(reader, rows, size), _head_output, reader.answer
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]

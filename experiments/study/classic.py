@@ -1,11 +1,13 @@
-"""The models that the field is taught with, at equal size and on equal text, and position encodings.
+"""The models that the field is taught with, at equal size and on equal text; position encodings; and decoders
+that lack a part of their blocks, or skip a part of what they could see (docs/blocks.md).
 
 Rows differ from the first of their table by what their name says. They read what the paper's rows of the same
 scale read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
 """
 
-from experiments.study.experiment import Changes, Experiment, objective, table
+from experiments.study.experiment import Changes, Experiment, objective, table, times
 from experiments.study.families import ADAMW, family
+from lm.nn.config import SparsityConfig
 
 LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
 HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
@@ -34,8 +36,16 @@ DECODER: Changes = GPT | {
     "model.relative_bias_start": "normal",
 }
 
+# By rotary positions a token at a distance is soon found: without a mask, the one that is to be predicted.
+ROTARY_DECODER: Changes = DECODER | {"model.positions": "rotary"}
+LONG_ROWS: Changes = ROTARY_DECODER | {
+    "data.inputs_length": 256,
+    "pretraining.batch_size": times(1 / 4),
+    "data.held_out_lengths": (1, 2, 4),
+}
+
 ROWS = {
-    # lm sweep bert --scale nano: 8 rows, one to two minutes each; tasks at chance
+    # lm sweep bert --scale nano: 10 rows, one to two minutes each; tasks at chance
     ("bert", "Encoders: what masked language models are trained on"): {
         "base": BERT,
         "no-nsp": BERT | NO_NSP,
@@ -44,13 +54,16 @@ ROWS = {
         "span": BERT | NO_NSP | objective("span-masked-lm"),
         "shared-layers": BERT | ORDER | {"model.shared_layers": True},
         "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
+        "mean-pooling": BERT | {"tuning.pool": "mean"},
+        "max-pooling": BERT | {"tuning.pool": "max"},
         "no-pretraining": BERT | {"pretraining.steps": 0},
     },
-    # lm sweep gpt --scale nano: 4 rows, half a minute to a minute each; tasks near chance
+    # lm sweep gpt --scale nano: 5 rows, half a minute to a minute each; tasks near chance
     ("gpt", "Decoders"): {
         "base": GPT,
         "post-norm": GPT | {"model.residual": "post-norm"},
         "llama": GPT | family("llama-7b") | {"model.d_ff": two_thirds},  # of three matrices instead of two
+        "start-delim-extract": GPT | {"tuning.layout": "start-delim-extract"},
         "no-pretraining": GPT | {"pretraining.steps": 0},
     },
     # lm sweep electra --scale nano: 2 rows, one to two minutes each
@@ -68,6 +81,24 @@ ROWS = {
     ("positions", "Trained on short rows, tested on long ones"): {
         name: DECODER | {"model.positions": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
+    },
+    # lm sweep block --scale nano: 6 rows, about a minute each
+    ("block", "A decoder's block without one of its parts"): {
+        "base": ROTARY_DECODER,
+        "no-mask": ROTARY_DECODER | {"model.mask": "none"},
+        "no-feed-forward": ROTARY_DECODER | {"model.mlp": "none"},
+        "no-residual": ROTARY_DECODER | {"model.residual": "none"},
+        "no-norm": ROTARY_DECODER | {"model.norm": "none"},
+        "no-positions": ROTARY_DECODER | {"model.positions": "none"},
+    },
+    # lm sweep sparse --scale nano: 5 rows, about two minutes each
+    ("sparse", "What attention may skip in rows of 256 to 1,024 tokens"): {
+        "full": LONG_ROWS,
+        "window": LONG_ROWS | {"model.sparsity.window": 8},
+        "dilated": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, dilation=8)},
+        "global": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, global_tokens=8)},
+        "block-sparse": LONG_ROWS
+        | {"model.sparsity": SparsityConfig(1, global_tokens=1, block=8, random_blocks=2)},
     },
 }
 

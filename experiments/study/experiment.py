@@ -12,8 +12,9 @@ from typing import Any, Literal
 from lm.counts.markov import MarkovConfig
 from lm.counts.ngrams import HIGHEST_ORDER
 from lm.data.objectives import OBJECTIVES, Objective
+from lm.data.text.vocabulary import Layout
 from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
+from lm.nn.config import ModelConfig, Pool
 from lm.settings import SettingError, at_least, changes, leaves
 from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
 
@@ -129,6 +130,12 @@ class TuningConfig:
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
     heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone, answered by a head
     layers: Literal["last", "mixed-frozen"] = "last"  # that heads read; mixed: all, not trained
+    # which position speaks for a text to a head, or the mean or elementwise maximum of all; None: the last of
+    # decoders, the first of encoders (through the pooler, if the model has one)
+    pool: Pool | None = None
+    # of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT, three
+    # sentinels of the vocabulary (Radford et al. 2018)
+    layout: Layout = "ended"
     adapters: float = 0.0  # width of adapters over d_model, which alone are trained; 0: all parameters are
     unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
     # shares of pre-training after each of which fine-tuning starts, so that a run is scored at all of them

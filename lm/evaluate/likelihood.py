@@ -154,6 +154,7 @@ def _rows(
     masking: Masking | None,
 ) -> Iterator[_Row]:
     """The row of a context and what is asked about it; of an encoder, one for each token."""
+    check_mask(config)
     start = [] if config.special.start is None else [config.special.start]
     if config.architecture == "encoder":
         if masking is None:
@@ -171,6 +172,14 @@ def _rows(
     encoder = context if config.has_encoder else ()
     _check_length(config, max(len(encoder), len(prompt) + max(map(len, asked), default=0) - 1))
     yield _Row(encoder, prompt, asked, question=question)
+
+
+def check_mask(config: ModelConfig) -> None:
+    """SettingError if a model reads the very tokens whose probability is asked for."""
+    if config.mask == "none":
+        raise SettingError(
+            "model.mask='none' reads the tokens whose likelihood it should tell: choose 'causal', or generate"
+        )
 
 
 def _check_length(config: ModelConfig, length: int) -> None:

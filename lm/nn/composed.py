@@ -53,7 +53,7 @@ class Tuned(nnx.Module):
         segments = batch.get(f"{self._side}_segment_ids", jnp.ones_like(tokens))
         if self.settings.kind not in ("tokens", "span"):
             pooler = self.settings.pool == "first" and self.body.pooler is not None
-            x = self.body.pooled(x) if pooler else POOL[self.settings.pool](x, segments)
+            x = self.body.pooled(x) if pooler else POOL[self.settings.pool](x, segments > 0)
         return self.head(x, segments, head_key)
 
 

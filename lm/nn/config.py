@@ -17,9 +17,10 @@ Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
+Pool = Literal["first", "last", "mean", "max"]
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
-Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"]
 PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
 
 
@@ -136,6 +137,8 @@ class ModelConfig:
         None  # of a recurrent state or a window's hidden layer; None: d_model [features]
     )
     mixer_window: int = 3  # tokens that a window reads, the current one included, to each side [tokens]
+    # of a decoder's self-attention; none: it sees what it is to predict, and when it writes what is written
+    mask: Literal["causal", "none"] = "causal"
     d_ff: int = 3_072  # width of the feed-forward layer [features]
     d_kv: int = 64  # width of one attention head [features]
     num_heads: int = 12  # attention heads [heads]
@@ -157,10 +160,11 @@ class ModelConfig:
     # decoder looks where the encoder has the same token (Trockman and Kolter 2023)
     cross_attention_start: Literal["normal", "mimetic"] = "normal"
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
-    mlp: Activation = "relu"  # activation of the feed-forward layer
+    mlp: Activation = "relu"  # activation of the feed-forward layer; none: there is no such layer
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
-    norm: Literal["rms", "layer"] = "rms"  # T5 and Llama leave out the mean and the bias
-    residual: Literal["pre-norm", "post-norm", "parallel"] = "pre-norm"  # where norms are; parallel: GPT-NeoX
+    norm: Literal["rms", "layer", "none"] = "rms"  # T5 and Llama leave out the mean and the bias
+    # where norms are; parallel: GPT-NeoX; none: as pre-norm, but no sub-layer's input is added to its output
+    residual: Literal["pre-norm", "post-norm", "parallel", "none"] = "pre-norm"
     norm_epsilon: float = 1e-6  # added to the (mean) square before its root is taken
     embed_norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
     embed_scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
@@ -243,6 +247,10 @@ class ModelConfig:
         if self.mixer == "attention":
             return
         mixer = f"model.mixer={self.mixer!r}"
+        if self.mixer == "none" and self.residual == "none":
+            raise SettingError(f"{mixer} passes nothing on with model.residual='none': choose 'pre-norm'")
+        if self.mask == "none":
+            raise SettingError(f"{mixer} has no mask to leave out: model.mask='none' should be 'causal'")
         if self.positions in ("rotary", "alibi") or self.positions.startswith("relative"):
             raise SettingError(
                 f"{mixer} has no scores for model.positions={self.positions!r}: choose 'none', 'learned' or "
@@ -257,7 +265,12 @@ class ModelConfig:
             )
 
     def _check_stacks(self) -> None:
-        """An encoder and a decoder that differ, or that share their parameters."""
+        """An encoder and a decoder that differ, that share their parameters, or that lack a part."""
+        if self.mask == "none" and not self.has_decoder:
+            raise SettingError("model.mask='none' is of decoders: model.architecture='encoder' has no mask")
+        if self.mlp == "none" and (self.logits_transform or "replaced-token" in self.heads):
+            readers = "model.logits_transform=True or the head 'replaced-token'"
+            raise SettingError(f"model.mlp='none' leaves {readers} no activation: choose another, or neither")
         if self.encoder != SideConfig():
             if self.architecture != "encoder-decoder":
                 message = f"model.encoder={self.encoder} needs model.architecture='encoder-decoder'"
@@ -299,9 +312,15 @@ class ModelConfig:
     def embed_width(self) -> int:
         return self.d_embed or self.d_model
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether positions of a decoder see later ones: those of a prefix, or all without a mask."""
+        return self.architecture == "prefix-decoder" or self.mask == "none"
+
     def reads_both_ways(self, crosses: bool) -> bool:
         """Whether a stack, with cross-attention or without, reads ahead too; True of one that is shared."""
-        return not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
+        own = not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
+        return own or self.sees_ahead
 
     @property
     def rotary_width(self) -> int:
@@ -315,5 +334,5 @@ class HeadConfig:
 
     kind: HeadKind  # classes and regression: of a text; tokens, span: of its positions; choice: of texts
     classes: int = 1  # of "classes" and "tokens" [classes]
-    pool: Literal["first", "last", "mean", "max"] = "first"  # which position speaks for a text, or all
+    pool: Pool = "first"  # which position speaks for a text, or all
     layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which are frozen

@@ -5,6 +5,8 @@ order), Clark et al. 2020 (replaced tokens), Radford et al. 2018 (the last token
 mixture of layers).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -42,22 +44,36 @@ class Replaced(nnx.Module):
         return self.out(ACTIVATIONS[self.config.mlp](self.dense(x)))[..., 0].astype(jnp.float32)
 
 
-def _last(x, segments):
-    position = jnp.arange(x.shape[1])[None, :]
-    end = jnp.where(segments > 0, position, 0).max(-1)
-    return jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
+def _at(x: Array, position: Array) -> Array:
+    return jnp.take_along_axis(x, position[:, None, None], axis=1)[:, 0]
 
 
-def _mean(x, segments):
-    text = (segments > 0)[:, :, None].astype(jnp.float32)
-    return ((x * text).sum(1) / jnp.maximum(text.sum(1), 1)).astype(x.dtype)
+def _first(x: Array, text: Array) -> Array:
+    return _at(x, text.argmax(-1))
 
 
-def _max(x, segments):
-    return jnp.where((segments > 0)[:, :, None], x, jnp.finfo(x.dtype).min).max(1)
+def _last(x: Array, text: Array) -> Array:
+    return _at(x, jnp.where(text, jnp.arange(x.shape[1])[None, :], 0).max(-1))
 
 
-POOL = {"first": lambda x, segments: x[:, 0], "last": _last, "mean": _mean, "max": _max}  # x [B,T,D] -> [B,D]
+def _mean(x: Array, text: Array) -> Array:
+    shares = text / jnp.maximum(text.sum(-1, keepdims=True), 1)
+    return jnp.einsum("bt,btd->bd", shares, x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _max(x: Array, text: Array) -> Array:
+    greatest = jnp.where(text[:, :, None], x, jnp.finfo(x.dtype).min).max(1)
+    return jnp.where(text.any(-1, keepdims=True), greatest, 0)  # a row of padding says nothing
+
+
+# By HeadConfig.pool: x [B,T,D] -> [B,D] of the positions where ``text`` bool [B,T] is True: those that are no
+# padding or, of a packed row, those of one of its texts.
+POOL: dict[str, Callable[[Array, Array], Array]] = {
+    "first": _first,
+    "last": _last,
+    "mean": _mean,
+    "max": _max,
+}
 
 
 class LayerMixture(nnx.Module):

@@ -130,15 +130,20 @@ class Embed(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm is centred and adds a bias."""
+    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm is centred and adds a bias.
+
+    x itself where ``model.norm`` is "none".
+    """
 
     def __init__(self, config: ModelConfig, width: int):
         self.epsilon = config.norm_epsilon
-        self.scale = param(jnp.ones((width,), jnp.float32), "norm")
+        self.scale = param(jnp.ones((width,), jnp.float32), "norm") if config.norm != "none" else None
         self.bias = param(jnp.zeros((width,), jnp.float32), "norm") if config.norm == "layer" else None
 
     @recomputed
     def __call__(self, x: Array) -> Array:
+        if self.scale is None:
+            return x
         y = x.astype(jnp.float32)
         if self.bias is not None:
             y -= y.mean(-1, keepdims=True)

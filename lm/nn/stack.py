@@ -22,7 +22,10 @@ from lm.sharding import constrain
 
 
 class Block(nnx.Module):
-    """Self-attention (or another mixer), cross-attention, a feed-forward layer, and maybe an adapter."""
+    """Self-attention (or another mixer), cross-attention, a feed-forward layer, and maybe an adapter.
+
+    Each of them may be left out but the first, which ``model.mixer`` does.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
         self.config = config
@@ -33,8 +36,8 @@ class Block(nnx.Module):
         self.relative = RelativeBias(config, rngs, config.reads_both_ways(crosses)) if own_bias else None
         self.cross_norm = Norm(config, config.d_model) if crosses else None
         self.cross = Attention(config, rngs, crosses=True) if crosses else None
-        self.mlp_norm = Norm(config, config.d_model)
-        self.mlp = Mlp(config, rngs)
+        self.mlp_norm = Norm(config, config.d_model) if config.mlp != "none" else None
+        self.mlp = Mlp(config, rngs) if config.mlp != "none" else None
         self.adapter = Adapter(config, rngs) if config.adapter_width else None
 
     def __call__(
@@ -54,8 +57,9 @@ class Block(nnx.Module):
             h = self._sublayer_input(start, x, self.cross_norm)
             h = self.cross.read(h, seen, View(view.cross_mask), keep.get("cross"))
             x = self._add(x, h, self.cross_norm, keep.get("cross_out"))
-        h = self.mlp(self._sublayer_input(start, x, self.mlp_norm), keep.get("mlp"))
-        x = self._add(x, h, self.mlp_norm, keep.get("mlp_out"))
+        if self.mlp is not None:
+            h = self.mlp(self._sublayer_input(start, x, self.mlp_norm), keep.get("mlp"))
+            x = self._add(x, h, self.mlp_norm, keep.get("mlp_out"))
         if self.adapter is not None:
             h = dropout(self.adapter(x, keep.get("adapter")), keep.get("adapter_out"), self.config.dropout)
             x = constrain(x + h, "batch", "length", "embed")
@@ -68,7 +72,7 @@ class Block(nnx.Module):
         """
         config, out = self.config, (1, self.config.d_model)
         shapes = self.attention.dropped(length) | {"attention_out": out}
-        shapes |= {"mlp": (1, config.d_ff), "mlp_out": out}
+        shapes |= {} if self.mlp is None else {"mlp": (1, config.d_ff), "mlp_out": out}
         if config.adapter_width:
             shapes |= {"adapter": (1, config.adapter_width), "adapter_out": out}
         if encoded_length is not None:
@@ -99,8 +103,9 @@ class Block(nnx.Module):
         return norm(start if self.config.residual == "parallel" else x)
 
     def _add(self, x: Array, h: Array, norm: Norm, keep: Array | None) -> Array:
-        """The residual stream x [B,T,D] with a sub-layer's output h [B,T,D] added."""
-        x = constrain(x + dropout(h, keep, self.config.dropout), "batch", "length", "embed")
+        """The residual stream x [B,T,D] with a sub-layer's output h [B,T,D] added, or h without a stream."""
+        h = dropout(h, keep, self.config.dropout)
+        x = constrain(h if self.config.residual == "none" else x + h, "batch", "length", "embed")
         return norm(x) if self.config.residual == "post-norm" else x
 
 

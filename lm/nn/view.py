@@ -39,8 +39,12 @@ class View(NamedTuple):
 def full_view(
     config: ModelConfig, batch: Batch, side: str, relative: RelativeBias | None, slots: int | None = None
 ) -> View:
-    """What rows [B,T] of ``side``, "encoder" or "decoder", see of themselves, or of a cache of ``slots``."""
-    length, sparsity, causal = batch[f"{side}_input_tokens"].shape[1], config.sparsity, side == "decoder"
+    """What rows [B,T] of ``side``, "encoder" or "decoder", see of themselves, or of a cache of ``slots``.
+
+    With a cache a decoder without a mask has one: what a token sees is what is written when it is read.
+    """
+    length, sparsity, decodes = batch[f"{side}_input_tokens"].shape[1], config.sparsity, side == "decoder"
+    causal = decodes and (config.mask == "causal" or slots is not None)
     slots = length if slots is None else slots
     segments, named_positions = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
     positions = positions_of(length, segments) if named_positions is None else named_positions
@@ -48,7 +52,7 @@ def full_view(
     numbers = {"segment": segments, "prefix": prefix}
     everything = _mask(Rule(causal), numbers, slots)
     # Only encoders take global positions from the batch: the cache of a decoder does not hold them.
-    everywhere = _everywhere(config, positions, None if causal else batch.get("encoder_global_attention"))
+    everywhere = _everywhere(config, positions, None if decodes else batch.get("encoder_global_attention"))
     if sparsity.window is not None:
         # A window compares positions. Within a segment these differ by as much as places in the row, unless
         # the batch names them; places need no numbers, and tell a kernel which tiles it can skip.
@@ -65,7 +69,7 @@ def full_view(
     return View(
         mask=lay_out(mask),
         masks=tuple(map(lay_out, masks)),
-        **_biases(config, relative, not causal or config.architecture == "prefix-decoder", lay_out),
+        **_biases(config, relative, not decodes or config.sees_ahead, lay_out),
         positions=positions,
         segments=segments,
         everywhere=everywhere if sparsity.projections == "separate" else None,
@@ -82,8 +86,7 @@ def step_view(
     distance = slot[:, None, :] - position[:, :, None]
     query, key = (_window_numbers(config, places) for places in (position, slot))
     mask = Mask(query, key, _rule(config, True, config.sparsity.window, slots)).at(distance)
-    both_ways = config.architecture == "prefix-decoder"
-    biases = _biases(config, relative, both_ways, lambda bias: bias.at(distance))
+    biases = _biases(config, relative, config.sees_ahead, lambda bias: bias.at(distance))
     return View(mask=mask, positions=position, **biases)
 
 

@@ -45,7 +45,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         return positions * _numbers_of_matrices(side, both_ways)
 
     def mlp(side):
-        matrices = 3 if side.mlp.startswith("gated") else 2
+        matrices = 0 if side.mlp == "none" else 3 if side.mlp.startswith("gated") else 2
         return side.d_model * (side.d_ff * matrices + 2 * side.adapter_width)
 
     encoder = config.encoder_side

@@ -28,7 +28,9 @@ def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> 
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data.corpora import documentation  # imports TFDS, which takes seconds
 
-        return documentation.texts(kind.partition("/")[2], split, cache, corrupt)
+        part = kind.partition("/")[2]
+        write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
+        return documentation.texts(part, split, cache, corrupt)
     if kind == "tfds" and name:
         write_documentation(name, cache)
         return tfds_texts(name, split, cache, corrupt)

@@ -12,6 +12,8 @@ MASK = "[MASK]"  # how a user writes the mask, however the vocabulary spells it
 BLANK = "\u2581"  # how SentencePiece writes the blank before a word
 # kinds that are trained here: the likeliest pieces of a text [Kudo 2018], merged pairs [Sennrich et al. 2016]
 TrainedKind = Literal["unigram", "bpe"]
+# how one or two texts are laid out for a head: each with its end, or START text DELIM text EXTRACT
+Layout = Literal["ended", "start-delim-extract"]
 TRAINED_KINDS: tuple[TrainedKind, ...] = get_args(TrainedKind)
 STOPS = (".", "?", "!")  # end a sentence
 
@@ -24,6 +26,11 @@ class Vocabulary(abc.ABC):
     mask = property(lambda self: self.special["mask"])
     cls = property(lambda self: self.special["cls"])  # begins an encoder's row
     sep = property(lambda self: self.special["sep"])  # ends each text of an encoder's row
+    # of a decoder's row in GPT's layout: sentinels other than the mask and [CLS]; a language model has never
+    # seen them, as in the paper
+    start = property(lambda self: self.sentinel(2))
+    delim = property(lambda self: self.sentinel(3))
+    extract = property(lambda self: self.sentinel(4))
 
     @property
     @abc.abstractmethod
@@ -39,6 +46,10 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def num_sentinels(self) -> int:
         """How many ids at the top stand for hidden spans."""
+
+    def sentinel(self, number: int) -> int | None:
+        """The id of a sentinel, counted from 0 at the top; None: there are fewer."""
+        return self.size - 1 - number if number < self.num_sentinels else None
 
     @property
     @abc.abstractmethod
