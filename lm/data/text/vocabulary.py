@@ -11,7 +11,8 @@ PAD, EOS, UNK = 0, 1, 2  # ids in our own vocabularies, as in T5
 MASK = "[MASK]"  # how a user writes the mask, however the vocabulary spells it
 BLANK = "\u2581"  # how SentencePiece writes the blank before a word
 # kinds that are trained here: the likeliest pieces of a text [Kudo 2018], merged pairs [Sennrich et al. 2016]
-TrainedKind = Literal["unigram", "bpe"]
+# and pieces that begin a word or, as ##X, continue one [Schuster and Nakajima 2012]
+TrainedKind = Literal["unigram", "bpe", "wordpiece"]
 TRAINED_KINDS: tuple[TrainedKind, ...] = get_args(TrainedKind)
 STOPS = (".", "?", "!")  # end a sentence
 
