@@ -74,10 +74,17 @@ class Vocabulary(abc.ABC):
 
         A published tokenizer that knows how its model frames a text ignores the two.
         """
-        *parts, last = text.split(MASK)
-        ids = [token for part in parts for token in (*self.encode(part.rstrip()), self.mask)]
-        ids += self.encode(last) if last.strip() else []  # the blank before a word belongs to the word
+        ids = self.encode_hidden(text, [self.mask] * text.count(MASK))
         return [token for token in (begin, *ids, end) if token is not None]
+
+    def encode_hidden(self, text: str, hidden: Sequence[int | None]) -> list[int | None]:
+        """Ids of ``text``, in which ``hidden[k]`` stands for the MASK number k."""
+        *parts, last = text.split(MASK)
+        pairs = zip(parts, hidden, strict=True)
+        ids = [token for part, instead in pairs for token in (*self.encode(part.rstrip()), instead)]
+        return ids + (
+            self.encode(last) if last.strip() else []
+        )  # the blank before a word belongs to the word
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text up to the first EOS, without padding and the tokens that frame a text."""
