@@ -12,6 +12,7 @@ from tiny import TINY
 from experiments.cli.attention import attention
 from experiments.cli.doctor import show_tasks
 from experiments.cli.likelihood import Scoring, likelihood, masking_of, texts_of
+from experiments.cli.models import Filling, fill_in
 from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
 from experiments.runs.recipes import questions, steps_of
@@ -238,3 +239,61 @@ def test_lines_without_a_continuation_are_named(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(SettingError, match=message):
         texts_of(tmp_path / name)
+
+
+DENOISING = TEXTS | {"objective.inputs": "span-masks", "objective.noise": "poisson-spans"}
+DENOISING |= {"objective.targets": "everything"}
+
+
+def test_gaps_of_t5_are_sentinels_and_of_bart_masks_however_they_are_spelled(runs, capsys):
+    texts = ["a [MASK] b [MASK]", "a <mask> b <mask>", "a <extra_id_0> b <extra_id_1>"]
+    for name, given in (("gaps-t5", TEXTS), ("gaps-bart", DENOISING)):
+        folder, *_ = run_of(runs, name, given)
+        trained = open_run(folder, stages_of(folder))
+        top, (a, blank, b) = trained.vocabulary.size - 1, trained.vocabulary.encode("a b")
+        first, second = (top, top - 1) if name == "gaps-t5" else (top, top)
+        ids, sentinels = trained.encode_gaps(texts[0])
+        assert ids == [a, first, blank, b, second, EOS]
+        assert sentinels == ([top, top - 1] if name == "gaps-t5" else [])
+        answers = []
+        for text in texts:
+            fill_in(text, folder, Filling(top=2), runs)
+            answers.append(capsys.readouterr().out)
+        assert answers[0].count("%") == 2 and len({*answers}) == 1
+
+
+def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
+    folder, *_ = run_of(runs, "gaps-bert", HEADS)
+    answers = []
+    for seed in (0, 0, 1):
+        fill_in("a [MASK] b [MASK]", folder, Filling(2, iterations=2, passes="gibbs", seed=seed), runs)
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
+    for filling in (Filling(), Filling(iterations=2)):
+        fill_in("a <mask> b", folder, filling, runs)
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "filling", "message"),
+    [
+        (TEXTS | {"model.architecture": "decoder"}, "a [MASK]", {}, "fills no gaps; use `lm generate "),
+        (
+            TEXTS | {"objective.inputs": "drop", "objective.targets": "drop"},
+            "a [MASK]",
+            {},
+            "such as bart/base",
+        ),
+        (TEXTS, "a b", {}, "has no .MASK. to fill"),
+        (TEXTS, "a [MASK]", {"iterations": 1}, "--iterations is for encoders"),
+        (TEXTS, "[MASK]" * 101, {}, "101 gaps are more than the vocabulary's 100 sentinels"),
+        (HEADS, "a [MASK]", {"passes": "gibbs"}, "passes='gibbs' needs iterations"),
+        (HEADS, "a [MASK]", {"top": 0}, "top=0"),
+    ],
+)
+def test_a_gap_that_no_model_can_fill_is_refused_with_what_to_use(given, text, filling, message, runs):
+    folder, *_ = run_of(
+        runs, f"gaps-{given.get('model.architecture')}-{given.get('objective.inputs')}", given
+    )
+    with pytest.raises(SettingError, match=message):
+        fill_in(text, folder, Filling(**filling), runs)
