@@ -106,12 +106,14 @@ def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):
     assert not network.tasks and not bigram.tasks
 
 
-def test_the_likelihood_in_equal_time_is_that_of_the_last_evaluation_within_it(finished):
+def test_the_likelihood_after_some_time_is_that_of_the_evaluation_then_and_lies_between_two(finished):
     _, network = finished[NETWORK]
-    seconds = [each["seconds"] for each in network.likelihoods]
-    assert seconds == sorted(seconds) and seconds[-1] == pytest.approx(network.seconds)
-    assert network.likelihood(seconds[-1] - 1e-9).nats == network.likelihoods[-2]["nats"]
-    assert network.likelihood(seconds[0] / 2) is None
+    times, nats = ([each[name] for each in network.likelihoods] for name in ("seconds", "nats"))
+    assert times == sorted(times) and times[-1] == pytest.approx(network.seconds)
+    assert [network.likelihood(seconds).nats for seconds in times] == pytest.approx(nats, rel=1e-9)
+    between = network.likelihood((times[0] * times[1]) ** 0.5).nats
+    assert between == pytest.approx((nats[0] + nats[1]) / 2)
+    assert network.likelihood().nats == nats[-1] and network.likelihood(times[0] / 2) is None
 
 
 @pytest.mark.parametrize("damage", [{"likelihoods": [{"step": 1}]}, {"parameters": -1}])
@@ -120,8 +122,9 @@ def test_a_result_with_impossible_likelihoods_does_not_count(finished, damage):
         replace(finished[BIGRAM][1], **damage)
 
 
-@pytest.mark.parametrize("name", [BIGRAM, TAGGER])
-@pytest.mark.parametrize("step", ["estimate", "save", "evaluate"])
+@pytest.mark.parametrize(
+    ("name", "step"), [(BIGRAM, "estimate"), (BIGRAM, "save"), (BIGRAM, "evaluate"), (TAGGER, "evaluate")]
+)
 def test_interrupted_counting_ends_as_uninterrupted_counting(runs, finished, monkeypatch, name, step):
     kind = build(name, "tiny").counts.model
     model = counted.COUNT_MODELS[kind]
@@ -169,9 +172,9 @@ def test_a_tagger_run_scores_the_report_rows_as_its_model_tags_them(runs, finish
     assert (stage.folder / "predictions" / "roles" / "1.jsonl").exists()
 
 
-def test_lm_score_tags_other_rows_with_a_tagger(finished, capsys, monkeypatch):
+def test_lm_score_tags_other_rows_with_a_tagger(finished, capsys):
     path, _ = finished[TAGGER]
-    cli.main(["score", str(path), "--tasks", "roles", "--rows", "10"])
+    assert cli.dispatch(["score", str(path), "--tasks", "roles", "--limit", "10"]) == 0
     assert "roles" in capsys.readouterr().out
 
 
@@ -180,8 +183,9 @@ def test_lm_likelihood_of_a_bigram_run_is_the_sum_of_its_probabilities_and_the_c
 ):
     path, _ = finished[BIGRAM]
     (tmp_path / "texts.txt").write_text("the file\nthe \tfile is read\n")
-    cli.main(["likelihood", str(path), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "out.jsonl")])
-    plain, continued = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    texts, out = tmp_path / "texts.txt", tmp_path / "out.jsonl"
+    assert cli.dispatch(["likelihood", str(path), str(texts), "--out", str(out)]) == 0
+    plain, continued = map(json.loads, out.read_text().splitlines())
     (stage,), (_, prepared) = stages_of(path), prepared_of(runs, BIGRAM)
     model, encode = counted.counts_of(stage), prepared.vocabulary.encode
     whole = token_log_probs(model, *joined([encode("the file")]))
@@ -224,15 +228,17 @@ def test_what_cannot_be_counted_is_refused_by_the_name_of_the_setting(changes, n
 
 def test_what_needs_a_network_refuses_counts_by_name(finished, tmp_path, capsys):
     path, _ = finished[BIGRAM]
-    for command in (["generate", str(path), "a"], ["convert", "export", str(path), str(tmp_path / "out")]):
-        with pytest.raises(SystemExit):
-            cli.main(command)
+    for command in (
+        ["generate", str(path), "--prompt", "a"],
+        ["convert", "export", str(path), str(tmp_path / "out")],
+    ):
+        assert cli.dispatch(command) == 2
         assert "counts.model='ngram'" in capsys.readouterr().err
     with pytest.raises(SettingError, match="history/bigram"):
         show_plans({BIGRAM: build(BIGRAM, "nano")}, PlanOptions())
 
 
 def test_a_stage_of_counts_is_shown_with_its_text_and_its_step(runs, finished, capsys):
-    cli.main(["show", BIGRAM, "--stages", "--scale", "tiny", "--runs", str(runs)])
+    assert cli.dispatch(["show", BIGRAM, "--stages", "--scale", "tiny", "--runs", str(runs)]) == 0
     out = capsys.readouterr().out
     assert "counts" in out and "documentation" in out

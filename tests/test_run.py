@@ -318,7 +318,7 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
 
 
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
-    result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997)
+    result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
     monkeypatch.setattr("experiments.cli.train.read_result", lambda folder: result)
     assert summary(tmp_path) == "held-out loss 3.472"
 

@@ -75,8 +75,8 @@ def about_documents(finished: Finished) -> list[str]:
     texts = dict.fromkeys(x[1:] for run in runs if (x := run.likelihood()) is not None)
     return [
         f"Likelihood: of whole held-out documents of {tokens:,} tokens (ends included), {words:,} words and "
-        f"{size:,} bytes. In equal time: at the last evaluation within the time that the quickest network "
-        "took, compilation and evaluation left out."
+        f"{size:,} bytes. In equal time: after as many seconds as the quickest network took for all of its "
+        "steps, compilation and evaluation left out; between evaluations by the logarithm of time."
         for tokens, words, size in texts
     ]
 
@@ -86,7 +86,9 @@ def _training(finished: Finished) -> Sheet:
     runs = [finished.of(row) for row in finished.table.rows]
     sheet: Sheet = {"seeds": [Cell(str(len(seeds))) for seeds in runs]}
     if any(run.content_loss is not None for seeds in runs for run in seeds):
-        sheet["content tokens"] = [Cell(_millions(seeds)) if seeds else Cell() for seeds in runs]
+        sheet["content tokens"] = [
+            Cell(_millions(seeds)) if any(run.content_tokens for run in seeds) else Cell() for seeds in runs
+        ]
         sheet["content loss"] = [_cell(3, Score.of(run.content_loss for run in seeds)) for seeds in runs]
         sheet["no context"] = [_cell(3, Score.of(run.reference_loss for run in seeds)) for seeds in runs]
         sheet["exit step"] = [_exit(seeds) for seeds in runs]

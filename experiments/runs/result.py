@@ -97,9 +97,15 @@ class Result:
         return int(self.folder.name.removeprefix("seed-"))
 
     def likelihood(self, seconds: float = inf) -> Likelihood | None:
-        """Of the held-out documents, at the last evaluation within so many seconds of training, if any."""
-        within = [each for each in self.likelihoods if each["seconds"] <= seconds]
-        return likelihood_of(within[-1]) if within else None
+        """Of the held-out documents after so much training; None before the first evaluation.
+
+        Between two evaluations minus the log-probability is linear in the logarithm of time.
+        """
+        if not self.likelihoods or seconds < self.likelihoods[0]["seconds"]:
+            return None
+        times, nats = (np.array([each[name] for each in self.likelihoods]) for name in ("seconds", "nats"))
+        nearest = float(np.interp(np.log(min(seconds, times[-1])), np.log(times), nats))
+        return likelihood_of(self.likelihoods[-1])._replace(nats=nearest)
 
     def example_values(self, task: str) -> dict[str, np.ndarray]:
         """What each example of a task's report half came to, by name of the value; empty if not kept.
