@@ -161,7 +161,8 @@ def memory(step: PlannedStep, parameters: int) -> float:
     tensor, width = sizes["tensor"], step.width
     rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
     # that a block makes at a position
-    features = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor
+    hidden = 0 if model.mlp == "none" else model.d_ff
+    features = 3 * model.d_model + (4 * model.num_heads * model.d_kv + hidden) / tensor
     saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
