@@ -6,13 +6,7 @@ scale read; encoders and BART answer labelled tasks through heads, as their pape
 
 from typing import Any
 
-from experiments.study.experiment import Changes, Experiment, objective, table
-from lm.nn.sizes import SIZES
-from lm.settings import leaves
-
-# What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
-_OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads d_embed
-    num_key_value_heads special.pad special.eos special.start dropout dtype layers remat""".split()
+from experiments.study.experiment import Changes, Experiment, family, objective, table
 
 LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
 HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
@@ -23,11 +17,6 @@ ADAMW: Changes = {
     for phase, rate in (("pretraining", 1e-3), ("finetuning", 3e-4))
     for name, value in (_RAMP | {"name": "adamw", "schedule": "constant", "learning_rate": rate}).items()
 }
-
-
-def family(name: str) -> Changes:
-    """What makes a model one of the family of the published ``name``."""
-    return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _OF_SCALE}
 
 
 def two_thirds(number: int, _experiment: Experiment) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from lm.data.objectives import OBJECTIVES, Objective
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
+from lm.nn.sizes import SIZES
 from lm.settings import SettingError, at_least, changes, leaves
 from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
 
@@ -199,6 +200,16 @@ Changes = dict[str, Any]
 def objective(name: str) -> Changes:
     """The change to the published objective of that name, with all of its settings."""
     return {"objective": OBJECTIVES[name]}
+
+
+# What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
+_OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads d_embed
+    num_key_value_heads special.pad special.eos special.start dropout dtype layers remat""".split()
+
+
+def family(name: str) -> Changes:
+    """What makes a model one of the family of the published ``name``."""
+    return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _OF_SCALE}
 
 
 def times(factor: float, multiple: int = 1) -> Callable[[int, "Experiment"], int]:

@@ -28,6 +28,7 @@ def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> 
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data.corpora import documentation  # imports TFDS, which takes seconds
 
+        write_documentation("documentation/corpus", cache)
         return documentation.texts(kind.partition("/")[2], split, cache, corrupt)
     if kind == "tfds" and name:
         write_documentation(name, cache)
