@@ -101,6 +101,13 @@ CONFIGS |= {
     f"{mixer} encoder-decoder": replace(TINY, mixer=mixer, mixer_width=12, positions="none")
     for mixer in ("rnn", "gru", "lstm", "window", "none")
 }
+CONFIGS |= {
+    f"{mixer} decoder, {cross} cross-attention": replace(
+        TINY, mixer=mixer, mixer_width=12, positions="none", cross_attention=cross
+    )
+    for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
+}
+CONFIGS |= {"multiplicative cross-attention": replace(TINY, cross_attention="multiplicative")}
 DECODERS = [name for name, config in CONFIGS.items() if config.has_decoder]
 
 

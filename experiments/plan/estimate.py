@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from experiments.plan.step import Compiled, PlannedStep
@@ -113,12 +114,23 @@ def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
     model, slices = step.experiment.model, step.slices
     if not model.has_decoder or not compiled.parameters:
         return None
-    positions = row_length(model.architecture, step.lengths) + step.lengths.inputs * model.has_encoder
-    values = 2 * model.num_decoder_layers * model.key_value_heads * model.d_kv  # keys and values
-    cached, read = values * positions * step.width, 4 * compiled.read
+    cached, read = _cached(model, step.lengths), 4 * compiled.read
     bandwidth = slices.chip.bandwidth * slices.chips
     batch = max(int((slices.chip.usable * slices.chips - 4 * compiled.parameters) / cached), 0)
     return Writing(cached, bandwidth / (read + cached), batch, batch * bandwidth / (read + batch * cached))
+
+
+def _cached(model: ModelConfig, lengths: Lengths) -> int:
+    """Bytes of a row that is written: what the decoder's mixers carry, and what it reads of the encoder."""
+
+    def cache(model: Transformer) -> Any:
+        encoded = jnp.zeros((1, lengths.inputs, model.config.d_model), model.config.dtype)
+        crosses = model.config.has_encoder and model.config.cross_attention != "none"
+        carry = model.decoder.empty(1, row_length(model.config.architecture, lengths))
+        return carry, model.decoder.cross_key_value(encoded) if crosses else None
+
+    leaves = jax.tree.leaves(jax.eval_shape(cache, _shapes(model)))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def candidates(step: PlannedStep) -> list[PlannedStep]:
@@ -218,6 +230,9 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
         return 0 if kernel and not model.sparsity.random_blocks else queries * keys
 
     attends = model.mixer == "attention"  # else only across
+    # of one head, if the states are read as they are; in additive scores each is a sum over features
+    share = {"heads": 1.0, "none": 0.0, "additive": model.d_model / model.num_heads}
+    across = share.get(model.cross_attention, 1 / model.num_heads) * model.has_encoder
     encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs) * attends)] * model.has_encoder
-    most = max(scores(targets, targets) * attends, scores(targets, inputs) * model.has_encoder)
+    most = max(scores(targets, targets) * attends, round(scores(targets, inputs) * across))
     return encoder + [(model.num_decoder_layers, targets, most)] * model.has_decoder

@@ -18,6 +18,8 @@ Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-l
 MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 Pool = Literal["first", "last", "mean", "max"]
+CrossName = Literal["heads", "dot", "multiplicative", "additive", "none"]
+RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"]
@@ -131,14 +133,13 @@ class ModelConfig:
     num_decoder_layers: int = 12  # blocks of the decoder; unused without one [layers]
     d_model: int = 768  # width of the residual stream [features]
     # what mixes the positions of a row: attention, a recurrent layer (Elman's, GRU, LSTM), the concatenated
-    # last tokens (Bengio et al. 2003), or nothing; cross-attention stays attention
+    # last tokens (Bengio et al. 2003), or nothing; what reads the encoder: cross_attention
     mixer: MixerName = "attention"
-    mixer_width: int | None = (
-        None  # of a recurrent state or a window's hidden layer; None: d_model [features]
-    )
+    mixer_width: int | None = None  # of a state or a window's hidden layer; None: d_model [features]
     mixer_window: int = 3  # tokens that a window reads, the current one included, to each side [tokens]
     # of a decoder's self-attention; none: it sees what it is to predict, and when it writes what is written
     mask: Literal["causal", "none"] = "causal"
+    truncation: int | None = None  # chunks that gradients of recurrent states stay in; None: rows [tokens]
     d_ff: int = 3_072  # width of the feed-forward layer [features]
     d_kv: int = 64  # width of one attention head [features]
     num_heads: int = 12  # attention heads [heads]
@@ -159,6 +160,9 @@ class ModelConfig:
     # how cross-attention starts: at random, or each head's queries as its keys, so that a position of the
     # decoder looks where the encoder has the same token (Trockman and Kolter 2023)
     cross_attention_start: Literal["normal", "mimetic"] = "normal"
+    # heads as in self-attention, one mean of the encoder's states (Luong et al. 2015, additive: Bahdanau et
+    # al. 2015), or none: a recurrent decoder starts from the encoder's last state (Sutskever et al. 2014)
+    cross_attention: CrossName = "heads"
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
     mlp: Activation = "relu"  # activation of the feed-forward layer; none: there is no such layer
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
@@ -193,6 +197,7 @@ class ModelConfig:
         self._check_positions()
         self._check_attention()
         self._check_mixer()
+        self._check_cross()
         self._check_stacks()
 
     def _check_heads(self) -> None:
@@ -242,8 +247,7 @@ class ModelConfig:
 
     def _check_mixer(self) -> None:
         """What only attention has, and what has one direction."""
-        if self.mixer_width is not None:
-            at_least(self, "model.", mixer_width=1)
+        at_least(self, "model.", mixer_width=1)
         if self.mixer == "attention":
             return
         mixer = f"model.mixer={self.mixer!r}"
@@ -263,6 +267,22 @@ class ModelConfig:
                 f"{mixer} reads either both ways or only back, model.architecture={self.architecture!r} does "
                 "both: choose 'decoder', 'encoder' or 'encoder-decoder'"
             )
+
+    def _check_cross(self) -> None:
+        """What needs a state to carry, or an encoder to read."""
+        at_least(self, "model.", truncation=1)
+        cross = f"model.cross_attention={self.cross_attention!r}"
+        wants = f"needs model.mixer='rnn', 'gru' or 'lstm', not {self.mixer!r}"
+        if self.truncation is not None and self.mixer not in RECURRENT:
+            raise SettingError(f"model.truncation={self.truncation} {wants}")
+        if self.cross_attention == "none" and self.mixer not in RECURRENT:
+            raise SettingError(f"{cross} {wants}")
+        if self.cross_attention == "heads":
+            return
+        if not (self.has_encoder and self.has_decoder):
+            raise SettingError(f"{cross} reads an encoder, not of model.architecture={self.architecture!r}")
+        if (start := self.cross_attention_start) != "normal":
+            raise SettingError(f"model.cross_attention_start={start!r} is of heads, not {cross}")
 
     def _check_stacks(self) -> None:
         """An encoder and a decoder that differ, that share their parameters, or that lack a part."""

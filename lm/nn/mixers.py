@@ -14,7 +14,16 @@ from lm.nn.kernels import attend
 from lm.nn.layers import Keep, Linear, normal, param, scaled
 from lm.nn.recurrent import Recurrent
 from lm.nn.view import View
-from lm.ops.attention import SCORE_SCALES, attention_weights, bilinear
+from lm.ops.attention import (
+    SCORE_SCALES,
+    Softmax,
+    additive_attention,
+    additive_scores,
+    attention_weights,
+    bilinear,
+    dot_product_attention,
+    weights_of,
+)
 from lm.ops.positions import rotate
 from lm.sharding import constrain
 
@@ -102,7 +111,12 @@ class Attention(Projections):
 
     def dropped(self, length: int) -> dict[str, tuple[int, ...]]:
         """One mask [N,1,S] of a row's attention weights, shared by all its queries, as in T5."""
-        return {"attention": (self.config.num_heads, 1, length)}
+        return {"attention": (self.heads, 1, length)}
+
+    @property
+    def heads(self) -> int:
+        """N."""
+        return self.config.num_heads
 
     def read(self, x: Array, seen: KeyValue, view: View, keep: Array | None) -> Array:
         """[B,T,D] from x [B,T,D] and the keys and values that it sees; ``keep`` bool [B,N,1,S]."""
@@ -147,6 +161,57 @@ class Attention(Projections):
     def _query(self, projections: Projections, x: Array, view: View) -> Array:
         query = projections.queries(x, view.positions)
         return query if self.bilinear is None else bilinear(query, self.bilinear[...].astype(x.dtype))
+
+
+class StateAttention(nnx.Module):
+    """Attention of a decoder to the encoder's states h_j [D] as they are, by one head.
+
+    A query s [D] scores s * h_j ("dot") or s * W h_j ("multiplicative", "general" in Luong et al. 2015), or
+    v * tanh(W s + U h_j) ("additive", Bahdanau et al. 2015). The mean of the states, not of projections of
+    them, is what is read. Norms make states D^0.5 long, so that products are scaled by D^-0.5.
+    """
+
+    heads = 1
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config, width = config, config.d_model
+        square = (config, rngs, (width, width), ("embed", "kv"), width**-0.5)
+        adds = config.cross_attention == "additive"
+        self.query = Linear(*square) if adds else None
+        self.key = None if config.cross_attention == "dot" else Linear(*square)
+        self.vector = param(normal(rngs, (1, width), width**-0.5), "bias_heads", "kv") if adds else None
+        self.out = Linear(config, rngs, (width, width), ("kv", "embed"), width**-0.5)
+
+    def key_value(self, x: Array, _positions: None) -> KeyValue:
+        """Keys and values [B,S,1,D] of the encoder's states x [B,S,D]: what scores need of them, and they."""
+        x = constrain(x, "batch", "key_length", "embed")
+        key = x if self.key is None else self.key(x)
+        return KeyValue(key[:, :, None], x[:, :, None])
+
+    def read(self, x: Array, seen: KeyValue, view: View, keep: Array | None) -> Array:
+        """[B,T,D] from x [B,T,D] and the keys and values that it sees; ``keep`` bool [B,1,1,S]."""
+        keep = None if keep is None else scaled(keep, self.config.dropout)
+        if self.vector is None:
+            softmax = Softmax(self._scale, keep)
+            out = dot_product_attention(self._query(x), *seen, view.mask, None, softmax)
+        else:
+            out = additive_attention(self._query(x), *seen, self.vector[...], view.mask, keep)
+        return self.out(out[:, :, 0])
+
+    def weights(self, x: Array, seen: KeyValue, view: View) -> Array:
+        """float32 [B,1,T,S]: how much x [B,T,D] takes from what it sees, the alignment."""
+        if self.vector is None:
+            return attention_weights(self._query(x), seen.key, view.mask, scale=self._scale)
+        return weights_of(additive_scores(self._query(x), seen.key, self.vector[...]), view.mask)
+
+    @property
+    def _scale(self) -> float:
+        return SCORE_SCALES["scaled-dot"](self.config.d_model)
+
+    def _query(self, x: Array) -> Array:
+        """[B,T,1,D] of x [B,T,D]."""
+        x = constrain(x if self.query is None else self.query(x), "batch", "length", "embed")
+        return x[:, :, None]
 
 
 class LastTokens(nnx.Module):
@@ -216,6 +281,15 @@ class Nothing(nnx.Module):
         """No masks."""
         return {}
 
+
+# By model.cross_attention; of the settings and random keys.
+CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], Attention | StateAttention | None]] = {
+    "heads": lambda config, rngs: Attention(config, rngs, crosses=True),
+    "dot": StateAttention,
+    "multiplicative": StateAttention,
+    "additive": StateAttention,
+    "none": lambda config, rngs: None,
+}
 
 # By model.mixer; of the settings, random keys, and whether the stack reads both ways.
 MIXERS: dict[str, Callable[[ModelConfig, nnx.Rngs, bool], Mixer]] = {

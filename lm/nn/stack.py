@@ -15,7 +15,7 @@ from jax import Array
 from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Adapter, Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
-from lm.nn.mixers import MIXERS, Attention, Mixer
+from lm.nn.mixers import CROSS_ATTENTION, MIXERS, Attention, Mixer
 from lm.nn.view import View
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
@@ -34,8 +34,8 @@ class Block(nnx.Module):
         self.attention: Mixer = MIXERS[config.mixer](config, rngs, config.reads_both_ways(crosses))
         own_bias = config.positions == "relative-per-layer"
         self.relative = RelativeBias(config, rngs, config.reads_both_ways(crosses)) if own_bias else None
-        self.cross_norm = Norm(config, config.d_model) if crosses else None
-        self.cross = Attention(config, rngs, crosses=True) if crosses else None
+        self.cross = CROSS_ATTENTION[config.cross_attention](config, rngs) if crosses else None
+        self.cross_norm = None if self.cross is None else Norm(config, config.d_model)
         self.mlp_norm = Norm(config, config.d_model) if config.mlp != "none" else None
         self.mlp = Mlp(config, rngs) if config.mlp != "none" else None
         self.adapter = Adapter(config, rngs) if config.adapter_width else None
@@ -76,7 +76,7 @@ class Block(nnx.Module):
         if config.adapter_width:
             shapes |= {"adapter": (1, config.adapter_width), "adapter_out": out}
         if encoded_length is not None:
-            shapes |= {"cross": (config.num_heads, 1, encoded_length), "cross_out": out}
+            shapes |= {"cross": (self.cross.heads, 1, encoded_length), "cross_out": out}
         return shapes
 
     def weights(self, x: Array, view: View) -> tuple[Array | None, Array | None]:

@@ -11,7 +11,7 @@ from lm.nn.config import ModelConfig
 from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
 from lm.nn.layers import Embed, Linear, along, param, split
 from lm.nn.stack import Stack
-from lm.nn.view import Batch, View, cross_mask, full_view, step_view
+from lm.nn.view import Batch, View, cross_mask, full_view, last_states, step_view
 from lm.settings import SettingError
 from lm.sharding import constrain
 
@@ -125,7 +125,10 @@ class Transformer(nnx.Module):
         if encoded is not None:
             length = batch["decoder_input_tokens"].shape[1]
             segments = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
-            view = view._replace(encoded=encoded, cross_mask=cross_mask(self.config, length, *segments))
+            if self.config.cross_attention == "none":
+                view = view._replace(context=last_states(encoded, *segments))
+            else:
+                view = view._replace(encoded=encoded, cross_mask=cross_mask(self.config, length, *segments))
         return self.embed(batch["decoder_input_tokens"]), batch.get("decoder_token_types"), view
 
     def prefill(self, batch: Batch, size: int) -> tuple[Array, Cache]:
@@ -135,13 +138,17 @@ class Transformer(nnx.Module):
         """
         prompt, config = batch["decoder_input_tokens"], self.config
         rows = len(prompt)
-        crossed = sees = None
+        crossed = sees = context = None
         if config.has_encoder:
-            crossed = self.decoder.cross_key_value(self.encode(batch))
-            sees = cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), batch.get("encoder_segment_ids"))
+            encoded, segments = self.encode(batch), batch.get("encoder_segment_ids")
+            if config.cross_attention == "none":
+                context = last_states(encoded, None, segments)
+            else:
+                crossed = self.decoder.cross_key_value(encoded)
+                sees = cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), segments)
         carry = self.decoder.empty(rows, size)
         view = full_view(config, batch, "decoder", self.decoder.relative, slots=size)
-        view = view._replace(cross_mask=sees, slot=jnp.zeros(rows, jnp.int32))
+        view = view._replace(cross_mask=sees, context=context, slot=jnp.zeros(rows, jnp.int32))
         types = batch.get("decoder_token_types")
         x, carry = self.decoder(self.embed(prompt), types, view, None, carry, crossed)
         segments = batch.get("decoder_segment_ids", jnp.ones_like(prompt))

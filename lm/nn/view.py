@@ -33,6 +33,7 @@ class View(NamedTuple):
     everything: AnyMask = None  # bool [B|1,T,S]: what those see, that is, all but padding and other segments
     encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
     cross_mask: AnyMask = None  # bool [B,T,S] of cross-attention
+    context: Array | None = None  # [B,T|1,D]: the encoder's last state, from which a row starts without that
     slot: Array | None = None  # int32 [B]: where in the cache to write keys and values; None: no cache
 
 
@@ -106,6 +107,22 @@ def cross_mask(
     slots = encoder_segments.shape[1]
     explicit = implementation(config, length, slots, mask, None) == "xla"
     return mask.dense(segments.shape[1], slots) if explicit else mask
+
+
+def last_states(encoded: Array, segments: Array | None, encoder_segments: Array | None) -> Array:
+    """[B,T|1,D]: for each position of a decoder the last of the encoder's states [B,S,D] of its segment.
+
+    Segments [B,T] and [B,S] or None are as in ``cross_mask``. Zeros for what the encoder has no token of.
+    """
+    if encoder_segments is None:
+        return encoded[:, -1:]
+    if segments is None:
+        segments = jnp.ones((len(encoded), 1), jnp.int32)
+        encoder_segments = (encoder_segments > 0) * 1
+    place = jnp.arange(encoded.shape[1])[None, None, :]
+    same = segments[:, :, None] == key_segments(encoder_segments)[:, None, :]
+    last = jnp.where(same, place, -1).max(-1)[:, :, None]
+    return jnp.where(last < 0, 0, jnp.take_along_axis(encoded, jnp.maximum(last, 0), axis=1))
 
 
 def positions_of(length: int, segments: Array | None) -> Array:

@@ -39,6 +39,20 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         heads, groups = side.num_heads * side.d_kv, side.key_value_heads * side.d_kv
         return 2 * side.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
 
+    def crossing(
+        queries, keys
+    ):  # of one head as wide as the model: its matrices, scores, and the mean of values
+        square, kind = config.d_model**2, config.cross_attention
+        if kind == "heads":
+            return attention(config, queries, keys)
+        matrices = {
+            "dot": queries,
+            "multiplicative": queries + keys,
+            "additive": 2 * queries + keys,
+            "none": 0,
+        }
+        return square * matrices[kind] + (kind != "none") * 2 * config.d_model * queries * keys
+
     def mixing(side, positions, both_ways):  # others than attention multiply each position by their matrices
         if side.mixer == "attention":
             return attention(side, positions, positions)
@@ -56,7 +70,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     if config.has_encoder:
         products += config.num_encoder_layers * (mixing(encoder, inputs, True) + inputs * mlp(encoder))
     if config.has_encoder and config.has_decoder:
-        products += config.num_decoder_layers * attention(config, targets, inputs)
+        products += config.num_decoder_layers * crossing(targets, inputs)
     return 6.0 * rows * products
 
 
