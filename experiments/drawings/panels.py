@@ -21,7 +21,7 @@ LONGEST_LABELLED = 40  # most rows or columns with a label each
 DASHES = ("-", "--", "-.", ":")
 NOTHING = "lightgray"  # the colour of cells without a number
 WIDEST = 48.0  # picture [inches]
-DPI = 110  # of pictures in pixels
+DPI = 100  # of pictures in pixels
 
 
 class Scale(NamedTuple):
@@ -88,23 +88,29 @@ def heatmaps(panels: Sequence[Heat], x: str, y: str, wide: int = 4) -> Figure:
     wide = min(wide, len(panels))
     tall, shared = -(-len(panels) // wide), len({panel.scale for panel in panels}) == 1
     widths, heights = zip(*map(_inches, panels), strict=True)
-    size = max(widths) + 0.8 * (not shared), max(heights) + 0.3
+    bars = [not shared and _ends_scale(panels, i, wide) for i in range(len(panels))]
+    size = max(widths) + 0.8 * sum(bars[:wide]) / wide, max(heights) + 0.3
     fit = min(1.0, WIDEST / (wide * size[0]), WIDEST / (tall * size[1]))
-    inches = (max(wide * size[0] * fit + 1.3, 4.2), tall * size[1] * fit + 0.6)
+    inches = (max(wide * size[0] * fit + 1.3, 4.2), max(tall * size[1] * fit + 0.6, 2.8))
     figure = Figure(figsize=inches, layout="constrained")
     grid = figure.subplots(tall, wide, squeeze=False)
     for axis in grid.flat[len(panels) :]:
         axis.set_visible(False)
-    for i, (axis, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+    for axis, panel, bar in zip(grid.flat, panels, bars, strict=False):
         image = _draw_heat(axis, panel)
-        beside = panels[i + 1 : i + 2] if (i + 1) % wide else []
-        if not shared and [other.scale for other in beside] != [panel.scale]:
+        if bar:
             _color_bar(figure, image, axis, panel.scale)
     if shared:
         _color_bar(figure, image, grid.ravel().tolist(), panels[0].scale)
     figure.supxlabel(x, fontsize="medium")
     figure.supylabel(y, fontsize="medium")
     return figure
+
+
+def _ends_scale(panels: Sequence[Heat], i: int, wide: int) -> bool:
+    """Whether the panel to the right of panel ``i`` in its line is missing or has another colour scale."""
+    last = (i + 1) % wide == 0 or i + 1 == len(panels)
+    return last or panels[i + 1].scale != panels[i].scale
 
 
 def _inches(panel: Heat) -> tuple[float, float]:

@@ -34,9 +34,11 @@ class Reading:
     @property
     def labels(self) -> dict[str, list[str]]:
         """A label of each token of each side."""
-        return {
-            side: [token_label(self.vocabulary, token) for token in ids] for side, ids in self.ids.items()
-        }
+        labels = {side: list(map(self._label, ids)) for side, ids in self.ids.items()}
+        start = self.model.config.special.start
+        if start is not None and self.ids.get("decoder", [None])[0] == start:  # T5 begins with padding
+            labels["decoder"][0] = "[START]"
+        return labels
 
     @property
     def predicting(self) -> list[str]:
@@ -56,8 +58,10 @@ class Reading:
 
     def words(self, ids: np.ndarray) -> np.ndarray:
         """str, a label of each token of an array of ids."""
-        labels = [token_label(self.vocabulary, token) for token in ids.ravel().tolist()]
-        return np.array(labels).reshape(ids.shape)
+        return np.array([self._label(token) for token in ids.ravel().tolist()]).reshape(ids.shape)
+
+    def _label(self, token: int) -> str:
+        return token_label(self.vocabulary, token)
 
 
 def token_label(vocabulary: Vocabulary, token: int) -> str:
@@ -100,7 +104,7 @@ def draw_alignment(reading: Reading) -> Figure:
         Heat(f"layer {layer}, mean of {len(heads)} heads", heads.mean(0), WEIGHT, rows, columns)
         for layer, heads in enumerate(maps["cross"], 1)
     ]
-    return heatmaps(panels, "read by the encoder", "read by the decoder, which writes the next", 2)
+    return heatmaps(panels, "read by the encoder", "read by the decoder", 2)
 
 
 def draw_lens(reading: Reading) -> Figure:
