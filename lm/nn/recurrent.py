@@ -7,6 +7,7 @@ input by itself, where here one product serves all.
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Keep, Linear, along, normal, param, product
@@ -42,21 +43,27 @@ class Direction(nnx.Module):
 
         A later segment begins with what ``starts`` [T,B,h] says at its first position, or with zeros.
         """
+        flow = None if segments is None else flow_of(segments)._replace(starts=starts)
+        truncation = self.config.truncation
+        return recur(self.cell, self.weights(x.dtype), self.inputs(x), state, flow, truncation)
+
+    def inputs(self, x: Array) -> Array:
+        """[T,B,G*h]: products of all positions of x [B,T,D] with their weights, and the bias."""
         x = constrain(x, "batch", "key_length", "embed").swapaxes(0, 1)
         inputs = product(x, self.input[...].astype(x.dtype))
-        inputs += along(self.bias[...], inputs)
-        # Gathered here, before the loop, not at each position.
-        kernel = constrain(self.state[...].astype(x.dtype), "kv", "gates")
-        weights = Weights(kernel, self._state_bias())
-        flow = None if segments is None else flow_of(segments)._replace(starts=starts)
-        return recur(self._cell, weights, inputs, state, flow, self.config.truncation)
+        return inputs + along(self.bias[...], inputs)
+
+    def weights(self, dtype: DTypeLike) -> Weights:
+        """What multiplies the state, gathered here, before the loop, not at each position."""
+        return Weights(constrain(self.state[...].astype(dtype), "kv", "gates"), self._state_bias())
 
     def empty(self, rows: int) -> States:
         """Zeros [B,h]: what is remembered before the first token."""
-        return (jnp.zeros((rows, self.config.state_width), jnp.float32),) * self._cell.states
+        return (jnp.zeros((rows, self.config.state_width), jnp.float32),) * self.cell.states
 
     @property
-    def _cell(self) -> RecurrentCell:
+    def cell(self) -> RecurrentCell:
+        """How the state changes at a position."""
         return CELLS[self.config.mixer]
 
     def _state_bias(self) -> Array | None:
