@@ -82,7 +82,7 @@ ROWS = {
         name: DECODER | {"model.positions": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
     },
-    # lm sweep block --scale nano: 6 rows, about a minute each
+    # lm sweep block --scale nano: 6 rows, about a minute each; perplexity 131 - 251, without a mask 1.1
     ("block", "A decoder's block without one of its parts"): {
         "base": ROTARY_DECODER,
         "no-mask": ROTARY_DECODER | {"model.mask": "none"},
@@ -91,7 +91,7 @@ ROWS = {
         "no-norm": ROTARY_DECODER | {"model.norm": "none"},
         "no-positions": ROTARY_DECODER | {"model.positions": "none"},
     },
-    # lm sweep sparse --scale nano: 5 rows, about two minutes each
+    # lm sweep sparse --scale nano: 5 rows, about two minutes each; perplexity 142 (window) - 160 (dilated)
     ("sparse", "What attention may skip in rows of 256 to 1,024 tokens"): {
         "full": LONG_ROWS,
         "window": LONG_ROWS | {"model.sparsity.window": 8},
