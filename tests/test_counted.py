@@ -16,7 +16,7 @@ from experiments.runs import run as running
 from experiments.runs.checks import check_counts
 from experiments.runs.prepare import prepare, pretraining_batches, rows_of_half, training_text
 from experiments.runs.result import read_result
-from experiments.runs.stages import COUNTS_FILE, saved_steps, stages_of
+from experiments.runs.stages import COUNTS_FILE, saved_steps, stages, stages_of
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.counts.markov import tag
@@ -92,11 +92,13 @@ def test_counts_and_networks_read_the_same_tokens(runs):
     batches = pretraining_batches(experiment, prepared, "train")
     rows = batches.rows(np.arange(len(batches.rows.corpus.segments.starts)))  # an epoch
     read = rows["decoder_target_tokens"][rows["decoder_segment_ids"] > 0]
-    text = training_text(build(BIGRAM, "tiny"), prepared)
+    (stage,) = stages(build(BIGRAM, "tiny"))
+    _, counted_tokens = counted.COUNT_MODELS["ngram"].estimate(stage, prepared)
+    text = training_text(experiment, prepared)
     sizes = np.bincount(np.asarray(text.tokens[:]), minlength=512)
-    documents_read = len(np.unique(text.offsets)) - 1
-    sizes[EOS] += documents_read - 1  # between documents
+    sizes[EOS] += len(np.unique(text.offsets)) - 2  # between documents
     assert np.bincount(read, minlength=512).tolist() == sizes.tolist()
+    assert counted_tokens == len(read) + 1  # the end of the last document
 
 
 def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):

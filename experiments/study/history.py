@@ -79,9 +79,7 @@ TAGGING: Changes = (
         "start.steps": 0,
         "tuning.mixtures": (),
         "tuning.heads": ("roles",),
-        "tuning.inputs_length": 128,
-        "model.max_length": 128,
-        "finetuning.steps": times(10),
+        "finetuning.steps": times(8),
     }
 )
 UNTRAINED: Changes = TAGGING | {"pretraining.steps": 0}
