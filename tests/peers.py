@@ -63,7 +63,8 @@ def attention(q, k, v, mask, bias, scale, **_):
 def rotary(q, k, positions, theta, **_):
     frequencies, factor = RotaryConfig(theta).frequencies(len(q[0][0][0]))
     places = jnp.array(positions)[None]
-    turned = (rotate(jnp.array(x).swapaxes(1, 2), places, frequencies, factor).swapaxes(1, 2) for x in (q, k))
+    inputs = (jnp.array(x).swapaxes(1, 2) for x in (q, k))
+    turned = (rotate(x, places, frequencies, factor, "halves").swapaxes(1, 2) for x in inputs)
     return dict(zip("qk", turned, strict=True))
 
 

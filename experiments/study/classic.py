@@ -87,7 +87,8 @@ ROWS = {
     ("positions", "Trained on short rows, tested on long ones"): {
         name: DECODER | {"model.positions": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
-    },
+    }
+    | {"rotary-pairs": DECODER | {"model.positions": "rotary", "model.rotary.layout": "pairs"}},
 }
 
 TABLES = tuple(table(name, title, None, rows) for (name, title), rows in ROWS.items())
