@@ -27,6 +27,7 @@ from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import remembered
 from lm.train.step import check_mesh
+from lm.train.throughput import cache_bytes
 
 BOUNDS = ("compute", "HBM", "network", "compiler")
 ASSUMPTIONS = """\
@@ -109,13 +110,17 @@ class Writing:
 
 
 def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
-    """All is spread evenly over the slice, and parameters are float32, as in training; None for encoders."""
+    """All is spread evenly over the slice, and parameters are float32, as in training.
+
+    None for encoders, and for decoders that remember nothing.
+    """
     model, slices = step.experiment.model, step.slices
     if not model.has_decoder or not compiled.parameters:
         return None
-    positions = row_length(model.architecture, step.lengths) + step.lengths.inputs * model.has_encoder
-    values = 2 * model.num_decoder_layers * model.key_value_heads * model.d_kv  # keys and values
-    cached, read = values * positions * step.width, 4 * compiled.read
+    targets = row_length(model.architecture, step.lengths)
+    cached, read = cache_bytes(model, targets, step.lengths.inputs), 4 * compiled.read
+    if not cached:
+        return None
     bandwidth = slices.chip.bandwidth * slices.chips
     batch = max(int((slices.chip.usable * slices.chips - 4 * compiled.parameters) / cached), 0)
     return Writing(cached, bandwidth / (read + cached), batch, batch * bandwidth / (read + batch * cached))
@@ -161,7 +166,8 @@ def memory(step: PlannedStep, parameters: int) -> float:
     tensor, width = sizes["tensor"], step.width
     rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
     # that a block makes at a position
-    features = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor
+    heads = 2 * model.num_heads * (model.d_kv + model.value_width)
+    features = 3 * model.d_model + (heads + model.d_ff) / tensor
     saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
