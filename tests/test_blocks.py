@@ -10,8 +10,9 @@ from test_nn import POSITIONS, TINY, example, features, influence, make, padded,
 
 from lm.evaluate.decode import greedy
 from lm.evaluate.likelihood import continuation_log_probs
-from lm.nn.config import ModelConfig, SparsityConfig
+from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
+from lm.ops.config import SparsityConfig
 from lm.settings import SettingError
 from lm.sharding import named
 from lm.train.throughput import step_flops

@@ -61,6 +61,8 @@ BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
     "santacoder": "gpt_bigcode",
     "starcoder": "gpt_bigcode",
     "gpt-neox": "gpt_neox",
+    "gpt-neo-": "gpt_neo",
+    "gpt-j": "gptj",
     "pythia": "gpt_neox",
 }
 UNPUBLISHED = {

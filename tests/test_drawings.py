@@ -23,10 +23,11 @@ from experiments.runs.trained import open_run
 from lm.data.text.own import Bytes
 from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
 from lm.evaluate.states import gates, reading_layers, state_gradients
-from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig
+from lm.nn.config import ModelConfig
 from lm.nn.heads import LayerMixture
 from lm.nn.recurrent import Direction
 from lm.nn.transformer import Transformer
+from lm.ops.config import RotaryConfig, SparsityConfig
 from lm.ops.recurrence import CELLS, recur
 from lm.settings import SettingError
 

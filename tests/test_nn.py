@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig
+from lm.nn.config import ModelConfig
 from lm.nn.layers import RelativeBias, count, draw_keep, dropout
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
+from lm.ops.config import RotaryConfig, SparsityConfig
 from lm.ops.losses import cross_entropy
 from lm.ops.masks import distances
 from lm.ops.positions import Alibi, Relative

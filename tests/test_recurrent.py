@@ -14,12 +14,13 @@ from flax import nnx
 
 from lm.evaluate.decode import beam_search
 from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig, SparsityConfig, SpecialTokens
+from lm.nn.config import ModelConfig, SpecialTokens
 from lm.nn.layers import count
 from lm.nn.mixers import MIXERS
 from lm.nn.recurrent import Direction
 from lm.nn.transformer import Transformer
 from lm.nn.view import View
+from lm.ops.config import SparsityConfig
 from lm.ops.decoding.config import Decoding
 from lm.ops.recurrence import CELLS, Weights, flow_of, recur
 from lm.settings import SettingError

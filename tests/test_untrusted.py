@@ -33,7 +33,7 @@ from lm.files import seal
 from lm.settings import SettingError, from_json, leaves, to_json
 
 GOLDEN = Path(__file__).parent / "golden"
-GOLDENS = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "longformer", "marian_sinusoidal"]
+GOLDENS = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "gpt_neo", "qwen2", "longformer", "marian_sinusoidal"]
 # what one example may add to the memory [bytes], and how long it may take [seconds]
 MOST, LONGEST = 1 << 29, 20.0
 WEIRD = [

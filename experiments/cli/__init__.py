@@ -29,7 +29,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
 RAW = ("run", "sweep", "report", "plan", "convert", "draw")
 HELP = """\
 list       List the rows of the study, what each changes, and how many seeds of it have finished.
-show       Show every setting of a row, with its meaning and unit, or with --stages the stages of its run.
+show       Show every setting of a row or a published model, or --stages of its run, or what it --costs.
 diff       Show the settings in which a row differs from another.
 run        Train, fine-tune and evaluate one row; any of its settings can be changed on the command line.
 plan       Compile rows for a TPU slice that need not exist: memory, time and hours before you pay for them.

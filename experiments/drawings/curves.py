@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 
 from experiments.drawings.panels import Plot, plots
 from lm.evaluate.states import state_gradients
-from lm.nn.config import ModelConfig, RotaryConfig
+from lm.nn.config import ModelConfig
 from lm.nn.recurrent import Direction
 from lm.nn.transformer import Transformer
+from lm.ops.config import RotaryConfig
 from lm.ops.positions import Alibi, alibi_slopes, relative_position_bucket, rotate
 from lm.ops.recurrence import States
 from lm.settings import SettingError
@@ -48,7 +49,8 @@ def rotary_curves(reach: int, width: int, config: RotaryConfig) -> dict[str, Cur
     distance = np.arange(reach + 1)
     frequencies, factor = config.frequencies(width)
     ones = jnp.ones((1, reach + 1, 1, width))
-    turned = np.asarray(rotate(ones, jnp.asarray(distance)[None], frequencies, factor))[0, :, 0]
+    places = jnp.asarray(distance)[None]
+    turned = np.asarray(rotate(ones, places, frequencies, factor, config.layout))[0, :, 0]
     sums = np.cumsum(np.exp(1j * distance[:, None] * frequencies), axis=1)
     curves = {"score of equal vectors": turned @ turned[0], "bound of Su et al.": np.abs(sums).mean(1)}
     return {name: (distance, values / values[0]) for name, values in curves.items()}

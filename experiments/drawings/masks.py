@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.nn.config import ModelConfig, SparsityConfig
+from lm.nn.config import ModelConfig
 from lm.nn.view import Batch, cross_mask, full_view
 from lm.ops.attention import attention_weights
+from lm.ops.config import SparsityConfig
 from lm.ops.masks import CAUSAL, Mask
 
 

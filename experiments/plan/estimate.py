@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from experiments.plan.step import Compiled, PlannedStep
@@ -28,6 +27,7 @@ from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import remembered
 from lm.train.step import check_mesh
+from lm.train.throughput import cache_bytes
 
 BOUNDS = ("compute", "HBM", "network", "compiler")
 ASSUMPTIONS = """\
@@ -110,27 +110,20 @@ class Writing:
 
 
 def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
-    """All is spread evenly over the slice, and parameters are float32, as in training; None for encoders."""
+    """All is spread evenly over the slice, and parameters are float32, as in training.
+
+    None for encoders, and for decoders that remember nothing.
+    """
     model, slices = step.experiment.model, step.slices
     if not model.has_decoder or not compiled.parameters:
         return None
-    cached, read = _cached(model, step.lengths), 4 * compiled.read
+    targets = row_length(model.architecture, step.lengths)
+    cached, read = cache_bytes(model, targets, step.lengths.inputs), 4 * compiled.read
+    if not cached:
+        return None
     bandwidth = slices.chip.bandwidth * slices.chips
     batch = max(int((slices.chip.usable * slices.chips - 4 * compiled.parameters) / cached), 0)
     return Writing(cached, bandwidth / (read + cached), batch, batch * bandwidth / (read + batch * cached))
-
-
-def _cached(model: ModelConfig, lengths: Lengths) -> int:
-    """Bytes of a row that is written: what the decoder's mixers carry, and what it reads of the encoder."""
-
-    def cache(model: Transformer) -> Any:
-        encoded = jnp.zeros((1, lengths.inputs, model.config.d_model), model.config.dtype)
-        crosses = model.config.has_encoder and model.config.cross_attention != "none"
-        carry = model.decoder.empty(1, row_length(model.config.architecture, lengths))
-        return carry, model.decoder.cross_key_value(encoded) if crosses else None
-
-    leaves = jax.tree.leaves(jax.eval_shape(cache, _shapes(model)))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def candidates(step: PlannedStep) -> list[PlannedStep]:
@@ -174,7 +167,8 @@ def memory(step: PlannedStep, parameters: int) -> float:
     rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
     # that a block makes at a position
     hidden = 0 if model.mlp == "none" else model.d_ff
-    features = 3 * model.d_model + (4 * model.num_heads * model.d_kv + hidden) / tensor
+    heads = 2 * model.num_heads * (model.d_kv + model.value_width)
+    features = 3 * model.d_model + (heads + hidden) / tensor
     saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits

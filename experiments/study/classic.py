@@ -7,7 +7,7 @@ scale read; encoders and BART answer labelled tasks through heads, as their pape
 
 from experiments.study.experiment import Changes, Experiment, objective, table, times
 from experiments.study.families import ADAMW, family
-from lm.nn.config import SparsityConfig
+from lm.ops.config import SparsityConfig
 
 LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
 HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
@@ -81,7 +81,8 @@ ROWS = {
     ("positions", "Trained on short rows, tested on long ones"): {
         name: DECODER | {"model.positions": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
-    },
+    }
+    | {"rotary-pairs": DECODER | {"model.positions": "rotary", "model.rotary.layout": "pairs"}},
     # lm sweep block --scale nano: 6 rows, about a minute each; perplexity 131 - 251, without a mask 1.1
     ("block", "A decoder's block without one of its parts"): {
         "base": ROTARY_DECODER,

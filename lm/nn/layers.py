@@ -102,12 +102,12 @@ def along(vector: Array, x: Array) -> Array:
 class Embed(nnx.Module):
     """Ids [B,T] to [B,T,D] by ``table`` [rows,D]."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, rows: int, axis: str):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, shape: tuple[int, int], axis: str):
         self.dtype = config.dtype
         # Rows of length 1 make logits of size 1, here or in ELECTRA's generator, which shares them; T5's are
         # sqrt(D) long, and so its tied logits are scaled down.
-        std = config.embed_width**-0.5 if config.logits in ("tied", "none") else 1.0
-        self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
+        std = shape[1] ** -0.5 if config.logits in ("tied", "none") else 1.0
+        self.table = param(normal(rngs, shape, std), axis, "embed")
 
     def __call__(self, ids: Array) -> Array:
         if len(ids) == 1:  # positions that all rows share

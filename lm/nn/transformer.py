@@ -29,11 +29,12 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        self.embed = Embed(config, rngs, config.vocab_size, "vocab")
+        self.embed = Embed(config, rngs, (config.vocab_size, config.embed_width), "vocab")
         own, side = config.architecture in ("encoder-decoder", "encoder"), config.encoder_side
         self.encoder = Stack(side, rngs, config.num_encoder_layers, False) if own else None
         crosses = config.has_encoder and config.has_decoder
         self.decoder = Stack(config, rngs, config.num_decoder_layers, crosses) if config.has_decoder else None
+        self.narrowing = _narrowing(config, rngs)
         self.transform = Transform(config, rngs) if config.logits_transform else None
         self.head = _output_matrix(config, rngs) if config.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.logits_bias else None
@@ -66,6 +67,7 @@ class Transformer(nnx.Module):
         config = self.config
         if config.logits == "none":
             raise SettingError("model.logits='none': no output matrix; use the model's features or its heads")
+        x = x if self.narrowing is None else self.narrowing(x)
         x = x if self.transform is None else self.transform(x)
         x = x * config.d_model**-0.5 if config.logits.endswith("scaled") else x
         if self.head is not None:
@@ -178,6 +180,15 @@ class Transformer(nnx.Module):
         view = view._replace(cross_mask=cache.cross_mask, slot=cache.length)
         x, carry = self.decoder(self.embed(tokens), None, view, None, cache.carry, cache.crossed)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
+
+
+def _narrowing(config: ModelConfig, rngs: nnx.Rngs) -> Linear | None:
+    """A kernel [D,d_embed] that brings states back to the embedding's width, if nothing else does (OPT)."""
+    back = config.logits_transform or not config.logits.startswith("tied")
+    if config.projected == "sum" or config.d_embed is None or back:
+        return None
+    shape = config.d_model, config.embed_width
+    return Linear(replace(config, bias=False), rngs, shape, ("embed", "kv"), config.d_model**-0.5)
 
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:

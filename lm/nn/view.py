@@ -10,7 +10,7 @@ from jax import Array
 from lm.nn.config import ModelConfig
 from lm.nn.kernels import implementation
 from lm.nn.layers import RelativeBias
-from lm.ops.masks import AnyMask, Mask, Numbers, Rule, key_segments
+from lm.ops.masks import AnyMask, Mask, Numbers, Rule, key_segments, periods
 from lm.ops.positions import Alibi, AnyBias, Bias, alibi_slopes
 from lm.settings import SettingError
 
@@ -24,7 +24,7 @@ class View(NamedTuple):
     """
 
     mask: AnyMask = None
-    masks: tuple[AnyMask, ...] = ()  # of each span of layers, where the layers' windows differ
+    masks: tuple[tuple[AnyMask, ...], ...] = ()  # where the layers' windows differ: of each of ``periods``
     bias: AnyBias = None
     layer_bias: Callable[[RelativeBias], Array | Bias] | None = None  # where each block has its own table
     positions: Array | None = None  # int32 [B|1,T] of queries and keys
@@ -54,22 +54,23 @@ def full_view(
     everything = _mask(Rule(causal), numbers, slots)
     # Only encoders take global positions from the batch: the cache of a decoder does not hold them.
     everywhere = _everywhere(config, positions, None if decodes else batch.get("encoder_global_attention"))
-    if sparsity.window is not None:
+    if sparsity.has_window:
         # A window compares positions. Within a segment these differ by as much as places in the row, unless
         # the batch names them; places need no numbers, and tell a kernel which tiles it can skip.
         by_place = named_positions is None and sparsity.block == 1 and not sparsity.random_blocks
         numbers |= {"position": None if by_place else positions // sparsity.block, "everywhere": everywhere}
-    windows = [sparsity.window, *(window for window, _ in sparsity.spans)]
-    mask, *masks = [_mask(_rule(config, causal, window, length), numbers, slots) for window in windows]
-    explicit = implementation(config, length, slots, mask, None) == "xla"
+
+    def mask_of(window):
+        return _mask(_rule(config, causal, window, length), numbers, slots)
+
+    explicit = implementation(config, length, slots, mask_of(sparsity.window), None) == "xla"
 
     def lay_out(x):
         """A mask or a bias as an array, made once for the whole stack if attention has explicit scores."""
         return x.dense(length, slots) if explicit and x is not None else x
 
     return View(
-        mask=lay_out(mask),
-        masks=tuple(map(lay_out, masks)),
+        **_masks(config, lambda window: lay_out(mask_of(window))),
         **_biases(config, relative, not decodes or config.sees_ahead, lay_out),
         positions=positions,
         segments=segments,
@@ -86,9 +87,9 @@ def step_view(
     position = length[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     distance = slot[:, None, :] - position[:, :, None]
     query, key = (_window_numbers(config, places) for places in (position, slot))
-    mask = Mask(query, key, _rule(config, True, config.sparsity.window, slots)).at(distance)
+    masks = _masks(config, lambda window: Mask(query, key, _rule(config, True, window, slots)).at(distance))
     biases = _biases(config, relative, config.sees_ahead, lambda bias: bias.at(distance))
-    return View(mask=mask, positions=position, **biases)
+    return View(**masks, positions=position, **biases)
 
 
 def cross_mask(
@@ -148,6 +149,15 @@ def _rule(config: ModelConfig, causal: bool, window: int | None, length: int) ->
     return Rule(causal, (reach, reach, sparsity.dilation), random if sparsity.random_blocks else None)
 
 
+def _masks(config: ModelConfig, mask_of: Callable[[int | None], AnyMask]) -> dict[str, Any]:
+    """Masks of a ``View``, by the window of each: of all layers, and of those whose windows differ."""
+    sparsity = config.sparsity
+    by_window = {window: mask_of(window) for window in {sparsity.window, *sparsity.layer_windows}}
+    patterns = [pattern for pattern, _ in periods(sparsity.layer_windows)]
+    masks = tuple(tuple(by_window[window] for window in pattern) for pattern in patterns)
+    return {"mask": by_window[sparsity.window], "masks": masks}
+
+
 def _mask(rule: Rule, numbers: dict[str, Array | None], slots: int) -> Mask | None:
     """Of a rule and the numbers [B|1,T] of positions, which see those of a cache of ``slots``."""
     query = {name: x for name, x in numbers.items() if x is not None}
@@ -170,7 +180,7 @@ def _everywhere(config: ModelConfig, positions: Array, named: Array | None) -> A
 
 def _window_numbers(config: ModelConfig, positions: Array) -> Numbers:
     """What a window compares of positions [B|1,T] while decoding."""
-    if config.sparsity.window is None:
+    if not config.sparsity.has_window:
         return {}
     everywhere = _everywhere(config, positions, None)
     numbers = {} if everywhere is None else {"everywhere": everywhere}

@@ -32,7 +32,8 @@ def dot_product_attention(
 ) -> Array:
     """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], mask bool [B|1,T,S], bias float [B|1,N,T,S].
 
-    Query heads n*N/K ... (n+1)*N/K-1 read key head n. Scores and softmax are float32 whatever the inputs are.
+    Query heads n*N/K ... (n+1)*N/K-1 read key head n. Values may have another width, which the result then
+    has. Scores and softmax are float32 whatever the inputs are.
     A query that sees nothing gives zeros, and zero gradients. All queries share a dropout mask, so that it
     could as well multiply the values. A mask or a bias that is not laid out is laid out here. The backward
     pass computes the scores again: reading them from memory would take an accelerator longer, and they are
