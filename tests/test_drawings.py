@@ -266,7 +266,7 @@ def test_a_call_is_as_dear_as_its_quickest_turn(monkeypatch):
     ticks = iter([0, 9, 9, 12, 20, 21, 30, 35])  # one call: a turn that does not count, of 9, then 3, 1 and 5
     monkeypatch.setattr(measured, "TIMINGS", 3)
     monkeypatch.setattr(measured, "perf_counter", lambda: next(ticks))
-    (cost,) = measured.measured([(jnp.sin, (jnp.ones(2),))])
+    (cost,) = measured.call_costs([(jnp.sin, (jnp.ones(2),))])
     assert cost.seconds == 1
 
 

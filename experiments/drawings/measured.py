@@ -39,7 +39,7 @@ class Cost(NamedTuple):
     temporaries: int  # what it needs besides arguments and result, by the compiler [bytes]
 
 
-def measured(calls: Sequence[tuple[Callable, tuple[object, ...]]]) -> list[Cost]:
+def call_costs(calls: Sequence[tuple[Callable, tuple[object, ...]]]) -> list[Cost]:
     """The cost of each call, a function and its arguments, compiled first.
 
     They take turns, so that what else the machine does meets all alike.
@@ -92,14 +92,14 @@ def decoding_costs(model: Transformer, lengths: Sequence[int]) -> dict[str, list
         return model, jnp.ones(1, jnp.int32), cache
 
     again = [(whole, (model, batch(length))) for length in lengths]
-    costs = measured([*again, *((Transformer.step, cached(length)) for length in lengths)])
+    costs = call_costs([*again, *((Transformer.step, cached(length)) for length in lengths)])
     return {"without cache": costs[: len(lengths)], "with cache": costs[len(lengths) :]}
 
 
 def mixer_costs(configs: Sequence[ModelConfig], lengths: Sequence[int]) -> list[list[Cost]]:
     """The cost of a layer's mixer, forward, over a causal row: for each of ``configs`` one of each length."""
     calls = [_mixer_call(config, length) for config in configs for length in lengths]
-    costs = measured(calls)
+    costs = call_costs(calls)
     return [costs[i : i + len(lengths)] for i in range(0, len(costs), len(lengths))]
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure  # without pyplot nothing looks for a displ
 from lm.files import write
 from lm.settings import SettingError
 
-Values = Sequence[float] | np.ndarray
+Heights = Sequence[float] | np.ndarray
 ENDINGS = (".png", ".svg", ".pdf")  # of pictures
 LONGEST_LABELLED = 40  # most rows or columns with a label each
 DASHES = ("-", "--", "-.", ":")
@@ -51,7 +51,7 @@ class Plot(NamedTuple):
     title: str
     x: str  # with its unit
     y: str
-    lines: Mapping[str, tuple[Values, Values]]  # label -> places and heights
+    lines: Mapping[str, tuple[Heights, Heights]]  # label -> places and heights
     log: Literal["", "y", "xy"] = ""  # which axes are logarithmic
     span: tuple[float, float] | None = None  # of y; None: what the lines need
     ticks: Sequence[str] = ()  # names of places 0, 1, ...

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments.drawings.panels import Heat, Scale, heatmaps
 from lm.data.text.vocabulary import Vocabulary
-from lm.evaluate.fill import likeliest
+from lm.evaluate.fill import likeliest_tokens
 from lm.evaluate.lens import logit_lens
 from lm.evaluate.states import MEMORY, STATES, gates, reading_layers
 from lm.nn.transformer import Transformer
@@ -126,7 +126,7 @@ def draw_lens(reading: Reading) -> Figure:
 def draw_next(reading: Reading, k: int) -> Figure:
     """The ``k`` likeliest tokens at each position, with their probabilities and that of all others."""
     columns, config = reading.predicting, reading.model.config
-    found = likeliest(reading.model, reading.batch, k=min(k, config.vocab_size))
+    found = likeliest_tokens(reading.model, reading.batch, k=min(k, config.vocab_size))
     tokens, shares = (np.asarray(array)[0, : len(columns)].T for array in found)
     values = np.concatenate([shares, 1 - shares.sum(0, keepdims=True)])
     words = np.concatenate([reading.words(tokens), [[f"{100 * value:.0f} %" for value in values[-1]]]])

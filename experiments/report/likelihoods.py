@@ -14,7 +14,7 @@ MEASURES = {
 }
 
 
-def measured(seeds: Iterable[Result], measure: str, seconds: float = inf) -> Score | None:
+def likelihood_score(seeds: Iterable[Result], measure: str, seconds: float = inf) -> Score | None:
     """A property of the likelihood over the seeds of a row, after so much training."""
     likelihoods = (run.likelihood(seconds) for run in seeds)
     return Score.of(getattr(x, measure) for x in likelihoods if x is not None)

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogFormatter
 
 from experiments.report.columns import Score
 from experiments.report.comparison import Curves, Evidence, perplexities
-from experiments.report.likelihoods import learning_curve, measured, quickest
+from experiments.report.likelihoods import learning_curve, likelihood_score, quickest
 from experiments.runs.result import Result
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import build
@@ -238,7 +238,7 @@ def _draw_perplexities(
 ) -> None:
     """Perplexity of a word for each row, within each of the ``frames`` [s]."""
     for (label, within), marker in zip(frames.items(), "o^", strict=False):
-        scores = [measured(runs, "word_perplexity", within) for runs in asked.values()]
+        scores = [likelihood_score(runs, "word_perplexity", within) for runs in asked.values()]
         known = [(place, x.mean, x.std or 0.0) for place, x in enumerate(scores) if x]
         places, means, deviations = zip(*known, strict=True)
         axis.errorbar(places, means, yerr=deviations, marker=marker, capsize=3, linestyle=":", label=label)

@@ -19,7 +19,7 @@ from experiments.report.comparison import (
     Verdicts,
     perplexities,
 )
-from experiments.report.likelihoods import MEASURES, measured, quickest
+from experiments.report.likelihoods import MEASURES, likelihood_score, quickest
 from experiments.report.statistics import LEVEL, power
 from experiments.runs.result import Result
 from experiments.study.experiment import Row
@@ -57,13 +57,13 @@ def _documents(finished: Finished) -> Sheet:
     if not any(run.likelihoods for seeds in runs for run in seeds):
         return {}
     sheet = {
-        title: [_cell(digits, measured(seeds, name)) for seeds in runs]
+        title: [_cell(digits, likelihood_score(seeds, name)) for seeds in runs]
         for title, (name, digits) in MEASURES.items()
     }
     if (seconds := quickest(runs)) is not None:
         for title, (name, digits) in MEASURES.items():
             if title != "perplexity a token":
-                cells = [_cell(digits, measured(seeds, name, seconds)) for seeds in runs]
+                cells = [_cell(digits, likelihood_score(seeds, name, seconds)) for seeds in runs]
                 sheet[f"{title} in {seconds:.0f} s"] = cells
     sheet["parameters"] = [Cell(f"{seeds[0].parameters:,}") if seeds else Cell() for seeds in runs]
     return sheet

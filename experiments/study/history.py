@@ -10,8 +10,8 @@ from collections.abc import Callable
 from experiments.study.experiment import Changes, Experiment, objective, table, times
 from experiments.study.families import ADAMW, family
 
-SEEN = 4  # tokens that Bengio's network reads to predict the fifth [tokens]
-GATES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent layer
+WINDOW_CONTEXT = 4  # tokens that Bengio's network reads to predict the fifth [tokens]
+STATE_MATRICES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent layer
 
 
 def as_large(mixer: str, layers: int, both_ways: bool = False) -> Callable[[int | None, Experiment], int]:
@@ -25,7 +25,9 @@ def as_large(mixer: str, layers: int, both_ways: bool = False) -> Callable[[int 
 
         def numbers(h: int) -> int:
             """Of a layer of width h: the mixer, its projection, two norms and a feed-forward layer 1 wide."""
-            mixes = h * (SEEN * d + 1) if mixer == "window" else GATES[mixer] * h * (h + d + 1)
+            mixes = (
+                h * (WINDOW_CONTEXT * d + 1) if mixer == "window" else STATE_MATRICES[mixer] * h * (h + d + 1)
+            )
             mixes += h * (mixer == "gru")
             return (1 + both_ways) * (mixes + h * d) + 8 * d + 1
 
@@ -43,7 +45,7 @@ def network(changes: Changes, mixer: str, layers: int, new: Changes) -> Changes:
             mixer, layers, encodes
         ),  # of the Transformer's settings, so before these
         "model.mixer": mixer,
-        "model.mixer_window": SEEN,
+        "model.mixer_window": WINDOW_CONTEXT,
         "model.d_ff": 1,
         f"model.num_{'encoder' if encodes else 'decoder'}_layers": layers,
     }
