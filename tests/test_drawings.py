@@ -16,7 +16,7 @@ from experiments.drawings.curves import alibi_curves, bias_plots, bucket_curves,
 from experiments.drawings.masks import MASKS, score_stages
 from experiments.drawings.measured import mixer_costs
 from experiments.drawings.panels import Heat, Plot, Scale, heatmaps, plots
-from experiments.drawings.reading import Reading, token_label
+from experiments.drawings.reading import Reading, draw_gates, draw_heads, token_label
 from experiments.drawings.with_run import open_text, similarity_lines, word_span
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
@@ -27,7 +27,7 @@ from lm.nn.config import ModelConfig
 from lm.nn.heads import LayerMixture
 from lm.nn.recurrent import Direction
 from lm.nn.transformer import Transformer
-from lm.ops.config import RotaryConfig, SparsityConfig
+from lm.ops.config import RotaryConfig
 from lm.ops.recurrence import CELLS, recur
 from lm.settings import SettingError
 
@@ -356,8 +356,6 @@ def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_pat
 
 
 def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_gates():
-    from experiments.drawings.reading import draw_gates, draw_heads
-
     model = model_of(replace(DECODER, mixer="rnn", vocab_size=400))
     ids = [3, 4, 5]
     reading = Reading(model, Bytes(100), {"decoder_input_tokens": jnp.array([ids])}, {"decoder": ids})
@@ -385,8 +383,3 @@ def test_panels_have_axes_units_and_a_colour_scale():
     (axis,) = plots([Plot("", "x [tokens]", "y [ms]", {"a": ([1, 2], [3, 4])}, log="xy")]).axes
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("x [tokens]", "y [ms]")
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
-
-
-def test_a_windowed_layer_needs_no_run():
-    (cost,) = mixer_costs([replace(DECODER, sparsity=SparsityConfig(2))], (8,))
-    assert len(cost) == 1
