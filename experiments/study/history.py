@@ -60,7 +60,7 @@ LANGUAGE_MODEL: Changes = (
         "pretraining.steps": times(4),
         "pretraining.save_every": times(4),
         "pretraining.evaluate_every": times(2),
-        # of 0.001, 0.003 and 0.01 the best for each kind, after 200 steps at nano; the ramp takes 50 steps
+        # of 0.001, 0.003, 0.01 and 0.03 the best for each kind, after 200 steps at nano
         "pretraining.optimizer.learning_rate": 1e-2,
         "data.repeats": 2,
         "data.held_out_documents": 64,
