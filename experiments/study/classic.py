@@ -4,42 +4,16 @@ Rows differ from the first of their table by what their name says. They read wha
 scale read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
 """
 
-from typing import Any
-
 from experiments.study.experiment import Changes, Experiment, objective, table
-from lm.nn.sizes import SIZES
-from lm.settings import leaves
-
-# What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
-_OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads d_embed
-    num_key_value_heads special.pad special.eos special.start dropout dtype layers remat""".split()
-
-LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
-HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
-# No encoder or decoder here was published with Adafactor; a ramp keeps post-norm stacks from diverging.
-_RAMP: dict[str, Any] = {"clip_norm": 1.0, "weight_decay": 0.01, "warmup_steps": 50}
-ADAMW: Changes = {
-    f"{phase}.optimizer.{name}": value
-    for phase, rate in (("pretraining", 1e-3), ("finetuning", 3e-4))
-    for name, value in (_RAMP | {"name": "adamw", "schedule": "constant", "learning_rate": rate}).items()
-}
-
-
-def family(name: str) -> Changes:
-    """What makes a model one of the family of the published ``name``."""
-    return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _OF_SCALE}
+from experiments.study.families import ADAMW, BERT, GPT, HEADS, family
 
 
 def two_thirds(number: int, _experiment: Experiment) -> int:
     return number * 2 // 3
 
 
-BERT = family("bert-base") | objective("masked-lm") | {"objective.pairs": "next-sentence"} | HEADS | ADAMW
 NO_NSP: Changes = {"objective.pairs": "none", "model.type_vocab_size": 0, "model.heads": ()}
 ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
-# No start by denoising: a causal LM learns from the first steps on, and rows of the start would be longer.
-GPT = family("gpt2") | objective("causal-lm") | HEADS | ADAMW | {"start.steps": 0}
-GPT |= {"pretraining.optimizer.learning_rate": 3e-3}
 BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.type_vocab_size": 0}
 
