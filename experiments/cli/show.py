@@ -70,7 +70,7 @@ def show_stages(stages: Sequence[Stage], title: str) -> None:
     """A line for each stage: what it is trained on, what it starts from, its steps and its folder."""
     grid = listing("stage", "trained on", "starts from", "steps", "saved", "folder", title=title)
     for stage in stages:
-        corpus = stage.kind == "pretrain" and stage.settings.mixing.pretraining != "tasks"
+        corpus = stage.kind in ("pretrain", "vectors") and stage.settings.mixing.pretraining != "tasks"
         data = ", ".join((stage.settings.data.corpus, *stage.on) if corpus else stage.on)
         parent = stage.parent.name if stage.parent else "random parameters"
         if stage.parent and stage.parent_step != stage.parent.training.steps:

@@ -37,7 +37,16 @@ from experiments.runs.scores import (
     write_reported,
     write_scores,
 )
-from experiments.runs.session import Session, ShownLog, check_origin, data, finished, flops, locked
+from experiments.runs.session import (
+    Session,
+    ShownLog,
+    check_origin,
+    data,
+    finished,
+    flops,
+    locked,
+    train_vectors,
+)
 from experiments.runs.stages import Stage, home_of, save_settings, stages
 from experiments.study.experiment import Experiment
 from lm.data.tasks.labelled import AnyTask
@@ -100,14 +109,17 @@ def pretraining_flops(stage: Stage, prepared: Prepared) -> float:
 def fit(every: Iterable[Stage], session: Session) -> None:
     """Train what remains of each stage, in its folder, which no other run trains in meanwhile."""
     for stage in every:
-        pretrains = "start of pre-training" if stage.is_start else "pre-training"
-        title = pretrains if stage.kind == "pretrain" else f"fine-tuning on {stage.group}"
+        titles = {"pretrain": "start of pre-training" if stage.is_start else "pre-training"}
+        titles["vectors"] = "skip-gram"
+        title = titles.get(stage.kind, f"fine-tuning on {stage.group}")
         session.reporter.start(title)
         with locked(stage.folder, session.reporter):
             is_finished = finished(stage.folder, stage.training.steps)
             agreed(partial(check_origin, stage, session, is_finished))
             if is_finished:
                 session.reporter.advance(stage.training.steps)
+            elif stage.kind == "vectors":
+                train_vectors(stage, session, steps_of(stage, session.mesh), checkpoints_of(stage))
             else:
                 _train(stage, session)
 

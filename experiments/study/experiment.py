@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from lm.data.objectives import OBJECTIVES, Objective
 from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
+from lm.nn.config import HeadLayers, ModelConfig
 from lm.settings import SettingError, at_least, changes, leaves
 from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
+from lm.vectors.config import VectorsConfig
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ class TuningConfig:
 
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
     heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone, answered by a head
-    layers: Literal["last", "mixed-frozen"] = "last"  # that heads read; mixed: all, not trained
+    layers: HeadLayers = (
+        "last"  # that heads read, the last or all of them mixed; frozen: they are not trained
+    )
     adapters: float = 0.0  # width of adapters over d_model, which alone are trained; 0: all parameters are
     unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
     # shares of pre-training after each of which fine-tuning starts, so that a run is scored at all of them
@@ -170,6 +173,7 @@ class Experiment:
     data: DataConfig = DataConfig()
     objective: Objective = OBJECTIVES["baseline"]
     model: ModelConfig = ModelConfig()
+    vectors: VectorsConfig = VectorsConfig()
     start: StartConfig = StartConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     finetuning: PhaseConfig = PhaseConfig(

@@ -18,9 +18,11 @@ Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-l
 MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
+HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"]
-PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
+# backward: a second language model, which reads the text from its end (ELMo)
+PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"]
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,11 @@ class ModelConfig:
             raise SettingError(f"{heads} should divide model.num_heads={self.num_heads}")
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
             raise SettingError(f"model.heads={self.heads} needs 'pooler' too, which judges pairs of texts")
+        if "backward" in self.heads and self.architecture != "decoder":
+            message = (
+                f"model.heads={self.heads} needs model.architecture='decoder', whose text 'backward' reads"
+            )
+            raise SettingError(f"{message} from its end, not {self.architecture!r}")
         if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
             message = (
                 f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states"
@@ -299,6 +306,11 @@ class ModelConfig:
     def embed_width(self) -> int:
         return self.d_embed or self.d_model
 
+    @property
+    def feature_width(self) -> int:
+        """Features of a position that a head reads: of both directions of a bidirectional language model."""
+        return self.d_model * (1 + ("backward" in self.heads))
+
     def reads_both_ways(self, crosses: bool) -> bool:
         """Whether a stack, with cross-attention or without, reads ahead too; True of one that is shared."""
         return not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
@@ -316,4 +328,6 @@ class HeadConfig:
     kind: HeadKind  # classes and regression: of a text; tokens, span: of its positions; choice: of texts
     classes: int = 1  # of "classes" and "tokens" [classes]
     pool: Literal["first", "last", "mean", "max"] = "first"  # which position speaks for a text, or all
-    layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which are frozen
+    layers: HeadLayers = (
+        "last"  # that it reads; mixed: a learned mean of all; frozen: only the head is trained
+    )
