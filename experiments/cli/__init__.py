@@ -21,6 +21,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "fill": "models:fill_in",
     "draw": "draw:draw",
     "attention": "draw:attention",
+    "neighbours": "models:show_neighbours",
     "convert": "convert:import_or_export",
     "examples": "models:show_examples",
     "doctor": "doctor:examine",
@@ -44,6 +45,7 @@ generate   Show what a run's model writes after prompts: greedy, sampled or beam
 fill       Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
 draw       Draw masks, positions, what a model does with a text, what it costs here; alone: list the pictures.
 attention  Draw where each head of a run's model attends in a text.
+neighbours Show the pieces whose vectors are nearest to a word's: of skip-gram, or of a model's embedding.
 convert    Import a published checkpoint as a run, or export a run's model in the published format.
 examples   Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 doctor     Show devices, versions, data found and free disk space."""

@@ -127,7 +127,7 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
     from experiments.runs.trained import chosen, frame
     from lm import convert, sharding
 
-    stage = chosen(run, {stage.name: stage for stage in stages_of(run)}, mixture)
+    stage = chosen(run, {stage.name: stage for stage in stages_of(run) if stage.has_model}, mixture)
     model = trained_body(stage, sharding.make_mesh(stage.settings.mesh))
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER

@@ -19,7 +19,7 @@ from lm.data.supervised import eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
-from lm.data.text.vocabulary import EOS, MASK, Vocabulary
+from lm.data.text.vocabulary import BLANK, EOS, MASK, Vocabulary
 from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError, at_least
 
@@ -282,3 +282,23 @@ def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
             shown = zip(text.split(MASK), [*words, ""], strict=True)
             filled = "".join(f"{escape(part)}[bold]{escape(word)}[/]" for part, word in shown)
         yield f"{share:6.1%}  {filled}"
+
+
+def show_neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str = "") -> None:
+    """Show the pieces whose vectors are nearest to a word's: of skip-gram, or of a model's embedding.
+
+    Args:
+        run: folder of a run, such as runs/nano/vectors/negative/seed-0.
+        words: words that are one piece of the run's vocabulary.
+        count: neighbours of each, by falling cosine.
+        stage: whose embedding it is: by default skip-gram's, if the run has it, or the pre-trained one.
+    """
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import embedding_of
+
+    stages = {each.name: each for each in stages_of(run)}
+    vectors = embedding_of(run, stages, stage)
+    for word in words:
+        piece = next((name for name in (BLANK + word, word) if name in vectors.numbers), word)
+        nearest = "  ".join(f"{name} {cosine:.2f}" for name, cosine in vectors.neighbours(piece, count))
+        UNBROKEN.print(f"[cyan]{escape(piece)}[/]  {escape(nearest)}", highlight=False)

@@ -119,7 +119,8 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
     """
     from experiments.runs.trained import chosen
 
-    experiment, stages = load_settings(folder), stages_of(folder)
+    experiment = load_settings(folder)
+    stages = [stage for stage in stages_of(folder) if stage.has_model]
     heads, writes = experiment.tuning.heads, experiment.model.has_decoder
     tuned = [name] if name in heads else []
     tuned += [mixture for mixture in experiment.tuning.mixtures if name in MIXTURES[mixture].tasks]

@@ -128,7 +128,8 @@ def show_stages(stages: Sequence[Stage], title: str) -> None:
     """A line for each stage: what it is trained on, what it starts from, its steps and its folder."""
     grid = listing("stage", "trained on", "starts from", "steps", "saved", "folder", title=title)
     for stage in stages:
-        corpus = not stage.on or (stage.kind == "pretrain" and stage.settings.mixing.pretraining != "tasks")
+        reads = stage.kind in ("pretrain", "vectors") or (stage.kind == "count" and not stage.on)
+        corpus = reads and stage.settings.mixing.pretraining != "tasks"
         data = ", ".join((stage.settings.data.corpus, *stage.on) if corpus else stage.on)
         parent = stage.parent.name if stage.parent else STARTS.get(stage.kind, "random parameters")
         if stage.parent and stage.parent_step != stage.parent.training.steps:

@@ -83,7 +83,7 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
 def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
     """Steps of pre-training and of fine-tuning in a run, in steps of pre-training, each of ``flops``."""
     tuning, pretraining, finetuning = step.experiment.tuning, 0.0, 0.0
-    for stage in stages(step.experiment):
+    for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
         training, lengths = stage.training, Lengths(tuning.inputs_length, tuning.inputs_length, 0)
         if stage.is_start:
             lengths = lengths_of(stage.settings.objective, stage.settings.data.inputs_length)

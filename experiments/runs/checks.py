@@ -151,6 +151,10 @@ NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model tha
     ("pairs", "sentence-order"): {"pooler", "sentence-order"},
     ("targets", "replaced"): {"replaced-token"},
 }
+NEEDED_OBJECTIVES = {
+    "replaced-token": {"targets": "replaced"},
+    "backward": {"noise": "everything", "inputs": "drop"},
+}
 
 
 def check_heads(experiment: Experiment) -> None:
@@ -161,10 +165,10 @@ def check_heads(experiment: Experiment) -> None:
             raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
     if objective.targets == "replaced" and objective.pairs != "none":
         raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with targets='replaced'")
-    if "replaced-token" in heads and objective.targets != "replaced":
-        raise SettingError(
-            f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}"
-        )
+    for head, fields in NEEDED_OBJECTIVES.items():
+        for field, value in fields.items() if head in heads else ():
+            if (found := getattr(objective, field)) != value:
+                raise SettingError(f"model.heads={heads} needs objective.{field}={value!r}, not {found!r}")
 
 
 def check_mixing(experiment: Experiment) -> None:

@@ -39,7 +39,16 @@ from experiments.runs.scores import (
     write_reported,
     write_scores,
 )
-from experiments.runs.session import Session, ShownLog, check_origin, data, finished, flops, locked
+from experiments.runs.session import (
+    Session,
+    ShownLog,
+    check_origin,
+    data,
+    finished,
+    flops,
+    locked,
+    train_vectors,
+)
 from experiments.runs.stages import COUNTS_FILE, Stage, home_of, save_settings, stages
 from experiments.study.experiment import Experiment
 from lm.data.tasks.labelled import AnyTask
@@ -105,9 +114,9 @@ def pretraining_flops(stage: Stage, prepared: Prepared) -> float:
 def fit(every: Iterable[Stage], session: Session) -> None:
     """Train what remains of each stage, in its folder, which no other run trains in meanwhile."""
     for stage in every:
-        pretrains = "start of pre-training" if stage.is_start else "pre-training"
-        title = pretrains if stage.kind == "pretrain" else f"fine-tuning on {stage.group}"
-        title = f"counting for {stage.name}" if stage.kind == "count" else title
+        titles = {"pretrain": "start of pre-training" if stage.is_start else "pre-training"}
+        titles |= {"vectors": "skip-gram", "count": f"counting for {stage.name}"}
+        title = titles.get(stage.kind, f"fine-tuning on {stage.group}")
         session.reporter.start(title)
         with locked(stage.folder, session.reporter):
             is_finished = finished(stage.folder, stage.training.steps)
@@ -116,6 +125,8 @@ def fit(every: Iterable[Stage], session: Session) -> None:
                 session.reporter.advance(stage.training.steps)
             elif stage.kind == "count":
                 _count(stage, session)
+            elif stage.kind == "vectors":
+                train_vectors(stage, session, steps_of(stage, session.mesh), checkpoints_of(stage))
             else:
                 _train(stage, session)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiments.runs.prepare import stored_vocabulary
-from experiments.runs.recipes import body_steps, trained_body
+from experiments.runs.recipes import body_steps, trained, trained_body
 from experiments.runs.stages import Stage, is_main, load_settings, stages_of
 from lm import sharding
 from lm.data.text.vocabulary import MASK, Vocabulary
@@ -18,6 +18,8 @@ from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.settings import SettingError, nearest
 from lm.train.manifest import manifests
+from lm.train.optimizers import EMBEDDING
+from lm.vectors.words import WordVectors
 
 T = TypeVar("T")
 UNMARKED = ("drop", "shuffle")  # objective.inputs that show no gap where something is hidden
@@ -107,10 +109,21 @@ class Trained:
 
 def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
     """The run in ``folder`` after the stage ``name``, by default the first of those ``stages`` of it."""
-    stage = chosen(folder, {stage.name: stage for stage in stages}, name)
+    stage = chosen(folder, {stage.name: stage for stage in stages if stage.has_model}, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = trained_body(stage, mesh), body_steps(stage, mesh).put
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size)
+
+
+def embedding_of(folder: Path, stages: Mapping[str, Stage], name: str) -> WordVectors:
+    """The vectors of pieces after the stage ``name``: by default skip-gram's, else pre-training's."""
+    default = next((each for each, stage in stages.items() if not stage.has_model), "")
+    stage = chosen(folder, stages, name or default)
+    params = trained(stage, sharding.make_mesh(stage.settings.mesh)).params
+    table = np.asarray(next(x for each, x in params.items() if f".{each}".endswith(EMBEDDING)))
+    pieces = stored_vocabulary(stage.folder, stage.settings).ids
+    rows = table[list(pieces.values())]
+    return WordVectors(tuple(pieces), rows, rows)
 
 
 def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
@@ -129,7 +142,7 @@ def answering(folder: Path) -> list[Stage]:
     """The stages of a run whose model writes text, fine-tuned ones first."""
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
-    text = [stage for stage in stages_of(folder) if stage.kind != "head"]
+    text = [stage for stage in stages_of(folder) if stage.kind in ("pretrain", "text")]
     return sorted(text, key=lambda stage: (stage.kind == "pretrain", not stage.is_main))
 
 

@@ -6,23 +6,16 @@ scale read; encoders and BART answer labelled tasks through heads, as their pape
 """
 
 from experiments.study.experiment import Changes, Experiment, objective, table, times
-from experiments.study.families import ADAMW, family
+from experiments.study.families import ADAMW, BERT, GPT, HEADS, family
 from lm.ops.config import SparsityConfig
-
-LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
-HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
 
 
 def two_thirds(number: int, _experiment: Experiment) -> int:
     return number * 2 // 3
 
 
-BERT = family("bert-base") | objective("masked-lm") | {"objective.pairs": "next-sentence"} | HEADS | ADAMW
 NO_NSP: Changes = {"objective.pairs": "none", "model.type_vocab_size": 0, "model.heads": ()}
 ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
-# No start by denoising: a causal LM learns from the first steps on, and rows of the start would be longer.
-GPT = family("gpt2") | objective("causal-lm") | HEADS | ADAMW | {"start.steps": 0}
-GPT |= {"pretraining.optimizer.learning_rate": 3e-3}
 BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.type_vocab_size": 0}
 

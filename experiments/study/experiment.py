@@ -14,9 +14,10 @@ from lm.counts.ngrams import HIGHEST_ORDER
 from lm.data.objectives import OBJECTIVES, Objective
 from lm.data.text.vocabulary import Layout
 from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig, Pool
+from lm.nn.config import HeadLayers, ModelConfig, Pool
 from lm.settings import SettingError, at_least, changes, leaves
 from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
+from lm.vectors.config import VectorsConfig
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ class TuningConfig:
 
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
     heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone, answered by a head
-    layers: Literal["last", "mixed-frozen"] = "last"  # that heads read; mixed: all, not trained
+    # that heads read, the last or all of them mixed; frozen: they are not trained
+    layers: HeadLayers = "last"
     # which position speaks for a text to a head, or the mean or elementwise maximum of all; None: the last of
     # decoders, the first of encoders (through the pooler, if the model has one)
     pool: Pool | None = None
@@ -203,6 +205,7 @@ class Experiment:
     data: DataConfig = DataConfig()
     objective: Objective = OBJECTIVES["baseline"]
     model: ModelConfig = ModelConfig()
+    vectors: VectorsConfig = VectorsConfig()
     start: StartConfig = StartConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     finetuning: PhaseConfig = PhaseConfig(

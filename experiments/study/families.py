@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lm.data.objectives import OBJECTIVES
 from lm.nn.sizes import SIZES
 from lm.settings import leaves
 
@@ -21,3 +22,13 @@ ADAMW: dict[str, Any] = {
 def family(name: str) -> dict[str, Any]:
     """The changes that make a model one of the family of the published ``name``."""
     return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _OF_SCALE}
+
+
+LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
+HEADS: dict[str, Any] = {"tuning.mixtures": (), "tuning.heads": LABELLED}
+
+BERT = family("bert-base") | {"objective": OBJECTIVES["masked-lm"], "objective.pairs": "next-sentence"}
+BERT |= HEADS | ADAMW
+# No start by denoising: a causal LM learns from the first steps on, and rows of the start would be longer.
+GPT = family("gpt2") | {"objective": OBJECTIVES["causal-lm"]} | HEADS | ADAMW | {"start.steps": 0}
+GPT |= {"pretraining.optimizer.learning_rate": 3e-3}

@@ -14,7 +14,9 @@ WINDOW_CONTEXT = 4  # tokens that Bengio's network reads to predict the fifth [t
 STATE_MATRICES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent layer
 
 
-def as_large(mixer: str, layers: int, both_ways: bool = False) -> Callable[[int | None, Experiment], int]:
+def of_equal_size(
+    mixer: str, layers: int, both_ways: bool = False
+) -> Callable[[int | None, Experiment], int]:
     """The even ``mixer_width`` with which ``layers`` of a mixer are as large as the Transformer's blocks."""
 
     def width(_: int | None, experiment: Experiment) -> int:
@@ -42,7 +44,7 @@ def network(changes: Changes, mixer: str, layers: int) -> Changes:
     own: Changes = {
         "model.positions": "none",
         # asks for the Transformer's sizes, so it comes before what changes them
-        "model.mixer_width": as_large(mixer, layers, encodes),
+        "model.mixer_width": of_equal_size(mixer, layers, encodes),
         "model.mixer": mixer,
         "model.mixer_window": WINDOW_CONTEXT,
         "model.d_ff": 1,

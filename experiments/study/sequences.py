@@ -22,13 +22,13 @@ SCRATCH: Changes = {
 }
 TRANSFORMER = family("transformer-base") | SCRATCH
 # Everything but what mixes positions and reads the encoder is as in the Transformer.
-LSTM: Changes = TRANSFORMER | {"model.mixer": "lstm", "model.positions": "none"}
+RECURRENT_MODEL: Changes = TRANSFORMER | {"model.mixer": "lstm", "model.positions": "none"}
 
 ROWS = {
     # lm sweep seq2seq --scale nano: 5 rows, one seed; docs/sequences.md has what came out
     ("seq2seq", "Encoder-decoders from scratch: what the decoder sees of what is read"): {
         **{
-            name: LSTM | {"model.cross_attention": name}
+            name: RECURRENT_MODEL | {"model.cross_attention": name}
             for name in ("none", "dot", "multiplicative", "additive")
         },
         "transformer-2017": TRANSFORMER,

@@ -18,9 +18,11 @@ Pool = Literal["first", "last", "mean", "max"]
 CrossName = Literal["heads", "dot", "multiplicative", "additive", "none"]
 RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
+HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"]
-PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
+# backward: a second language model, which reads the text from its end (ELMo)
+PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,11 @@ class ModelConfig:
             raise SettingError(f"{heads} should divide model.num_heads={self.num_heads}")
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
             raise SettingError(f"model.heads={self.heads} needs 'pooler' too, which judges pairs of texts")
+        if "backward" in self.heads and self.architecture != "decoder":
+            raise SettingError(
+                f"model.heads={self.heads} needs model.architecture='decoder', whose text 'backward' reads "
+                f"from its end, not {self.architecture!r}"
+            )
         back = self.logits_transform or self.projected == "tokens"
         if self.logits.startswith("tied") and self.embed_width != self.d_model and not back:
             raise SettingError(
@@ -283,6 +290,11 @@ class ModelConfig:
         """Width in which embeddings of tokens, positions and types are added up."""
         return self.embed_width if self.projected == "sum" else self.d_model
 
+    @property
+    def feature_width(self) -> int:
+        """Features of a position that a head reads: of both directions of a bidirectional language model."""
+        return self.d_model * (1 + ("backward" in self.heads))
+
     def reads_both_ways(self, crosses: bool) -> bool:
         """Whether a stack, with cross-attention or without, reads ahead too; True of one that is shared."""
         own = not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
@@ -301,4 +313,4 @@ class HeadConfig:
     kind: HeadKind  # classes and regression: of a text; tokens, span: of its positions; choice: of texts
     classes: int = 1  # of "classes" and "tokens" [classes]
     pool: Pool = "first"  # which position speaks for a text, or all
-    layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which are frozen
+    layers: HeadLayers = "last"  # mixed: a learned mean of all; frozen: only the head is trained

@@ -103,7 +103,8 @@ class Head(nnx.Module):
     def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
         self.config, self.head = config, head
         outputs = {"span": 2, "regression": 1, "choice": 1}.get(head.kind, head.classes)
-        self.out = Linear(config, rngs, (config.d_model, outputs), ("embed", "classes"), config.d_model**-0.5)
+        width = config.feature_width
+        self.out = Linear(config, rngs, (width, outputs), ("embed", "classes"), width**-0.5)
 
     def __call__(self, x: Array, segments: Array, key: Array | None) -> Array:
         """From pooled states [B,D], or from states [B,T,D] with segments [B,T]; a key switches dropout on."""

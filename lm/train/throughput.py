@@ -77,6 +77,8 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         products += config.num_encoder_layers * (mixing(encoder, inputs, True) + inputs * mlp(encoder))
     if config.has_encoder and config.has_decoder:
         products += config.num_decoder_layers * crossing(targets, inputs)
+    if "backward" in config.heads:  # as much again, from the other end
+        products *= 2
     return 6.0 * rows * products
 
 
