@@ -14,9 +14,7 @@ import test_nn
 import test_sharding
 from flax import nnx
 
-from experiments.plan.estimate import _cached
 from lm.convert.config_json import config_json
-from lm.data.objectives import Lengths
 from lm.evaluate.decode import beam_search
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig, SpecialTokens
@@ -31,7 +29,7 @@ from lm.settings import SettingError
 from lm.sharding import make_mesh
 from lm.train.config import OptimizerConfig
 from lm.train.step import StepSpec, build
-from lm.train.throughput import step_flops
+from lm.train.throughput import cache_bytes, step_flops
 
 STATES = ("dot", "multiplicative", "additive")  # kinds that read the encoder's states as they are
 
@@ -313,7 +311,7 @@ def test_a_step_counts_the_products_of_each_kind():
 
 def test_what_writing_remembers_is_counted_from_the_arrays_that_it_does():
     def cached(kind, mixer="lstm"):
-        return _cached(config_of(kind, mixer), Lengths(10, 10, 7))
+        return cache_bytes(config_of(kind, mixer), 7, 10)
 
     layers, d, float32 = 2, 16, 4
     states = layers * 2 * d * float32
