@@ -22,12 +22,13 @@ from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Scored, Task
-from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
+from lm.data.text.own import REQUIRED, train_sentencepiece
 from lm.data.text.published import open_vocabulary
 from lm.data.text.sources import Documents, Joined, left_out
 from lm.data.text.tfds import StoredRows
 from lm.data.text.tokens import Tokens, encode_corpus
 from lm.data.text.vocabulary import EOS, PAD, TRAINED_KINDS, Vocabulary
+from lm.data.text.wordpiece import train_wordpieces
 from lm.files import is_sealed
 from lm.settings import SettingError
 
@@ -158,13 +159,18 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     bytes_ = [data.unknown] * (data.unknown == "bytes")
     ingredients = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
-    path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.model"
+    suffix = "txt" if kind == "wordpiece" else "model"
+    path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
     if not is_sealed(path):
         texts_of = name + " and the tasks" * bool(tasks)
         say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
         texts = [text for task, rows in tasks.items() for row in rows for text in TASKS[task].to_text(row)]
-        train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path, data.unknown, kind)
-    return SentencePiece(path, data.sentinels)
+        joined = Joined((corpus, texts))
+        if kind == "wordpiece":
+            train_wordpieces(joined, data.vocabulary_size, path)
+        else:
+            train_sentencepiece(joined, data.vocabulary_size, path, data.unknown, kind)
+    return open_vocabulary(path, data.sentinels, experiment.model.vocab_size)
 
 
 def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:

@@ -12,7 +12,7 @@ from experiments.runs.recipes import body_steps, trained_body
 from experiments.runs.stages import Stage, is_main, load_settings, stages_of
 from experiments.runs.vocabularies import stored_vocabulary
 from lm import sharding
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import MASK, Vocabulary
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
@@ -20,6 +20,7 @@ from lm.settings import SettingError, nearest
 from lm.train.manifest import manifests
 
 T = TypeVar("T")
+UNMARKED = ("drop", "shuffle")  # objective.inputs that show no gap where something is hidden
 
 
 def frame(stage: Stage, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
@@ -52,6 +53,33 @@ class Trained:
     def encode(self, text: str) -> list[int]:
         """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks."""
         return self.vocabulary.encode_framed(text, *frame(self.stage, self.vocabulary))
+
+    def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of a text whose gaps are written [MASK], and the sentinels in them; none: masks are."""
+        vocabulary, count = self.vocabulary, text.count(MASK)
+        by_sentinels = self.stage.settings.objective.inputs == "sentinels"
+        if self.config.published:  # trained elsewhere, by an objective that only its tokens tell
+            by_sentinels = vocabulary.num_sentinels > 0
+        if not self.config.has_decoder or not by_sentinels:
+            if vocabulary.mask is None:
+                raise SettingError(f"the vocabulary of {self.stage.folder} has no mask")
+            return self.encode(text), []
+        if count > vocabulary.num_sentinels:
+            raise SettingError(
+                f"{count} gaps are more than the vocabulary's {vocabulary.num_sentinels} sentinels"
+            )
+        sentinels = [vocabulary.size - 1 - k for k in range(count)]
+        ids = [*vocabulary.encode_hidden(text, sentinels), vocabulary.eos]
+        return [token for token in ids if token is not None], sentinels
+
+    def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        """Ids of a prompt, for ``lm.evaluate.likelihood``, and of an answer behind it and a blank."""
+        config, encode, ids = self.config, self.vocabulary.encode, self.encode(prompt)
+        if config.has_encoder:  # which ends an answer
+            return ids, [*encode(answer), *([] if config.special.eos is None else [config.special.eos])]
+        before, whole = encode(prompt), encode(f"{prompt} {answer}")
+        behind = whole[len(before) :] if whole[: len(before)] == before else encode(answer)
+        return ids[ids[:1] == [config.special.start] :], behind  # the start token is read by itself
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
         """``host_batch`` on the devices."""
@@ -106,11 +134,20 @@ def answering(folder: Path) -> list[Stage]:
 
 
 def masked(folder: Path) -> list[Stage]:
-    """Pre-training of a masked language model."""
-    model = load_settings(folder).model
-    if model.architecture != "encoder" or model.logits == "none":
-        text = f"--run: a model with architecture={model.architecture!r} and logits={model.logits!r} is no"
-        raise SettingError(f"{text} masked LM; name the run of one, such as bert/base")
+    """Pre-training of a model that fills gaps: a masked language model, or a denoising encoder-decoder."""
+    experiment = load_settings(folder)
+    model, shown = experiment.model, experiment.objective.inputs
+    text = f"--run: a model with architecture={model.architecture!r}"
+    if not model.has_encoder:
+        what = "writes what follows a text and fills no gaps"
+        raise SettingError(f"{text} {what}; use `lm generate {folder} --prompt ...`")
+    if not model.has_decoder and model.logits == "none":
+        raise SettingError(
+            f"{text} and logits={model.logits!r} is no masked LM; name the run of one, such as bert/base"
+        )
+    if model.has_decoder and not model.published and shown in UNMARKED:
+        what = f"and objective.inputs={shown!r} never read a gap that is marked"
+        raise SettingError(f"{text} {what}; name the run of another, such as bart/base")
     stages = [stage for stage in stages_of(folder) if stage.kind == "pretrain"]
     if not stages:
         raise SettingError("--run: pretraining.steps=0: nothing was pre-trained; name another run")

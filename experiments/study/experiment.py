@@ -23,7 +23,7 @@ class DataConfig:
     # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
     corpus: str = "tfds:c4/en"
     repeats: int = 0  # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
-    # unigram[:CORPUS] or bpe[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
+    # unigram, bpe or wordpiece[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
     vocabulary: str = "unigram"
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a vocabulary is trained on
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
@@ -37,6 +37,9 @@ class DataConfig:
 
     def __post_init__(self):
         at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0)
+        if self.unknown == "bytes" and self.vocabulary.partition(":")[0] == "wordpiece":
+            pieces = "word pieces have no bytes: a word with an unknown character is [UNK]"
+            raise SettingError(f"data.unknown='bytes' suits data.vocabulary unigram and bpe; {pieces}")
 
 
 @dataclass(frozen=True)
