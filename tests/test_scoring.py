@@ -10,8 +10,8 @@ import tensorflow_datasets as tfds
 from test_benchmarks import SETS, TEXT, prepare
 from tiny import TINY
 
-from experiments.cli.attention import attention
 from experiments.cli.doctor import show_tasks
+from experiments.cli.draw import attention
 from experiments.cli.likelihood import Scoring, likelihood, masking_of, text_rates, texts_of
 from experiments.cli.models import Filling, fill_in
 from experiments.cli.score import Rows, score_file, score_run

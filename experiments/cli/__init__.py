@@ -19,13 +19,14 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "likelihood": "likelihood:likelihood",
     "generate": "models:generate",
     "fill": "models:fill_in",
-    "attention": "attention:attention",
+    "draw": "draw:draw",
+    "attention": "draw:attention",
     "convert": "convert:import_or_export",
     "examples": "models:show_examples",
     "doctor": "doctor:examine",
 }
 # read their arguments themselves: what their options are depends on them
-RAW = ("run", "sweep", "report", "plan", "convert")
+RAW = ("run", "sweep", "report", "plan", "convert", "draw")
 HELP = """\
 list       List the rows of the study, what each changes, and how many seeds of it have finished.
 show       Show every setting of a row, with its meaning and unit, or with --stages the stages of its run.
@@ -41,6 +42,7 @@ score      Score a run or an imported checkpoint on tasks, or predictions that w
 likelihood Show the log-probability of texts, or of continuations of contexts: nats, and bits per byte.
 generate   Show what a run's model writes after prompts: greedy, sampled or beam search.
 fill       Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
+draw       Draw masks, positions, what a model does with a text, what it costs here; alone: list the pictures.
 attention  Draw where each head of a run's model attends in a text.
 convert    Import a published checkpoint as a run, or export a run's model in the published format.
 examples   Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.

@@ -20,13 +20,14 @@ from lm.ops.decoding.config import Decoding
 
 def fill(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The ``k`` likeliest tokens int32 [M,k] and their probabilities [M,k] at each of M masks, row by row."""
-    tokens, probabilities = _candidates(model, batch, k=min(k, model.config.vocab_size))
+    tokens, probabilities = likeliest_tokens(model, batch, k=min(k, model.config.vocab_size))
     masked = np.asarray(_masked(batch, mask))
     return np.asarray(tokens)[masked], np.asarray(probabilities)[masked]
 
 
 @partial(jax.jit, static_argnames="k")
-def _candidates(model, batch, *, k):
+def likeliest_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array, Array]:
+    """The ``k`` likeliest tokens int32 [B,T,k] of every position, the first most, and their probabilities."""
     probabilities, tokens = jax.lax.top_k(jax.nn.softmax(model(batch)), k)
     return tokens, probabilities
 

@@ -67,8 +67,13 @@ class LayerMixture(nnx.Module):
         self.weights = param(jnp.zeros(num_layers + 1, jnp.float32), "classes")
         self.size = param(jnp.ones(1, jnp.float32), "classes")
 
+    @property
+    def shares(self) -> Array:
+        """float32 [layers+1]: how much of the mean each layer is; their sum is 1."""
+        return jax.nn.softmax(self.weights[...])
+
     def __call__(self, hidden: Array) -> Array:
-        weights = self.size[...] * jax.nn.softmax(self.weights[...])
+        weights = self.size[...] * self.shares
         return jnp.einsum("l,lbtd->btd", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
 
 

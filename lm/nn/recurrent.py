@@ -7,6 +7,7 @@ input by itself, where here one product serves all.
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Keep, Linear, along, normal, param, product
@@ -37,20 +38,26 @@ class Direction(nnx.Module):
 
     def __call__(self, x: Array, segments: Array | None, state: States) -> States:
         """The states [T,B,h] after each position of x [B,T,D], time first; ``state`` [B,h] is that before."""
+        flow = None if segments is None else flow_of(segments)
+        return recur(self.cell, self.weights(x.dtype), self.inputs(x), state, flow)
+
+    def inputs(self, x: Array) -> Array:
+        """[T,B,G*h]: products of all positions of x [B,T,D] with their weights, and the bias."""
         x = constrain(x, "batch", "key_length", "embed").swapaxes(0, 1)
         inputs = product(x, self.input[...].astype(x.dtype))
-        inputs += along(self.bias[...], inputs)
-        # Gathered here, before the loop, not at each position.
-        kernel = constrain(self.state[...].astype(x.dtype), "kv", "gates")
-        weights = Weights(kernel, self._state_bias())
-        return recur(self._cell, weights, inputs, state, None if segments is None else flow_of(segments))
+        return inputs + along(self.bias[...], inputs)
+
+    def weights(self, dtype: DTypeLike) -> Weights:
+        """What multiplies the state, gathered here, before the loop, not at each position."""
+        return Weights(constrain(self.state[...].astype(dtype), "kv", "gates"), self._state_bias())
 
     def empty(self, rows: int) -> States:
         """Zeros [B,h]: what is remembered before the first token."""
-        return (jnp.zeros((rows, self.config.state_width), jnp.float32),) * self._cell.states
+        return (jnp.zeros((rows, self.config.state_width), jnp.float32),) * self.cell.states
 
     @property
-    def _cell(self) -> RecurrentCell:
+    def cell(self) -> RecurrentCell:
+        """How the state changes at a position."""
         return CELLS[self.config.mixer]
 
     def _state_bias(self) -> Array | None:

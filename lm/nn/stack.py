@@ -77,8 +77,7 @@ class Block(nnx.Module):
 
     def weights(self, x: Array, view: View) -> tuple[Array | None, Array | None]:
         """float32 [B,N,T,S] of self- and of cross-attention, where there is such, from x [B,T,D]."""
-        start, view = x, self._with_bias(view)
-        h = self._sublayer_input(start, x, self.attention_norm)
+        start, view, h = x, self._with_bias(view), self.mixer_input(x)
         weights = None
         if isinstance(self.attention, Attention):
             weights = self.attention.weights(h, self.attention.key_value(h, view.positions), view)
@@ -87,6 +86,10 @@ class Block(nnx.Module):
         x = self._add(x, self.attention(h, view, None, {})[0], self.attention_norm, None)
         h = self._sublayer_input(start, x, self.cross_norm)
         return weights, self.cross.weights(h, self.cross.key_value(view.encoded, None), View(view.cross_mask))
+
+    def mixer_input(self, x: Array) -> Array:
+        """[B,T,D]: what the mixer reads of the block's input x [B,T,D]."""
+        return self._sublayer_input(x, x, self.attention_norm)
 
     def _with_bias(self, view: View) -> View:
         """The view with the bias of this block's own table, if it has one (UMT5)."""
@@ -204,6 +207,10 @@ class Stack(nnx.Module):
             return None, block.weights(x, view)
 
         return self._run(step, None, hidden[:-1], view)[1]
+
+    def mixer_inputs(self, hidden: Array) -> Array:
+        """[layers,B,T,D]: what each block's mixer reads, from ``hidden``."""
+        return self._run(lambda block, _, x, view: (None, block.mixer_input(x)), None, hidden[:-1], View())[1]
 
     def _run(self, step: Callable, x: Any, inputs: Any, view: View) -> tuple[Any, Any]:
         """x after ``step(block, x, inputs, view)`` of every block, and the steps' other results [layers,...].

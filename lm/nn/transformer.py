@@ -95,6 +95,10 @@ class Transformer(nnx.Module):
             weights |= {side: own, "cross": cross}
         return {name: each for name, each in weights.items() if each is not None}
 
+    def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
+        """``{"encoder", "decoder": [layers,B,T,D]}``: what mixes the positions of each block reads this."""
+        return {side: stack.mixer_inputs(x) for side, (stack, x, _) in self._traced(batch).items()}
+
     def _traced(self, batch: Batch) -> dict[str, tuple[Stack, Array, View]]:
         """Each side's stack, its hidden states [layers+1,B,T,D], and what it saw."""
         sides, encoded = {}, None
