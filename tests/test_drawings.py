@@ -304,7 +304,12 @@ OPTIONS = {
 WITHOUT_RUN = ("gradients", "decoding", "lengths", "masks", "scores", "sinusoids", "distances")
 
 
-@pytest.mark.parametrize("what", DRAWINGS)
+OFTEN = ("attention", "masks", "lens")  # drawn by each run of the tests
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(x, marks=[pytest.mark.slow] * (x not in OFTEN)) for x in DRAWINGS]
+)
 def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measured, "TIMINGS", 1)
     folder = [] if what in WITHOUT_RUN else [str(encoder if what == "bias" else lstm)]
@@ -314,6 +319,7 @@ def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, caps
     assert DRAWINGS[what].shows in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["gradients", "decoding"])
 def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypatch):
     monkeypatch.setattr(measured, "TIMINGS", 1)

@@ -202,6 +202,7 @@ def test_what_decoding_remembers_does_not_grow_with_the_text(mixer):
     assert short == long and {shape[0] for shape in short} == {2}
 
 
+@pytest.mark.slow
 def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients():
     batch, key = test_nn.example(4, 5, 6), jax.random.key(7)
     one, *others = (
@@ -213,7 +214,9 @@ def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients(
             np.testing.assert_allclose(other[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("mixer", ["gru", "window", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mixer", ["gru", *(pytest.param(x, marks=pytest.mark.slow) for x in ("window", "lstm"))]
+)
 def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer):
     model = replace(
         test_sharding.MODEL,

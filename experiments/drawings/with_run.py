@@ -35,7 +35,7 @@ from lm.nn.view import Batch
 from lm.settings import SettingError, at_least
 
 WRITTEN = 16  # longest answer that a decoder is watched writing [tokens]
-WORD_PIECES = 12  # of the longest word
+LONGEST_PIECE_RUN = 12  # of the longest word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ def text_states(run: Trained, ids: list[int]) -> np.ndarray:
 
 def word_span(vocabulary: Vocabulary, ids: list[int], word: str) -> slice:
     """The tokens of a text that are ``word``; SettingError if none are."""
-    for size in range(1, min(WORD_PIECES, len(ids)) + 1):
+    for size in range(1, min(LONGEST_PIECE_RUN, len(ids)) + 1):
         for start in range(len(ids) - size + 1):
             if vocabulary.decode(ids[start : start + size]).strip() == word.strip():
                 return slice(start, start + size)
