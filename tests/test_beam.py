@@ -6,6 +6,7 @@ import json
 import random
 import sys
 
+import numpy as np
 import pytest
 
 from experiments.cli import clean as command
@@ -193,3 +194,18 @@ def test_without_beam_its_options_are_refused_with_the_extra_that_brings_it(sour
     with pytest.raises(SettingError, match=r"pip install --constraint constraints-beam.txt '\.\[beam\]'"):
         cleaned_files(source, "runs", beam_options=(DIRECT,))
     assert not (source.parent / "runs").exists()
+
+
+@needs_beam
+def test_a_range_of_hashes_that_all_differ_has_no_repeats():
+    from lm.data.corpora import beam
+
+    tables = [sieve.sorted_spans(part, [np.arange(3, dtype="<u8") + 3 * part]) for part in range(2)]
+    assert not [*beam.repeats_by_part(0, [table.tobytes() for table in tables])]
+    again = [
+        (part, np.frombuffer(numbers, "<u4").tolist())
+        for part, numbers in beam.repeats_by_part(
+            0, [table.tobytes() for table in [*tables, sieve.sorted_spans(2, [np.array([4, 9, 4], "<u8")])]]
+        )
+    ]
+    assert again == [(2, [0, 2])]

@@ -112,7 +112,7 @@ def repeats_by_part(_range: int, tables: Iterable[bytes]) -> Iterator[tuple[int,
     in_order = sorted((np.frombuffer(table, SPAN) for table in tables), key=lambda spans: spans["part"][0])
     repeated = sieve.repeated_spans(in_order)
     parts, starts = np.unique(repeated["part"], return_index=True)
-    for part, numbers in zip(parts, np.split(repeated["number"], starts[1:]), strict=True):
+    for part, numbers in zip(parts, np.split(repeated["number"], starts)[1:], strict=True):
         yield int(part), numbers.tobytes()
 
 
