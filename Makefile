@@ -7,11 +7,11 @@ TABLE ?= t5/1-baseline
 SEEDS ?= 3
 
 # Huge pages for the buffers of the tests, as `lm run` and `lm sweep` set them for themselves.
-test test-fast test-slow test-faults soak: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+test test-fast test-slow test-faults test-beam soak: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 MINUTES ?= 30
 
-.PHONY: demo test test-fast test-slow test-faults soak lint wheel clean
+.PHONY: demo test test-fast test-slow test-faults test-beam soak lint wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE) --seeds $(SEEDS)
@@ -38,6 +38,15 @@ test-slow: $(VENV)/tpu
 test-faults: $(VENV)/tpu
 	$(BIN)/python tests/faults/run.py
 
+# `lm clean` on Apache Beam, in an environment of its own: Beam takes older versions of four packages.
+test-beam:
+	$(MAKE) VENV=.venv-beam .venv-beam/beam
+	.venv-beam/bin/python -m pytest -q tests/test_beam.py tests/test_crawl.py
+
+$(VENV)/beam: $(VENV)/ready constraints-beam.txt
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint constraints-beam.txt --editable '.[beam]'
+	@touch $@
+
 # A row and its baseline, swept with a random fault about every minute, come to what they do without.
 soak: $(VENV)/ready
 	$(BIN)/python tests/faults/soak.py $(MINUTES)
@@ -61,4 +70,4 @@ $(VENV)/tpu: $(VENV)/ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist build *.egg-info
+	rm -rf $(VENV) .venv-beam dist build *.egg-info

@@ -115,7 +115,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(source, monkeypatch):
         with contextlib.suppress(KeyboardInterrupt):
             cache = clean(source)
             break
-    finished = [name for name in done if name.endswith(".json")]
+    finished = [name for name in done if name.endswith(".json") and "/set/" not in name]
     assert len(kills) > 5
     assert len(set(finished)) == len(finished)  # a part that is done is not done again
     assert files(cache) == undisturbed

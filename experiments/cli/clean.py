@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import itertools
 import json
@@ -30,6 +31,7 @@ VERSION = "1.0.0"
 COUNTED = ("read", "domains", *cleaning.FILTERS, cleaning.DUPLICATES, "kept")
 RANGE = 1 << 21  # hashes that one process compares at a time [spans]
 Tasks = dict[Path, tuple]  # arguments by the file that a task writes
+Parts = list[list[crawl.Piece]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,8 @@ class CleanOptions:
     rules: cleaning.Rules = cleaning.Rules()  # thresholds, language, lists
     validation: float = HELD_OUT  # share of the pages held out
     workers: int = 0  # processes; 0: one a core
+    # KEY=VALUE of an Apache Beam runner instead, such as runner=DataflowRunner project=mine; needs '.[beam]'
+    beam_options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         name, rules = self.name, self.rules
@@ -53,6 +57,10 @@ class CleanOptions:
             raise SettingError(f"validation={self.validation} should be between 0 and 1")
         if self.workers < 0:
             raise SettingError(f"workers={self.workers} should be a number of processes, or 0 for one a core")
+        if self.workers and self.beam_options:
+            raise SettingError(
+                f"workers={self.workers} are of this machine; beam_options say how many Beam takes"
+            )
         for field in ("bad_words", "domains"):
             path = getattr(rules, field)
             if path and not Path(path).is_file():
@@ -76,6 +84,7 @@ def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
         options: name and settings.
         runs: folder that holds the runs and the prepared data.
     """
+    run = passes(source, options)
     parts = crawl.find_parts(source)
     settings = Cleaning(
         str(source.resolve()),
@@ -87,16 +96,40 @@ def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
     work = folder.parents[1] / f".{options.name}-clean"
     if not is_cleaned(folder, settings):
         with working_in(work, settings), reporting(2 * len(parts)) as report:
-            run_passes(work, settings, parts, options.workers, report)
-            finish(work, folder, settings, len(parts))
+            finish(run(work, settings, parts, report), folder, settings, len(parts))
     shutil.rmtree(work, ignore_errors=True)
     print(removed_table(json.loads((folder / "clean.json").read_text())))
     print(f"{folder} holds it; to train on it: --data.corpus tfds:{options.name}")
 
 
-def run_passes(
-    work: Path, settings: Cleaning, parts: list[list[crawl.Piece]], workers: int, report: Reporter
-) -> None:
+def passes(source: Path, options: CleanOptions) -> Callable[[Path, Cleaning, Parts, Reporter], Path]:
+    """What writes the shards and counts of all parts, and returns the folder that holds them."""
+    if not options.beam_options:
+        return functools.partial(run_in_pool, workers=options.workers)
+    rules = options.rules
+    named = {"source": str(source), "rules.bad_words": rules.bad_words, "rules.domains": rules.domains}
+    for field, path in named.items():
+        if path and not Path(path).is_absolute():
+            raise SettingError(
+                f"{field}={path!r} should be an absolute path, the same on all of Beam's machines"
+            )
+    from lm.data.corpora import beam  # an extra
+
+    flags = beam.runner_options(options.beam_options)
+    return functools.partial(run_in_beam, pipeline=functools.partial(beam.run_pipeline, options=flags))
+
+
+def run_in_beam(
+    work: Path, settings: Cleaning, parts: Parts, report: Reporter, *, pipeline: Callable[..., None]
+) -> Path:
+    report.start("running on Beam")
+    folder = work.absolute() / "beam"  # the own pool would take a part that is counted here for half done
+    pipeline(folder, settings, parts)
+    report.advance(2 * len(parts))
+    return folder
+
+
+def run_in_pool(work: Path, settings: Cleaning, parts: Parts, report: Reporter, *, workers: int) -> Path:
     report.start("filtering")
     tasks: Tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
     in_parallel(sieve.filter_part, tasks, workers, lambda: report.advance(1))
@@ -109,9 +142,10 @@ def run_passes(
     report.start("writing")
     tasks = {work / "written" / f"{i}.json": (work, settings, i, total) for i, total in enumerate(totals)}
     in_parallel(sieve.write_part, tasks, workers, lambda: report.advance(1))
+    return work
 
 
-def digest(parts: list[list[crawl.Piece]], rules: cleaning.Rules) -> str:
+def digest(parts: Parts, rules: cleaning.Rules) -> str:
     """Of the bytes of every file that is read, and of how they are split."""
     pieces = [*itertools.chain.from_iterable(parts)]
     paths = [*dict.fromkeys(piece.path for piece in pieces), *filter(None, (rules.bad_words, rules.domains))]
