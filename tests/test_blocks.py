@@ -105,8 +105,13 @@ def test_without_a_mask_every_position_depends_on_every_other():
     assert influence("no mask").all()
 
 
-@pytest.mark.parametrize("positions", ALL_POSITIONS)
-@pytest.mark.parametrize("sparsity", [SparsityConfig(), SparsityConfig(window=2, global_tokens=1)])
+SPARSE = SparsityConfig(window=2, global_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("positions", "sparsity"),
+    [*((name, SparsityConfig()) for name in ALL_POSITIONS), ("relative", SPARSE), ("rotary", SPARSE)],
+)
 def test_when_it_writes_a_decoder_without_a_mask_sees_what_is_written(positions, sparsity):
     """As a prefix decoder does, whose biases know both directions too, with nothing in its prefix."""
     config = replace(DECODER, positions=positions, sparsity=sparsity, mask="none")

@@ -206,7 +206,7 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     [
         ("electra/base", {"tuning.heads": ("extract",)}),
         pytest.param("bert/mixed-layers", {"tuning.heads": ("next",)}, marks=pytest.mark.slow),
-        ("positions/alibi", {"data.inputs_length": 12}),
+        pytest.param("positions/alibi", {"data.inputs_length": 12}, marks=pytest.mark.slow),
     ],
 )
 def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(name, new, runs, tmp_path):
