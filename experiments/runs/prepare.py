@@ -4,15 +4,16 @@ What is missing or does not fit together is named; checks.py asks for that befor
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from experiments.runs.stages import Stage, stages
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
-from lm.data.corpora.corpus import documents, examples
+from lm.data.corpora.corpus import corpus_shards, examples
 from lm.data.denoised import Denoised, pretraining_rows
 from lm.data.masked import Masked
 from lm.data.objectives import Lengths
@@ -24,16 +25,18 @@ from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Scored, Task
 from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
 from lm.data.text.published import open_vocabulary
-from lm.data.text.sources import Documents, Joined, left_out
+from lm.data.text.shards import Shard, fingerprint_of, sample_documents
+from lm.data.text.sources import Split
+from lm.data.text.streams import LEAST, Streams, largest_divisor, stream_count
 from lm.data.text.tfds import StoredRows
-from lm.data.text.tokens import Tokens, encode_corpus
+from lm.data.text.tokens import EncodedCorpus, encoded_corpus
 from lm.data.text.vocabulary import EOS, PAD, TRAINED_KINDS, Vocabulary
 from lm.files import is_sealed
 from lm.settings import SettingError
 
 Say = Callable[[str], object]
 CORPUS = "corpus"  # its name among the tasks of a mixture
-SPLITS = ("train", "validation")
+SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class Prepared:
     """What a run reads."""
 
     vocabulary: Vocabulary
-    train: Tokens
-    validation: Tokens
+    train: EncodedCorpus
+    validation: EncodedCorpus
     cache: Path  # that holds them, and the tasks
-    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records skipped, by corpus or task
+    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records skipped, by task
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,6 @@ class Encoded(Sequence[Example]):
 
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
-    corrupt = experiment.data.corrupt_records
     skipped: dict[str, int] = {}
     for name in experiment.tuning.mixtures:
         mixture(name)  # SettingError if it is none, read or not
@@ -73,9 +75,8 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
         for split, tasks in tasks_of(stage).items():  # finds their files, and reads nothing yet
             for task in tasks:
                 rows = rows_of(task, split, experiment, cache)
-                skipped |= {task.name: left_out(rows)} if split == "train" else {}
-    corpus = documents(experiment.data.corpus, "train", cache, corrupt)
-    skipped = {name: count for name, count in (skipped | {CORPUS: left_out(corpus)}).items() if count}
+                skipped |= {task.name: len(rows.left_out)} if split == "train" else {}
+    skipped = {name: count for name, count in skipped.items() if count}
     for name, count in skipped.items():
         say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
     vocabulary = find_vocabulary(experiment, cache, say)
@@ -85,10 +86,18 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
             f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
             f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
         )
-    train = encode_corpus(corpus, vocabulary, cache / "tokens")
-    held_out = documents(experiment.data.corpus, "validation", cache)
-    validation = encode_corpus(held_out, vocabulary, cache / "tokens")
+    train, validation = (encoded_split(experiment, split, vocabulary, cache) for split in SPLITS)
     return Prepared(vocabulary, train, validation, cache, skipped)
+
+
+def encoded_split(experiment: Experiment, split: Split, vocabulary: Vocabulary, cache: Path) -> EncodedCorpus:
+    """The corpus as tokens, encoded as it is read."""
+    data = experiment.data
+    corrupt = data.corrupt_records if split == "train" else "stop"
+    shards = corpus_shards(data.corpus, split, cache, corrupt)
+    size = sum(shard.size for shard in shards)
+    streams = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
+    return encoded_corpus(shards, vocabulary, cache / "tokens", streams, data.cache_size)
 
 
 def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
@@ -113,15 +122,17 @@ def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> St
 def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     """``{"corpus train": fingerprint, ...}`` of every split that a stage reads."""
     data = stage.settings.data
-    splits: dict[str, Documents | StoredRows] = {}
+    texts: dict[str, Sequence[Shard]] = {}
     for split in SPLITS:
         corrupt = data.corrupt_records if split == "train" else "stop"
-        splits[f"{CORPUS} {split}"] = documents(data.corpus, split, cache, corrupt)
+        texts[f"{CORPUS} {split}"] = corpus_shards(data.corpus, split, cache, corrupt)
     if corpus := vocabulary_corpus(stage.settings):
-        splits["vocabulary train"] = documents(corpus, "train", cache, data.corrupt_records)
-    for split, tasks in tasks_of(stage).items():
-        splits |= {f"{task.name} {split}": rows_of(task, split, stage.settings, cache) for task in tasks}
-    return {name: rows.fingerprint for name, rows in splits.items()}
+        texts["vocabulary train"] = corpus_shards(corpus, "train", cache, data.corrupt_records)
+    found = {name: fingerprint_of(shards) for name, shards in texts.items()}
+    for part, tasks in tasks_of(stage).items():
+        rows = {task.name: rows_of(task, part, stage.settings, cache) for task in tasks}
+        found |= {f"{name} {part}": stored.fingerprint for name, stored in rows.items()}
+    return found
 
 
 def vocabulary_corpus(experiment: Experiment) -> str:
@@ -152,19 +163,29 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     if kind is None:
         return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
     name = vocabulary_corpus(experiment) or data.corpus
-    corpus = documents(name, "train", cache, data.corrupt_records)
+    corpus = corpus_shards(name, "train", cache, data.corrupt_records)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
     task_keys = [f"{task} {rows.fingerprint}" for task, rows in tasks.items()]
     bytes_ = [data.unknown] * (data.unknown == "bytes")
-    ingredients = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
+    ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
     path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.model"
     if not is_sealed(path):
         texts_of = name + " and the tasks" * bool(tasks)
         say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
-        texts = [text for task, rows in tasks.items() for row in rows for text in TASKS[task].to_text(row)]
-        train_sentencepiece(Joined((corpus, texts)), data.vocabulary_size, path, data.unknown, kind)
+        texts = _with_tasks(sample_documents(corpus), tasks)
+        train_sentencepiece(texts, data.vocabulary_size, path, data.unknown, kind)
     return SentencePiece(path, data.sentinels)
+
+
+def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> Iterator[str]:
+    """Documents and, after each of them, the texts of a row of each task, while there are any."""
+    rows = [map(TASKS[task].to_text, stored) for task, stored in tasks.items()]
+    for document in documents:
+        yield document
+        for texts in rows:
+            yield from next(texts, ())
+    yield from chain.from_iterable(chain.from_iterable(rows))
 
 
 def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
@@ -190,18 +211,25 @@ def pretraining_batches(
 
     Rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
-    tokens: Tokens = getattr(prepared, split)
-    if split == "train" and experiment.data.repeats:
-        tokens = tokens.cut(unique_tokens(experiment))
+    phase, data, size = experiment.pretraining, experiment.data, rows or experiment.pretraining.batch_size
+    corpus: EncodedCorpus = getattr(prepared, split)
+    notes = prepared.cache / "rows"
+    if split == "train":
+        unique = unique_tokens(experiment) if data.repeats else None
+        count = corpus.streams if size == phase.batch_size else 1
+        if unique:  # of which every stream has a part
+            count = largest_divisor(count, unique // (LEAST * data.inputs_length))
+        streams = Streams(corpus, count, experiment.seed, unique, notes)
+    else:
+        streams = Streams(corpus, 1, None, None, notes)
     source = pretraining_rows(
-        tokens,
+        streams,
         experiment.objective,
-        prepared.vocabulary,
         architecture=experiment.model.architecture,
-        inputs_length=experiment.data.inputs_length * times,
-        seed=experiment.seed if split == "train" else 0,
+        inputs_length=data.inputs_length * times,
+        batch_size=size,
     )
-    return Batches(source, rows or experiment.pretraining.batch_size)
+    return Batches(source, size)
 
 
 def encoded_tasks(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> dict[str, Encoded]:

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
+from experiments.study.experiment import BASELINE, DataConfig, Experiment, PhaseConfig
 from lm.files import seal, unseal, write
 from lm.settings import SettingError, diff, from_json, nearest, to_json
 
@@ -195,7 +195,7 @@ def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
         model=experiment.model,
         start=experiment.start if _has_start(experiment) else BASELINE.start,
         pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
-        data=replace(data, workers=0, held_out_lengths=(1,), corrupt_records=BASELINE.data.corrupt_records),
+        data=_without_feeding(data),
         generator_share=experiment.generator_share,
         seed=experiment.seed,
         guard=replace(BASELINE.guard, spikes=experiment.guard.spikes),
@@ -212,6 +212,12 @@ def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
     examples = {name: getattr(tuning, name) for name in ("evaluation_examples", "report_examples")}
     scored = replace(trained, **examples)  # as it stands
     return replace(decisive, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
+
+
+def _without_feeding(data: DataConfig) -> DataConfig:
+    """Without what changes no number of pre-training."""
+    same = replace(data, workers=0, encoders=0, cache_size=0.0)
+    return replace(same, held_out_lengths=(1,), corrupt_records=BASELINE.data.corrupt_records)
 
 
 def check_runs(runs: Path) -> None:
