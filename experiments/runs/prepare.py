@@ -5,7 +5,7 @@ What is missing or does not fit together is named; checks.py asks for that befor
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -97,7 +97,8 @@ def encoded_split(experiment: Experiment, split: Split, vocabulary: Vocabulary, 
     shards = corpus_shards(data.corpus, split, cache, corrupt)
     size = sum(shard.size for shard in shards)
     streams = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
-    return encoded_corpus(shards, vocabulary, cache / "tokens", streams, data.cache_size)
+    corpus = encoded_corpus(shards, vocabulary, cache / "tokens", streams)
+    return replace(corpus, corrupt=corrupt, most=data.cache_size)
 
 
 def tasks_of(stage: Stage) -> dict[str, list[Scored]]:

@@ -56,7 +56,7 @@ class Shard(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of its name, its size and what stands at its ends."""
+        """Of its size and what stands at its ends, whatever becomes of corrupt records."""
 
     def read(self, number: int, size: int) -> Window | None:
         """The window of that number, of about ``size`` bytes; None: the one before was the last.
@@ -167,14 +167,14 @@ def digested(files: int) -> int:
 
 
 def file_digest(path: Path, end: int) -> str:
-    """SHA-256 of a file's name, its size and ``end`` bytes at both ends."""
+    """SHA-256 of a file's size and of ``end`` bytes at both ends."""
     return _file_digest(path, end, *stamp(path))
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _file_digest(path: Path, end: int, size: int, _changed: int) -> str:
     with path.open("rb") as file:
-        digest = hashlib.sha256(f"{path.name} {size}".encode() + file.read(end))
+        digest = hashlib.sha256(f"{size} ".encode() + file.read(end))
         file.seek(max(end, size - end))
         digest.update(file.read(end))
     return digest.hexdigest()
@@ -208,7 +208,7 @@ class StoredShard:
     @property
     def fingerprint(self) -> str:
         chosen = self.chosen and hashlib.sha256(repr(self.chosen).encode()).hexdigest()
-        part = (self.rows.split, self.first, self.count, self.feature, self.corrupt, chosen)
+        part = (self.rows.split, self.first, self.count, self.feature, chosen)
         return f"{file_digest(self.path, self.end)} {part}"
 
     def read(self, number: int, size: int) -> Window | None:

@@ -68,7 +68,7 @@ class FileShard:
     @property
     def fingerprint(self) -> str:
         digests = " ".join(file_digest(path, self.end) for path in self.paths)
-        return f"{self.kind} {digests} {self.corrupt} {self.held_out}"
+        return f"{self.kind} {digests} {self.held_out}"
 
     def read(self, number: int, size: int) -> Window | None:
         try:

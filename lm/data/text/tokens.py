@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.data.text.shards import Shard, Texts, deal, fingerprint_of, window_size
+from lm.data.text.tfds import Corrupt
 from lm.data.text.vocabulary import Vocabulary
 from lm.files import complete, naming
 
@@ -52,6 +53,7 @@ class EncodedCorpus:
     folder: Path  # of the windows that are kept
     window: int  # [bytes]
     streams: int  # that its shards can be dealt to
+    corrupt: Corrupt = "stop"  # what its shards do with corrupt records
     most: float = 0.0  # kept in the folder; beyond that those last read longest ago go; 0: all [gigabytes]
 
     @functools.cached_property
@@ -61,7 +63,8 @@ class EncodedCorpus:
 
     def path(self, shard: int, number: int) -> Path:
         """Where a window of a shard is kept."""
-        key = f"{self.shards[shard].fingerprint} {number} {self.window} {self.vocabulary.fingerprint}"
+        skips = "skip" * (self.corrupt == "skip")  # a window without some records is another
+        key = f"{self.shards[shard].fingerprint} {number} {self.window} {self.vocabulary.fingerprint} {skips}"
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / name[:2] / f"{name}.npz"
 
@@ -83,6 +86,9 @@ class EncodedCorpus:
         window = self.shards[shard].read(number, self.window)
         if window is None:
             return _Kept(encode([], self.vocabulary), True)
+        if window.left_out:
+            name = self.shards[shard].name
+            print(f"warning: {window.left_out} corrupt records of {name} are left out", flush=True)
         return _Kept(encode(window.documents, self.vocabulary)._replace(left_out=window.left_out), False)
 
     def first(self, count: int | None = None) -> Tokens:
@@ -119,11 +125,11 @@ _WRITTEN: dict[Path, int] = {}  # windows, by this process
 
 
 def encoded_corpus(
-    shards: Sequence[Shard], vocabulary: Vocabulary, folder: Path, streams: int, most: float = 0.0
+    shards: Sequence[Shard], vocabulary: Vocabulary, folder: Path, streams: int
 ) -> EncodedCorpus:
     """Shards as ``streams`` read them."""
     size = window_size(shards, streams)
-    return EncodedCorpus(tuple(deal(shards, streams)), vocabulary, Path(folder), size, streams, most)
+    return EncodedCorpus(tuple(deal(shards, streams)), vocabulary, Path(folder), size, streams)
 
 
 def encode_texts(
