@@ -265,8 +265,8 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     assert seconds < 60  # 20 s on an idle core
     for task in TASKS:
         least = (900, 150, 700) if task == "first-sentence" else (2_500, 450, 2_000)
-        for split, rows in zip(("train", "validation", "report"), least, strict=True):
-            assert len(stored(task, split, tmp_path)) >= rows, (task, split)
+        for split, count in zip(("train", "validation", "report"), least, strict=True):
+            assert len(stored(task, split, tmp_path)) >= count, (task, split)
 
 
 def test_tagged_code_is_written_alone_and_read_as_a_labelled_task(tmp_path, monkeypatch):

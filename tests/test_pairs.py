@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from golden.make_batches import OneWindow
 
 from lm.data.batches import Batches, uniforms
 from lm.data.denoised import denoise, pretraining_rows
@@ -38,19 +39,7 @@ OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
 CORPUS = Tokens(np.arange(OFFSETS[-1]) + 10, OFFSETS)  # every token is its own place
 
 
-class Windows:
-    """A corpus of one window."""
-
-    fingerprint, shards = "", (None,)
-
-    def __init__(self, tokens=CORPUS, vocabulary=VOCABULARY):
-        self.tokens, self.vocabulary = tokens, vocabulary
-
-    def read(self, _shard, window):
-        return None if window else self.tokens
-
-
-WHOLE = Windows()
+WHOLE = OneWindow(CORPUS, VOCABULARY)
 NAMES = ("masked-lm", "whole-word-masked-lm", "span-masked-lm", "electra")
 PAIRS = ("none", "next-sentence", "sentence-order")
 
@@ -263,6 +252,6 @@ def test_geometric_spans_have_spanberts_lengths():
 def test_choices_that_do_not_go_together_are_refused_by_name(objective, settings, words):
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 1} | settings
     tokens = CORPUS._replace(offsets=settings.pop("offsets", OFFSETS))
-    streams = Streams(Windows(tokens, settings.pop("vocabulary", VOCABULARY)), 1, 0)
+    streams = Streams(OneWindow(tokens, settings.pop("vocabulary", VOCABULARY)), 1, 0)
     with pytest.raises(SettingError, match=words):
         pretraining_rows(streams, objective, **settings)(np.arange(1))
