@@ -104,7 +104,7 @@ def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
         ("tfds:", "data.corpus='tfds:' is unknown; did you mean 'tfds:NAME'"),
         (
             "wikipedia",
-            "is unknown; choose from documentation, documentation/PART, text:PATH, jsonl:PATH",
+            "is unknown; choose from documentation, documentation/PART, jsonl:PATH, parquet:PATH, text:PATH",
         ),
         ("/a/folder", "data.corpus='/a/folder' should be 'text:/a/folder'$"),
         ("tfds:c4/en", "tfds build c4/en --file_format=array_record"),

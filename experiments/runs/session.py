@@ -3,8 +3,8 @@
 import fcntl
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
@@ -20,8 +20,13 @@ from experiments.runs.vocabularies import store_vocabulary
 from experiments.study.experiment import result_settings
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
+from lm.data.denoised import Denoised
+from lm.data.masked import Masked
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
+from lm.data.segments import SEGMENTS
+from lm.data.supervised import Mixed, Unsupervised
+from lm.data.text.ahead import encoding_ahead
 from lm.train import manifest
 from lm.train.log import Log, came_to_its_end, now, packages, records
 from lm.train.throughput import step_flops
@@ -42,11 +47,29 @@ def data(stage: Stage, session: Session, batches: Batches, first: int) -> Iterat
     """This process's parts of the batches from step ``first`` on, each of them a step of progress."""
     reporter, training = session.reporter, stage.training
     rows = sharding.rows_of_process(session.mesh, training.batch_size)
-    workers = stage.settings.data.workers
+    config = stage.settings.data
     reporter.advance(first)
-    for batch in stream(batches, first, training.steps, rows=rows, workers=workers):
-        yield batch
-        reporter.advance(1)
+    with _encoders(batches, rows, config.encoders):
+        for batch in stream(batches, first, training.steps, rows=rows, workers=config.workers):
+            yield batch
+            reporter.advance(1)
+
+
+def _encoders(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
+    """Processes that encode ahead what this process's rows need of the corpus."""
+    source = batches.rows
+    if isinstance(source, Mixed):  # whose examples are dealt to all streams
+        corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, Unsupervised)]
+        kind, rows, source = SEGMENTS, [slice(None)], corpora[0] if corpora else None
+    elif isinstance(source, Denoised | Masked):
+        kind = source.kind
+    else:
+        source = None
+    if source is None or not processes:
+        return nullcontext()
+    reading = source.reading
+    notes = {stream: reading.notes(stream, kind) for stream in reading.streams_of(rows)}
+    return encoding_ahead(reading.streams, notes, processes)
 
 
 def flops(stage: Stage, lengths: Lengths) -> float:

@@ -36,7 +36,7 @@ class DataConfig:
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
     # parts of a batch, each with shards of its own, a multiple of the hosts; 0: 16, or what divides it
     streams: int = 0
-    encoders: int = 0  # processes that encode text ahead of the model; 0: when it is needed [processes]
+    encoders: int = 4  # processes that encode text ahead of the model; 0: when it is needed [processes]
     cache_size: float = 0.0  # encoded text that is kept; beyond that the oldest goes; 0: all [gigabytes]
 
     def __post_init__(self):

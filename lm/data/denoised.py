@@ -120,7 +120,7 @@ class Denoised(Uncached):
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         packs = not self.objective.concatenates
-        found = self.reading.rows(numbers, self.rows_of, self._kind)
+        found = self.reading.rows(numbers, self.rows_of, self.kind)
         parts = [self._packed_texts(rows) if packs else self._texts(rows, numbers) for rows in found]
         text, keys, draws, at = _joined(parts)
         inputs, targets = self._denoised(text, keys, draws if packs else None)
@@ -128,10 +128,11 @@ class Denoised(Uncached):
 
     def rows_of_epoch(self, most: int) -> int:
         """Of the first epoch of a corpus in one stream, at most ``most``."""
-        return self.reading.rows_of_epoch(most, self.rows_of, self._kind)
+        return self.reading.rows_of_epoch(most, self.rows_of, self.kind)
 
     @property
-    def _kind(self) -> str:
+    def kind(self) -> str:
+        """What is counted of a window: the rows that it fills."""
         return SEGMENTS if self.objective.concatenates else f"packed {self.architecture}"
 
     def rows_of(self, place: Place) -> int:

@@ -47,18 +47,20 @@ class Masked:
     def lengths(self) -> Lengths:
         return self.reading.lengths
 
+    kind = SEGMENTS  # what is counted of a window
+
     @property
     def paired(self) -> bool:
         return self.reading.objective.pairs != "none"
 
     def rows_of_epoch(self, most: int) -> int:
         """Of the first epoch of a corpus in one stream, at most ``most``."""
-        return self.reading.rows_of_epoch(most, self.reading.segments_of, SEGMENTS)
+        return self.reading.rows_of_epoch(most, self.reading.segments_of, self.kind)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         draws = self.reading.objective.draws + self.paired
         u = uniforms(self.reading.seed, numbers, draws, self.lengths.raw)
-        found = self.reading.rows(numbers, self.reading.segments_of, SEGMENTS)
+        found = self.reading.rows(numbers, self.reading.segments_of, self.kind)
         parts = [self._shown(rows, u) for rows in found]
         order = np.argsort(np.concatenate([part.at for part in parts]))
         shown = Shown(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))

@@ -2,8 +2,9 @@
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -156,12 +157,20 @@ class Reading(Uncached):
     def walk(self, stream: int, size: Size, what: str) -> Walk:
         """Through the windows of a stream, which it counts once."""
         if (stream, what) not in self._walks:
-            notes = self.streams.notes
-            if notes is not None:
-                key = f"{self.streams.fingerprint} {self.objective} {self.lengths} {what}"
-                notes = notes / hashlib.sha256(key.encode()).hexdigest()[:16] / f"{stream}.txt"
-            self._walks[stream, what] = Walk(self.streams, stream, size, notes)
+            self._walks[stream, what] = Walk(self.streams, stream, size, self.notes(stream, what))
         return self._walks[stream, what]
+
+    def notes(self, stream: int, what: str) -> Path | None:
+        """The file of a walk's notes."""
+        if self.streams.notes is None:
+            return None
+        key = f"{self.streams.fingerprint} {self.objective} {self.lengths} {what}"
+        return self.streams.notes / hashlib.sha256(key.encode()).hexdigest()[:16] / f"{stream}.txt"
+
+    def streams_of(self, rows: Sequence[slice]) -> list[int]:
+        """The streams that rows of a batch are dealt to."""
+        numbers = np.concatenate([np.arange(self.batch_size)[part] for part in rows])
+        return np.unique(numbers * self.streams.count // self.batch_size).tolist()
 
     @functools.cached_property
     def _walks(self) -> dict[tuple[int, str], Walk]:

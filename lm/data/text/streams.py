@@ -26,6 +26,7 @@ from lm.settings import SettingError
 SHARDS, ORDERS = 2**62, 2**61  # first keys of random numbers: those that deal shards, and that order them
 USUAL = 16  # streams of a batch that divides by them
 MOST = 1 << 12  # streams; and of an epoch of one, no more than 2^20 windows of 2^24 examples
+LAST_NOTES = 1 << 12  # of a file of notes, among which the newest is found [bytes]
 LEAST = 64  # rows of a stream in an epoch; a corpus of fewer has fewer streams [rows]
 
 
@@ -193,17 +194,7 @@ class Walk:
             self._end += rows
 
     def _noted(self) -> list[tuple[int, Place]]:
-        if self._notes is None or not self._notes.exists():
-            return []
-        lines = self._notes.read_text(errors="replace").splitlines()
-        found = []
-        for line in lines:
-            numbers, _, checksum = line.rpartition(" ")
-            with suppress(ValueError, TypeError):
-                if zlib.crc32(numbers.encode()) == int(checksum):
-                    rows, *place = map(int, numbers.split())
-                    found.append((rows, Place(*place)))
-        return found
+        return [*read_notes(self._notes)]
 
     def _note(self, rows: int, place: Place) -> None:
         if self._notes is not None and rows:
@@ -211,3 +202,23 @@ class Walk:
             self._notes.parent.mkdir(parents=True, exist_ok=True)
             with self._notes.open("a") as file:
                 file.write(f"{numbers} {zlib.crc32(numbers.encode())}\n")
+
+
+def read_notes(path: Path | None, end: int | None = None) -> Iterator[tuple[int, Place]]:
+    """(rows before it, window) of a file of notes, or of its last ``end`` bytes, without damaged lines."""
+    if path is None or not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - end, 0) if end else 0)
+        lines = file.read().splitlines()
+    for line in lines:
+        numbers, _, checksum = line.rpartition(b" ")
+        with suppress(ValueError, TypeError):
+            if zlib.crc32(numbers) == int(checksum):
+                rows, *place = map(int, numbers.split())
+                yield rows, Place(*place)
+
+
+def last_note(path: Path | None) -> tuple[int, Place] | None:
+    """The newest of a file of notes."""
+    return next(iter([*read_notes(path, LAST_NOTES)][::-1]), None)
