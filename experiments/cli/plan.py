@@ -1,11 +1,19 @@
-"""``lm plan``: rows as the command line changes them, to be compiled for a TPU slice."""
+"""What comes before training: ``lm plan`` compiles rows for a TPU slice, ``lm prepare`` encodes their corpus."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
-from experiments.cli.arguments import FLAT, first_word, option, parse
+from rich.progress import Progress
+
+from experiments.cli.arguments import FLAT, check_first, first_word, option, parse
+from experiments.console import RUNS, UNBROKEN
+from experiments.runs.prepare import prepare as find_data
+from experiments.runs.prepare import training_streams
 from experiments.study.experiment import Experiment
-from experiments.study.registry import find
+from experiments.study.registry import build, find
+from lm.data.text.bulk import cost_of, encode_ahead
 
 
 def plan(arguments: Sequence[str]) -> None:
@@ -35,3 +43,58 @@ def plan(arguments: Sequence[str]) -> None:
 
         rows[row.name], options = parse(plan, "lm plan", arguments)
     show_plans(rows, options)
+
+
+def prepare(arguments: Sequence[str]) -> None:
+    """Encode what a row reads of its corpus, ahead of its training."""
+    default = build(first_word(arguments), option(arguments, "--scale", "nano"))
+
+    def prepare(
+        name: str,
+        /,
+        settings: Annotated[Experiment, FLAT] = default,
+        scale: str = "nano",
+        runs: Path = RUNS,
+        tokens: float = 0,
+        workers: int = 0,
+        check: bool = False,
+    ) -> None:
+        """Encode what a row reads of its corpus, ahead of its training, with all cores.
+
+        Says first what it will take, by a sample. Started again, or on another machine with the same --runs,
+        it goes on with what is missing. Any setting can be changed, as for lm run.
+
+        Args:
+            name: row of the registry, such as t5/1-baseline/baseline.
+            scale: size of the study: nano, mini, mini-real, small, medium or base.
+            runs: folder that holds the runs, and the encoded text.
+            tokens: how many, such as 2e9; 0: as many as the row reads, or all of the corpus.
+            workers: processes; 0: one a core.
+            check: only say what it will take.
+        """
+        check_first(name, arguments, "prepare")
+        cores = len(os.sched_getaffinity(0))
+        prepare_corpus(settings, runs / "cache", int(tokens), 0 if check else workers or cores)
+
+    parse(prepare, "lm prepare", arguments)
+
+
+def prepare_corpus(experiment: Experiment, cache: Path, tokens: int, workers: int) -> None:
+    """Encode ``tokens`` of the row's corpus, 0: as many as it reads; without workers only say what it takes."""
+    prepared = find_data(experiment, cache, UNBROKEN.print)
+    streams = training_streams(experiment, prepared)
+    phase = experiment.pretraining
+    wanted = tokens or phase.steps * phase.batch_size * experiment.data.inputs_length
+    cost = cost_of(streams, wanted)
+    hours = cost.core_seconds / max(workers, 1) / 3600
+    UNBROKEN.print(
+        f"{cost.tokens:,} tokens: {cost.bytes_read / 1e9:,.2f} GB of text to read, {cost.bytes_kept / 1e9:,.2f} GB "
+        f"to keep in {streams.corpus.folder}, {hours:,.2f} hours with {max(workers, 1)} processes"
+    )
+    if not workers:
+        return
+    with Progress(console=UNBROKEN) as progress:
+        bar = progress.add_task("windows", total=None)
+        elsewhere = encode_ahead(streams, cost.bytes_read, workers, lambda n: progress.update(bar, advance=n))
+    if elsewhere:
+        UNBROKEN.print(f"{len(elsewhere)} parts are being encoded by other processes or machines")

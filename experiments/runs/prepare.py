@@ -35,6 +35,7 @@ from lm.files import is_sealed
 from lm.settings import SettingError
 
 Say = Callable[[str], object]
+NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
@@ -201,6 +202,15 @@ def unique_tokens(experiment: Experiment) -> int:
     return max(phase.steps * phase.batch_size * data.inputs_length // data.repeats, data.inputs_length)
 
 
+def training_streams(experiment: Experiment, prepared: Prepared) -> Streams:
+    """The streams in which pre-training reads the corpus."""
+    corpus, data = prepared.train, experiment.data
+    unique, count = unique_tokens(experiment) if data.repeats else None, corpus.streams
+    if unique:  # of which every stream has a part
+        count = largest_divisor(count, unique // (LEAST * data.inputs_length))
+    return Streams(corpus, count, experiment.seed, unique, prepared.cache / NOTES)
+
+
 def pretraining_batches(
     experiment: Experiment,
     prepared: Prepared,
@@ -212,17 +222,12 @@ def pretraining_batches(
 
     Rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
-    phase, data, size = experiment.pretraining, experiment.data, rows or experiment.pretraining.batch_size
-    corpus: EncodedCorpus = getattr(prepared, split)
-    notes = prepared.cache / "rows"
+    data, size = experiment.data, rows or experiment.pretraining.batch_size
     if split == "train":
-        unique = unique_tokens(experiment) if data.repeats else None
-        count = corpus.streams if size == phase.batch_size else 1
-        if unique:  # of which every stream has a part
-            count = largest_divisor(count, unique // (LEAST * data.inputs_length))
-        streams = Streams(corpus, count, experiment.seed, unique, notes)
+        streams = training_streams(experiment, prepared)
+        streams = replace(streams, count=streams.count if not size % streams.count else 1)
     else:
-        streams = Streams(corpus, 1, None, None, notes)
+        streams = Streams(prepared.validation, 1, notes=prepared.cache / NOTES)
     source = pretraining_rows(
         streams,
         experiment.objective,
