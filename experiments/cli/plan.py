@@ -1,4 +1,4 @@
-"""What comes before training: ``lm plan`` compiles rows for a TPU slice, ``lm prepare`` encodes their corpus."""
+"""What comes before training: ``lm plan`` compiles rows for a TPU slice, ``lm prepare`` encodes texts."""
 
 import os
 from collections.abc import Sequence
@@ -80,16 +80,17 @@ def prepare(arguments: Sequence[str]) -> None:
 
 
 def prepare_corpus(experiment: Experiment, cache: Path, tokens: int, workers: int) -> None:
-    """Encode ``tokens`` of the row's corpus, 0: as many as it reads; without workers only say what it takes."""
+    """Encode ``tokens`` of a row's corpus, 0: as many as it reads; without workers only say what it takes."""
     prepared = find_data(experiment, cache, UNBROKEN.print)
     streams = training_streams(experiment, prepared)
     phase = experiment.pretraining
     wanted = tokens or phase.steps * phase.batch_size * experiment.data.inputs_length
     cost = cost_of(streams, wanted)
     hours = cost.core_seconds / max(workers, 1) / 3600
+    read, kept = cost.bytes_read / 1e9, cost.bytes_kept / 1e9
     UNBROKEN.print(
-        f"{cost.tokens:,} tokens: {cost.bytes_read / 1e9:,.2f} GB of text to read, {cost.bytes_kept / 1e9:,.2f} GB "
-        f"to keep in {streams.corpus.folder}, {hours:,.2f} hours with {max(workers, 1)} processes"
+        f"{cost.tokens:,} tokens: {read:,.2f} GB of text to read, {kept:,.2f} GB to keep in "
+        f"{streams.corpus.folder}, {hours:,.2f} hours with {max(workers, 1)} processes"
     )
     if not workers:
         return

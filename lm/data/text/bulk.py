@@ -27,11 +27,11 @@ class Cost(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Successive windows of a shard; ``count`` None: to its end."""
+    """Successive windows of a shard, from ``first`` to ``end`` - 1; None: to the last."""
 
     shard: int
     first: int
-    count: int | None
+    end: int | None
 
 
 def windows_of(streams: Streams, size: int | None) -> list[Windows]:
@@ -49,7 +49,7 @@ def _of_stream(corpus: EncodedCorpus, shards: list[int], size: float | None) -> 
             if size is not None and size <= 0:
                 return
             last = first + TASK >= count  # how many follow is not known of a compressed file
-            yield Windows(shard, first, None if last else TASK)
+            yield Windows(shard, first, None if last else first + TASK)
             if size is not None:
                 size -= min(TASK, count - first) * corpus.window
 
@@ -98,14 +98,12 @@ def encode_windows(corpus: EncodedCorpus, task: Windows) -> int | None:
     claim = corpus.path(task.shard, task.first).with_suffix(".claim")
     if not _claimed(claim):
         return None
-    numbers = (
-        itertools.count(task.first) if task.count is None else range(task.first, task.first + task.count)
-    )
+    numbers = itertools.count(task.first) if task.end is None else range(task.first, task.end)
     done = 0
     try:
         for number in numbers:
             # of a whole task what is kept need not be read; of an open one it may be the mark of the end
-            known = task.count is not None and corpus.is_kept(task.shard, number)
+            known = task.end is not None and corpus.is_kept(task.shard, number)
             if not known and corpus.read(task.shard, number) is None:
                 break
             done += 1
