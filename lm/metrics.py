@@ -5,6 +5,7 @@ Where a number is predicted, -1 stands for a text that is none.
 """
 
 import collections
+import itertools
 import math
 import re
 import string
@@ -162,6 +163,17 @@ def ungrouped(metric: Metric) -> Metric:
 
 
 # Texts
+
+
+def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> float:
+    """Share of the targets' words that the predictions have at the same place."""
+    check_lengths(targets, predictions)
+    right = words = 0
+    for target, prediction in zip(targets, predictions, strict=True):
+        pairs = itertools.zip_longest(target.split(), prediction.split()[: len(target.split())])
+        matches = [one == other for one, other in pairs]
+        right, words = right + sum(matches), words + len(matches)
+    return 100 * right / max(words, 1)
 
 
 class Likelihood(NamedTuple):

@@ -22,10 +22,11 @@ from lm.data.objectives import Lengths, Objective, lengths_of
 from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.data.views import INPUTS, TARGETS
-from lm.nn.config import ModelConfig, RotaryConfig
+from lm.nn.config import ModelConfig
 from lm.nn.layers import Norm
 from lm.nn.view import full_view
 from lm.ops.attention import Softmax, dot_product_attention
+from lm.ops.config import RotaryConfig
 from lm.ops.losses import cross_entropy
 from lm.ops.masks import Mask, Rule
 from lm.ops.positions import rotate, sinusoids
@@ -63,7 +64,8 @@ def attention(q, k, v, mask, bias, scale, **_):
 def rotary(q, k, positions, theta, **_):
     frequencies, factor = RotaryConfig(theta).frequencies(len(q[0][0][0]))
     places = jnp.array(positions)[None]
-    turned = (rotate(jnp.array(x).swapaxes(1, 2), places, frequencies, factor).swapaxes(1, 2) for x in (q, k))
+    inputs = (jnp.array(x).swapaxes(1, 2) for x in (q, k))
+    turned = (rotate(x, places, frequencies, factor, "halves").swapaxes(1, 2) for x in inputs)
     return dict(zip("qk", turned, strict=True))
 
 

@@ -61,6 +61,8 @@ BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
     "santacoder": "gpt_bigcode",
     "starcoder": "gpt_bigcode",
     "gpt-neox": "gpt_neox",
+    "gpt-neo-": "gpt_neo",
+    "gpt-j": "gptj",
     "pythia": "gpt_neox",
 }
 UNPUBLISHED = {
@@ -241,7 +243,16 @@ def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
 
 
 @pytest.mark.parametrize(
-    "path, value", [("scores", "bilinear"), ("architecture", "prefix-decoder"), ("sparsity.dilation", 2)]
+    ("path", "value"),
+    [
+        ("scores", "bilinear"),
+        ("architecture", "prefix-decoder"),
+        ("sparsity.dilation", 2),
+        ("mask", "none"),
+        ("mlp", "none"),
+        ("norm", "none"),
+        ("residual", "none"),
+    ],
 )
 def test_a_model_of_no_family_is_refused_by_the_setting(path, value, tmp_path):
     config = change(SIZES["gpt2"], path, value)

@@ -15,11 +15,11 @@ from test_vocabulary import TEXTS
 from experiments.report.page import samples
 from experiments.report.results import curves, results
 from experiments.runs import origin
+from experiments.runs.prepare import store_vocabulary, stored_vocabulary
 from experiments.runs.result import write_result
 from experiments.runs.scores import best_of, write_example_values
 from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
-from experiments.runs.vocabularies import store_vocabulary, stored_vocabulary
 from experiments.study.registry import REGISTRY, build, run_folder
 from lm.data.tasks.task import Scored
 from lm.data.text.own import SentencePiece, train_sentencepiece

@@ -146,6 +146,19 @@ def test_no_part_trains_on_what_another_is_evaluated_on(cache):
         feeding.documents("documentation/sience", "train", cache)
 
 
+@pytest.mark.parametrize(
+    ("part", "written"), [("", "corpus"), ("/science", "corpus"), ("/unfiltered", "unfiltered")]
+)
+def test_a_corpus_is_written_when_it_is_first_read(part, written, tmp_path, monkeypatch):
+    """Also by a row that has no tasks of the documentation."""
+    write, few = documentation.prepare_sets, SOME.split()
+    monkeypatch.setattr(
+        documentation, "prepare_sets", lambda *given, **named: write(*given, packages=few, **named)
+    )
+    feeding.documents(f"documentation{part}", "train", tmp_path)
+    assert (tmp_path / "tfds" / "documentation" / written).is_dir()
+
+
 def test_unfiltered_documents_keep_what_the_rules_remove(documents):
     assert ">>>" in dict(harvest.unfiltered(["json"]))["json"]
     assert ">>>" not in dict(documents)["json"]

@@ -31,6 +31,9 @@ REFUSED = {  # legal, and told by the field's name
     "gpt_neox/attention_bias_false",
     "bloom/apply_residual_connection_post_layernorm_true",
     "gpt2/add_cross_attention_true",
+    "opt/_remove_final_layer_norm_true",
+    "opt/enable_bias_false",
+    "opt/layer_norm_elementwise_affine_false",
     "marian/share_encoder_decoder_embeddings_false",
     *(f"{family}/is_decoder_true" for family in ("bert", "roberta", "electra")),
     *(
@@ -46,6 +49,8 @@ QUICK = {  # the others are computed as their families' checkpoints of test_pari
     "marian/sides_apart",
     "llama/attention_bias_true",
     "llama/mlp_bias_true",
+    "opt/projected",
+    "qwen2/window_from_a_layer_on",
     "longformer/window_by_layer",
     "electra/generator_as_wide",
     "distilbert/sinusoidal_pos_embds_true",

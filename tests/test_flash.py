@@ -68,10 +68,10 @@ def draw(*shape, seed):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-def results(call, mask, bias, dtype="float32", keep=None):
+def results(call, mask, bias, dtype="float32", keep=None, value_width=WIDTH):
     """The output, and the gradients of query, key, value and the bias's table."""
-    shapes = (LENGTH, HEADS), (KEYS, GROUPS), (KEYS, GROUPS)
-    inputs = [draw(ROWS, *shape, WIDTH, seed=i).astype(dtype) for i, shape in enumerate(shapes)]
+    shapes = (LENGTH, HEADS, WIDTH), (KEYS, GROUPS, WIDTH), (KEYS, GROUPS, value_width)
+    inputs = [draw(ROWS, *shape, seed=i).astype(dtype) for i, shape in enumerate(shapes)]
 
     def out(*inputs):
         *inputs, table = inputs
@@ -80,16 +80,16 @@ def results(call, mask, bias, dtype="float32", keep=None):
     @jax.jit
     def both(*inputs):
         found, back = jax.vjp(out, *inputs)
-        return found, back(draw(ROWS, LENGTH, HEADS, WIDTH, seed=4).astype(dtype))
+        return found, back(draw(ROWS, LENGTH, HEADS, value_width, seed=4).astype(dtype))
 
     return jax.tree.leaves(both(*inputs, draw(8, HEADS, seed=3)))
 
 
-def assert_equal_to_explicit_scores(backend, mask, bias, dtype="float32", keep=None, atol=2e-5):
-    expected = results(dot_product_attention, mask, bias, dtype, keep)
+def assert_equal_to_explicit_scores(backend, mask, bias, dtype="float32", keep=None, atol=2e-5, **new):
+    expected = results(dot_product_attention, mask, bias, dtype, keep, **new)
     for name, one, other in zip(
         ("out", "query", "key", "value", "table"),
-        results(Flash(backend), mask, bias, dtype, keep),
+        results(Flash(backend), mask, bias, dtype, keep, **new),
         expected,
         strict=True,
     ):
@@ -101,6 +101,11 @@ def assert_equal_to_explicit_scores(backend, mask, bias, dtype="float32", keep=N
 @pytest.mark.parametrize(("mask", "bias"), FEW)
 def test_flash_is_explicit_scores_and_so_are_its_gradients(mask, bias):
     assert_equal_to_explicit_scores(INTERPRETED["tpu"], mask, bias)
+
+
+@pytest.mark.parametrize("value_width", [4, 12])
+def test_flash_takes_values_narrower_or_wider_than_keys(value_width):
+    assert_equal_to_explicit_scores(INTERPRETED["tpu"], "segments", "back", value_width=value_width)
 
 
 @pytest.mark.slow

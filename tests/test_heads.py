@@ -6,11 +6,16 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from test_nn import CONFIGS, example, padded, tiny
+from test_nn import CONFIGS, example, joined, padded, tiny
 
+from experiments.runs.prepare import reader_of
+from experiments.runs.recipes import head_spec
+from experiments.study.registry import build
+from lm.data.tasks.labelled import find_labelled
+from lm.data.text.own import Bytes
 from lm.nn.composed import Electra, Tuned
 from lm.nn.config import HeadConfig
-from lm.nn.heads import LayerMixture
+from lm.nn.heads import POOL, LayerMixture
 from lm.sharding import named
 
 
@@ -45,6 +50,62 @@ def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):
     np.testing.assert_allclose(again[where], found[where], atol=1e-6)
     if head["kind"] == "span":
         assert (found[0, :, 6:] < -1e30).all()
+
+
+X = np.random.default_rng(0).normal(size=(3, 7, 4)).astype(np.float32)
+TEXT = np.array([[0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1]], bool)
+
+
+@pytest.mark.parametrize(
+    ("pool", "numpy"),
+    [
+        ("first", lambda text: text[0]),
+        ("last", lambda text: text[-1]),
+        ("mean", lambda text: text.mean(0)),
+        ("max", lambda text: text.max(0)),
+    ],
+)
+def test_a_pool_is_numpys_of_the_text_wherever_its_padding_stands(pool, numpy):
+    expected = [numpy(x[text]) for x, text in zip(X, TEXT, strict=True)]
+    for dtype, atol in ((np.float32, 1e-6), (jax.numpy.bfloat16, 3e-2)):
+        found = POOL[pool](jax.numpy.asarray(X, dtype), TEXT)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(np.asarray(found, np.float32), expected, atol=atol)
+    assert np.isfinite(POOL[pool](X, np.zeros_like(TEXT))).all()  # a row of padding, which fills up a batch
+
+
+@pytest.mark.parametrize("name", ["bert-base", "gpt2", "bart-base"])
+@pytest.mark.parametrize("pool", POOL)
+def test_a_text_in_a_packed_row_is_pooled_as_if_it_were_alone(name, pool):
+    body, texts = tuned(name, kind="classes", pool=pool).body, [example(1, 5, 5), example(2, 6, 6)]
+    side = "decoder" if body.config.has_decoder else "encoder"
+    states = jax.jit(type(body).features)
+
+    def pooled(batch, number):
+        return POOL[pool](states(body, batch), batch[f"{side}_segment_ids"] == number)
+
+    packed = padded(joined(texts), 12)
+    for number, text in enumerate(texts, 1):
+        np.testing.assert_allclose(pooled(packed, number), pooled(padded(text, 12), 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "pool", "layout"),
+    [
+        ("bert/base", "first", "ended"),
+        ("bert/max-pooling", "max", "ended"),
+        ("gpt/base", "last", "ended"),
+        ("gpt/start-delim-extract", "last", "start-delim-extract"),
+        ("bart/base", "last", "ended"),
+    ],
+)
+def test_a_head_reads_what_its_settings_say_and_by_default_where_its_architecture_has_seen_the_text(
+    row, pool, layout
+):
+    experiment, task = build(row, "nano"), find_labelled("follows")
+    (head,) = head_spec(experiment, task).parts
+    reader = reader_of(experiment, task, Bytes(100))
+    assert (head.pool, reader.layout) == (pool, layout)
 
 
 def test_each_choice_is_scored_as_if_it_were_alone():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lm.data.batches import Batches
-from lm.data.labelled import Labelled, Reader, labelled_eval_batches, shortened
+from lm.data.labelled import GPT_MARKS, Labelled, Reader, labelled_eval_batches, shortened
 from lm.data.tasks.labelled import LABELLED, behind_cue, find_labelled, halves, pairs
 from lm.data.text.own import Bytes
 from lm.data.text.vocabulary import EOS
@@ -79,6 +79,42 @@ def test_a_row_is_framed_as_each_architecture_reads_it():
         assert batches["encoder-decoder"][f"{side}_input_tokens"][0].tolist() == [*a, EOS, *b, EOS, 0, 0, 0]
         assert batches["encoder-decoder"][f"{side}_segment_ids"][0].tolist() == [1] * 17 + [0] * 3
     assert set(batches["prefix-decoder"]) - set(batches["decoder"]) == {"decoder_causal_attention"}
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "prefix-decoder"])
+def test_in_gpts_layout_a_row_starts_is_divided_and_ends_with_the_token_that_the_head_reads(architecture):
+    start, delim, extract = VOCABULARY.start, VOCABULARY.delim, VOCABULARY.extract
+    assert len({start, delim, extract, VOCABULARY.mask, CLS}) == 5
+    for name, texts in (("follows", ["first 0", "second 0"]), ("acceptability", ["sentence 0"])):
+        reader = Reader(LABELLED[name], VOCABULARY, architecture, 24, "start-delim-extract")
+        (batch,) = labelled_eval_batches(reader, DOCUMENTATION[name][:1], 1)
+        tokens = batch["decoder_input_tokens"][0].tolist()
+        inner = sum(([delim, *VOCABULARY.encode(text)] for text in texts), [])[1:]
+        count = len(inner) + 2
+        assert tokens == [start, *inner, extract, *[0] * (24 - count)]
+        assert batch["decoder_segment_ids"][0].tolist() == [1] * count + [0] * (24 - count)
+
+
+@pytest.mark.parametrize("name", DOCUMENTATION)
+def test_in_gpts_layout_right_outputs_are_read_as_right_answers(name):
+    task, rows = LABELLED[name], DOCUMENTATION[name]
+    reader = Reader(task, VOCABULARY, "decoder", 100, "start-delim-extract")
+    labels = np.concatenate([batch["labels"] for batch in labelled_eval_batches(reader, rows, 3)])
+    pairs = zip(rows, labels, strict=False)
+    answers = [reader.answer(row, exact(task.kind, label, 100)) for row, label in pairs]
+    assert task.evaluate(rows, answers)["score"] == pytest.approx(100)
+
+
+def test_in_gpts_layout_a_choice_has_a_row_for_each_candidate_and_what_is_too_long_keeps_its_frame():
+    reader = Reader(LABELLED["next"], VOCABULARY, "decoder", 8, "start-delim-extract")
+    (batch,) = labelled_eval_batches(
+        reader, [{"sentences": ["s" * 9, "u"], "following": "t" * 9, "label": 0}], 1
+    )
+    rows = batch["decoder_input_tokens"][0]
+    for row in rows:
+        ends = row[:1], row[row == VOCABULARY.delim], row[row > 0][-1:]
+        assert [end.tolist() for end in ends] == [[getattr(VOCABULARY, name)] for name in GPT_MARKS]
+    assert (rows > 0).sum(-1).tolist() == [8, 8]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +218,14 @@ def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts(
         (lambda pos: Reader(pos, VOCABULARY, "encoder", 7), "tuning.inputs_length=7"),
         (lambda pos: Reader(pos, Bytes(0), "encoder", 8), "no token for cls"),
         (lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], seed=0), "no examples"),
+        (
+            lambda pos: Reader(pos, Bytes(4), "decoder", 8, "start-delim-extract"),
+            "no token for extract; ours need data.sentinels of at least 5",
+        ),
+        (
+            lambda pos: Reader(pos, VOCABULARY, "encoder-decoder", 8, "start-delim-extract"),
+            "tuning.layout='start-delim-extract' needs model.architecture='decoder' or 'prefix-decoder'",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(make, message):

@@ -16,7 +16,7 @@ from experiments.cli import COMMANDS, HELP
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("lm/**/*.py"), *ROOT.glob("experiments/**/*.py"), *ROOT.glob("launch/**/*.py")])
 
-BELOW_CLI = "console study processes runs report plan"  # report and plan never import each other
+BELOW_CLI = "console study processes runs report plan drawings"  # the last three never import each other
 # A package may import itself and what is listed; lm.settings and lm.files are open to all.
 ALLOWED = {
     "lm.settings": set(),
@@ -42,6 +42,7 @@ ALLOWED = {
     "experiments.runs": {"lm", "experiments.study", "experiments.processes"},
     "experiments.report": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
+    "experiments.drawings": {"lm", "experiments.runs"},
     "experiments.cli": {"lm", *(f"experiments.{below}" for below in BELOW_CLI.split())},
     "experiments.__main__": {"lm", "experiments.cli", "experiments.processes"},
     "launch": set(),

@@ -14,6 +14,7 @@ from lm.evaluate.likelihood import (
     Window,
     candidate_log_probs,
     continuation_log_probs,
+    documents_log_prob,
     text_log_prob,
     windows,
 )
@@ -131,6 +132,26 @@ def test_windows_score_each_token_once_after_what_fits_before_it():
     assert next(windows(text, Window(4, 4), unstarted)) == ([10], [11, 12, 13])
     with pytest.raises(SettingError, match="cannot be moved by 5"):
         next(windows(text, Window(4, 5), config))
+
+
+@pytest.mark.parametrize("start", [0, None])
+def test_a_document_begins_behind_the_end_of_another_which_is_not_scored(start):
+    model, documents, eos = make("decoder", special=SpecialTokens(start=start)), texts(8, [9, 3]), 1
+    total = sum(by_hand_started(model, start, [eos], text) for text in documents)
+    assert documents_log_prob(model, documents, Window(12, 6), eos, put) == pytest.approx(total, abs=1e-3)
+    short = [([eos], documents[0][:3]), (documents[0][1:3], documents[0][3:5])]  # windows of 4, moved by 2
+    rest = [(documents[0][3:5], documents[0][5:7]), (documents[0][5:7], documents[0][7:9])]
+    expected = continuation_log_probs(model, [*short, *rest], put).sum()
+    assert documents_log_prob(model, documents[:1], Window(4, 2), eos, put) == pytest.approx(
+        expected, abs=1e-3
+    )
+
+
+def by_hand_started(model, start, context, text):
+    """As ``by_hand``, of a decoder that reads ``start`` first or, if it is None, nothing."""
+    row = [*([] if start is None else [start]), *context, *text]
+    log_probs = jax.nn.log_softmax(run(model, {"decoder_input_tokens": np.array([row])})[0])
+    return sum(float(log_probs[place - 1, row[place]]) for place in range(len(row) - len(text), len(row)))
 
 
 def test_what_comes_later_changes_no_probability_of_what_was_before():

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.nn.config import ModelConfig, SparsityConfig
+from lm.nn.config import ModelConfig
 from lm.nn.view import full_view, step_view
+from lm.ops.config import SparsityConfig
 from lm.ops.masks import Mask, Rule, distances, key_segments, random_blocks
 
 SEGMENTS = jnp.array([[1, 1, 2, 2, 2, 0], [1, 2, 2, 2, 0, 0]])

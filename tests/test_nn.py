@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig
+from lm.nn.config import ModelConfig
 from lm.nn.layers import RelativeBias, count, draw_keep, dropout
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
+from lm.ops.config import RotaryConfig, SparsityConfig
 from lm.ops.losses import cross_entropy
 from lm.ops.masks import distances
 from lm.ops.positions import Alibi, Relative
@@ -92,11 +93,22 @@ CONFIGS |= {
     "windowed decoder": replace(TINY, architecture="decoder", sparsity=SparsityConfig(window=1, dilation=2)),
     "bilinear": replace(TINY, scores="bilinear"),
     "adapters": replace(TINY, adapter_width=4),
+    "no mask": replace(TINY, architecture="decoder", mask="none"),
+    "no feed-forward": replace(TINY, mlp="none"),
+    "no residual": replace(TINY, residual="none"),
+    "no norm": replace(TINY, norm="none", adapter_width=4),
 }
 CONFIGS |= {
     f"{mixer} encoder-decoder": replace(TINY, mixer=mixer, mixer_width=12, positions="none")
     for mixer in ("rnn", "gru", "lstm", "window", "none")
 }
+CONFIGS |= {
+    f"{mixer} decoder, {cross} cross-attention": replace(
+        TINY, mixer=mixer, mixer_width=12, positions="none", cross_attention=cross
+    )
+    for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
+}
+CONFIGS |= {"multiplicative cross-attention": replace(TINY, cross_attention="multiplicative")}
 DECODERS = [name for name, config in CONFIGS.items() if config.has_decoder]
 
 
@@ -153,7 +165,7 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
         np.testing.assert_allclose(features(model, without)[0], first[: ends[0]], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", [name for name in DECODERS if CONFIGS[name].mask == "causal"])
 def test_a_step_over_the_cache_gives_what_the_whole_row_gives(name):
     model, batch = make(name), example(3, 5, 9)
     del batch["decoder_causal_attention"]
@@ -402,6 +414,11 @@ def test_a_token_outside_the_vocabulary_is_not_trained_on_silently():
         ({"positions": "sinusoidal", "d_model": 15}, "d_model"),
         ({"logits": "tied", "d_embed": 8}, "logits_transform"),
         ({"sparsity": SparsityConfig(window=1, projections="separate")}, "sparsity.projections"),
+        ({"mask": "none", "architecture": "encoder"}, "mask='none' is of decoders"),
+        ({"mask": "none", "mixer": "lstm", "positions": "none"}, "mixer='lstm' has no mask"),
+        ({"residual": "none", "mixer": "none", "positions": "none"}, "residual='none'"),
+        ({"mlp": "none", "logits_transform": True}, "mlp='none'"),
+        ({"mlp": "none", "heads": ("replaced-token",)}, "mlp='none'"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_by_the_name_of_its_setting(settings, named_setting):

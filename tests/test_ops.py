@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.nn.config import RotaryConfig
 from lm.ops.attention import SCORE_SCALES, Softmax, attention_weights, bilinear, dot_product_attention
+from lm.ops.config import RotaryConfig
 from lm.ops.decoding.config import Decoding
 from lm.ops.decoding.sampling import next_token
 from lm.ops.losses import accuracy, cross_entropy
@@ -114,19 +114,38 @@ def test_products_of_sinusoids_depend_on_distances_only(layout):
     assert len(np.unique(np.round(products[0], 3))) > 30
 
 
-def test_rotary_scores_depend_on_distances_only_and_the_rest_of_a_head_stays():
+@pytest.mark.parametrize("layout", ["halves", "pairs"])
+def test_rotary_scores_depend_on_distances_only_and_the_rest_of_a_head_stays(layout):
     frequencies, factor = RotaryConfig().frequencies(6)
     query, key, places = random(1, 5, 2, 8), random(1, 5, 2, 8, seed=1), jnp.arange(5)[None]
 
     def scores(shift):
-        turned = (rotate(x, places + shift, frequencies, factor) for x in (query, key))
+        turned = (rotate(x, places + shift, frequencies, factor, layout) for x in (query, key))
         return jnp.einsum("btnh,bsnh->bnts", *turned)
 
     np.testing.assert_allclose(scores(0), scores(300), atol=1e-4)
     assert abs(scores(0) - jnp.einsum("btnh,bsnh->bnts", query, key)).max() > 0.1
-    turned = rotate(query.astype(jnp.bfloat16), places, frequencies, factor)
+    turned = rotate(query.astype(jnp.bfloat16), places, frequencies, factor, layout)
     assert turned.dtype == jnp.bfloat16
     np.testing.assert_array_equal(turned[..., 6:], query.astype(jnp.bfloat16)[..., 6:])
+
+
+def test_rotary_pairs_are_rotary_halves_of_permuted_features():
+    """Which is why weights of GPT-J and Llama can be turned into each other's layout."""
+    frequencies, factor = RotaryConfig().frequencies(6)
+    x, places = random(2, 5, 2, 8), jnp.arange(3, 8)[None]
+    as_halves = [0, 2, 4, 1, 3, 5, 6, 7]  # where the features of neighbouring pairs stand in halves
+    pairs = rotate(x, places, frequencies, factor, "pairs")
+    halves = rotate(x[..., as_halves], places, frequencies, factor, "halves")
+    np.testing.assert_array_equal(pairs[..., as_halves], halves)
+    assert not np.array_equal(pairs, rotate(x, places, frequencies, factor, "halves"))
+
+
+def test_a_rotary_pair_turns_by_its_angle():
+    turned = rotate(
+        jnp.array([[[[1.0, 0.0, 1.0, 0.0]]]]), jnp.array([[2]]), np.array([1.0, 0.5]), 1.0, "pairs"
+    )
+    np.testing.assert_allclose(turned.ravel(), [np.cos(2), np.sin(2), np.cos(1), np.sin(1)], atol=1e-6)
 
 
 # transformers 5.23.0, modeling_rope_utils.ROPE_INIT_FUNCTIONS; of heads 128 wide every eighth frequency.

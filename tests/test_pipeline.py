@@ -11,11 +11,11 @@ from lm.data.batches import Batches, stream
 from lm.data.denoised import pretraining_rows
 from lm.data.objectives import OBJECTIVES, Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.segments import running
+from lm.data.segments import Corpus, running
 from lm.data.supervised import Mixed, Unsupervised, eval_batches
 from lm.data.text.own import Bytes
 from lm.data.text.shards import Texts, deal
-from lm.data.text.streams import Place, Streams
+from lm.data.text.streams import Streams, WindowPlace
 from lm.data.text.tokens import EncodedCorpus, encode_texts
 from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
@@ -111,7 +111,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
 
 def epoch_rows(made, epoch):
     """How many rows an epoch has, of a corpus of one window."""
-    return made.rows.rows_of(Place(0, epoch, 0, 0, 0, 0))
+    return made.rows.rows_of(WindowPlace(0, epoch, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("name", ["mass-style", "deshuffling", "prefix-lm", "causal-lm", "language-model"])
@@ -157,23 +157,36 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     made = batches(name, architecture, batch_size=1)
     rows = [made(step, slice(None)) for step in range(epoch_rows(made, 0))]
     rows = [row["decoder_target_tokens"][row["decoder_segment_ids"] > 0].tolist() for row in rows]
-    order = np.argsort(made.rows.reading.order(Place(0, 0, 0, 0, 0, 0)))
-    tokens, offsets, _ = corpus.first()
+    order = np.argsort(made.rows.reading.order(WindowPlace(0, 0, 0, 0, 0, 0)))
+    tokens, offsets, *_ = corpus.first()
     documents = [tokens[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
-    strung = documents[0] + [token for document in documents[1:] for token in (EOS, *document)]
+    strung = [token for document in documents for token in (*document, EOS)]
     assert [token for place in order for token in rows[place]] == strung
     assert sum(len(row) == 32 for row in rows) == len(strung) // 32  # no place of a row is lost to an end
 
 
 def test_documents_without_tokens_leave_no_second_eos():
-    text = running(np.arange(10, 16), np.array([0, 0, 2, 2, 2, 5, 6, 6]), EOS)
-    assert text.read(np.arange(text.length + 1)).tolist() == [10, 11, EOS, 12, 13, 14, EOS, 15, 15]
-    assert running(np.arange(3), np.array([0, 1, 3]), None).read(np.arange(3)).tolist() == [0, 1, 2]
+    offsets, whole = np.array([0, 0, 2, 2, 2, 5, 6, 6]), [10, 11, EOS, 12, 13, 14, EOS, 15, EOS]
+    for behind_last, expected in ((True, whole), (False, whole[:-1])):
+        text = running(np.arange(10, 16), offsets, EOS, behind_last=behind_last)
+        assert text.read(np.arange(text.length)).tolist() == expected
+    none = running(np.arange(3), np.array([0, 1, 3]), None, behind_last=True)
+    assert none.read(np.arange(none.length)).tolist() == [0, 1, 2]
+
+
+def test_a_document_that_is_cut_has_no_end(corpus):
+    whole = corpus.first()
+    first, second = whole.offsets[1:3].tolist()
+    cuts = {first: False, second - 1: True, second: False, len(whole.tokens): False}
+    assert {count: whole.cut(count).goes_on for count in cuts} == cuts
+    for count, goes_on in cuts.items():
+        text = Corpus(whole.cut(count), OBJECTIVES["causal-lm"], Bytes(100), 32).text
+        assert (text.read(np.array([text.length - 1]))[0] != EOS) == goes_on
 
 
 @pytest.mark.parametrize("name", ["span-corruption", "prefix-lm"])
 def test_documents_are_strung_together_or_kept_apart(batches, corpus, name):
-    segments, (tokens, offsets, _) = only(batches(name)).segments, corpus.first()
+    segments, (tokens, offsets, *_) = only(batches(name)).segments, corpus.first()
     begins = set(offsets.tolist())
     assert segments.lengths.sum() == len(tokens)
     if name == "prefix-lm":

@@ -187,6 +187,7 @@ def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as
         "embed.table": (2,),
         "encoder.x": (3,),
         "decoder.blocks.cross.key.kernel": (5,),
+        "decoder.blocks.attention.first.kernel": (11,),
         "decoder.blocks.x": (7,),
     }
     cases = ({}, 2 + 7), ({"logits": "separate"}, 7), ({"shared_layers": True}, 2 + 12 * 7)

@@ -14,12 +14,13 @@ from flax import nnx
 
 from lm.evaluate.decode import beam_search
 from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig, SparsityConfig, SpecialTokens
+from lm.nn.config import ModelConfig, SpecialTokens
 from lm.nn.layers import count
 from lm.nn.mixers import MIXERS
 from lm.nn.recurrent import Direction
 from lm.nn.transformer import Transformer
 from lm.nn.view import View
+from lm.ops.config import SparsityConfig
 from lm.ops.decoding.config import Decoding
 from lm.ops.recurrence import CELLS, Weights, flow_of, recur
 from lm.settings import SettingError
@@ -201,6 +202,7 @@ def test_what_decoding_remembers_does_not_grow_with_the_text(mixer):
     assert short == long and {shape[0] for shape in short} == {2}
 
 
+@pytest.mark.slow
 def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients():
     batch, key = test_nn.example(4, 5, 6), jax.random.key(7)
     one, *others = (
@@ -212,7 +214,9 @@ def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients(
             np.testing.assert_allclose(other[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("mixer", ["gru", "window", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mixer", ["gru", *(pytest.param(x, marks=pytest.mark.slow) for x in ("window", "lstm"))]
+)
 def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer):
     model = replace(
         test_sharding.MODEL,

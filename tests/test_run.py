@@ -266,6 +266,12 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ({"model.special.start": None}, "model.special=.* start=None.* should have pad 0, eos 1, start 0"),
         (BERT | TEXT, "model.architecture='encoder' writes no text"),
         (BERT | {"tuning.inputs_length": 4}, "tuning.inputs_length=4 should be at least 8"),
+        ({"model.mask": "none"}, "model.mask='none' reads the tokens whose likelihood"),
+        (
+            BERT | {"tuning.layout": "start-delim-extract"},
+            "tuning.layout=.* needs model.architecture='decoder'",
+        ),
+        (GPT | {"tuning.layout": "start-delim-extract", "data.sentinels": 4}, "no token for extract"),
         (
             NO_NSP | {"objective.pairs": "next-sentence"},
             "objective.pairs='next-sentence' needs .* in model.heads=",
@@ -312,7 +318,7 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
 
 
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
-    result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997)
+    result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
     monkeypatch.setattr("experiments.cli.train.read_result", lambda folder: result)
     assert summary(tmp_path) == "held-out loss 3.472"
 

@@ -4,14 +4,16 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from test_benchmarks import SETS, TEXT, prepare
 from tiny import TINY
 
-from experiments.cli.attention import attention
 from experiments.cli.doctor import show_tasks
-from experiments.cli.likelihood import Scoring, likelihood, masking_of, texts_of
+from experiments.cli.draw import attention
+from experiments.cli.likelihood import Scoring, likelihood, masking_of, text_rates, texts_of
+from experiments.cli.models import Filling, fill_in
 from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
 from experiments.runs.recipes import questions, steps_of
@@ -23,6 +25,7 @@ from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.data.text.own import Bytes
 from lm.data.text.vocabulary import EOS
+from lm.evaluate.decode import greedy
 from lm.evaluate.likelihood import continuation_log_probs
 from lm.evaluate.questions import predict
 from lm.settings import SettingError, changes
@@ -38,6 +41,12 @@ TEXTS = {"tuning.mixtures": ("xquad_enro",)}
 HEADS = {"tuning.mixtures": (), "tuning.heads": ("cola",), "model.architecture": "encoder"}
 NOTHING = {"pretraining.steps": 0, "finetuning.steps": 0}
 COLA = [{"sentence": "It is so.", "label": 1}, {"sentence": "Is so it.", "label": 0}]
+TRUE_OR_FALSE = {"label": tfds.features.ClassLabel(names=["False", "True"])}
+BOOLQ = [
+    {"passage": "It is so.", "question": "is it", "label": 1},
+    {"passage": "It was not so.", "question": "was it", "label": 0},
+    {"passage": "It may be so some day.", "question": "will it be", "label": 1},
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +59,8 @@ def runs(tmp_path_factory):
     prepare("glue/cola", folder / "cache", (features, COLA, "train validation"))
     unknown = [row | {"label": -1} for row in COLA]
     prepare("glue/sst2", folder / "cache", (features, unknown, "validation test"))
+    read = tfds.features.FeaturesDict({"passage": TEXT, "question": TEXT, **TRUE_OR_FALSE})
+    prepare("super_glue/boolq", folder / "cache", (read, BOOLQ, "train validation"))
     return folder
 
 
@@ -218,16 +229,39 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     folder, _, _ = run_of(runs, f"likelihood-{given.get('model.architecture')}", given)
     file, out = tmp_path / "lines.tsv", tmp_path / "out.jsonl"
     file.write_text("Where?\tHere.\nHere, and nowhere else at all.\n")
-    likelihood(folder, file, out, Scoring(length=12, stride=5))
+    likelihood(folder, str(file), out, Scoring(length=12, stride=5))
     first, second = map(json.loads, out.read_text().splitlines())
     assert (first["tokens"], second["tokens"]) == (first["bytes"], second["bytes"]) == (5, 30)
     assert first["bits_per_byte"] == pytest.approx(-first["log_prob"] / 5 / math.log(2))
+    assert first["perplexity"] == pytest.approx(math.exp(-first["log_prob"] / 5))  # a byte is a token
     assert "all" in capsys.readouterr().out
     trained = open_run(folder, stages_of(folder))
     question, answer = (trained.vocabulary.encode(text) for text in ("Where?", "Here."))
     question += [EOS] * (given.get("model.architecture") != "encoder")  # which reads [SEP] behind both
     due = continuation_log_probs(trained.model, [(question, answer)], trained.put, masking_of(trained))
     assert first["log_prob"] == pytest.approx(due[0], abs=1e-4)
+
+
+def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_bytes(runs, tmp_path, capsys):
+    folder, *_ = run_of(runs, "likelihood-corpus", TEXTS | {"model.architecture": "decoder"})
+    texts = ["Überall ist Text.", "Here, too."]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    results = {}
+    corpora = [f"text:{tmp_path}/0.txt + text:{tmp_path}/1.txt", f"text:{tmp_path}/0.txt"]
+    for corpus, limit in ((corpora[0], 0), (corpora[0], 1), (corpora[1], 0)):
+        likelihood(folder, corpus, tmp_path / "out.jsonl", Scoring(texts=limit))
+        results[corpus, limit] = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
+    first, second = results[corpora[0], 0]
+    assert [first] == results[corpora[0], 1] == results[corpora[1], 0]
+    assert (first["bytes"], first["characters"], second["bytes"]) == (18, 17, 10)
+    assert first["bits_per_character"] * 17 == pytest.approx(first["bits_per_byte"] * 18)
+    both = text_rates([first, second])
+    assert both["bits_per_byte"] == pytest.approx(
+        (first["bits_per_byte"] * 18 + second["bits_per_byte"] * 10) / 28
+    )
+    assert both["perplexity"] == pytest.approx(math.exp(-(first["log_prob"] + second["log_prob"]) / 28))
+    assert "all 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -238,3 +272,118 @@ def test_lines_without_a_continuation_are_named(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(SettingError, match=message):
         texts_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+def test_a_prompt_is_answered_by_the_likeliest_candidate_after_the_examples(architecture, runs):
+    folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
+    score_run(folder, ["boolq@1"], "", Rows(limit=2))  # of three: the last is the example
+    scores, lines = read(folder / "scores" / "pretraining" / "boolq@1" / "validation")
+    trained = open_run(folder, stages_of(folder))
+    encode, end = trained.vocabulary.encode, [] if architecture == "decoder" else [EOS]
+    *asked, other = [dict(row) for row in TASKS["boolq"].rows("validation", runs / "cache")]
+    words = ("no", "yes")
+    example = f"{other['passage']}\nQuestion: {other['question']}?\nAnswer: {words[other['label']]}\n\n"
+    nats, answers = [], []
+    for row, line in zip(asked, lines, strict=True):
+        prompt = f"{example}{row['passage']}\nQuestion: {row['question']}?\nAnswer:"
+        assert (line["inputs"], line["target"]) == (prompt, ("False", "True")[row["label"]])
+        texts = words if end else [f" {word}" for word in words]
+        question = [*encode(prompt), *([EOS] if ends_questions(trained) else [])]
+        pairs = [(question, [*encode(text), *end]) for text in texts]
+        found = continuation_log_probs(trained.model, pairs, trained.put)
+        answers.append(("False", "True")[int(found[1] / 3 > found[0] / 2)])
+        nats.append(found[row["label"]])
+    assert [line["prediction"] for line in lines] == answers
+    size = sum(len(words[row["label"]]) for row in asked)
+    assert scores["metrics"]["bits_per_byte"] == pytest.approx(-sum(nats) / math.log(2) / size, rel=1e-4)
+    right = sum(answer == line["target"] for answer, line in zip(answers, lines, strict=True))
+    assert scores["metrics"]["score"] == 50 * right
+
+
+def ends_questions(trained):
+    return trained.encode("a")[-1] == EOS
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+def test_a_prompt_is_answered_greedily_up_to_a_newline(architecture, runs, monkeypatch):
+    folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
+    score_run(folder, ["xquad_enro@0"], "", Rows())
+    _, lines = read(folder / "scores" / "pretraining" / "xquad_enro@0" / "validation")
+    trained = open_run(folder, stages_of(folder))
+    for line in lines:
+        batch = trained.batch([trained.encode(line["inputs"])], 64)
+        written = trained.vocabulary.decode(np.asarray(greedy(trained.model, batch, max_length=64))[0])
+        assert line["inputs"].endswith("\nRomanian:")
+        assert line["prediction"] == written.strip().split("\n")[0].split("English:")[0].strip()
+
+
+def test_prompts_that_leave_no_room_or_no_examples_are_refused(runs):
+    folder, *_ = run_of(runs, "prompts-decoder", TEXTS | {"model.architecture": "decoder"})
+    with pytest.raises(SettingError, match="boolq@1: only 0 training rows are not scored themselves"):
+        score_run(folder, ["boolq@1"], "", Rows())
+    with pytest.raises(SettingError, match="boolq@0: the question alone exceeds --prompt-length"):
+        score_run(folder, ["boolq@0"], "", Rows(prompt_length=10))
+    score_run(folder, ["boolq@0"], "", Rows(prompt_length=38))
+    _, lines = read(folder / "scores" / "pretraining" / "boolq@0" / "validation")
+    assert "It may\nQuestion: will it be?\nAnswer:" in [line["inputs"] for line in lines]
+    with pytest.raises(SettingError, match="did you mean 'boolq'"):
+        score_run(folder, ["bolq@0"], "", Rows())
+
+
+DENOISING = TEXTS | {"objective.inputs": "span-masks", "objective.noise": "poisson-spans"}
+DENOISING |= {"objective.targets": "everything"}
+
+
+def test_gaps_of_t5_are_sentinels_and_of_bart_masks_however_they_are_spelled(runs, capsys):
+    texts = ["a [MASK] b [MASK]", "a <mask> b <mask>", "a <extra_id_0> b <extra_id_1>"]
+    for name, given in (("gaps-t5", TEXTS), ("gaps-bart", DENOISING)):
+        folder, *_ = run_of(runs, name, given)
+        trained = open_run(folder, stages_of(folder))
+        top, (a, blank, b) = trained.vocabulary.size - 1, trained.vocabulary.encode("a b")
+        first, second = (top, top - 1) if name == "gaps-t5" else (top, top)
+        ids, sentinels = trained.encode_gaps(texts[0])
+        assert ids == [a, first, blank, b, second, EOS]
+        assert sentinels == ([top, top - 1] if name == "gaps-t5" else [])
+        answers = []
+        for text in texts:
+            fill_in(text, folder, Filling(top=2), runs)
+            answers.append(capsys.readouterr().out)
+        assert answers[0].count("%") == 2 and len({*answers}) == 1
+
+
+def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
+    folder, *_ = run_of(runs, "gaps-bert", HEADS)
+    answers = []
+    for seed in (0, 0, 1):
+        fill_in("a [MASK] b [MASK]", folder, Filling(2, iterations=2, passes="gibbs", seed=seed), runs)
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
+    for filling in (Filling(), Filling(iterations=2)):
+        fill_in("a <mask> b", folder, filling, runs)
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "filling", "message"),
+    [
+        (TEXTS | {"model.architecture": "decoder"}, "a [MASK]", {}, "fills no gaps; use `lm generate "),
+        (
+            TEXTS | {"objective.inputs": "drop", "objective.targets": "drop"},
+            "a [MASK]",
+            {},
+            "such as bart/base",
+        ),
+        (TEXTS, "a b", {}, "has no .MASK. to fill"),
+        (TEXTS, "a [MASK]", {"iterations": 1}, "--iterations is for encoders"),
+        (TEXTS, "[MASK]" * 101, {}, "101 gaps are more than the vocabulary's 100 sentinels"),
+        (HEADS, "a [MASK]", {"passes": "gibbs"}, "passes='gibbs' needs iterations"),
+        (HEADS, "a [MASK]", {"top": 0}, "top=0"),
+    ],
+)
+def test_a_gap_that_no_model_can_fill_is_refused_with_what_to_use(given, text, filling, message, runs):
+    folder, *_ = run_of(
+        runs, f"gaps-{given.get('model.architecture')}-{given.get('objective.inputs')}", given
+    )
+    with pytest.raises(SettingError, match=message):
+        fill_in(text, folder, Filling(**filling), runs)

@@ -18,7 +18,7 @@ from lm.data.denoised import pretraining_rows
 from lm.data.objectives import OBJECTIVES
 from lm.data.text import tokens as encoding
 from lm.data.text.own import Bytes
-from lm.data.text.shards import LARGEST_WINDOW, Texts, Window, deal, documents_of, sample_documents
+from lm.data.text.shards import LARGEST_WINDOW, Texts, WindowText, deal, documents_of, sample_documents
 from lm.data.text.streams import Streams, stream_count
 from lm.data.text.tokens import EncodedCorpus
 from lm.settings import DataError, SettingError
@@ -252,4 +252,4 @@ def test_a_stream_without_text_is_refused_with_the_mend(tmp_path):
 
 def test_the_documents_of_a_window_are_those_of_its_shard():
     assert [*documents_of([Texts(tuple(WORDS))], 900)] == WORDS
-    assert isinstance(Texts(("a",)).read(0, 1), Window)
+    assert isinstance(Texts(("a",)).read(0, 1), WindowText)

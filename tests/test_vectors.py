@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from lm.settings import DataError, SettingError
+from lm.vectors.config import SkipGramConfig
 from lm.vectors.skipgram import negative_gradients, negative_loss, softmax_gradients, softmax_loss
-from lm.vectors.training import SkipGramConfig, Tables, context_windows, draw_noise, mean_loss, train_skipgram
+from lm.vectors.training import Tables, context_windows, draw_noise, mean_loss, train_skipgram
 from lm.vectors.windows import join_documents, keep_probabilities, noise_of, pad_text
 from lm.vectors.words import WordVectors, load_word_vectors, number_words, train_word_vectors
 

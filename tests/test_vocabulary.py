@@ -171,7 +171,7 @@ def test_a_model_that_is_missing_or_no_model_is_refused(tmp_path):
 def test_a_corpus_is_encoded_whole_and_once(tmp_path):
     documents, vocabulary = [f"{i} {text}" for i, text in enumerate(TEXTS)] + [""], Bytes(100)
     corpus = encode_texts(documents, vocabulary, tmp_path)
-    tokens, offsets, left_out = corpus.first()
+    tokens, offsets, left_out, _ = corpus.first()
     bounds = itertools.pairwise(offsets)
     assert [vocabulary.decode(tokens[begin:end]) for begin, end in bounds] == documents
     assert (tokens.dtype, left_out) == (np.uint16, 0)

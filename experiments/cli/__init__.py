@@ -10,7 +10,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "diff": "show:show_diff",
     "run": "train:run_command",
     "plan": "plan:plan",
-    "prepare": "plan:prepare",
+    "prepare": "plan:prepare_row",
     "sweep": "train:sweep_command",
     "report": "show:report_command",
     "verify": "doctor:verify_runs",
@@ -20,16 +20,18 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "likelihood": "likelihood:likelihood",
     "generate": "models:generate",
     "fill": "models:fill_in",
-    "attention": "attention:attention",
+    "draw": "draw:draw",
+    "attention": "draw:attention",
+    "neighbours": "models:show_neighbours",
     "convert": "convert:import_or_export",
     "examples": "models:show_examples",
     "doctor": "doctor:examine",
 }
 # read their arguments themselves: what their options are depends on them
-RAW = ("run", "sweep", "report", "plan", "prepare", "convert")
+RAW = ("run", "sweep", "report", "plan", "prepare", "convert", "draw")
 HELP = """\
 list       List the rows of the study, what each changes, and how many seeds of it have finished.
-show       Show every setting of a row, with its meaning and unit, or with --stages the stages of its run.
+show       Show every setting of a row or a published model, or --stages of its run, or what it --costs.
 diff       Show the settings in which a row differs from another.
 run        Train, fine-tune and evaluate one row; any of its settings can be changed on the command line.
 plan       Compile rows for a TPU slice that need not exist: memory, time and hours before you pay for them.
@@ -43,7 +45,9 @@ score      Score a run or an imported checkpoint on tasks, or predictions that w
 likelihood Show the log-probability of texts, or of continuations of contexts: nats, and bits per byte.
 generate   Show what a run's model writes after prompts: greedy, sampled or beam search.
 fill       Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
+draw       Draw masks, positions, what a model does with a text, what it costs here; alone: list the pictures.
 attention  Draw where each head of a run's model attends in a text.
+neighbours Show the pieces whose vectors are nearest to a word's: of skip-gram, or of a model's embedding.
 convert    Import a published checkpoint as a run, or export a run's model in the published format.
 examples   Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 doctor     Show devices, versions, data found and free disk space."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from experiments.console import UNBROKEN
 from experiments.runs.origin import code, record
+from experiments.runs.prepare import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
 from experiments.runs.stages import PRETRAINING, save_settings, stages, stages_of
-from experiments.runs.vocabularies import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
 from experiments.study.experiment import Experiment, result_settings
 from lm.data.text.published import FILES, find_tokenizer
 from lm.files import complete_folder
@@ -127,7 +127,7 @@ def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
     from experiments.runs.trained import chosen, frame
     from lm import convert, sharding
 
-    stage = chosen(run, {stage.name: stage for stage in stages_of(run)}, mixture)
+    stage = chosen(run, {stage.name: stage for stage in stages_of(run) if stage.has_model}, mixture)
     model = trained_body(stage, sharding.make_mesh(stage.settings.mesh))
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
 from experiments.processes.exit_codes import EXIT_CODES
-from experiments.runs.stages import stages_of
+from experiments.runs.stages import COUNTS_FILE, stages_of
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.data.text import tfds
+from lm.files import is_sealed
 from lm.settings import SettingError, nearest
 from lm.train import manifest
 
@@ -87,7 +88,7 @@ def _row_count(sizes: Mapping[str, int] | None, split: str | None) -> str:
 
 
 def verify_runs(run: tuple[Path, ...], /) -> None:
-    """Check every file of the checkpoints of runs against the checksums that were saved with them.
+    """Check every file of the checkpoints of runs, and tables of counts, against their saved checksums.
 
     The exit code is 1 if one is bad.
 
@@ -101,16 +102,21 @@ def verify_runs(run: tuple[Path, ...], /) -> None:
 
 
 def verify(folders: Sequence[Path]) -> int:
-    """Print each checkpoint in ``folders``, its size and what is wrong with it; the number of bad ones.
+    """Print each checkpoint and table of counts in ``folders``, its size and what is wrong with it.
 
-    A folder is that of a stage, of a run, whose pre-training may lie elsewhere, or of many runs; SettingError
-    if there is no checkpoint in one.
+    The number of bad ones. A folder is that of a stage, of a run, whose pre-training may lie elsewhere, or of
+    many runs; SettingError if there is nothing to check in one.
     """
     bad, seen = 0, set()
     for folder in folders:
         steps = [(parent, *step) for parent in _parents(folder) for step in manifest.steps(parent).items()]
-        if not steps:
+        counts = sorted(folder.rglob(COUNTS_FILE))
+        if not steps and not counts:
             raise SettingError(f"{folder} holds no checkpoint; name the folder of a run, or of many")
+        for path in counts:
+            fault = None if is_sealed(path) else "does not fit its checksum"
+            print(f"{path}  {path.stat().st_size / 1e6:.1f} MB  {fault or 'good'}", flush=True)
+            bad += fault is not None
         for parent, step, path in steps:
             if (parent.resolve(), step) in seen:
                 continue

@@ -1,10 +1,11 @@
-"""``lm likelihood``: how likely a run's model finds the texts of a file, or what continues its contexts."""
+"""``lm likelihood``: how likely a run's model finds texts, a corpus, or what continues contexts."""
 
 import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +13,20 @@ from rich.markup import escape
 
 from experiments.cli.arguments import FLAT
 from experiments.console import CONSOLE, listing
-from experiments.runs.stages import stages_of
+from experiments.runs.stages import Stage, cache_of, stages_of
 from lm import files
-from lm.settings import SettingError, parse_json
+from lm.data.corpora.corpus import corpus_shards
+from lm.data.text.readers import WINDOW_READERS
+from lm.data.text.shards import documents_of
+from lm.data.text.sources import Split
+from lm.settings import SettingError, at_least, parse_json
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
     from lm.evaluate.likelihood import Continued, Masking
 
 SHOWN_TEXT = 60  # of a text [characters]
+CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,17 @@ class Scoring:
     end: bool = False  # whether the EOS behind each continuation is scored too
     length: int = 512  # longest row; a longer text without a context is scored by windows [tokens]
     stride: int = 256  # tokens that each window scores; the others before them are its context [tokens]
+    split: Split = "validation"  # of a corpus: validation is what is held out, train the rest
+    texts: int = 0  # of a corpus: score only the first N texts (0: all)
+
+    def __post_init__(self):
+        at_least(self, "", texts=0)
 
 
 def likelihood(
-    run: Path, file: Path, /, out: Path | None = None, scoring: Annotated[Scoring, FLAT] = Scoring()
+    run: Path, file: str, /, out: Path | None = None, scoring: Annotated[Scoring, FLAT] = Scoring()
 ) -> None:
-    """Show the log-probability of texts, or of continuations of contexts: nats, and bits per byte.
+    """Show the log-probability of texts: nats, perplexity a token, bits per byte and per character.
 
     A line of the file is a text, or a context, a tab and what continues it, blanks included; of a .jsonl
     file it is {"context": ..., "continuation": ...}. Encoders give the pseudo-log-likelihood: each token in
@@ -44,31 +55,72 @@ def likelihood(
 
     Args:
         run: folder of a run.
-        file: lines to score; - reads standard input.
+        file: lines to score (- reads standard input), or a corpus, as data.corpus names one: documentation,
+            text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME; the texts of one split are scored together.
         out: file for the results as JSON lines, in the order of the file.
     """
+    stages, is_corpus = stages_of(run), file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
+    is_corpus = is_corpus and not Path(file).exists()
+    texts = corpus_texts(file, scoring, cache_of(run)) if is_corpus else texts_of(Path(file))
+    counts = any(stage.kind == "count" for stage in stages)
+    results = by_counts(stages[0], texts, scoring) if counts else by_network(run, stages, texts, scoring)
+    for result, (_, text) in zip(results, texts, strict=True):
+        result |= {"bytes": len(text.encode()), "characters": len(text)}
+        result |= text_rates([result])
+    if out is not None:
+        files.write(out, "".join(json.dumps(result) + "\n" for result in results).encode())
+    show_likelihoods([] if is_corpus else [text for _, text in texts], results)
+
+
+def by_counts(stage: Stage, texts: Sequence[tuple[str, str]], scoring: Scoring) -> list[dict[str, Any]]:
+    """Log-probability and tokens of each continuation by n-grams; a context begins a document."""
+    from experiments.runs.counted import counts_of, texts_as_counted
+    from experiments.runs.prepare import stored_vocabulary
+    from lm.counts.ngrams import token_log_probs
+
+    if stage.settings.counts.model != "ngram":
+        raise SettingError(
+            f"{stage.folder}: counts.model={stage.settings.counts.model!r} is no language model"
+        )
+    vocabulary = stored_vocabulary(stage.folder, stage.settings)
+    contexts = [vocabulary.encode(context) for context, _ in texts]
+    scored = [[*vocabulary.encode(text), *[vocabulary.eos] * scoring.end] for _, text in texts]
+    tokens, offsets = texts_as_counted([a + b for a, b in zip(contexts, scored, strict=True)])
+    log_probs = token_log_probs(counts_of(stage), tokens, offsets)
+    ends = zip(offsets[1:].tolist(), scored, strict=True)
+    return [
+        {"log_prob": float(log_probs[end - len(ids) : end].sum()), "tokens": len(ids)} for end, ids in ends
+    ]
+
+
+def by_network(
+    run: Path, stages: Sequence[Stage], texts: Sequence[tuple[str, str]], scoring: Scoring
+) -> list[dict[str, Any]]:
+    """Log-probability and tokens of each continuation."""
     from experiments.runs.trained import open_run
     from lm.evaluate.likelihood import continuation_log_probs
 
-    texts = texts_of(file)
-    trained = open_run(run, stages_of(run), scoring.mixture)
+    trained = open_run(run, stages, scoring.mixture)
     masking, pairs, owners = masking_of(trained), [], []
     for number, (context, continuation) in enumerate(texts):
         found = list(pairs_of(trained, context, continuation, scoring))
         pairs += found
         owners += [number] * len(found)
     log_probs = continuation_log_probs(trained.model, pairs, trained.put, masking).tolist()
-    results: list[dict[str, Any]] = [
-        {"log_prob": 0.0, "tokens": 0, "bytes": len(text.encode())} for _, text in texts
-    ]
+    results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0} for _ in texts]
     for number, log_prob, (_, scored) in zip(owners, log_probs, pairs, strict=True):
         results[number]["log_prob"] += log_prob
         results[number]["tokens"] += len(scored)
-    for result in results:
-        result["bits_per_byte"] = bits_per_byte([result])
-    if out is not None:
-        files.write(out, "".join(json.dumps(result) + "\n" for result in results).encode())
-    show_likelihoods(texts, results)
+    return results
+
+
+def corpus_texts(name: str, scoring: Scoring, cache: Path) -> list[tuple[str, str]]:
+    """The texts of a split of a corpus, none with a context; SettingError if there are none."""
+    found = documents_of(corpus_shards(name, scoring.split, cache))
+    texts = [("", text) for text in islice(found, scoring.texts or None) if text]
+    if not texts:
+        raise SettingError(f"{name} has no text in its {scoring.split} split")
+    return texts
 
 
 def texts_of(file: Path) -> list[tuple[str, str]]:
@@ -128,19 +180,29 @@ def pairs_of(run: "Trained", context: str, continuation: str, scoring: Scoring) 
     yield from windows(scored, Window(length, min(scoring.stride, length)), config)
 
 
-def bits_per_byte(results: Sequence[dict[str, Any]]) -> float:
-    """Of all these texts together."""
-    nats = -sum(result["log_prob"] for result in results)
-    return nats / math.log(2) / sum(result["bytes"] for result in results)
+def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of all these texts together: perplexity a token, bits per byte of UTF-8 and per character."""
+    nats, tokens, size, characters = (
+        sum(result[name] for result in results) for name in ("log_prob", "tokens", "bytes", "characters")
+    )
+    return {
+        "perplexity": math.exp(-nats / tokens) if tokens else math.nan,
+        "bits_per_byte": -nats / math.log(2) / size,
+        "bits_per_character": -nats / math.log(2) / characters,
+    }
 
 
-def show_likelihoods(texts: Sequence[tuple[str, str]], results: Sequence[dict[str, Any]]) -> None:
-    """A line for each text, and one for all of them."""
-    grid = listing("text", "nats", "tokens", "bits/byte")
-    for (_, text), result in zip(texts, results, strict=True):
+def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) -> None:
+    """A line for each of ``texts``, which may be none, and one for all results."""
+    grid = listing("text", "nats", "tokens", "perplexity", "bits/byte", "bits/character")
+    for text, result in zip(texts, results, strict=False):
         shown = text if len(text) <= SHOWN_TEXT else f"{text[: SHOWN_TEXT - 1]}…"
-        numbers = f"{result['log_prob']:.3f}", f"{result['tokens']:,}", f"{result['bits_per_byte']:.4f}"
-        grid.add_row(escape(shown.strip()), *numbers)
-    total, tokens = (sum(result[name] for result in results) for name in ("log_prob", "tokens"))
-    grid.add_row("all", f"{total:.3f}", f"{tokens:,}", f"{bits_per_byte(results):.4f}")
+        grid.add_row(escape(shown.strip()), *_numbers([result]))
+    grid.add_row("all" if texts else f"all {len(results):,}", *_numbers(results))
     CONSOLE.print(grid)
+
+
+def _numbers(results: Sequence[dict[str, Any]]) -> list[str]:
+    nats, tokens = (sum(result[name] for result in results) for name in ("log_prob", "tokens"))
+    perplexity, *bits = text_rates(results).values()
+    return [f"{nats:,.3f}", f"{tokens:,}", f"{perplexity:,.2f}", *(f"{rate:.4f}" for rate in bits)]

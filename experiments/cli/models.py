@@ -1,10 +1,11 @@
 """Looking into data and models: examples as the model sees them, and what a trained model answers."""
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from rich.markup import escape
@@ -18,10 +19,15 @@ from lm.data.supervised import eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
-from lm.data.text.vocabulary import EOS, MASK, Vocabulary
+from lm.data.text.vocabulary import BLANK, EOS, MASK, Vocabulary
 from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError
+from lm.settings import SettingError, at_least
 
+if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.trained import Trained
+
+GAP = re.compile(r"<mask>|<extra_id_\d+>")  # how published models write what is [MASK] here
+LONGEST_SPAN = 16  # that an encoder-decoder may write for a mask [tokens]
 GREEDY = Decoding()
 Part = tuple[str, str, str]  # of an example: its kind, length and text
 
@@ -178,42 +184,121 @@ def _writer(decoding: Decoding, seed: int) -> Callable:
     return lambda model, batch: np.asarray(decode(model, batch, decoding, key=key).tokens)
 
 
+@dataclass(frozen=True)
+class Filling:
+    """How gaps are filled."""
+
+    top: int = 5  # candidates to show: tokens for each mask of an encoder, else whole texts
+    iterations: int = 0  # of encoders: fill in the whole text in N passes; 0 shows candidates for each mask
+    # mask-predict predicts the least certain positions again in each pass; gibbs samples one after another,
+    # each given all others
+    passes: Literal["mask-predict", "gibbs"] = "mask-predict"
+    seed: int = 0  # of gibbs
+
+    def __post_init__(self):
+        at_least(self, "", top=1, iterations=0)
+        if self.passes == "gibbs" and not self.iterations:
+            raise SettingError("passes='gibbs' needs iterations of 1 or more, such as 10")
+
+
 def fill_in(
-    text: str, /, run: Path | None = None, top: int = 5, iterations: int = 0, runs: Path = RUNS
+    text: str,
+    /,
+    run: Path | None = None,
+    filling: Annotated[Filling, FLAT] = Filling(),
+    runs: Path = RUNS,
 ) -> None:
-    """Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
+    """Show what a model puts for each [MASK] of a text: "Paris is the [MASK] of France."
+
+    An encoder gives a token for each, an encoder-decoder (BART, T5) as many as it likes. <mask> and
+    <extra_id_0>, <extra_id_1>, ... mean the same as [MASK].
 
     Args:
         text: a text with one or more [MASK].
-        run: folder of a run; by default the masked language model that was trained last.
-        top: candidates to show for each mask.
-        iterations: fill in the whole text in N passes, re-predicting the least certain positions each time.
+        run: folder of a run; by default the one trained last whose model fills gaps.
         runs: folder that holds the runs.
     """
     from experiments.runs.trained import masked, newest_masked, open_run
-    from lm.evaluate.fill import fill, mask_predict
 
+    text = GAP.sub(MASK, text)
     if MASK not in text:
         raise SettingError(f"the text {text!r} has no {MASK} to fill")
-    for name, value, least in (("--top", top, 1), ("--iterations", iterations, 0)):
-        if value < least:
-            raise SettingError(f"{name} {value} should be at least {least}")
     folder = newest_masked(runs) if run is None else run
     trained = open_run(folder, masked(folder))
-    vocabulary = trained.vocabulary
-    if vocabulary.mask is None:
-        raise SettingError(f"the vocabulary of {folder} has no mask")
-    ids = trained.encode(text)
-    batch = trained.batch([ids])
+    if trained.config.has_decoder and filling.iterations:
+        raise SettingError("--iterations is for encoders; an encoder-decoder writes its text once")
     UNBROKEN.print(f"[dim]{folder}[/]")
-    if iterations:
-        filled = mask_predict(trained.model, batch, iterations=iterations, mask=vocabulary.mask)
-        special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
-        tokens = [token for token in np.asarray(filled)[0, : len(ids)] if token not in special]
-        UNBROKEN.print(escape(vocabulary.decode(tokens)))
-        return
-    candidates = fill(trained.model, batch, mask=vocabulary.mask, k=top)
+    how = _written if trained.config.has_decoder else _passed if filling.iterations else _guessed
+    for line in how(trained, text, filling):
+        UNBROKEN.print(line)
+
+
+def _guessed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
+    """Of an encoder: the likeliest tokens for each mask, with their probabilities."""
+    from lm.evaluate.fill import fill
+
+    vocabulary = run.vocabulary
+    ids, _ = run.encode_gaps(text)
+    candidates = fill(run.model, run.batch([ids]), mask=vocabulary.mask, k=filling.top)
     for number, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
         words = [escape(vocabulary.decode([token]) or str(token)) for token in tokens]
         line = "  ".join(f"{word} {share:.1%}" for word, share in zip(words, shares, strict=True))
-        UNBROKEN.print(f"{escape(MASK)} {number}: {line}")
+        yield f"{escape(MASK)} {number}: {line}"
+
+
+def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
+    """Of an encoder: the text after several passes; of Gibbs sampling as many texts as are to be shown."""
+    import jax
+
+    from lm.evaluate.fill import gibbs, mask_predict
+
+    vocabulary, iterations = run.vocabulary, filling.iterations
+    ids, _ = run.encode_gaps(text)
+    if filling.passes == "gibbs":
+        batch, key = run.batch([ids] * filling.top), jax.random.key(filling.seed)
+        filled = gibbs(run.model, batch, key, iterations=iterations, mask=vocabulary.mask)[: filling.top]
+    else:
+        filled = mask_predict(run.model, run.batch([ids]), iterations=iterations, mask=vocabulary.mask)[:1]
+    special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
+    for row in np.asarray(filled)[:, : len(ids)]:
+        yield escape(vocabulary.decode([token for token in row if token not in special]))
+
+
+def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
+    """Of an encoder-decoder: the likeliest texts, with the probabilities of its answers."""
+    from lm.evaluate.fill import answered_spans, infill
+
+    vocabulary, config = run.vocabulary, run.config
+    ids, sentinels = run.encode_gaps(text)
+    longest = LONGEST_SPAN * text.count(MASK) + (len(sentinels) if sentinels else len(ids)) + 1
+    longest = min(longest, config.max_length) if config.positions == "learned" else longest
+    answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=filling.top)
+    for answer, share in zip(answers[0].tolist(), shares[0], strict=True):
+        filled = escape(vocabulary.decode(answer))
+        if sentinels:
+            known = answer[: answer.index(vocabulary.eos)] if vocabulary.eos in answer else answer
+            found = answered_spans(known, sentinels, vocabulary.size - vocabulary.num_sentinels)
+            words = [MASK if span is None else vocabulary.decode(span) for span in found]
+            shown = zip(text.split(MASK), [*words, ""], strict=True)
+            filled = "".join(f"{escape(part)}[bold]{escape(word)}[/]" for part, word in shown)
+        yield f"{share:6.1%}  {filled}"
+
+
+def show_neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str = "") -> None:
+    """Show the pieces whose vectors are nearest to a word's: of skip-gram, or of a model's embedding.
+
+    Args:
+        run: folder of a run, such as runs/nano/vectors/negative/seed-0.
+        words: words that are one piece of the run's vocabulary.
+        count: neighbours of each, by falling cosine.
+        stage: whose embedding it is: by default skip-gram's, if the run has it, or the pre-trained one.
+    """
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import embedding_of
+
+    stages = {each.name: each for each in stages_of(run)}
+    vectors = embedding_of(run, stages, stage)
+    for word in words:
+        piece = next((name for name in (BLANK + word, word) if name in vectors.numbers), word)
+        nearest = "  ".join(f"{name} {cosine:.2f}" for name, cosine in vectors.neighbours(piece, count))
+        UNBROKEN.print(f"[cyan]{escape(piece)}[/]  {escape(nearest)}", highlight=False)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from experiments.runs.prepare import training_streams
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build, find
 from lm.data.text.bulk import cost_of, encode_ahead
+from lm.settings import at_least
 
 
 def plan(arguments: Sequence[str]) -> None:
@@ -45,7 +47,19 @@ def plan(arguments: Sequence[str]) -> None:
     show_plans(rows, options)
 
 
-def prepare(arguments: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class AheadOptions:
+    """What is encoded ahead of training, and by whom."""
+
+    tokens: float = 0.0  # how many, such as 2e9; 0: as many as the row reads, or all of the corpus [tokens]
+    workers: int = 0  # 0: one a core [processes]
+    check: bool = False  # only say what it will take
+
+    def __post_init__(self):
+        at_least(self, "", tokens=0, workers=0)
+
+
+def prepare_row(arguments: Sequence[str]) -> None:
     """Encode what a row reads of its corpus, ahead of its training."""
     default = build(first_word(arguments), option(arguments, "--scale", "nano"))
 
@@ -55,9 +69,7 @@ def prepare(arguments: Sequence[str]) -> None:
         settings: Annotated[Experiment, FLAT] = default,
         scale: str = "nano",
         runs: Path = RUNS,
-        tokens: float = 0,
-        workers: int = 0,
-        check: bool = False,
+        ahead: Annotated[AheadOptions, FLAT] = AheadOptions(),
     ) -> None:
         """Encode what a row reads of its corpus, ahead of its training, with all cores.
 
@@ -68,31 +80,27 @@ def prepare(arguments: Sequence[str]) -> None:
             name: row of the registry, such as t5/1-baseline/baseline.
             scale: size of the study: nano, mini, mini-real, small, medium or base.
             runs: folder that holds the runs, and the encoded text.
-            tokens: how many, such as 2e9; 0: as many as the row reads, or all of the corpus.
-            workers: processes; 0: one a core.
-            check: only say what it will take.
         """
         check_first(name, arguments, "prepare")
-        cores = len(os.sched_getaffinity(0))
-        prepare_corpus(settings, runs / "cache", int(tokens), 0 if check else workers or cores)
+        prepare_corpus(settings, runs / "cache", ahead)
 
     parse(prepare, "lm prepare", arguments)
 
 
-def prepare_corpus(experiment: Experiment, cache: Path, tokens: int, workers: int) -> None:
-    """Encode ``tokens`` of a row's corpus, 0: as many as it reads; without workers only say what it takes."""
+def prepare_corpus(experiment: Experiment, cache: Path, ahead: AheadOptions) -> None:
+    """Say what it takes to encode what a row reads of its corpus, and encode it."""
     prepared = find_data(experiment, cache, UNBROKEN.print)
     streams = training_streams(experiment, prepared)
     phase = experiment.pretraining
-    wanted = tokens or phase.steps * phase.batch_size * experiment.data.inputs_length
-    cost = cost_of(streams, wanted)
-    hours = cost.core_seconds / max(workers, 1) / 3600
+    wanted = int(ahead.tokens) or phase.steps * phase.batch_size * experiment.data.inputs_length
+    cost, workers = cost_of(streams, wanted), ahead.workers or len(os.sched_getaffinity(0))
+    hours = cost.core_seconds / workers / 3600
     read, kept = cost.bytes_read / 1e9, cost.bytes_kept / 1e9
     UNBROKEN.print(
         f"{cost.tokens:,} tokens: {read:,.2f} GB of text to read, {kept:,.2f} GB to keep in "
-        f"{streams.corpus.folder}, {hours:,.2f} hours with {max(workers, 1)} processes"
+        f"{streams.corpus.folder}, {hours:,.2f} hours with {workers} processes"
     )
-    if not workers:
+    if ahead.check:
         return
     with Progress(console=UNBROKEN) as progress:
         bar = progress.add_task("windows", total=None)

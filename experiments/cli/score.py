@@ -13,13 +13,14 @@ from rich.markup import escape
 from experiments.cli.arguments import FLAT
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.runs import origin
-from experiments.runs.prepare import rows_of
+from experiments.runs.prepare import rows_of, stored_vocabulary
 from experiments.runs.stages import Stage, cache_of, load_settings, stages_of
-from experiments.runs.vocabularies import stored_vocabulary
 from lm import files
 from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask
 from lm.data.tasks.mixtures import MIXTURES
+from lm.data.tasks.prompts import Prompted, draw_examples, find_prompted, is_prompted
 from lm.data.tasks.task import Row, Scored, Task
 from lm.settings import SettingError, nearest, parse_json
 
@@ -38,6 +39,7 @@ class Rows:
     # split of the data sets; may be one of TFDS's expressions, such as 'validation[:10%]'
     split: str = "validation"
     limit: int = 0  # use only the first N rows of each task (0: all)
+    prompt_length: int = 0  # longest prompt of TASK@K (0: model.max_length, with room for an answer) [tokens]
     runs: Path = RUNS  # folder that holds the prepared data; of a run it is found beside it
 
     def of(self, task: Scored, cache: Path) -> Sequence[Row]:
@@ -63,7 +65,8 @@ def score(
 
     Args:
         run: folder of a run.
-        tasks: names of tasks or mixtures, separated by commas, such as glue_small,squad.
+        tasks: names of tasks or mixtures, separated by commas, such as glue_small,squad; squad@3 asks the
+            task by a prompt with three examples, squad@0 with none.
         mixture: which fine-tuned model answers; by default one tuned for the task, else the pre-trained one.
         predictions: file of predictions to score: a text a line, or .jsonl with {"prediction": ...} lines.
         task: the task that the predictions are for.
@@ -86,13 +89,20 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     teams = [team_of(folder, name, mixture) for name in named_tasks(names)]
     references = [rows.of(task, prepared) for task, _ in teams]
     for (task, team), examples in zip(teams, references, strict=True):
-        if isinstance(task, LabelledTask):
+        more: dict[str, float] = {}
+        if team[0].kind == "count":
+            answers = answers_by_counts(team[0], examples)
+        elif isinstance(task, LabelledTask):
             answers = answers_by_head(task, team[0], examples)
+        elif isinstance(task, Prompted):
+            models = [opened(stage) for stage in team]
+            examples = prompted_rows(models[0], task, examples, prepared, rows.prompt_length)
+            answers, more = answers_to_prompts(models, task, examples)
         else:
             answers = answers_in_words([opened(stage) for stage in team], task, examples, width)
         warn_of_other_rows(task, rows.split, team[0], prepared)
         unlabelled = any(row.get("label") == -1 for row in examples)  # test sets, whose labels are not public
-        metrics = {} if unlabelled else task.evaluate(examples, answers)
+        metrics = {} if unlabelled else task.evaluate(examples, answers) | more
         place = folder / "scores" / team[0].group / task.name / rows.split
         write_predictions(place / "predictions.jsonl", task, examples, answers)
         text = json.dumps({"rows": len(examples), "metrics": metrics}, indent=1)
@@ -109,7 +119,8 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
     """
     from experiments.runs.trained import chosen
 
-    experiment, stages = load_settings(folder), stages_of(folder)
+    experiment = load_settings(folder)
+    stages = [stage for stage in stages_of(folder) if stage.has_model]
     heads, writes = experiment.tuning.heads, experiment.model.has_decoder
     tuned = [name] if name in heads else []
     tuned += [mixture for mixture in experiment.tuning.mixtures if name in MIXTURES[mixture].tasks]
@@ -118,11 +129,11 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
         teams.setdefault(stage.group, []).append(stage)
     default = next((group for group in tuned if group in teams), "")
     team = chosen(folder, {stage.name: [stage] for stage in stages} | teams, wanted or default)
-    head = team[0].on[0] if team[0].kind == "head" else None
+    head = team[0].on[0] if team[0].on and team[0].kind in ("head", "count") else None
     if head == name:
         return LABELLED[name], team[:1]
-    if head is None and writes and name in TASKS:
-        return TASKS[name], team
+    if head is None and writes and (name in TASKS or is_prompted(name)):
+        return find_prompted(name) if is_prompted(name) else TASKS[name], team
     reason = f"its heads are {', '.join(heads) or 'none'}"
     reason += "" if writes else ", and an encoder writes no text"
     raise SettingError(f"{folder} has no model that answers {name!r}: {reason}")
@@ -141,19 +152,88 @@ def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> li
     return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).put)
 
 
+def answers_by_counts(stage: Stage, rows: Sequence[Row]) -> list[Any]:
+    """The classes of the words of each row, by a tagger."""
+    from experiments.runs.counted import counts_of, tagged_by
+
+    return tagged_by(counts_of(stage), stage, rows)
+
+
 def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:
     """What a model, or several together, write to inputs of at most ``width`` tokens."""
+    length = answer_length(task.name, "".join(models[0].stage.on))
+    inputs = prompts(models[0], [task.to_text(row)[0] for row in rows], width, length)
+    return written(models, task, rows, inputs, length)
+
+
+def written(
+    models: "Sequence[Trained]", task: Task, rows: Sequence[Row], inputs: Sequence[Any], length: int
+) -> list[str]:
+    """What a model, or several together, write greedily to batches of inputs."""
     from lm.evaluate.decode import greedy
     from lm.evaluate.questions import Questions, predict
-    from lm.nn.composed import Ensemble
 
     first = models[0]
-    lengths = {name: mixed.targets_length for name, mixed in MIXTURES.items() if task.name in mixed.tasks}
-    length = lengths.get("".join(first.stage.on)) or max(lengths.values(), default=LONGEST_ANSWER)
     output, decoded = partial(greedy, max_length=length), lambda row, ids: first.vocabulary.decode(ids)
-    model = first.model if len(models) == 1 else Ensemble([trained.model for trained in models])
-    inputs = prompts(first, [task.to_text(row)[0] for row in rows], width, length)
-    return predict(model, Questions(task, rows, inputs, output, decoded), first.put)
+    return predict(together(models), Questions(task, rows, inputs, output, decoded), first.put)
+
+
+def together(models: "Sequence[Trained]") -> Any:
+    """One model, or several as an ensemble."""
+    from lm.nn.composed import Ensemble
+
+    return models[0].model if len(models) == 1 else Ensemble([trained.model for trained in models])
+
+
+def answer_length(name: str, tuned: str) -> int:
+    """The longest answer to a task, of a model that was ``tuned`` on a mixture [tokens]."""
+    lengths = {mixture: mixed.targets_length for mixture, mixed in MIXTURES.items() if name in mixed.tasks}
+    return lengths.get(tuned) or max(lengths.values(), default=LONGEST_ANSWER)
+
+
+def prompted_rows(
+    run: "Trained", task: Prompted, rows: Sequence[Row], prepared: Path, longest: int
+) -> list[Row]:
+    """The rows with a ``prompt`` each, of at most ``longest`` tokens; 0: as long as the model reads."""
+    room = longest or run.config.max_length - (0 if run.config.has_encoder else prompted_length(task))
+    train = task.rows("train", prepared) if task.shots else ()
+    drawn = draw_examples(task, train, rows)
+
+    def fits(text: str) -> bool:
+        return len(run.encode(text)) <= room
+
+    pairs = zip(rows, drawn, strict=True)
+    return [row | {"prompt": task.fitted(row, examples, fits)} for row, examples in pairs]
+
+
+def prompted_length(task: Prompted) -> int:
+    """The longest answer to a prompt [tokens]."""
+    return min(answer_length(task.asked, ""), LONGEST_ANSWER)
+
+
+def answers_to_prompts(
+    models: "Sequence[Trained]", task: Prompted, rows: Sequence[Row]
+) -> tuple[list[str], dict[str, float]]:
+    """What is written or chosen behind the prompts of rows, and how likely the right answers are."""
+    from lm.evaluate.gold import gold_metrics, likeliest, log_probs, measured
+
+    run = models[0]
+    texts = [task.texts(row) for row in rows]
+    pairs = [
+        [run.continued(row["prompt"], text) for text in few] for row, few in zip(rows, texts, strict=True)
+    ]
+    sizes = [[max(len(text.encode()), 1) for text in few] for few in texts]
+    choices = Choices(pairs, sizes, [task.place(row) for row in rows])
+    nats = log_probs(together(models), pairs, run.put)
+    metrics = gold_metrics(measured(nats, choices))
+    if task.measure != "score":
+        metrics["score"] = metrics[task.measure]
+    if task.candidates is not None:
+        chosen = likeliest(nats, choices)
+        return [task.candidates(row)[place] for row, place in zip(rows, chosen, strict=True)], metrics
+    length, asked = prompted_length(task), [row["prompt"] for row in rows]
+    inputs = prompts(run, asked, max(len(run.encode(text)) for text in asked), length)
+    return [task.written(text) for text in written(models, task, rows, inputs, length)], metrics
 
 
 def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> list[dict[str, np.ndarray]]:
@@ -226,7 +306,9 @@ def named_tasks(names: Sequence[str]) -> list[str]:
     """The names of tasks, and of all that are in the mixtures among them."""
     tasks: list[str] = []
     for name in names:
-        if name not in KNOWN | MIXTURES.keys():
+        if is_prompted(name):
+            find_prompted(name)  # SettingError if there is none
+        elif name not in KNOWN | MIXTURES.keys():
             raise SettingError(f"--tasks: there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
         tasks += [task.name for task in MIXTURES[name].evaluated] if name in MIXTURES else [name]
     return list(dict.fromkeys(tasks))

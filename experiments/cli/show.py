@@ -2,20 +2,24 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from rich.markup import escape
 
 from experiments.cli.arguments import FLAT, first_word, named_settings, option, parse
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.report.results import results
-from experiments.runs.stages import Stage
+from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.experiment import Experiment
 from experiments.study.registry import baseline_of, build, find, find_one, run_folder, tables
-from lm.settings import comments, diff, leaves
-from lm.train import manifest
+from lm.nn.config import ModelConfig
+from lm.nn.sizes import SIZES
+from lm.settings import SettingError, at_least, comments, diff, leaves
+
+STARTS = {"count": "no counts"}  # kind of a stage without a parent -> what it starts from
 
 
 def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, names: bool = False) -> None:
@@ -45,37 +49,92 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
         CONSOLE.print(listed)
 
 
-def show_row(name: str, /, scale: str = "nano", stages: bool = False, runs: Path = RUNS) -> None:
-    """Show every setting of a row, with its meaning and unit, or the stages of its run.
+@dataclass(frozen=True)
+class CostedRows:
+    """The rows for which costs are shown."""
+
+    length: int = 2_048  # of a row with --costs, on each side of an encoder-decoder [tokens]
+    batch: int = 1  # that are decoded at once, with --costs [rows]
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the cache, with --costs
+
+
+def show_row(
+    name: str,
+    /,
+    scale: str = "nano",
+    stages: bool = False,
+    costs: bool = False,
+    runs: Path = RUNS,
+    rows: Annotated[CostedRows, FLAT] = CostedRows(),
+) -> None:
+    """Show every setting of a row or a published model, the stages of a row's run, or what the model costs.
 
     Args:
-        name: row of the registry, such as t5/6-corruption-rate/15.
+        name: row of the registry, such as t5/6-corruption-rate/15, or published size, such as llama-7b.
         scale: size of the study: nano, mini, mini-real, small, medium or base.
         stages: show the stages of training instead: what each starts from, its steps and its folder.
+        costs: show instead the model's parameters, its arithmetic for a token, and the bytes of its cache.
         runs: folder that holds the runs, for the steps that are saved.
     """
-    experiment, title = build(name, scale), f"{name} at scale {scale}"
-    if stages:
-        folder = run_folder(runs, scale, name, experiment.seed, {})
-        show_stages(stages_of_run(experiment, folder, runs / scale), title)
-        return
-    meaning = comments(Experiment)
+    settings: Experiment | ModelConfig = SIZES[name] if name in SIZES else build(name, scale)
+    title = f"{name}, as published" if name in SIZES else f"{name} at scale {scale}"
+    if costs:
+        show_costs(settings if isinstance(settings, ModelConfig) else settings.model, title, rows)
+    elif not stages:
+        show_settings(settings, title)
+    elif isinstance(settings, ModelConfig):
+        raise SettingError(f"{name} is a published model: --stages are of rows of the study")
+    else:
+        folder = run_folder(runs, scale, name, settings.seed, {})
+        show_stages(stages_of_run(settings, folder, runs / scale), title)
+
+
+def show_settings(settings: Any, title: str) -> None:
+    """A line for each setting, with its meaning and unit."""
+    meaning = comments(type(settings))
     grid = listing("setting", "value", "meaning [unit]", title=title)
-    for path, value in leaves(experiment):
+    for path, value in leaves(settings):
         grid.add_row(path, escape(str(value)), escape(meaning.get(path, "")))
     CONSOLE.print(grid)
+
+
+def show_costs(model: ModelConfig, title: str, rows: CostedRows) -> None:
+    """What training and decoding take by the settings alone: nothing is compiled."""
+    from lm.train.throughput import cache_bytes, costs  # needs jax, which settings do not
+
+    at_least(rows, "--", length=1, batch=1)
+    model = replace(model, dtype=rows.dtype, attention="auto")
+    found = costs(model, rows.length)
+    grid = listing("what", "how much", title=f"{title}: rows of {rows.length:,} tokens")
+    grid.add_row("parameters N", f"{found.parameters:,}")
+    share = f"{found.scores / found.training:.1%} of it attention's scores"
+    passes = (found.training - found.scores) / found.parameters
+    grid.add_row("training, a token", f"{found.training:.4g} FLOP: {passes:.3g} N, and {share}")
+    if model.has_decoder:
+        token = found.cache - cache_bytes(model, rows.length - 1, rows.length)
+        grid.add_row("generating, a token", f"{found.generating:.4g} FLOP")
+        grid.add_row("cache of a token", f"{binary(token)} in {rows.dtype}")
+        grid.add_row(f"cache of {rows.batch:,} such rows", binary(rows.batch * found.cache))
+    CONSOLE.print(grid)
+
+
+def binary(count: int) -> str:
+    """``524288`` as ``512 KiB``."""
+    power = min(max(count.bit_length() - 1, 0) // 10, 4)
+    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def show_stages(stages: Sequence[Stage], title: str) -> None:
     """A line for each stage: what it is trained on, what it starts from, its steps and its folder."""
     grid = listing("stage", "trained on", "starts from", "steps", "saved", "folder", title=title)
     for stage in stages:
-        corpus = stage.kind == "pretrain" and stage.settings.mixing.pretraining != "tasks"
+        reads = stage.kind in ("pretrain", "vectors") or (stage.kind == "count" and not stage.on)
+        corpus = reads and stage.settings.mixing.pretraining != "tasks"
         data = ", ".join((stage.settings.data.corpus, *stage.on) if corpus else stage.on)
-        parent = stage.parent.name if stage.parent else "random parameters"
+        parent = stage.parent.name if stage.parent else STARTS.get(stage.kind, "random parameters")
         if stage.parent and stage.parent_step != stage.parent.training.steps:
             parent += f", step {stage.parent_step:,}"
-        saved = max(manifest.steps(stage.folder / "checkpoints"), default=0)
+        saved = max(saved_steps(stage.folder), default=0)
         counts = (f"{number:,}" for number in (stage.training.steps, saved))
         grid.add_row(stage.name, escape(data), parent, *counts, str(stage.folder))
     CONSOLE.print(grid)

@@ -295,6 +295,10 @@ def summary(folder: Path) -> str:
     scores = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
     if scores:
         return scores
+    if (likelihood := result.likelihood()) is not None:
+        return (
+            f"perplexity {likelihood.word_perplexity:.1f} a word, {likelihood.bits_per_byte:.3f} bits a byte"
+        )
     return "nothing to score" if result.held_out_loss is None else f"held-out loss {result.held_out_loss:.3f}"
 
 

@@ -27,6 +27,7 @@ from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import remembered
 from lm.train.step import check_mesh
+from lm.train.throughput import cache_bytes
 
 BOUNDS = ("compute", "HBM", "network", "compiler")
 ASSUMPTIONS = """\
@@ -82,7 +83,7 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
 def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
     """Steps of pre-training and of fine-tuning in a run, in steps of pre-training, each of ``flops``."""
     tuning, pretraining, finetuning = step.experiment.tuning, 0.0, 0.0
-    for stage in stages(step.experiment):
+    for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
         training, lengths = stage.training, Lengths(tuning.inputs_length, tuning.inputs_length, 0)
         if stage.is_start:
             lengths = lengths_of(stage.settings.objective, stage.settings.data.inputs_length)
@@ -109,13 +110,17 @@ class Writing:
 
 
 def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
-    """All is spread evenly over the slice, and parameters are float32, as in training; None for encoders."""
+    """All is spread evenly over the slice, and parameters are float32, as in training.
+
+    None for encoders, and for decoders that remember nothing.
+    """
     model, slices = step.experiment.model, step.slices
     if not model.has_decoder or not compiled.parameters:
         return None
-    positions = row_length(model.architecture, step.lengths) + step.lengths.inputs * model.has_encoder
-    values = 2 * model.num_decoder_layers * model.key_value_heads * model.d_kv  # keys and values
-    cached, read = values * positions * step.width, 4 * compiled.read
+    targets = row_length(model.architecture, step.lengths)
+    cached, read = cache_bytes(model, targets, step.lengths.inputs), 4 * compiled.read
+    if not cached:
+        return None
     bandwidth = slices.chip.bandwidth * slices.chips
     batch = max(int((slices.chip.usable * slices.chips - 4 * compiled.parameters) / cached), 0)
     return Writing(cached, bandwidth / (read + cached), batch, batch * bandwidth / (read + batch * cached))
@@ -161,7 +166,9 @@ def memory(step: PlannedStep, parameters: int) -> float:
     tensor, width = sizes["tensor"], step.width
     rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
     # that a block makes at a position
-    features = 3 * model.d_model + (4 * model.num_heads * model.d_kv + model.d_ff) / tensor
+    hidden = 0 if model.mlp == "none" else model.d_ff
+    heads = 2 * model.num_heads * (model.d_kv + model.value_width)
+    features = 3 * model.d_model + (heads + hidden) / tensor
     saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
@@ -217,6 +224,9 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
         return 0 if kernel and not model.sparsity.random_blocks else queries * keys
 
     attends = model.mixer == "attention"  # else only across
+    # of one head, if the states are read as they are; in additive scores each is a sum over features
+    share = {"heads": 1.0, "none": 0.0, "additive": model.d_model / model.num_heads}
+    across = share.get(model.cross_attention, 1 / model.num_heads) * model.has_encoder
     encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs) * attends)] * model.has_encoder
-    most = max(scores(targets, targets) * attends, scores(targets, inputs) * model.has_encoder)
+    most = max(scores(targets, targets) * attends, round(scores(targets, inputs) * across))
     return encoder + [(model.num_decoder_layers, targets, most)] * model.has_decoder

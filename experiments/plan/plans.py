@@ -90,6 +90,7 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
 def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
     """Compile each row, or with ``search`` a few arrangements of each, and print what they need."""
     check_compiler()
+    rows = _of_networks(rows)
     plans, names = [], [name.rpartition("/")[2] for name in rows]
     for (name, experiment), last in zip(rows.items(), names, strict=True):
         row = last if names.count(last) == 1 else name
@@ -104,6 +105,17 @@ def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
         print_line(_recommended([plan for plan in plans if plan.name == name], options.scale))
     if any(plan.compiled.failed for plan in plans):
         sys.exit(1)
+
+
+def _of_networks(rows: Mapping[str, Experiment]) -> dict[str, Experiment]:
+    """The rows that train a network, those of counts left out by name; SettingError if there is none."""
+    counted = [name for name, experiment in rows.items() if experiment.counts.model != "none"]
+    text = f"{', '.join(counted)}: models of counts, for which nothing is compiled"
+    if len(counted) == len(rows):
+        raise SettingError(text)
+    if counted:
+        print_line(text)
+    return {name: experiment for name, experiment in rows.items() if name not in counted}
 
 
 def _check(step: PlannedStep) -> None:

@@ -75,8 +75,12 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
 
 def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Parameters that a decoder reads to write a token, each as often as it is used, as ALBERT's block is."""
-    # the encoder has run, its keys and values are cached, and of a separate embedding one row is read
-    skipped = ["encoder.", "decoder.blocks.cross.key.", "decoder.blocks.cross.value."]
+    # the encoder has run, its keys and values are cached or its last state has made the first of the decoder,
+    # and of a separate embedding one row is read
+    skipped = [
+        "encoder.",
+        *(f"decoder.blocks.{name}." for name in ("cross.key", "cross.value", "attention.first")),
+    ]
     skipped += ["embed."] if model.logits.startswith("separate") else []
     layers = model.num_decoder_layers if model.shared_layers else 1
     return sum(

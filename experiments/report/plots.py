@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import cycle, zip_longest
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -16,6 +16,8 @@ from matplotlib.ticker import LogFormatter
 
 from experiments.report.columns import Score
 from experiments.report.comparison import Curves, Evidence, perplexities
+from experiments.report.likelihoods import learning_curve, likelihood_score, quickest
+from experiments.runs.result import Result
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import build
 from lm.files import write
@@ -51,6 +53,9 @@ def draw_figures(evidence: Evidence, curves: Mapping[str, Curves], scale: str, f
         figures[f"{name}-lengths"] = extrapolation(
             {row.label: scores for row in rows if (scores := perplexities(finished.of(row)))}
         )
+    asked = {row.label: finished.of(row) for row in rows if any(x.likelihoods for x in finished.of(row))}
+    if asked:
+        figures[f"{name}-road"] = road(asked)
     if any(curves.values()):
         figures[f"{name}-curves"] = training(rows, curves)
     for file, figure in figures.items():
@@ -201,6 +206,46 @@ def extrapolation(lines: Mapping[str, Mapping[int, Score]]) -> Figure:
     axis.grid(alpha=0.3, which="both")
     axis.legend()
     return figure
+
+
+def road(asked: Mapping[str, Sequence[Result]]) -> Figure:
+    """Held-out documents: perplexity over the models in their order and, of networks, bits a byte over time.
+
+    Bars are deviations over seeds.
+    """
+    seconds = quickest(asked.values())
+    wide = 1 if seconds is None else 2
+    figure = Figure(figsize=(1 + 5.2 * wide, 4.4), layout="constrained")
+    first, *others = figure.subplots(1, wide, squeeze=False)[0]
+    frames = {"end of training": inf} | ({} if seconds is None else {f"after {seconds:.0f} s": seconds})
+    _draw_perplexities(first, asked, frames)
+    first.legend()
+    for axis in others:
+        for number, (label, runs) in enumerate(asked.items()):
+            lines = [learning_curve(run) for run in runs if run.likelihoods]
+            for line, name in zip_longest(lines, [label]):
+                marker = "*" if len(line) == 1 else "."  # counts are there at once
+                axis.plot(*zip(*line, strict=True), label=name, marker=marker, color=f"C{number}", alpha=0.8)
+        axis.set(xscale="log", xlabel="time of training [s]", ylabel="bits a byte of held-out documents")
+        axis.legend(fontsize="small")
+    for axis in figure.axes:
+        axis.grid(alpha=0.3, which="both")
+    return figure
+
+
+def _draw_perplexities(
+    axis: Axes, asked: Mapping[str, Sequence[Result]], frames: Mapping[str, float]
+) -> None:
+    """Perplexity of a word for each row, within each of the ``frames`` [s]."""
+    for (label, within), marker in zip(frames.items(), "o^", strict=False):
+        scores = [likelihood_score(runs, "word_perplexity", within) for runs in asked.values()]
+        known = [(place, x.mean, x.std or 0.0) for place, x in enumerate(scores) if x]
+        places, means, deviations = zip(*known, strict=True)
+        axis.errorbar(places, means, yerr=deviations, marker=marker, capsize=3, linestyle=":", label=label)
+    axis.set_xticks(range(len(asked)), list(asked), rotation=45, ha="right")
+    axis.set(yscale="log", ylabel="perplexity of a word of held-out documents")
+    axis.yaxis.set_major_formatter(LogFormatter())
+    axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.5)))
 
 
 def training(rows: Sequence[Row], curves: Mapping[str, Curves]) -> Figure:

@@ -10,7 +10,8 @@ from experiments.report.comparison import Evidence, Finished, Verdict, Verdicts
 from experiments.report.statistics import intervals
 from experiments.runs.result import Result
 
-_COUNTED = "content_tokens content_loss reference_loss exit_step flops held_out_loss seconds tokens".split()
+_COUNTED = """content_tokens content_loss reference_loss exit_step flops held_out_loss parameters seconds
+    tokens""".split()
 
 
 def table_csv(tables: Sequence[Finished]) -> str:
@@ -70,7 +71,8 @@ def table_data(evidence: Evidence, verdicts: Verdicts) -> dict[str, Any]:
 
 def _run(evidence: Evidence, run: Result) -> dict[str, Any]:
     scores = {column.name: column.value(run.tasks) for column in evidence.finished.columns}
-    return {"scores": scores, **{name: getattr(run, name) for name in _COUNTED}}
+    counted = {name: getattr(run, name) for name in _COUNTED}
+    return {"scores": scores, **counted, "likelihoods": list(run.likelihoods)}
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

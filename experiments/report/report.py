@@ -16,6 +16,7 @@ from experiments.report.records import table_csv, table_data
 from experiments.report.results import Folders, curves, results, roots, unlike
 from experiments.report.scoreboard import (
     UNLIKE,
+    about_documents,
     conclusions,
     count_verdicts,
     decision_accuracy,
@@ -138,6 +139,7 @@ def write_report(
 def _sheets(evidence: Evidence, verdicts: Verdicts, scale: str) -> tuple[dict[str, Sheet], list[str]]:
     """What is above a sheet of a table -> the sheet; and the notes below them."""
     finished, notes = evidence.finished, conclusions(evidence, verdicts)
+    notes += about_documents(finished)
     sheets = {"": scoreboard(evidence)}
     if differing := unlike(finished, scale):
         labels = {row.label for row in finished.table.rows if row.name in differing}
@@ -210,6 +212,9 @@ def header(tables: list[Finished], scale: str, left_out: list[str], waiting: lis
 
 def _setup(baseline: str, scale: str) -> str:
     e = build(baseline, scale)
+    if e.counts.model != "none":
+        of = f"{e.counts.order}-grams" if e.counts.model == "ngram" else "a tagger"
+        return f"Baseline `{baseline}`: counts ({of}); see `lm diff` for what other rows change."
     layers = [str(e.model.num_encoder_layers)] * e.model.has_encoder
     layers += [str(e.model.num_decoder_layers)] * e.model.has_decoder
     return (

@@ -19,6 +19,7 @@ from experiments.report.comparison import (
     Verdicts,
     perplexities,
 )
+from experiments.report.likelihoods import MEASURES, likelihood_score, quickest
 from experiments.report.statistics import LEVEL, power
 from experiments.runs.result import Result
 from experiments.study.experiment import Row
@@ -47,7 +48,37 @@ def scoreboard(evidence: Evidence) -> Sheet:
     by_length = [perplexities(finished.of(row)) for row in rows]
     for times in dict.fromkeys(times for scores in by_length for times in scores):
         sheet[f"perplexity at {times} ×"] = [_cell(2, scores.get(times)) for scores in by_length]
-    return sheet | _training(finished)
+    return sheet | _documents(finished) | _training(finished)
+
+
+def _documents(finished: Finished) -> Sheet:
+    """How likely held-out documents are, in the end and after equal time; empty if no run was asked."""
+    runs = [finished.of(row) for row in finished.table.rows]
+    if not any(run.likelihoods for seeds in runs for run in seeds):
+        return {}
+    sheet = {
+        title: [_cell(digits, likelihood_score(seeds, name)) for seeds in runs]
+        for title, (name, digits) in MEASURES.items()
+    }
+    if (seconds := quickest(runs)) is not None:
+        for title, (name, digits) in MEASURES.items():
+            if title != "perplexity a token":
+                cells = [_cell(digits, likelihood_score(seeds, name, seconds)) for seeds in runs]
+                sheet[f"{title} in {seconds:.0f} s"] = cells
+    sheet["parameters"] = [Cell(f"{seeds[0].parameters:,}") if seeds else Cell() for seeds in runs]
+    return sheet
+
+
+def about_documents(finished: Finished) -> list[str]:
+    """A sentence on what the likelihood is of; none if no run was asked about documents."""
+    runs = [run for row in finished.table.rows for run in finished.of(row)]
+    texts = dict.fromkeys(x[1:] for run in runs if (x := run.likelihood()) is not None)
+    return [
+        f"Likelihood: of whole held-out documents of {tokens:,} tokens (ends included), {words:,} words and "
+        f"{size:,} bytes. In equal time: after as many seconds as the quickest network took for all of its "
+        "steps, compilation and evaluation left out; between evaluations by the logarithm of time."
+        for tokens, words, size in texts
+    ]
 
 
 def _training(finished: Finished) -> Sheet:
@@ -55,7 +86,9 @@ def _training(finished: Finished) -> Sheet:
     runs = [finished.of(row) for row in finished.table.rows]
     sheet: Sheet = {"seeds": [Cell(str(len(seeds))) for seeds in runs]}
     if any(run.content_loss is not None for seeds in runs for run in seeds):
-        sheet["content tokens"] = [Cell(_millions(seeds)) if seeds else Cell() for seeds in runs]
+        sheet["content tokens"] = [
+            Cell(_millions(seeds)) if any(run.content_tokens for run in seeds) else Cell() for seeds in runs
+        ]
         sheet["content loss"] = [_cell(3, Score.of(run.content_loss for run in seeds)) for seeds in runs]
         sheet["no context"] = [_cell(3, Score.of(run.reference_loss for run in seeds)) for seeds in runs]
         sheet["exit step"] = [_exit(seeds) for seeds in runs]

@@ -19,6 +19,7 @@ from experiments.runs.prepare import (
     mixed_batches,
     prepare,
     pretraining_batches,
+    reader_of,
     tuning_lengths,
 )
 from experiments.runs.result import check_settings
@@ -27,9 +28,9 @@ from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
 from lm.data.batches import Batches, check_size
 from lm.data.checks import check_architecture
-from lm.data.labelled import Reader
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
+from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, check_numbers, leaves
@@ -55,10 +56,12 @@ def check(
         check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
     check_heads(experiment)
     check_mixing(experiment)
+    check_counts(experiment)
     architecture, tuning = experiment.model.architecture, experiment.tuning
-    tunes = experiment.finetuning.steps > 0
+    tunes = experiment.finetuning.steps > 0 and experiment.counts.model == "none"
     if tunes and tuning.mixtures:
         check_architecture(architecture, writes=True)
+        check_mask(experiment.model)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
@@ -72,7 +75,7 @@ def check(
         check_heads(start)
         check_length(start, pretraining_batches(start, prepared, "validation"))
     for name in tuning.heads if tunes else ():
-        Reader(find_labelled(name), prepared.vocabulary, architecture, tuning.inputs_length)
+        reader_of(experiment, find_labelled(name), prepared.vocabulary)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(experiment.model, mesh)
     return prepared, mesh
@@ -148,6 +151,10 @@ NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model tha
     ("pairs", "sentence-order"): {"pooler", "sentence-order"},
     ("targets", "replaced"): {"replaced-token"},
 }
+NEEDED_OBJECTIVES = {
+    "replaced-token": {"targets": "replaced"},
+    "backward": {"noise": "everything", "inputs": "drop"},
+}
 
 
 def check_heads(experiment: Experiment) -> None:
@@ -158,10 +165,10 @@ def check_heads(experiment: Experiment) -> None:
             raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
     if objective.targets == "replaced" and objective.pairs != "none":
         raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with targets='replaced'")
-    if "replaced-token" in heads and objective.targets != "replaced":
-        raise SettingError(
-            f"model.heads={heads} needs objective.targets='replaced', not {objective.targets!r}"
-        )
+    for head, fields in NEEDED_OBJECTIVES.items():
+        for field, value in fields.items() if head in heads else ():
+            if (found := getattr(objective, field)) != value:
+                raise SettingError(f"model.heads={heads} needs objective.{field}={value!r}, not {found!r}")
 
 
 def check_mixing(experiment: Experiment) -> None:
@@ -181,6 +188,31 @@ def check_mixing(experiment: Experiment) -> None:
     if team > 1 and tuning.heads:
         raise SettingError(
             f"ensemble.members={team} answer in words: tuning.heads={tuning.heads} should be ()"
+        )
+
+
+def check_counts(experiment: Experiment) -> None:
+    """SettingError if there is nothing to count, or held-out documents are asked of no language model."""
+    counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
+    if experiment.data.held_out_documents and (architecture != "decoder" or experiment.objective.has_inputs):
+        raise SettingError(
+            f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
+            f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm"
+        )
+    if counts == "none":
+        return
+    if (team := experiment.ensemble.members) > 1 or experiment.mixing.pretraining != "corpus":
+        raise SettingError(
+            f"counts.model={counts!r} needs ensemble.members=1, not {team}, and mixing.pretraining='corpus', "
+            f"not {experiment.mixing.pretraining!r}"
+        )
+    if counts == "ngram" and experiment.finetuning.steps and (tuning.mixtures or tuning.heads):
+        raise SettingError("counts.model='ngram' is not tuned on tasks: set finetuning.steps to 0")
+    kinds = {name: find_labelled(name).kind for name in tuning.heads}
+    if counts == "tagger" and (tuning.mixtures or set(kinds.values()) != {"tokens"}):
+        raise SettingError(
+            f"counts.model='tagger' needs tuning.mixtures=() and tuning.heads that tag words, such as roles, "
+            f"not {tuning.mixtures} and {tuning.heads}"
         )
 
 

@@ -6,38 +6,45 @@ What is missing or does not fit together is named; checks.py asks for that befor
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, NamedTuple, cast
 
+from experiments.runs import origin
 from experiments.runs.stages import Stage, stages
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
 from lm.data.corpora.corpus import corpus_shards, examples
 from lm.data.denoised import Denoised, pretraining_rows
+from lm.data.labelled import Reader
 from lm.data.masked import Masked
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.supervised import Example, Mixed, Unsupervised
+from lm.data.supervised import Encoded, Example, Mixed, Unsupervised
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.labelled import find_labelled
+from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Scored, Task
-from lm.data.text.own import REQUIRED, SentencePiece, train_sentencepiece
+from lm.data.tasks.task import Row, Scored
+from lm.data.text.own import REQUIRED, train_sentencepiece
 from lm.data.text.published import open_vocabulary
 from lm.data.text.shards import Shard, fingerprint_of, sample_documents
 from lm.data.text.sources import Split
-from lm.data.text.streams import LEAST, Streams, largest_divisor, stream_count
+from lm.data.text.streams import LEAST_ROWS, Streams, largest_divisor, stream_count
 from lm.data.text.tfds import StoredRows
 from lm.data.text.tokens import EncodedCorpus, encoded_corpus
 from lm.data.text.vocabulary import EOS, PAD, TRAINED_KINDS, Vocabulary
-from lm.files import is_sealed
+from lm.data.text.wordpiece import train_wordpieces
+from lm.files import is_sealed, write
+from lm.metrics import Likelihood
 from lm.settings import SettingError
 
 Say = Callable[[str], object]
 NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture
 SPLITS: tuple[Split, ...] = ("train", "validation")
+Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
+FOLDER = "tokenizer"  # in the folder of a stage: its vocabulary, which outlives its corpus
+UNKNOWN = ""  # the fingerprint in the record of a model that was imported without its tokenizer
 
 
 @dataclass(frozen=True)
@@ -49,22 +56,6 @@ class Prepared:
     validation: EncodedCorpus
     cache: Path  # that holds them, and the tasks
     left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records skipped, by task
-
-
-@dataclass(frozen=True)
-class Encoded(Sequence[Example]):
-    """The rows of a task as (input ids, target ids), encoded as they are asked for."""
-
-    task: Task
-    rows: Sequence
-    vocabulary: Vocabulary
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, place: Any) -> Any:
-        inputs, targets = self.task.to_text(self.rows[place])
-        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
 
 
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
@@ -91,22 +82,30 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     return Prepared(vocabulary, train, validation, cache, skipped)
 
 
-def encoded_split(experiment: Experiment, split: Split, vocabulary: Vocabulary, cache: Path) -> EncodedCorpus:
-    """The corpus as tokens, encoded as it is read."""
+def encoded_split(
+    experiment: Experiment, split: Split, vocabulary: Vocabulary, cache: Path, streams: int | None = None
+) -> EncodedCorpus:
+    """The corpus as tokens, encoded as it is read, by as many streams as are right for it or given."""
     data = experiment.data
     corrupt = data.corrupt_records if split == "train" else "stop"
     shards = corpus_shards(data.corpus, split, cache, corrupt)
     size = sum(shard.size for shard in shards)
-    streams = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
-    corpus = encoded_corpus(shards, vocabulary, cache / "tokens", streams)
+    count = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
+    corpus = encoded_corpus(shards, vocabulary, cache / "tokens", streams or count)
     return replace(corpus, corrupt=corrupt, most=data.cache_size)
+
+
+def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary) -> Reader:
+    """How the model of ``experiment`` reads a labelled task."""
+    tuning = experiment.tuning
+    return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)
 
 
 def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
     """The tasks that a stage is trained on ("train") and evaluated on ("validation", "report")."""
     train: list[Scored]
     validation: list[Scored]
-    if stage.kind == "head":
+    if stage.kind in ("head", "count"):
         train = validation = [find_labelled(name) for name in stage.on]
     else:
         train = [task for name in stage.on for task in mixture(name) if task.train]
@@ -119,6 +118,18 @@ def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> St
     """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
     return examples(task.source, getattr(task, split), cache, corrupt)
+
+
+def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
+    """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
+    tuning = stage.settings.tuning
+    limit = tuning.report_examples if half == "report" else tuning.evaluation_examples
+    return first(task.rows(half, prepared.cache), limit)
+
+
+def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:
+    """The first ``limit`` rows; 0 means all."""
+    return [rows[i] for i in range(min(limit or len(rows), len(rows)))]
 
 
 def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
@@ -171,13 +182,44 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     bytes_ = [data.unknown] * (data.unknown == "bytes")
     ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
-    path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.model"
+    suffix = "txt" if kind == "wordpiece" else "model"
+    path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
     if not is_sealed(path):
         texts_of = name + " and the tasks" * bool(tasks)
         say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
         texts = _with_tasks(sample_documents(corpus), tasks)
-        train_sentencepiece(texts, data.vocabulary_size, path, data.unknown, kind)
-    return SentencePiece(path, data.sentinels)
+        if kind == "wordpiece":
+            train_wordpieces(texts, data.vocabulary_size, path)
+        else:
+            train_sentencepiece(texts, data.vocabulary_size, path, data.unknown, kind)
+    return open_vocabulary(path, data.sentinels, experiment.model.vocab_size)
+
+
+def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
+    """Copy ``vocabulary`` into the folder of a stage, replacing another; equal files are not written."""
+    folder, files = stage / FOLDER, vocabulary.files()
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in files:
+            path.unlink()
+    for name, contents in files.items():
+        path = folder / name
+        if not path.exists() or path.read_bytes() != contents:
+            write(path, contents)
+
+
+def stored_vocabulary(stage: Path, experiment: Experiment) -> Vocabulary:
+    """The vocabulary that the stage in a folder was trained with; SettingError if it is another or gone."""
+    recorded, folder, data = origin.read(stage)["vocabulary"]["fingerprint"], stage / FOLDER, experiment.data
+    bare = data.vocabulary == "bytes"  # which has no files
+    if not bare and not folder.is_dir():
+        raise SettingError(f"{folder} is missing: the vocabulary that this model was trained with")
+    vocabulary = open_vocabulary("bytes" if bare else folder, data.sentinels, experiment.model.vocab_size)
+    if recorded not in (UNKNOWN, vocabulary.fingerprint):
+        raise SettingError(
+            f"{folder} is not the vocabulary that this model was trained with: its fingerprint is "
+            f"{vocabulary.fingerprint[:12]}, {stage / origin.FILE} has {recorded[:12]}"
+        )
+    return vocabulary
 
 
 def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> Iterator[str]:
@@ -207,8 +249,34 @@ def training_streams(experiment: Experiment, prepared: Prepared) -> Streams:
     corpus, data = prepared.train, experiment.data
     unique, count = unique_tokens(experiment) if data.repeats else None, corpus.streams
     if unique:  # of which every stream has a part
-        count = largest_divisor(count, unique // (LEAST * data.inputs_length))
+        count = largest_divisor(count, unique // (LEAST_ROWS * data.inputs_length))
     return Streams(corpus, count, experiment.seed, unique, prepared.cache / NOTES)
+
+
+def in_own_order(experiment: Experiment, prepared: Prepared) -> EncodedCorpus:
+    """The text of the corpus one shard after the other, whatever the batches of pre-training are."""
+    return encoded_split(experiment, "train", prepared.vocabulary, prepared.cache, streams=1)
+
+
+class HeldOutText(NamedTuple):
+    """Whole documents, of which every language model is asked how likely they and their ends are."""
+
+    documents: Sequence[Sequence[int]]  # ids of each, with EOS behind it
+    words: int  # between blanks
+    bytes: int  # as UTF-8
+
+    def likelihood(self, log_prob: float) -> Likelihood:
+        """Of a model that gives all of it, ends included, this log-probability [nats]."""
+        return Likelihood(-log_prob, sum(map(len, self.documents)), self.words, self.bytes)
+
+
+def held_out_text(experiment: Experiment, prepared: Prepared) -> HeldOutText:
+    """``data.held_out_documents`` of the validation split, of parts of it in random order."""
+    data = experiment.data
+    shards = corpus_shards(data.corpus, "validation", prepared.cache)
+    chosen = [*islice(sample_documents(shards), data.held_out_documents)]
+    ids = [[*text, prepared.vocabulary.eos] for text in prepared.vocabulary.encode_batch(chosen)]
+    return HeldOutText(ids, sum(len(x.split()) for x in chosen), sum(len(x.encode()) for x in chosen))
 
 
 def pretraining_batches(

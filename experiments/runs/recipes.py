@@ -7,17 +7,21 @@ validation rows, on which its checkpoints are scored, or the report rows, on whi
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from experiments.runs.prepare import (
+    Half,
     Prepared,
     encoded_tasks,
+    first,
     mixed_batches,
     pretraining_batches,
+    reader_of,
+    rows_of_half,
     tasks_of,
     tuning_lengths,
 )
@@ -26,28 +30,27 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
 from lm.data.content import without_context
-from lm.data.labelled import Labelled, Reader, labelled_eval_batches
+from lm.data.labelled import Labelled, labelled_eval_batches
 from lm.data.objectives import Lengths
 from lm.data.supervised import Mixed, eval_batches
 from lm.data.tasks.choices import choices_of
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Scored, Task
+from lm.data.tasks.task import Row, Task
 from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions
-from lm.nn.composed import BODY, DISCRIMINATOR, Electra, Tuned
-from lm.nn.config import HeadConfig, ModelConfig
+from lm.nn import composed
+from lm.nn.config import HeadConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
+from lm.train import optimizers
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import CheckpointConfig
-from lm.train.losses import labelled, masked_lm, replaced_tokens
-from lm.train.optimizers import GradualUnfreezing, Tune, adapters_only, body_frozen, every_parameter
+from lm.train.losses import both_directions, labelled, masked_lm, replaced_tokens
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 
-Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
 UNIGRAMS = 2**22  # of the held-out text, at most, to know how frequent its pieces are [tokens]
 
 
@@ -63,32 +66,27 @@ class Recipe(NamedTuple):
 
 
 def pretraining_spec(experiment: Experiment) -> StepSpec:
-    """The step of pre-training: of a language model, a masked one, or ELECTRA's pair of models."""
-    model, training = experiment.model, experiment.pretraining
-    spec = StepSpec(model, training.optimizer, microbatches=training.microbatches, guard=experiment.guard)
+    """The step of pre-training: of a language model, a masked one, or ELECTRA's or ELMo's pair of models."""
+    model, training, guard = experiment.model, experiment.pretraining, experiment.guard
+    frozen = experiment.vectors.embedding == "frozen"
+    tune = optimizers.embedding_frozen if frozen else optimizers.every_parameter
+    spec = StepSpec(model, training.optimizer, tune=tune, microbatches=training.microbatches, guard=guard)
     if "replaced-token" in model.heads:
-        return replace(spec, module=Electra, parts=(generator_of(experiment),), loss=replaced_tokens)
+        generator = composed.generator_config(model, experiment.generator_share)
+        return replace(spec, module=composed.Electra, parts=(generator,), loss=replaced_tokens)
+    if "backward" in model.heads:
+        return replace(spec, module=composed.BidirectionalLM, loss=both_directions)
     return replace(spec, loss=masked_lm) if model.architecture == "encoder" else spec
-
-
-def generator_of(experiment: Experiment) -> ModelConfig:
-    """ELECTRA's generator: as deep as the model, ``generator_share`` as wide, with its token embedding."""
-    model, share = experiment.model, experiment.generator_share
-    heads = max(int(model.num_heads * share), 1)
-    d_ff = max(int(model.d_ff * share), 1)
-    narrow = replace(model, d_model=heads * model.d_kv, d_ff=d_ff, num_heads=heads, num_key_value_heads=None)
-    embed = model.embed_width  # that of the model, whose embedding it shares
-    return replace(narrow, d_embed=embed, logits="tied", logits_transform=True, logits_bias=True, heads=())
 
 
 def text_spec(experiment: Experiment) -> StepSpec:
     """The step of fine-tuning to answer in words: of all parameters, some at first, or adapters alone."""
     model, training, adapters = experiment.model, experiment.finetuning, experiment.tuning.adapters
-    tune: Tune = every_parameter
+    tune: optimizers.Tune = optimizers.every_parameter
     if adapters:
-        tune = adapters_only
+        tune = optimizers.adapters_only
     elif experiment.tuning.unfreezing == "gradual":
-        tune = GradualUnfreezing(model, training.steps)
+        tune = optimizers.GradualUnfreezing(model, training.steps)
     model = replace(model, adapter_width=round(adapters * model.d_model))
     parts, guard = training.microbatches, experiment.guard
     return StepSpec(model, training.optimizer, tune=tune, microbatches=parts, guard=guard)
@@ -97,10 +95,12 @@ def text_spec(experiment: Experiment) -> StepSpec:
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     """The step of fine-tuning with a new head for a labelled task, and the model below it."""
     spec, layers = text_spec(experiment), experiment.tuning.layers
-    pool: Literal["first", "last"] = "last" if spec.model.has_decoder else "first"
+    pool = experiment.tuning.pool or ("last" if spec.model.has_decoder else "first")
+    # no position has read the text from both ends
+    pool = "mean" if "backward" in spec.model.heads and experiment.tuning.pool is None else pool
     head = HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=layers)
-    tune = body_frozen if layers == "mixed-frozen" else spec.tune
-    return replace(spec, loss=labelled, module=Tuned, parts=(head,), tune=tune)
+    tune = optimizers.body_frozen if layers.endswith("frozen") else spec.tune
+    return replace(spec, loss=labelled, module=composed.Tuned, parts=(head,), tune=tune)
 
 
 def steps_of(stage: Stage, mesh: Mesh) -> Steps:
@@ -117,6 +117,10 @@ def _pretraining_batches(stage: Stage, prepared: Prepared) -> Batches:
     return pretraining_batches(stage.settings, prepared, "train")
 
 
+def _no_batches(stage: Stage, _prepared: Prepared) -> NoReturn:
+    raise SettingError(f"{stage.folder} is trained on all of the text at once, and not on batches")
+
+
 def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
     experiment, lengths = stage.settings, tuning_lengths(stage.settings, stage.on)
     examples = encoded_tasks(experiment, stage.on, prepared)
@@ -127,8 +131,8 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
 
 
 def _head_batches(stage: Stage, prepared: Prepared) -> Batches:
-    experiment, task, length = stage.settings, find_labelled(*stage.on), stage.settings.tuning.inputs_length
-    reader = Reader(task, prepared.vocabulary, experiment.model.architecture, length)
+    experiment, task = stage.settings, find_labelled(*stage.on)
+    reader = reader_of(experiment, task, prepared.vocabulary)
     rows = task.rows("train", prepared.cache, experiment.data.corrupt_records)
     return Batches(Labelled(reader, rows, experiment.seed), stage.training.batch_size)
 
@@ -215,7 +219,7 @@ def questions(
     output: Callable[[Any, Any], jax.Array]
     answer: Callable[[Row, np.ndarray], Any]
     if isinstance(task, LabelledTask):
-        reader = Reader(task, vocabulary, architecture, length)
+        reader = reader_of(experiment, task, vocabulary)
         batches, output, answer = labelled_eval_batches(reader, rows, size), _head_output, reader.answer
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
@@ -225,7 +229,7 @@ def questions(
     return Questions(task, rows, _of_process(mesh, size, batches), output, answer)
 
 
-_head_output = jax.jit(Tuned.__call__)  # model, batch -> what its head gives
+_head_output = jax.jit(composed.Tuned.__call__)  # model, batch -> what its head gives
 
 
 def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
@@ -234,16 +238,9 @@ def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
     return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]
 
 
-def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
-    """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
-    tuning = stage.settings.tuning
-    limit = tuning.report_examples if half == "report" else tuning.evaluation_examples
-    return first(task.rows(half, prepared.cache), limit)
-
-
-def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:
-    """The first ``limit`` rows; 0 means all."""
-    return [rows[i] for i in range(min(limit or len(rows), len(rows)))]
+def _no_network(stage: Stage, *_: object) -> NoReturn:
+    name = stage.settings.counts.model
+    raise SettingError(f"{stage.folder}: counts.model={name!r} is made of counts, and this needs a network")
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -251,6 +248,10 @@ RECIPES: Mapping[str, Recipe] = {
     "text": Recipe(lambda stage: text_spec(stage.settings), _text_batches, _text_questions),
     "head": Recipe(
         lambda stage: head_spec(stage.settings, find_labelled(*stage.on)), _head_batches, _head_questions
+    ),
+    "count": Recipe(_no_network, _no_network, _no_network),  # see experiments.runs.counted
+    "vectors": Recipe(  # trained by session.train_vectors, not step by step
+        lambda stage: StepSpec(stage.settings.model, module=composed.WordTables), _no_batches, lambda *_: []
     ),
 }
 
@@ -277,16 +278,14 @@ def trained_body(stage: Stage, mesh: Mesh) -> Transformer:
 
 def body_steps(stage: Stage, mesh: Mesh) -> Steps:
     """The steps of the Transformer alone, as ``lm generate`` and others use it."""
-    experiment = stage.settings
-    model = experiment.model if stage.kind == "pretrain" else text_spec(experiment).model
-    return build(StepSpec(model), mesh)
+    return build(StepSpec(RECIPES[stage.kind].step(stage).model), mesh)
 
 
 def prefix_of(stage: Stage) -> str:
     """What the names of the Transformer's parameters begin with in the checkpoints of a stage."""
-    if stage.kind == "head":
-        return BODY
-    return DISCRIMINATOR if "replaced-token" in stage.settings.model.heads else ""
+    heads, tuned = stage.settings.model.heads, stage.kind == "head"
+    inner = composed.FORWARD if "backward" in heads and stage.kind != "text" else ""
+    return composed.BODY + inner if tuned else composed.DISCRIMINATOR if "replaced-token" in heads else inner
 
 
 def _restored(stage: Stage, steps: Steps, prefix: str, step: int | None = None) -> State:
@@ -314,11 +313,5 @@ def start_from(parent: Stage, steps: Steps, step: int | None = None) -> State:
             assert state is not None, f"{parent.folder} has no checkpoint {last}"
             return state.restarted(fresh)
         # another optimiser, which remembers other things, or a model with a head
-        state = checkpoints.restore_model(fresh, last, partial(_source, frozenset(learnt.params)))
+        state = checkpoints.restore_model(fresh, last, partial(composed.source_of, frozenset(learnt.params)))
         return state.restarted(fresh)
-
-
-def _source(learnt: frozenset[str], name: str) -> str | None:
-    """The pre-trained parameter that parameter ``name`` starts from; None if it is new."""
-    bare = name.removeprefix(BODY)
-    return next((old for old in (name, bare, DISCRIMINATOR + bare) if old in learnt), None)

@@ -3,8 +3,9 @@
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from etils import epath
 
 from experiments.study.experiment import Experiment, flatten, result_settings, setting_changes
 from lm.files import checksum, seal, unseal, write
+from lm.metrics import Likelihood
 from lm.settings import DataError, SettingError
 
 SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
 # metrics that are no shares -> least and largest value
 UNBOUNDED = {"loss": (0, 700), "bits_per_byte": (0, 700), "bits_above_chance": (-1e4, 64)}
+DOCUMENTS = "documents/"  # before the names of what records say of held-out documents
 LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
 
 
@@ -45,6 +48,10 @@ class Result:
     exit_step: int | None = None  # of pre-training, at which it first was better than that; None: never
     # held-out: how many predictions of content are one of its ten most frequent pieces
     top_ten_share: float | None = None
+    # of whole held-out documents at each evaluation of a language model: the step, the seconds of training up
+    # to it, and the numbers of ``Likelihood``
+    likelihoods: Sequence[Mapping[str, float]] = ()
+    parameters: int = 0  # of the model without its heads; of counts, the numbers that are stored
     flops: float = 0.0  # of all pre-training
     start_flops: float = 0.0  # of these, in the start
 
@@ -68,8 +75,11 @@ class Result:
                 if not re.fullmatch("[0-9]{1,12}", updates):
                     raise SettingError(f"branches of {task} are not named by a number of updates")
                 _check_task(task, best)
+        for each in self.likelihoods:
+            _check_likelihood(each)
         for name, count in [
             ("seconds", self.seconds),
+            ("parameters", self.parameters),
             ("tokens", self.tokens),
             ("content_tokens", self.content_tokens),
             ("start_tokens", self.start_tokens),
@@ -85,6 +95,17 @@ class Result:
     @property
     def seed(self) -> int:
         return int(self.folder.name.removeprefix("seed-"))
+
+    def likelihood(self, seconds: float = inf) -> Likelihood | None:
+        """Of the held-out documents after so much training; None before the first evaluation.
+
+        Between two evaluations minus the log-probability is linear in the logarithm of time.
+        """
+        if not self.likelihoods or seconds < self.likelihoods[0]["seconds"]:
+            return None
+        times, nats = (np.array([each[name] for each in self.likelihoods]) for name in ("seconds", "nats"))
+        nearest = float(np.interp(np.log(min(seconds, times[-1])), np.log(times), nats))
+        return likelihood_of(self.likelihoods[-1])._replace(nats=nearest)
 
     def example_values(self, task: str) -> dict[str, np.ndarray]:
         """What each example of a task's report half came to, by name of the value; empty if not kept.
@@ -107,6 +128,27 @@ class Result:
         nearest = ((name, [up / path for up in ups]) for name, path in self.phases.items())
         folders = {name: next((path for path in paths if path.exists()), None) for name, paths in nearest}
         return {name: folder for name, folder in folders.items() if folder is not None}
+
+
+def recorded(likelihood: Likelihood) -> dict[str, float]:
+    """What the records of a stage say of the held-out documents."""
+    return {f"{DOCUMENTS}{name}": float(value) for name, value in likelihood._asdict().items()}
+
+
+def likelihood_of(values: Mapping[str, float], prefix: str = "") -> Likelihood:
+    """That whose numbers are among ``values``, with ``prefix`` before their names."""
+    nats, *counts = (values[f"{prefix}{name}"] for name in Likelihood._fields)
+    return Likelihood(nats, *map(int, counts))
+
+
+def _check_likelihood(each: Any) -> None:
+    names = ("step", "seconds", *Likelihood._fields)
+    if set(fields := dict(_items("likelihoods", each))) != set(names):
+        raise SettingError(f"likelihoods should have {', '.join(names)}")
+    for name, value in fields.items():
+        _check_range(f"likelihoods {name}", value, 0, 1e300)
+    counted = min(fields[name] for name in ("tokens", "words", "bytes"))
+    _check_range("likelihoods nats", fields["nats"], 0, LARGEST * counted)
 
 
 def _items(name: str, values: Any) -> Iterable[tuple[str, Any]]:

@@ -6,6 +6,7 @@ pre-train alike share; ``scores.json`` appears when all is done and names the fo
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import groupby
@@ -17,11 +18,11 @@ import jax
 from experiments.processes.group import agreed, trains
 from experiments.processes.place import wait
 from experiments.runs.checks import check
-from experiments.runs.prepare import Prepared, tasks_of
+from experiments.runs.counted import COUNT_MODELS, counts_of, tagged_by
+from experiments.runs.prepare import Half, HeldOutText, Prepared, held_out_text, rows_of_half, tasks_of
 from experiments.runs.progress import Reporter
 from experiments.runs.recipes import (
     RECIPES,
-    Half,
     checkpoints_of,
     held_out_batches,
     start_from,
@@ -29,6 +30,7 @@ from experiments.runs.recipes import (
     trained,
     watched_batches,
 )
+from experiments.runs.result import recorded
 from experiments.runs.scores import (
     best_of,
     reported,
@@ -37,18 +39,29 @@ from experiments.runs.scores import (
     write_reported,
     write_scores,
 )
-from experiments.runs.session import Session, ShownLog, check_origin, data, finished, flops, locked
-from experiments.runs.stages import Stage, home_of, save_settings, stages
+from experiments.runs.session import (
+    Session,
+    ShownLog,
+    check_origin,
+    data,
+    finished,
+    flops,
+    locked,
+    train_vectors,
+)
+from experiments.runs.stages import COUNTS_FILE, Stage, home_of, save_settings, stages
 from experiments.study.experiment import Experiment
 from lm.data.tasks.labelled import AnyTask
-from lm.evaluate.questions import score_task
+from lm.data.text.vocabulary import EOS
+from lm.evaluate.likelihood import Window, documents_log_prob
+from lm.evaluate.questions import score_task, write_predictions
 from lm.nn.composed import Ensemble
 from lm.nn.transformer import Transformer
 from lm.train import manifest
 from lm.train.config import LoopConfig
 from lm.train.loop import Run, train
 from lm.train.state import State
-from lm.train.step import Steps
+from lm.train.step import Steps, StepSpec
 
 WATCHED = 512  # of held-out text, on which the loss of pre-training is watched [sequences]
 COMPARED = 1_000  # of held-out text, at most, on which rows of different lengths are compared [batches]
@@ -88,6 +101,7 @@ def run(
             "length_losses": longer,
             "flops": sum(flops for flops, _ in spent),
             "start_flops": sum(flops for flops, is_start in spent if is_start),
+            "parameters": model_size(experiment, every),
         }
         write_scores(folder, home, every, values)
 
@@ -100,14 +114,19 @@ def pretraining_flops(stage: Stage, prepared: Prepared) -> float:
 def fit(every: Iterable[Stage], session: Session) -> None:
     """Train what remains of each stage, in its folder, which no other run trains in meanwhile."""
     for stage in every:
-        pretrains = "start of pre-training" if stage.is_start else "pre-training"
-        title = pretrains if stage.kind == "pretrain" else f"fine-tuning on {stage.group}"
+        titles = {"pretrain": "start of pre-training" if stage.is_start else "pre-training"}
+        titles |= {"vectors": "skip-gram", "count": f"counting for {stage.name}"}
+        title = titles.get(stage.kind, f"fine-tuning on {stage.group}")
         session.reporter.start(title)
         with locked(stage.folder, session.reporter):
             is_finished = finished(stage.folder, stage.training.steps)
             agreed(partial(check_origin, stage, session, is_finished))
             if is_finished:
                 session.reporter.advance(stage.training.steps)
+            elif stage.kind == "count":
+                _count(stage, session)
+            elif stage.kind == "vectors":
+                train_vectors(stage, session, steps_of(stage, session.mesh), checkpoints_of(stage))
             else:
                 _train(stage, session)
 
@@ -133,6 +152,22 @@ def _train(stage: Stage, session: Session) -> None:
         trains(False)
 
 
+def _count(stage: Stage, session: Session) -> None:
+    """Count all that a stage reads, save it, and score it: as one step."""
+    recipe, prepared = COUNT_MODELS[stage.settings.counts.model], session.prepared
+    with ShownLog(stage, session) as log:
+        log.start(0)
+        began = time.perf_counter()
+        model, tokens = recipe.estimate(stage, prepared)
+        spent = {"seconds_per_step": time.perf_counter() - began, "tokens": float(tokens)}
+        if jax.process_index() == 0:
+            recipe.save(model, stage.folder / COUNTS_FILE)
+        agreed(lambda: None)  # the first process has written the file
+        log.write(stage.training.steps, "train", spent)
+        log.write(stage.training.steps, "eval", recipe.evaluate(model, stage, prepared))
+    session.reporter.advance(stage.training.steps)
+
+
 def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State], dict[str, float]]:
     """Of pre-training the held-out loss; of tasks all metrics of the validation half, and their ``score``.
 
@@ -145,12 +180,14 @@ def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State]
     # made at the first evaluation: tasks need none of it
     most = -(-WATCHED // training.batch_size)
     held_out = cache(partial(watched_batches, stage.settings, prepared, mesh, most))
+    text = cache(partial(held_out_text, stage.settings, prepared))
 
     def evaluate(state: State) -> dict[str, float]:
         values: dict[str, float] = {}
         if stage.kind == "pretrain":
             batches, reference = held_out()
             values = steps.evaluate(state, batches) | {"reference_loss": reference}
+            values |= document_values(state, text(), stage.settings, steps)
         if (step := int(state.step)) % training.save_every and step != training.steps:
             return values
         for questions in asked:
@@ -165,6 +202,18 @@ def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State]
     return evaluate
 
 
+def document_values(
+    state: State, text: HeldOutText, experiment: Experiment, steps: Steps
+) -> dict[str, float]:
+    """What is recorded of held-out documents, read in rows as long as in training, half of each context."""
+    if not text.documents:
+        return {}
+    length = experiment.data.inputs_length
+    model, window = cast(Transformer, state.model), Window(length, -(-length // 2))
+    log_prob = documents_log_prob(model, text.documents, window, EOS, steps.put)
+    return recorded(text.likelihood(log_prob))
+
+
 def answers_path(folder: Path, task: AnyTask, step: int | str) -> Path:
     """The file of a model's answers to a task, in the folder of its stage."""
     return folder / "predictions" / task.name / f"{step}.jsonl"
@@ -174,6 +223,8 @@ def reported_scores(models: Sequence[Stage], session: Session) -> dict[str, dict
     """``{task: scores}`` of the models of a group, which answer together if they are several."""
     if not tasks_of(models[0])["validation"]:
         return {}
+    if models[0].kind == "count":
+        return scores_of_counts(models[0], session)
     return scores_alone(models[0], session) if len(models) == 1 else scores_together(models, session)
 
 
@@ -212,6 +263,25 @@ def scores_alone(stage: Stage, session: Session, at: int | None = None) -> dict[
                 write_reported(answers, kept)
         scores |= kept["tasks"]
     return scores
+
+
+def scores_of_counts(stage: Stage, session: Session) -> dict[str, dict]:
+    """The scores of a tagger on the report half or, where there is none, on the validation half."""
+    model, step, scores = counts_of(stage), stage.training.steps, {}
+    for task in cast(list[AnyTask], tasks_of(stage)["validation"]):
+        rows = rows_of_half(stage, session.prepared, task, "report" if task.report else "validation")
+        answers = tagged_by(model, stage, rows)
+        if jax.process_index() == 0:
+            write_predictions(answers_path(stage.folder, task, step), task, rows, answers)
+        scores[task.name] = task_score(task, step, task.evaluate(rows, answers)) | {"rows": len(rows)}
+    return scores
+
+
+def model_size(experiment: Experiment, stages: Sequence[Stage]) -> int:
+    """Parameters of the Transformer or, of a run of counts, how many numbers its models consist of."""
+    counted = [COUNT_MODELS[experiment.counts.model].size(counts_of(x)) for x in stages if x.kind == "count"]
+    shapes = jax.eval_shape(StepSpec(experiment.model).make, jax.random.key(0))
+    return sum(counted) or sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def scores_together(models: Sequence[Stage], session: Session) -> dict[str, dict]:

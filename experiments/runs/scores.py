@@ -4,12 +4,13 @@ import hashlib
 import io
 import os
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.runs.result import write_result
+from experiments.runs.result import DOCUMENTS, likelihood_of, write_result
 from experiments.runs.stages import Stage
 from lm.data.tasks.task import Scored
 from lm.files import seal, unseal, write
@@ -94,6 +95,22 @@ def held_out(stages: Sequence[Stage]) -> dict[str, float | None]:
     return {"held_out_loss": last.get("loss"), **values, "exit_step": next(left, None)}
 
 
+def likelihoods(stages: Sequence[Stage]) -> list[dict[str, float]]:
+    """Of held-out documents at each evaluation of the language model, with the seconds of training up to it.
+
+    Of the first of several pre-trainings; empty if none was asked about them.
+    """
+    models = [stage for stage in stages if stage.kind in ("pretrain", "count") and not stage.is_start]
+    lines = records(models[0].folder) if models else []
+    found = []
+    for line in lines:
+        if line["kind"] == "eval" and f"{DOCUMENTS}nats" in line:
+            seconds = total(models[0].folder, "seconds_per_step", line["step"])
+            numbers = likelihood_of(line, DOCUMENTS)._asdict()
+            found.append({"step": line["step"], "seconds": seconds} | numbers)
+    return found
+
+
 def has_left(evaluation: Mapping[str, float]) -> bool:
     """Whether the model uses its context: it is better by EXIT than one that has none."""
     return evaluation["content_loss"] <= evaluation["reference_loss"] - EXIT
@@ -105,18 +122,18 @@ def cost(folders: Sequence[Path]) -> dict[str, float]:
     return {"seconds": seconds, "tokens": int(sum(total(folder, "tokens") for folder in folders))}
 
 
-def total(folder: Path, name: str) -> float:
+def total(folder: Path, name: str, until: float = inf) -> float:
     """The sum over the steps of a stage: a line of its metrics stands for the steps since the one before."""
     lines = [record for record in records(folder) if record["kind"] == "train"]
     before = [0, *(line["step"] for line in lines[:-1])]
     pairs = zip(lines, before, strict=False)
-    return sum(line.get(name, 0.0) * (line["step"] - step) for line, step in pairs)
+    return sum(line.get(name, 0.0) * max(min(line["step"], until) - step, 0) for line, step in pairs)
 
 
 def write_scores(folder: Path, home: Path, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
     """Write what the run scored and cost, and where its stages lie, from the scale's folder.
 
-    ``values``: the ``tasks``, ``branches`` and ``length_losses``, and ``flops`` and ``start_flops``.
+    ``values``: the ``tasks``, ``branches``, ``length_losses``, ``flops``, ``start_flops`` and ``parameters``.
     """
     folders = {stage.name: stage.folder for stage in stages}
     pretrained = [stage.folder for stage in stages if stage.kind == "pretrain"]
@@ -124,6 +141,7 @@ def write_scores(folder: Path, home: Path, stages: Sequence[Stage], values: Mapp
         **values,
         "columns": columns(values["tasks"]),
         **held_out(stages),
+        "likelihoods": likelihoods(stages),
         "content_tokens": int(sum(total(path, "content_tokens") for path in pretrained)),
         "start_tokens": int(sum(total(s.folder, "content_tokens") for s in stages if s.is_start)),
         **cost(list(dict.fromkeys(folders.values()))),

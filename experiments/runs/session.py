@@ -3,20 +3,23 @@
 import fcntl
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from experiments.processes.group import agreed, trains
 from experiments.runs import origin
-from experiments.runs.prepare import Prepared, fingerprints
+from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store_vocabulary
 from experiments.runs.progress import Reporter
-from experiments.runs.stages import Stage
-from experiments.runs.vocabularies import store_vocabulary
+from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
@@ -27,9 +30,14 @@ from lm.data.packing import row_length
 from lm.data.segments import SEGMENTS
 from lm.data.supervised import Mixed, Unsupervised
 from lm.data.text.ahead import encoding_ahead
-from lm.train import manifest
-from lm.train.log import Log, came_to_its_end, now, packages, records
+from lm.data.text.tokens import Tokens
+from lm.train.checkpoints import Checkpoints
+from lm.train.log import Log, NonFiniteLoss, came_to_its_end, now, packages, records
+from lm.train.state import State
+from lm.train.step import Steps
+from lm.train.stopping import Stopping
 from lm.train.throughput import step_flops
+from lm.vectors.training import Tables, as_large, initial_tables, mean_loss, train_epoch
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ def origin_of(stage: Stage, session: Session) -> origin.Origin:
 
 def check_origin(stage: Stage, session: Session, is_finished: bool) -> None:
     """SettingError if the stage in the folder was started with something else; a new one is recorded."""
-    started = bool(manifest.steps(stage.folder / "checkpoints"))
+    started = bool(saved_steps(stage.folder))
     state = "finished" if is_finished else "begun" if started else "new"
     current = origin_of(stage, session)
     origin.check(stage.folder, current, state, session.allow, session.reporter.say)
@@ -111,9 +119,67 @@ def finished(folder: Path, steps: int) -> bool:
 
     def ended() -> bool:
         evaluated = any((line["kind"], line["step"]) == ("eval", steps) for line in records(folder))
-        return came_to_its_end(folder) and evaluated and steps in manifest.steps(folder / "checkpoints")
+        return came_to_its_end(folder) and evaluated and steps in saved_steps(folder)
 
     return agreed(ended)
+
+
+def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Checkpoints) -> None:
+    """Train skip-gram's tables over the word pieces of the text; a step is a pass over it, and is saved.
+
+    After the last, vectors of centres get the root mean square of a new embedding, and those of contexts are
+    divided by the same number, so that the products of the two stay.
+    """
+    config, seed, texts = stage.settings.vectors, stage.settings.seed, session.prepared
+    corpora = in_own_order(stage.settings, texts), texts.validation
+    train, held_out = (_documents(corpus.first(config.tokens)) for corpus in corpora)
+    skipgram = config.of_width(stage.settings.model.embed_width)
+    with checkpoints, ShownLog(stage, session) as log, Stopping(0.0, stage.folder) as stopping:
+        restored, fresh = checkpoints.restore(steps.abstract), steps.init(seed)
+        start = 0 if restored is None else int(restored.step)
+        vocab_size = stage.settings.model.vocab_size
+        tables = initial_tables(jax.random.key(seed), vocab_size, skipgram.d_model)
+        if restored is not None:
+            tables = Tables(*(_local(restored.params[name], session.mesh) for name in TABLE_NAMES))
+        log.start(start)
+        session.reporter.advance(start)
+        for epoch in range(start, config.epochs):
+            began = time.perf_counter()
+            after = stopping.interruptible(partial(train_epoch, tables, train, skipgram, seed, epoch))
+            stopping.check(epoch)
+            assert after is not None, "only a signal ends a pass, and is raised"
+            tables = jax.block_until_ready(after)
+            if not all(np.isfinite(table).all() for table in map(np.asarray, tables)):
+                why = f"of vectors.learning_rate={config.learning_rate} and vectors.batch={config.batch}"
+                raise NonFiniteLoss(epoch + 1, f"of skip-gram is not finite: lower one {why}")
+            seconds, count = time.perf_counter() - began, sum(map(len, train))
+            log.write(epoch + 1, "train", {"seconds_per_step": seconds, "tokens": float(count)})
+            if epoch + 1 == config.epochs:
+                tables = as_large(tables, fresh.params[TABLE_NAMES[0]])
+            checkpoints.save(_with_tables(fresh, tables, epoch + 1))
+            session.reporter.advance(1)
+        checkpoints.wait()
+        if log.lacks(config.epochs, "eval"):
+            log.write(config.epochs, "eval", {"loss": mean_loss(tables, held_out, skipgram, seed)})
+
+
+TABLE_NAMES = ("embed.table", "contexts.table")  # skip-gram's, as parameters
+
+
+def _documents(tokens: Tokens) -> list[np.ndarray]:
+    return np.split(tokens.tokens, tokens.offsets[1:-1])
+
+
+def _local(array: jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:
+    """All of an array, on this process's first device."""
+    return jnp.asarray(np.asarray(jax.device_put(array, sharding.replicated(mesh))))
+
+
+def _with_tables(state: State, tables: Tables, step: int) -> State:
+    """``state`` after ``step``, with these parameters."""
+    values = dict(zip(TABLE_NAMES, map(np.asarray, tables), strict=True))
+    params = {name: jax.device_put(values[name], like.sharding) for name, like in state.params.items()}
+    return replace(state, step=jax.device_put(np.int32(step), state.step.sharding), params=params)
 
 
 @contextmanager
@@ -154,7 +220,8 @@ class ShownLog(Log):
 
     def __init__(self, stage: Stage, session: Session):
         skipped = {"corrupt_records_left_out": dict(session.prepared.left_out)}
-        title = session.title if stage.kind == "pretrain" else ""  # its folder is named by a hash
+        hashed = stage.kind in ("pretrain", "vectors")  # a hash is the name of its folder
+        title = session.title if hashed else ""
         super().__init__(stage.folder, asdict(stage.settings) | skipped, title)
         self._reporter = session.reporter
 

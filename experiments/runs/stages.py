@@ -1,22 +1,30 @@
 """The stages of training that a run consists of, as values: its pre-trainings, then its fine-tunings.
 
+A run of counts has one stage for each of its models instead, which takes one step: all text is counted.
+
 Everything that trains, scores, plans or shows runs iterates over them. No other module makes or takes apart
 the name of a stage. Runs that pre-train alike share one pre-training, whatever they do with it afterwards.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from experiments.study.experiment import BASELINE, DataConfig, Experiment, PhaseConfig
-from lm.files import seal, unseal, write
+from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
+from lm.files import is_sealed, seal, unseal, write
 from lm.settings import SettingError, diff, from_json, nearest, to_json
+from lm.train import manifest
 
 PRETRAINING = "pretraining"  # what the stages and folders of pre-training are called, and what follows it
+COUNTS = "counts"  # what the stage and folder of n-grams are called, and the folder of taggers
+COUNTS_FILE = "counts.npz"  # in the folder of such a stage
 START = "start"  # what the stage before it is called, which lies beside it
+AT_ONCE = PhaseConfig(steps=1)  # the training of counts
+VECTORS = "vectors"  # what the stage before both is called
 BRANCH = "at-"  # before the share of pre-training after which a fine-tuning starts, if that is not all of it
 
 
@@ -26,8 +34,11 @@ class Stage:
 
     group: str  # its name without the member: the stages of one group answer together
     member: int | None  # of the ensemble; None: the run has one model, or its members share this stage
-    kind: Literal["pretrain", "text", "head"]  # text, head: fine-tuned to answer in words, or by a head
-    on: tuple[str, ...]  # mixtures of tasks, in pre-training besides the corpus; for a head the labelled task
+    # text, head: fine-tuned to answer in words, or by a head; count: counts are its model; vectors: of word
+    # pieces, by skip-gram
+    kind: Literal["pretrain", "text", "head", "count", "vectors"]
+    # mixtures of tasks, in pre-training besides the corpus; for a head or a tagger the labelled task
+    on: tuple[str, ...]
     settings: Experiment  # with the seed of the member
     folder: Path
     parent: "Stage | None"  # whose model it starts from; None: from random parameters
@@ -40,8 +51,13 @@ class Stage:
 
     @property
     def is_main(self) -> bool:
-        """Whether it is what a run is compared by: neither a start nor a branch."""
+        """Whether it is what a run is compared by: neither vectors, a start nor a branch."""
         return is_main(self.group)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a Transformer comes out of it."""
+        return self.kind != "vectors"
 
     @property
     def is_start(self) -> bool:
@@ -57,7 +73,11 @@ class Stage:
 
     @property
     def training(self) -> PhaseConfig:
-        """Its length, batch size and optimiser."""
+        """Its length, batch size and optimiser; a step of vectors is a pass over the text."""
+        if self.kind == "count":
+            return AT_ONCE
+        if self.kind == "vectors":
+            return PhaseConfig(self.settings.vectors.epochs, save_every=1, keep_hours=0.0, log_every=1)
         return self.settings.pretraining if self.kind == "pretrain" else self.settings.finetuning
 
     @property
@@ -67,43 +87,70 @@ class Stage:
 
     @property
     def decisive(self) -> Experiment:
-        """The settings that its numbers depend on; in pre-training all others are those of the baseline."""
+        """The settings that its numbers depend on; before fine-tuning all others are the baseline's."""
+        if self.kind == "vectors":
+            return _vectors_settings(self.settings)
         return _pretraining_settings(self.settings, "") if self.kind == "pretrain" else self.settings
 
 
 def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -> tuple[Stage, ...]:
     """The stages of the run in ``folder``, in the order in which they are trained.
 
-    The start of each member's pre-training, if it has one; then one pre-training of each member of the
-    ensemble, or one for each target that it leaves out; then for each target (a mixture, or a task with a
-    head) and each of ``tuning.branches``, the whole first, one fine-tuning of each member. ``home`` is the
-    folder of the run's scale, which holds the pre-trainings that runs share.
+    The vectors and the start of each member's pre-training, if it has them; then one pre-training of each
+    member of the ensemble, or one for each target that it leaves out; then for each target (a mixture, or a
+    task with a head) and each of ``tuning.branches``, the whole first, one fine-tuning of each member.
+    ``home`` is the folder of the run's scale, which holds what comes before fine-tuning, as runs share it.
     """
+    if experiment.counts.model != "none":
+        return _counted(experiment, folder)
     tuning, shared = experiment.tuning, experiment.ensemble.pretraining == "shared"
     targets, models = (*tuning.mixtures, *tuning.heads), _members(experiment)
-    parents: dict[tuple[int | None, str], Stage] = {}  # the pre-training of a member for a target
+    pretrains = experiment.pretraining.steps > 0
+    parents: dict[tuple[int | None, str], Stage | None] = {}  # the pre-training of a member for a target
     for (member, settings), target in product(models, targets or ("",)):
-        if experiment.pretraining.steps:
-            model = (None, replace(settings, seed=experiment.seed)) if shared else (member, settings)
-            parents[member, target] = _pretraining(*model, target, (folder, home))
+        model = (None, replace(settings, seed=experiment.seed)) if shared else (member, settings)
+        before = (
+            _pretraining(*model, target, (folder, home)) if pretrains else _vectors(*model, (folder, home))
+        )
+        parents[member, target] = before
     tuned = []
-    shares = tuning.branches[::-1] if parents else (1.0,)  # a task's files are first found in the whole's
+    shares = tuning.branches[::-1] if pretrains else (1.0,)  # a task's files are first found in the whole's
     for target, share, (member, settings) in product(targets, shares, models):
         if experiment.finetuning.steps:
             kind: Literal["head", "text"] = "head" if target in tuning.heads else "text"
             group = target if share == 1 else f"{BRANCH}{share}/{target}"
-            parent = parents.get((member, target))
-            step = branch_step(experiment, share) if parent else None
-            stage = Stage(group, member, kind, (target,), settings, folder, parent, step)
+            parent = parents[member, target]
+            after = branch_step(experiment, share) if pretrains else experiment.vectors.epochs
+            stage = Stage(group, member, kind, (target,), settings, folder, parent, after if parent else None)
             tuned.append(replace(stage, folder=folder / "finetuning" / stage.name))
-    pretrained = dict.fromkeys(parents.values())  # most targets have the same pre-training: each once
-    starts = dict.fromkeys(stage.parent for stage in pretrained if stage.parent is not None)
-    return (*starts, *pretrained, *tuned)
+    pretrained = [stage for stage in parents.values() if stage is not None]
+    # Most targets have the same pre-training: each stage is there once.
+    return (*dict.fromkeys((*_ancestors(pretrained), *pretrained)), *tuned)
+
+
+def _ancestors(stages: list[Stage]) -> list[Stage]:
+    """What these stages start from, and what that starts from; those come first that others start from."""
+    parents = [stage.parent for stage in stages if stage.parent is not None]
+    return [*_ancestors(parents), *parents] if parents else []
+
+
+def _counted(experiment: Experiment, folder: Path) -> tuple[Stage, ...]:
+    """The stage of an n-gram model, or of each tagger."""
+    models: list[tuple[str, tuple[str, ...], Path]] = [(COUNTS, (), folder / COUNTS)]
+    if experiment.counts.model == "tagger":
+        models = [(name, (name,), folder / COUNTS / name) for name in experiment.tuning.heads]
+    return tuple(Stage(name, None, "count", on, experiment, path, None) for name, on, path in models)
 
 
 def stages_of(folder: Path) -> tuple[Stage, ...]:
     """The stages of the run in ``folder``, by the settings there; SettingError if it is not a run."""
     return stages(load_settings(folder), folder, home_of(folder, cache_of(folder)))
+
+
+def saved_steps(folder: Path) -> tuple[int, ...]:
+    """After which of its steps what the stage in a folder has learnt was saved whole, in order."""
+    counted = (folder / COUNTS_FILE).exists() and is_sealed(folder / COUNTS_FILE)
+    return (AT_ONCE.steps,) if counted else tuple(manifest.steps(folder / "checkpoints"))
 
 
 def branch_step(experiment: Experiment, share: float) -> int:
@@ -119,8 +166,8 @@ def group_of(name: str) -> tuple[str, bool]:
 
 
 def is_main(name: str) -> bool:
-    """Whether a stage of this name is what a run is compared by: neither a start nor a branch."""
-    return name.partition("/")[0] != START and not name.startswith(BRANCH)
+    """Whether a stage of this name is what a run is compared by: neither vectors, a start nor a branch."""
+    return name.partition("/")[0] not in (START, VECTORS) and not name.startswith(BRANCH)
 
 
 def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
@@ -146,9 +193,10 @@ def _pretraining(member: int | None, settings: Experiment, target: str, folders:
     complete = replace(decisive, tuning=kept, **{name: getattr(settings, name) for name in names})
     on = () if decisive.mixing.pretraining == "corpus" else decisive.tuning.mixtures
     texts = settings.tuning.mixtures if settings.data.vocabulary_texts == "corpus+tasks" else ()
-    folder = _pretraining_folder(complete, texts, *folders)
-    parent = _start(member, settings, folders) if _has_start(settings) else None
-    step = settings.start.steps if parent else None
+    folder = _shared_folder(_pretraining_settings(complete, ""), texts, *folders)
+    start = _start if _has_start(settings) else _vectors
+    parent = start(member, settings, folders)
+    step = parent.training.steps if parent else None
     return Stage(f"{PRETRAINING}{without}", member, "pretrain", on, complete, folder, parent, step)
 
 
@@ -161,7 +209,7 @@ def _start(member: int | None, settings: Experiment, folders: tuple[Path, Path])
         settings,
         objective=settings.start.objective,
         pretraining=replace(settings.pretraining, steps=settings.start.steps),
-        data=replace(settings.data, repeats=0),
+        data=replace(settings.data, repeats=0, held_out_documents=0),
         mixing=BASELINE.mixing,
         tuning=replace(settings.tuning, branches=BASELINE.tuning.branches),
         start=BASELINE.start,
@@ -169,21 +217,57 @@ def _start(member: int | None, settings: Experiment, folders: tuple[Path, Path])
     return replace(_pretraining(member, first, "", folders), group=START)
 
 
+def _vectors(member: int | None, settings: Experiment, folders: tuple[Path, Path]) -> Stage | None:
+    """The vectors as which the embedding of a model starts, unless it starts at random."""
+    if not settings.vectors.epochs:
+        return None
+    complete, data = _vectors_settings(settings), settings.data
+    kept = {name: getattr(data, name) for name in FEEDING}
+    complete = replace(
+        complete, data=replace(complete.data, **kept), mesh=settings.mesh, guard=settings.guard
+    )
+    texts = settings.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
+    folder = _shared_folder(_vectors_settings(complete), texts, *folders)
+    return Stage(VECTORS, member, "vectors", (), complete, folder, None)
+
+
+def _vectors_settings(experiment: Experiment) -> Experiment:
+    """The settings that vectors depend on: of the model only the size of its embedding."""
+    names = ("vocab_size", "d_model", "d_embed", "logits", "logits_transform")
+    kept = {name: getattr(experiment.model, name) for name in names}
+    data = replace(experiment.data, repeats=0, inputs_length=BASELINE.data.inputs_length, **_FREE_DATA)
+    return replace(
+        BASELINE,
+        model=replace(BASELINE.model, **kept),
+        data=data,
+        vectors=replace(experiment.vectors, embedding=BASELINE.vectors.embedding),
+        pretraining=replace(BASELINE.pretraining, steps=0),  # so that no pre-training has the same folder
+        seed=experiment.seed,
+    )
+
+
 def _has_start(experiment: Experiment) -> bool:
     return experiment.start.steps > 0 and experiment.model.has_decoder
 
 
-def _pretraining_folder(settings: Experiment, texts: tuple[str, ...], folder: Path, home: Path) -> Path:
-    """The folder of the pre-training with these settings and, in its vocabulary, the tasks ``texts``."""
+def _shared_folder(decisive: Experiment, texts: tuple[str, ...], folder: Path, home: Path) -> Path:
+    """The folder of what depends on these settings and, in its vocabulary, on the tasks ``texts``."""
     if (folder / PRETRAINING / "checkpoints").is_dir():  # an imported run has its own
         return folder / PRETRAINING
     # A hash of the settings that differ from the baseline's: settings added later do not change it.
-    changed = diff(BASELINE, _pretraining_settings(settings, ""))
+    changed = diff(BASELINE, decisive)
     contents: dict[str, object] = {path: str(new) for path, (_, new) in changed.items()}
     contents |= {"texts": texts} if texts else {}
     key = Path(PRETRAINING) / hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
     # The scale's folder may have been copied: look in every folder above the run before the expected one.
     return next((up / key for up in (folder, *folder.parents) if (up / key).is_dir()), home / key)
+
+
+# settings of data that change no number of what is trained before fine-tuning
+FEEDING = ("workers", "corrupt_records", "encoders", "cache_size")  # how it is read, whatever is made of it
+_FREE_DATA: Mapping[str, Any] = {
+    name: getattr(BASELINE.data, name) for name in (*FEEDING, "held_out_lengths")
+}
 
 
 def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
@@ -193,9 +277,10 @@ def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
         BASELINE,
         objective=experiment.objective,
         model=experiment.model,
+        vectors=experiment.vectors if experiment.vectors.epochs else BASELINE.vectors,
         start=experiment.start if _has_start(experiment) else BASELINE.start,
         pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
-        data=_without_feeding(data),
+        data=replace(data, **_FREE_DATA),
         generator_share=experiment.generator_share,
         seed=experiment.seed,
         guard=replace(BASELINE.guard, spikes=experiment.guard.spikes),
@@ -212,12 +297,6 @@ def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
     examples = {name: getattr(tuning, name) for name in ("evaluation_examples", "report_examples")}
     scored = replace(trained, **examples)  # as it stands
     return replace(decisive, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
-
-
-def _without_feeding(data: DataConfig) -> DataConfig:
-    """Without what changes no number of pre-training."""
-    same = replace(data, workers=0, encoders=0, cache_size=0.0)
-    return replace(same, held_out_lengths=(1,), corrupt_records=BASELINE.data.corrupt_records)
 
 
 def check_runs(runs: Path) -> None:

@@ -8,18 +8,21 @@ from typing import TypeVar
 
 import numpy as np
 
-from experiments.runs.recipes import body_steps, trained_body
+from experiments.runs.prepare import stored_vocabulary
+from experiments.runs.recipes import body_steps, trained, trained_body
 from experiments.runs.stages import Stage, is_main, load_settings, stages_of
-from experiments.runs.vocabularies import stored_vocabulary
 from lm import sharding
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import MASK, Vocabulary
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.settings import SettingError, nearest
 from lm.train.manifest import manifests
+from lm.train.optimizers import EMBEDDING
+from lm.vectors.words import WordVectors
 
 T = TypeVar("T")
+UNMARKED = ("drop", "shuffle")  # objective.inputs that show no gap where something is hidden
 
 
 def frame(stage: Stage, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
@@ -53,6 +56,33 @@ class Trained:
         """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks."""
         return self.vocabulary.encode_framed(text, *frame(self.stage, self.vocabulary))
 
+    def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of a text whose gaps are written [MASK], and the sentinels in them; none: masks are."""
+        vocabulary, count = self.vocabulary, text.count(MASK)
+        by_sentinels = self.stage.settings.objective.inputs == "sentinels"
+        if self.config.published:  # trained elsewhere, by an objective that only its tokens tell
+            by_sentinels = vocabulary.num_sentinels > 0
+        if not self.config.has_decoder or not by_sentinels:
+            if vocabulary.mask is None:
+                raise SettingError(f"the vocabulary of {self.stage.folder} has no mask")
+            return self.encode(text), []
+        if count > vocabulary.num_sentinels:
+            raise SettingError(
+                f"{count} gaps are more than the vocabulary's {vocabulary.num_sentinels} sentinels"
+            )
+        sentinels = [vocabulary.size - 1 - k for k in range(count)]
+        ids = [*vocabulary.encode_hidden(text, sentinels), vocabulary.eos]
+        return [token for token in ids if token is not None], sentinels
+
+    def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        """Ids of a prompt, for ``lm.evaluate.likelihood``, and of an answer behind it and a blank."""
+        config, encode, ids = self.config, self.vocabulary.encode, self.encode(prompt)
+        if config.has_encoder:  # which ends an answer
+            return ids, [*encode(answer), *([] if config.special.eos is None else [config.special.eos])]
+        before, whole = encode(prompt), encode(f"{prompt} {answer}")
+        behind = whole[len(before) :] if whole[: len(before)] == before else encode(answer)
+        return ids[ids[:1] == [config.special.start] :], behind  # the start token is read by itself
+
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
         """``host_batch`` on the devices."""
         return self.put(self.host_batch(rows, answer))
@@ -79,10 +109,21 @@ class Trained:
 
 def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
     """The run in ``folder`` after the stage ``name``, by default the first of those ``stages`` of it."""
-    stage = chosen(folder, {stage.name: stage for stage in stages}, name)
+    stage = chosen(folder, {stage.name: stage for stage in stages if stage.has_model}, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = trained_body(stage, mesh), body_steps(stage, mesh).put
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size)
+
+
+def embedding_of(folder: Path, stages: Mapping[str, Stage], name: str) -> WordVectors:
+    """The vectors of pieces after the stage ``name``: by default skip-gram's, else pre-training's."""
+    default = next((each for each, stage in stages.items() if not stage.has_model), "")
+    stage = chosen(folder, stages, name or default)
+    params = trained(stage, sharding.make_mesh(stage.settings.mesh)).params
+    table = np.asarray(next(x for each, x in params.items() if f".{each}".endswith(EMBEDDING)))
+    pieces = stored_vocabulary(stage.folder, stage.settings).ids
+    rows = table[list(pieces.values())]
+    return WordVectors(tuple(pieces), rows, rows)
 
 
 def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
@@ -101,16 +142,25 @@ def answering(folder: Path) -> list[Stage]:
     """The stages of a run whose model writes text, fine-tuned ones first."""
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
-    text = [stage for stage in stages_of(folder) if stage.kind != "head"]
+    text = [stage for stage in stages_of(folder) if stage.kind in ("pretrain", "text")]
     return sorted(text, key=lambda stage: (stage.kind == "pretrain", not stage.is_main))
 
 
 def masked(folder: Path) -> list[Stage]:
-    """Pre-training of a masked language model."""
-    model = load_settings(folder).model
-    if model.architecture != "encoder" or model.logits == "none":
-        text = f"--run: a model with architecture={model.architecture!r} and logits={model.logits!r} is no"
-        raise SettingError(f"{text} masked LM; name the run of one, such as bert/base")
+    """Pre-training of a model that fills gaps: a masked language model, or a denoising encoder-decoder."""
+    experiment = load_settings(folder)
+    model, shown = experiment.model, experiment.objective.inputs
+    text = f"--run: a model with architecture={model.architecture!r}"
+    if not model.has_encoder:
+        what = "writes what follows a text and fills no gaps"
+        raise SettingError(f"{text} {what}; use `lm generate {folder} --prompt ...`")
+    if not model.has_decoder and model.logits == "none":
+        raise SettingError(
+            f"{text} and logits={model.logits!r} is no masked LM; name the run of one, such as bert/base"
+        )
+    if model.has_decoder and not model.published and shown in UNMARKED:
+        what = f"and objective.inputs={shown!r} never read a gap that is marked"
+        raise SettingError(f"{text} {what}; name the run of another, such as bart/base")
     stages = [stage for stage in stages_of(folder) if stage.kind == "pretrain"]
     if not stages:
         raise SettingError("--run: pretraining.steps=0: nothing was pre-trained; name another run")

@@ -1,45 +1,21 @@
-"""The models that the field is taught with, at equal size and on equal text, and position encodings.
+"""The models that the field is taught with, at equal size and on equal text; position encodings; and decoders
+that lack a part of their blocks, or skip a part of what they could see (docs/blocks.md).
 
 Rows differ from the first of their table by what their name says. They read what the paper's rows of the same
 scale read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
 """
 
-from typing import Any
-
-from experiments.study.experiment import Changes, Experiment, objective, table
-from lm.nn.sizes import SIZES
-from lm.settings import leaves
-
-# What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
-_OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads d_embed
-    num_key_value_heads special.pad special.eos special.start dropout dtype layers remat""".split()
-
-LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
-HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
-# No encoder or decoder here was published with Adafactor; a ramp keeps post-norm stacks from diverging.
-_RAMP: dict[str, Any] = {"clip_norm": 1.0, "weight_decay": 0.01, "warmup_steps": 50}
-ADAMW: Changes = {
-    f"{phase}.optimizer.{name}": value
-    for phase, rate in (("pretraining", 1e-3), ("finetuning", 3e-4))
-    for name, value in (_RAMP | {"name": "adamw", "schedule": "constant", "learning_rate": rate}).items()
-}
-
-
-def family(name: str) -> Changes:
-    """What makes a model one of the family of the published ``name``."""
-    return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _OF_SCALE}
+from experiments.study.experiment import Changes, Experiment, objective, table, times
+from experiments.study.families import ADAMW, BERT, GPT, HEADS, family
+from lm.ops.config import SparsityConfig
 
 
 def two_thirds(number: int, _experiment: Experiment) -> int:
     return number * 2 // 3
 
 
-BERT = family("bert-base") | objective("masked-lm") | {"objective.pairs": "next-sentence"} | HEADS | ADAMW
 NO_NSP: Changes = {"objective.pairs": "none", "model.type_vocab_size": 0, "model.heads": ()}
 ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
-# No start by denoising: a causal LM learns from the first steps on, and rows of the start would be longer.
-GPT = family("gpt2") | objective("causal-lm") | HEADS | ADAMW | {"start.steps": 0}
-GPT |= {"pretraining.optimizer.learning_rate": 3e-3}
 BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.type_vocab_size": 0}
 
@@ -53,8 +29,16 @@ DECODER: Changes = GPT | {
     "model.relative_bias_start": "normal",
 }
 
+# By rotary positions a token at a distance is soon found: without a mask, the one that is to be predicted.
+ROTARY_DECODER: Changes = DECODER | {"model.positions": "rotary"}
+LONG_ROWS: Changes = ROTARY_DECODER | {
+    "data.inputs_length": 256,
+    "pretraining.batch_size": times(1 / 4),
+    "data.held_out_lengths": (1, 2, 4),
+}
+
 ROWS = {
-    # lm sweep bert --scale nano: 8 rows, one to two minutes each; tasks at chance
+    # lm sweep bert --scale nano: 10 rows, one to two minutes each; tasks at chance
     ("bert", "Encoders: what masked language models are trained on"): {
         "base": BERT,
         "no-nsp": BERT | NO_NSP,
@@ -63,13 +47,16 @@ ROWS = {
         "span": BERT | NO_NSP | objective("span-masked-lm"),
         "shared-layers": BERT | ORDER | {"model.shared_layers": True},
         "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
+        "mean-pooling": BERT | {"tuning.pool": "mean"},
+        "max-pooling": BERT | {"tuning.pool": "max"},
         "no-pretraining": BERT | {"pretraining.steps": 0},
     },
-    # lm sweep gpt --scale nano: 4 rows, half a minute to a minute each; tasks near chance
+    # lm sweep gpt --scale nano: 5 rows, half a minute to a minute each; tasks near chance
     ("gpt", "Decoders"): {
         "base": GPT,
         "post-norm": GPT | {"model.residual": "post-norm"},
         "llama": GPT | family("llama-7b") | {"model.d_ff": two_thirds},  # of three matrices instead of two
+        "start-delim-extract": GPT | {"tuning.layout": "start-delim-extract"},
         "no-pretraining": GPT | {"pretraining.steps": 0},
     },
     # lm sweep electra --scale nano: 2 rows, one to two minutes each
@@ -87,6 +74,25 @@ ROWS = {
     ("positions", "Trained on short rows, tested on long ones"): {
         name: DECODER | {"model.positions": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
+    }
+    | {"rotary-pairs": DECODER | {"model.positions": "rotary", "model.rotary.layout": "pairs"}},
+    # lm sweep block --scale nano: 6 rows, about a minute each; perplexity 131 - 251, without a mask 1.1
+    ("block", "A decoder's block without one of its parts"): {
+        "base": ROTARY_DECODER,
+        "no-mask": ROTARY_DECODER | {"model.mask": "none"},
+        "no-feed-forward": ROTARY_DECODER | {"model.mlp": "none"},
+        "no-residual": ROTARY_DECODER | {"model.residual": "none"},
+        "no-norm": ROTARY_DECODER | {"model.norm": "none"},
+        "no-positions": ROTARY_DECODER | {"model.positions": "none"},
+    },
+    # lm sweep sparse --scale nano: 5 rows, about two minutes each; perplexity 142 (window) - 160 (dilated)
+    ("sparse", "What attention may skip in rows of 256 to 1,024 tokens"): {
+        "full": LONG_ROWS,
+        "window": LONG_ROWS | {"model.sparsity.window": 8},
+        "dilated": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, dilation=8)},
+        "global": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, global_tokens=8)},
+        "block-sparse": LONG_ROWS
+        | {"model.sparsity": SparsityConfig(1, global_tokens=1, block=8, random_blocks=2)},
     },
 }
 

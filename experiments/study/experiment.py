@@ -9,21 +9,25 @@ from functools import cache
 from math import ceil
 from typing import Any, Literal
 
+from lm.counts.markov import MarkovConfig
+from lm.counts.ngrams import HIGHEST_ORDER
 from lm.data.objectives import OBJECTIVES, Objective
+from lm.data.text.vocabulary import Layout
 from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
+from lm.nn.config import HeadLayers, ModelConfig, Pool
 from lm.settings import SettingError, at_least, changes, leaves
 from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
+from lm.vectors.config import VectorsConfig
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """What is read, and how it becomes tokens."""
 
-    # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
+    # documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
     corpus: str = "tfds:c4/en"
     repeats: int = 0  # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
-    # unigram[:CORPUS] or bpe[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
+    # unigram, bpe or wordpiece[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
     vocabulary: str = "unigram"
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a vocabulary is trained on
     vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
@@ -32,6 +36,8 @@ class DataConfig:
     sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
     inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
     held_out_lengths: tuple[int, ...] = (1,)  # rows in which held-out text is scored [x inputs_length]
+    # whole held-out documents whose likelihood a language model is evaluated by besides; 0: none [documents]
+    held_out_documents: int = 0
     corrupt_records: Literal["stop", "skip"] = "stop"  # skip: not to train on damaged TFDS records
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
     # parts of a batch, each with shards of its own, a multiple of the hosts; 0: 16, or what divides it
@@ -40,8 +46,11 @@ class DataConfig:
     cache_size: float = 0.0  # encoded text that is kept; beyond that the oldest goes; 0: all [gigabytes]
 
     def __post_init__(self):
-        at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0)
+        at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
         at_least(self, "data.", streams=0, encoders=0, cache_size=0)
+        if self.unknown == "bytes" and self.vocabulary.partition(":")[0] == "wordpiece":
+            pieces = "word pieces have no bytes: a word with an unknown character is [UNK]"
+            raise SettingError(f"data.unknown='bytes' suits data.vocabulary unigram and bpe; {pieces}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,14 @@ class TuningConfig:
 
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
     heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone, answered by a head
-    layers: Literal["last", "mixed-frozen"] = "last"  # that heads read; mixed: all, not trained
+    # that heads read, the last or all of them mixed; frozen: they are not trained
+    layers: HeadLayers = "last"
+    # which position speaks for a text to a head, or the mean or elementwise maximum of all; None: the last of
+    # decoders, the first of encoders (through the pooler, if the model has one)
+    pool: Pool | None = None
+    # of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT, three
+    # sentinels of the vocabulary (Radford et al. 2018)
+    layout: Layout = "ended"
     adapters: float = 0.0  # width of adapters over d_model, which alone are trained; 0: all parameters are
     unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
     # shares of pre-training after each of which fine-tuning starts, so that a run is scored at all of them
@@ -169,12 +185,32 @@ class EnsembleConfig:
 
 
 @dataclass(frozen=True)
+class CountsConfig:
+    """A model made of counts in the place of a network, which is then neither pre-trained nor fine-tuned."""
+
+    # ngram: interpolated Kneser-Ney, of the text that pre-training would read, once over
+    # tagger: hidden Markov, of each of tuning.heads
+    model: Literal["none", "ngram", "tagger"] = "none"
+    order: int = 3  # of n-grams: the predicted token and its context [tokens]
+    # how a tagger decides: each word alone, or the path of tags by beams of width 1, beam_width, or all tags
+    tagging: Literal["most-frequent", "greedy", "beam", "viterbi"] = "viterbi"
+    beam_width: int = 4  # of tagging="beam" [tags]
+    markov: MarkovConfig = MarkovConfig(smoothing=0.1)
+
+    def __post_init__(self):
+        at_least(self, "counts.", beam_width=1)
+        if not 1 <= self.order <= HIGHEST_ORDER:
+            raise SettingError(f"counts.order={self.order} should be from 1 to {HIGHEST_ORDER}")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """All settings of one run; the defaults are the baseline of Raffel et al. 2020, section 3.1."""
 
     data: DataConfig = DataConfig()
     objective: Objective = OBJECTIVES["baseline"]
     model: ModelConfig = ModelConfig()
+    vectors: VectorsConfig = VectorsConfig()
     start: StartConfig = StartConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     finetuning: PhaseConfig = PhaseConfig(
@@ -183,6 +219,7 @@ class Experiment:
     mixing: MixingConfig = MixingConfig()
     tuning: TuningConfig = TuningConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
+    counts: CountsConfig = CountsConfig()
     guard: GuardConfig = EVERY_UPDATE
     generator_share: float = 0.25  # width of ELECTRA's generator over the model's; else unused
     mesh: MeshConfig = MeshConfig()

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from experiments.study import classic
+from experiments.study import classic, history, sequences, vectors
 from experiments.study.experiment import BASELINE, FREE, Changes, Experiment, Row, Table, apply
 from experiments.study.scales import SCALES
 from experiments.study.t5 import tables as t5
@@ -15,7 +15,7 @@ from lm.settings import SettingError, diff, nearest
 
 BASELINE_ROW = "t5/1-baseline/baseline"
 
-TABLES = (*t5.TABLES, *classic.TABLES)
+TABLES = (*t5.TABLES, *classic.TABLES, *history.TABLES, *sequences.TABLES, *vectors.TABLES)
 
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
 

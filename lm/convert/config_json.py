@@ -196,7 +196,11 @@ def _write_rotary(config: ModelConfig, table: Family) -> Json:
 
 def _meaning(config: ModelConfig) -> Json:
     """The settings that decide which function a model computes, of those alone that are read by it."""
-    settings = dict(leaves(config)) | {"num_key_value_heads": config.key_value_heads}
+    settings = dict(leaves(config)) | {
+        "num_key_value_heads": config.key_value_heads,
+        "d_v": config.value_width,
+    }
+    settings |= {"mlp_bias": config.mlp_has_bias, "qkv_bias": config.qkv_has_bias}
     settings |= {"heads": tuple(sorted(config.heads))}
     unread = ["published", "special.", "dropout", "dtype", "layers", "remat"]
     unread += ["relative_bias_start", "cross_attention_start"]  # only of a new model
@@ -206,5 +210,6 @@ def _meaning(config: ModelConfig) -> Json:
     unread += [] if config.positions == "sinusoidal" else ["sinusoid"]
     unread += [] if config.positions.startswith("relative") else ["relative_"]
     unread += [] if config.positions == "rotary" else ["rotary."]
+    unread += [] if config.d_embed else ["projected"]
     unread += [f"rotary.{name}" for name in _UNSTRETCHED[config.rotary.scaling]]
     return {path: value for path, value in settings.items() if not path.startswith(tuple(unread))}

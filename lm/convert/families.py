@@ -7,13 +7,15 @@ hold alternatives, and a line that ends with dots is the prefix of the indented 
 
 from dataclasses import replace
 
+from lm.convert.decoders import DECODER_FAMILIES
 from lm.convert.family import (
+    CLASSIC,
     OPTIONAL,
+    SIZE_NAMES,
     Family,
     Key,
     after_padding,
     choice,
-    four_times,
     keys,
     names,
     of_encoder,
@@ -21,16 +23,12 @@ from lm.convert.family import (
     t5_keys,
     unless,
     values,
-    window_keys,
 )
+from lm.convert.windows import attention_window_keys
 
 FAMILIES: dict[str, Family] = {}  # in the order in which they are tried for a model of ours
 
-# what many families share: names of their sizes, and values of ours
-_SIZES = "vocab_size hidden_size=d_model num_attention_heads=num_heads intermediate_size=d_ff"
-_CLASSIC = "scores=scaled-dot norm=layer bias=true"
-_DECODER_VALUES = f"{_CLASSIC} architecture=decoder special.start=null"
-_POST_NORM = f"{_CLASSIC} residual=post-norm embed_norm=true"
+_POST_NORM = f"{CLASSIC} residual=post-norm embed_norm=true"
 _ENCODER_VALUES = f"{_POST_NORM} architecture=encoder"
 _BOTH, _TIED = "architecture=encoder-decoder", "normalize_embedding=true tie_word_embeddings=true"
 
@@ -114,117 +112,7 @@ FAMILIES["marian"] = replace(
 
 # --- decoders
 
-_N_LAYER = "num_attention_heads=n_head num_hidden_layers=n_layer"
-_GPT2_BLOCK = """
-        decoder.blocks.                   h.#.
-            attention.query+key+value     attn.c_attn
-            attention.out                 attn.c_proj
-            mlp.{hidden,out}              mlp.{c_fc,c_proj}
-            {attention,mlp}_norm          {ln_1,ln_2}
-"""
-FAMILIES["gpt2"] = Family(
-    classes="GPT2LMHeadModel",
-    keys=keys("""vocab_size n_embd=d_model n_layer=num_decoder_layers n_head=num_heads n_positions=max_length
-        layer_norm_epsilon=norm_epsilon:1e-5 resid_pdrop=dropout:0.1 activation_function=mlp:gelu_new
-        tie_word_embeddings=logits:true pad_token_id=special.pad:0 eos_token_id=special.eos:null""")
-    + (Key("n_inner", "d_ff", None, lambda value, theirs: value or 4 * theirs["n_embd"]),),
-    fixed=values(f"{_DECODER_VALUES} positions=learned"),
-    only=values("scale_attn_weights=true scale_attn_by_inverse_layer_idx=false add_cross_attention=false"),
-    aliases=f"hidden_size=n_embd max_position_embeddings=n_positions {_N_LAYER}",
-    idle="reorder_and_upcast_attn",
-    prefix="transformer.",
-    base=names("{embed,decoder.positions,decoder.norm} {wte,wpe,ln_f}" + _GPT2_BLOCK),
-    conv1d=True,
-)
-# What GPT calls GELU is the tanh form.
-FAMILIES["openai-gpt"] = replace(
-    FAMILIES["gpt2"],
-    classes="OpenAIGPTLMHeadModel",
-    keys=revised(
-        FAMILIES["gpt2"].keys[:-1],  # but n_inner
-        choice("afn", "mlp", values("gelu=gelu-tanh relu=relu silu=silu swish=silu"), "gelu"),
-    ),
-    fixed=values(f"{_DECODER_VALUES} positions=learned residual=post-norm") | {"d_ff": four_times},
-    only={},
-    base=names("{embed,decoder.positions} {tokens_embed,positions_embed}" + _GPT2_BLOCK),
-)
-FAMILIES["gpt_bigcode"] = replace(
-    FAMILIES["gpt2"],
-    classes="GPTBigCodeForCausalLM",
-    fixed=values(f"{_DECODER_VALUES} positions=learned num_key_value_heads=1"),
-    only=values("multi_query=true num_key_value_heads=1 scale_attn_weights=true add_cross_attention=false"),
-    idle="attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size "
-    "pad_key_length pre_allocate_kv_cache validate_runner_input",
-    conv1d=False,
-)
-FAMILIES["gpt_neox"] = Family(
-    classes="GPTNeoXForCausalLM",
-    keys=keys(f"""{_SIZES} num_hidden_layers=num_decoder_layers max_position_embeddings=max_length:2048
-        layer_norm_eps=norm_epsilon:1e-5 hidden_dropout=dropout:0.0 hidden_act=mlp:gelu
-        tie_word_embeddings=logits:false use_parallel_residual=residual:true pad_token_id=special.pad:0
-        eos_token_id=special.eos:2"""),
-    fixed=values(f"{_DECODER_VALUES} positions=rotary"),
-    only=values("attention_bias=true head_dim=null"),
-    idle="is_decoder",
-    rotary=("rotary_emb_base", "rotary_pct", 0.25),
-    prefix="gpt_neox.",
-    base=names("""
-        {embed,decoder.norm}              {embed_in,final_layer_norm}
-        decoder.blocks.                   layers.#.
-            attention.query+key+value     attention.query_key_value
-            attention.out                 attention.dense
-            mlp.{hidden,out}              mlp.{dense_h_to_4h,dense_4h_to_h}
-            {attention,mlp}_norm          {input,post_attention}_layernorm
-    """),
-    output="embed_out",
-    per_head=True,
-)
-FAMILIES["bloom"] = Family(
-    classes="BloomForCausalLM",
-    keys=keys("""vocab_size hidden_size=d_model n_layer=num_decoder_layers n_head=num_heads
-        layer_norm_epsilon=norm_epsilon:1e-5 hidden_dropout=dropout:0.0 tie_word_embeddings=logits:true
-        pad_token_id=special.pad:3 eos_token_id=special.eos:2"""),
-    fixed=values(f"{_DECODER_VALUES} positions=alibi embed_norm=true mlp=gelu-tanh") | {"d_ff": four_times},
-    only=values("apply_residual_connection_post_layernorm=false"),
-    aliases=f"n_embed=hidden_size {_N_LAYER}",
-    # The same products in several parts, and the feed-forward width, which is always four times the other.
-    idle="pretraining_tp slow_but_exact n_inner attention_softmax_in_fp32",
-    prefix="transformer.",
-    base=names("""
-        embed                             word_embeddings
-        decoder.{embed_norm,norm}         {word_embeddings_layernorm,ln_f}
-        decoder.blocks.                   h.#.
-            attention.query+key+value     self_attention.query_key_value
-            attention.out                 self_attention.dense
-            mlp.{hidden,out}              mlp.{dense_h_to_4h,dense_4h_to_h}
-            {attention,mlp}_norm          {input,post_attention}_layernorm
-    """),
-    per_head=True,
-)
-_GATED = "silu=gated-silu relu=gated-relu gelu_new=gated-gelu gelu_pytorch_tanh=gated-gelu swish=gated-silu"
-FAMILIES["llama"] = Family(
-    classes="LlamaForCausalLM",
-    keys=keys(
-        f"{_SIZES} num_hidden_layers=num_decoder_layers max_position_embeddings=max_length:2048 "
-        "rms_norm_eps=norm_epsilon:1e-6 attention_dropout=dropout:0.0 attention_bias=bias:false "
-        "tie_word_embeddings=logits:false pad_token_id=special.pad:0 eos_token_id=special.eos:2",
-        Key("num_key_value_heads", "num_key_value_heads", None, write=lambda _, own: own.key_value_heads),
-        Key("head_dim", "d_kv", None, lambda v, own: v or own["hidden_size"] // own["num_attention_heads"]),
-        choice("hidden_act", "mlp", values(_GATED), "silu"),
-        Key("mlp_bias", "mlp_bias", False, unless("attention_bias", False), lambda _, own: own.mlp_has_bias),
-    ),
-    fixed=values("architecture=decoder special.start=null scores=scaled-dot norm=rms positions=rotary"),
-    idle="pretraining_tp",
-    rotary=("rope_theta", "partial_rotary_factor", 1.0),
-    prefix="model.",
-    base=names("""
-        {embed,decoder.norm}              {embed_tokens,norm}
-        decoder.blocks.                   layers.#.
-            attention.{query,key,value,out}  self_attn.{q,k,v,o}_proj
-            mlp.{hidden,linear,out}       mlp.{gate,up,down}_proj
-            {attention,mlp}_norm          {input,post_attention}_layernorm
-    """),
-)
+FAMILIES |= DECODER_FAMILIES
 
 # --- encoders
 
@@ -251,7 +139,7 @@ FAMILIES["distilbert"] = Family(
 FAMILIES["bert"] = Family(
     classes="BertForPreTraining=logits,pooler,next-sentence BertForMaskedLM=logits BertModel",
     keys=keys(
-        f"{_SIZES} num_hidden_layers=num_encoder_layers max_position_embeddings=max_length "
+        f"{SIZE_NAMES} num_hidden_layers=num_encoder_layers max_position_embeddings=max_length "
         "layer_norm_eps=norm_epsilon:1e-12 hidden_dropout_prob=dropout:0.1 hidden_act=mlp:gelu "
         "pad_token_id=special.pad:0 eos_token_id=special.eos:null",
         # theirs has at least one
@@ -294,7 +182,7 @@ FAMILIES["roberta"] = replace(
 FAMILIES["longformer"] = replace(
     FAMILIES["roberta"],
     classes="LongformerForMaskedLM=logits LongformerModel",
-    keys=FAMILIES["roberta"].keys + window_keys(),
+    keys=FAMILIES["roberta"].keys + attention_window_keys(),
     fixed=FAMILIES["roberta"].fixed | {"sparsity.projections": "separate"},
     idle="onnx_export",
     prefix="longformer.",

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, nearest
 
+# what many families share: names of their sizes, and values of ours
+SIZE_NAMES = "vocab_size hidden_size=d_model num_attention_heads=num_heads intermediate_size=d_ff"
+CLASSIC = "scores=scaled-dot norm=layer bias=true"
+
 Json = dict[str, Any]
 REQUIRED, OPTIONAL = object(), object()  # defaults of settings that must, or need not, be there
 
@@ -250,35 +254,4 @@ def t5_keys(table: str) -> tuple[Key, ...]:
         # Where both are true and there is a matrix of its own, it is that which is scaled.
         Key("tie_word_embeddings", "logits", True, _t5_logits, lambda value, _: value != "separate"),
         Key("scale_decoder_outputs", "logits", OPTIONAL, _t5_logits, lambda v, _: v.endswith("scaled")),
-    )
-
-
-def _windows(value: Any, theirs: Json) -> tuple[int, ...]:
-    """Of each layer, or of all; theirs counts both sides."""
-    layers = theirs["num_hidden_layers"]
-    windows = value if isinstance(value, list) else [value]
-    even = all(type(window) is int and window > 0 and window % 2 == 0 for window in windows)
-    if not even or isinstance(value, list) and len(value) != layers:
-        due = f"an even number, or one for each of {layers} layers"
-        raise SettingError(f"config.json: attention_window={value} should be {due}")
-    return tuple(window // 2 for window in windows)
-
-
-def window_keys() -> tuple[Key, ...]:
-    """Longformer's windows: the widest, and those of the layers where they differ."""
-
-    def layers(value: Any, theirs: Json) -> tuple[int, ...]:
-        windows = _windows(value, theirs)
-        return windows if len(set(windows)) > 1 else ()
-
-    def both_sides(_: Any, config: ModelConfig) -> list[int]:
-        one, each = config.sparsity.window, config.sparsity.layer_windows
-        return [2 * (window or 1) for window in each or (one,) * config.num_encoder_layers]
-
-    def widest(value: Any, theirs: Json) -> int:
-        return max(_windows(value, theirs))
-
-    return (
-        Key("attention_window", "sparsity.window", 512, widest, both_sides),
-        Key("attention_window", "sparsity.layer_windows", 512, layers, both_sides),
     )

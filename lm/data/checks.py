@@ -62,7 +62,7 @@ def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -
     """Special tokens: ``names``, and those that frame what an encoder reads, or end what others do."""
     names = [*names, "cls", "sep"] if architecture == "encoder" else [*names, "eos"]
     if lacking := [name for name in names if getattr(vocabulary, name) is None]:
-        tokens = ", ".join(lacking)
+        tokens, least = ", ".join(lacking), 5 if "extract" in lacking else 2
         raise SettingError(
-            f"the vocabulary has no token for {tokens}; ours need data.sentinels of at least 2"
+            f"the vocabulary has no token for {tokens}; ours need data.sentinels of at least {least}"
         )

@@ -17,8 +17,8 @@ from lm.data.masked import Masked
 from lm.data.noise import Drawn, length_mask, limit_runs, limit_targets
 from lm.data.objectives import Lengths, Objective, lengths_of, sizes
 from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room
-from lm.data.segments import DRAWS, KEPT, SEGMENTS, Reading, Rows
-from lm.data.text.streams import Place, Streams
+from lm.data.segments import DRAWS, KEPT, SEGMENTS, CorpusReading, WindowRows
+from lm.data.text.streams import Streams, WindowPlace
 from lm.data.text.vocabulary import PAD, Vocabulary
 from lm.data.views import INPUTS, TARGETS, permutation
 
@@ -33,7 +33,7 @@ def pretraining_rows(
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         # A prefix LM puts inputs and targets into one row, both with an EOS: one raw token less makes room.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
-    reading = Reading(streams, objective, lengths, batch_size)
+    reading = CorpusReading(streams, objective, lengths, batch_size)
     return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture)
 
 
@@ -107,7 +107,7 @@ class Denoised(Uncached):
     within a window: their noise decides how many fit.
     """
 
-    reading: Reading
+    reading: CorpusReading
     architecture: str
 
     @property
@@ -135,25 +135,25 @@ class Denoised(Uncached):
         """What is counted of a window: the rows that it fills."""
         return SEGMENTS if self.objective.concatenates else f"packed {self.architecture}"
 
-    def rows_of(self, place: Place) -> int:
+    def rows_of(self, place: WindowPlace) -> int:
         """How many rows a window fills."""
         if self.objective.concatenates:
             return self.reading.segments_of(place)
         return len(self.packed(place).bounds) - 1
 
-    def _texts(self, rows: Rows, numbers: np.ndarray) -> "Excerpts":
+    def _texts(self, rows: WindowRows, numbers: np.ndarray) -> "Excerpts":
         """One segment a row."""
         segments = self.reading.order(rows.place)[rows.numbers]
         return Excerpts(self._read(rows.place, segments), numbers[rows.at], None, rows.at)
 
-    def _packed_texts(self, rows: Rows) -> "Excerpts":
+    def _packed_texts(self, rows: WindowRows) -> "Excerpts":
         packed, order = self.packed(rows.place), self.reading.order(rows.place)
         begins, ends = packed.bounds[rows.numbers], packed.bounds[rows.numbers + 1]
         places = np.concatenate([np.arange(*pair) for pair in zip(begins, ends, strict=True)])
         keys, at = rows.place.key + places, np.repeat(rows.at, ends - begins)
         return Excerpts(self._read(rows.place, order[places]), keys, packed.draws[places], at)
 
-    def _read(self, place: Place, segments: np.ndarray) -> Ragged:
+    def _read(self, place: WindowPlace, segments: np.ndarray) -> Ragged:
         corpus, raw = self.reading.corpus(place), self.lengths.raw
         starts, counts = corpus.segments.starts[segments], corpus.segments.lengths[segments]
         tokens = corpus.text.read(starts[:, None] + np.arange(raw))
@@ -174,11 +174,11 @@ class Denoised(Uncached):
         return self._denoised(self._read(rows.place, segments), np.array([number]), None)
 
     @functools.cached_property
-    def packed(self) -> Callable[[Place], Packed]:
+    def packed(self) -> Callable[[WindowPlace], Packed]:
         """The rows of a window."""
         return functools.lru_cache(maxsize=KEPT * self.reading.streams.count)(self._packed)
 
-    def _packed(self, place: Place) -> Packed:
+    def _packed(self, place: WindowPlace) -> Packed:
         order = self.reading.order(place)
         draws = self.reading.random(place, DRAWS).random(len(order), dtype=np.float32)
         counts = self.reading.corpus(place).segments.lengths[order]

@@ -1,7 +1,8 @@
 """Rows of labelled tasks -> features and labels for a head, and a head's outputs -> what metrics compare.
 
 A row reads [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last
-token; both sides of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1). Words whose
+token; both sides of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1). A decoder
+may read START A DELIM B EXTRACT instead, and its head EXTRACT (Radford et al. 2018, section 3.3). Words whose
 labels or places matter are encoded one by one: for most tokenizers that gives the pieces of the whole text.
 """
 
@@ -21,13 +22,22 @@ from lm.data.objectives import Lengths
 from lm.data.packing import DECODERS
 from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.task import Row
-from lm.data.text.vocabulary import PAD, Vocabulary
+from lm.data.text.vocabulary import PAD, Layout, Vocabulary
 from lm.settings import SettingError
 
 WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
 ANSWER_WORDS = 30  # words; in the code of Devlin et al. 2019 pieces
 SHORTEST_ROW = 8  # tokens
+GPT_MARKS = ("start", "delim", "extract")  # the tokens of its layout
 NONE = -1  # the label of a word that was cut off or has no pieces
+
+
+class RowFrame(NamedTuple):
+    """The ids around the texts of a row."""
+
+    begin: tuple[int, ...]
+    between: int  # behind each text but the last
+    end: int  # behind the last
 
 
 class Framed(NamedTuple):
@@ -86,10 +96,14 @@ class Reader:
     vocabulary: Vocabulary
     architecture: str
     length: int
+    layout: Layout = "ended"
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture)
-        check_symbols(self.vocabulary, [], self.architecture)
+        check_symbols(self.vocabulary, [] if self.layout == "ended" else [*GPT_MARKS], self.architecture)
+        if self.layout != "ended" and self.architecture not in DECODERS:
+            needs = f"model.architecture={' or '.join(map(repr, DECODERS))}, not {self.architecture!r}"
+            raise SettingError(f"tuning.layout={self.layout!r} needs {needs}")
         if self.length < SHORTEST_ROW:
             due = f"should be at least {SHORTEST_ROW}, such as 128"
             raise SettingError(f"tuning.inputs_length={self.length} {due}")
@@ -131,12 +145,22 @@ class Reader:
     def _encoded(self, text: str) -> np.ndarray:
         return np.asarray(self.vocabulary.encode(text), np.int32)
 
+    @property
+    def _frame(self) -> RowFrame:
+        if self.layout != "ended":
+            start, delim, extract = (getattr(self.vocabulary, name) for name in GPT_MARKS)
+            return RowFrame((start,), delim, extract)
+        if self.architecture == "encoder":
+            return RowFrame((self.vocabulary.cls,), self.vocabulary.sep, self.vocabulary.sep)
+        return RowFrame((), self.vocabulary.eos, self.vocabulary.eos)
+
     def _framed(self, parts: Sequence[np.ndarray]) -> Framed:
-        encoder = self.architecture == "encoder"
-        begin = [self.vocabulary.cls] if encoder else []
-        end = self.vocabulary.sep if encoder else self.vocabulary.eos
+        begin, between, end = self._frame
         counts = shortened([len(part) for part in parts], self.length - len(begin) - len(parts))
-        pieces = [np.append(part[:count], end) for part, count in zip(parts, counts, strict=True)]
+        ends = [between] * (len(parts) - 1) + [end]
+        pieces = [
+            np.append(part[:count], last) for part, count, last in zip(parts, counts, ends, strict=True)
+        ]
         tokens = np.concatenate([np.array(begin, np.int32), *pieces])
         types = np.repeat(np.arange(len(parts)), [len(piece) for piece in pieces])
         types = np.concatenate([np.zeros(len(begin), np.int32), types])

@@ -14,7 +14,7 @@ import numpy as np
 from lm.data.batches import Batch, uniforms
 from lm.data.noise import Drawn, length_mask
 from lm.data.objectives import Lengths
-from lm.data.segments import SEGMENTS, Corpus, Reading, Rows
+from lm.data.segments import SEGMENTS, Corpus, CorpusReading, WindowRows
 from lm.data.text.vocabulary import PAD
 from lm.data.views import INPUTS, cuts
 
@@ -41,7 +41,7 @@ class Shown(NamedTuple):
 class Masked:
     """Every segment once an epoch, one a row."""
 
-    reading: Reading
+    reading: CorpusReading
 
     @property
     def lengths(self) -> Lengths:
@@ -70,9 +70,9 @@ class Masked:
         weights = np.ones(len(numbers), np.float32)
         return batch | {"sentence_labels": shown.changed.astype(np.int32), "sentence_loss_weights": weights}
 
-    def _shown(self, rows: Rows, u: np.ndarray) -> Shown:
+    def _shown(self, rows: WindowRows, u: np.ndarray) -> Shown:
         segments = self.reading.order(rows.place)[rows.numbers]
-        pairs = Pairs(self.reading.corpus(rows.place), self.lengths.raw)
+        pairs = Pieces(self.reading.corpus(rows.place), self.lengths.raw)
         pair, changed = pairs.of(segments, u[rows.at, -1]) if self.paired else pairs.alone(segments)
         return Shown(pairs.read(pair), pair.lengths, changed, rows.at)
 
@@ -118,7 +118,7 @@ class Masked:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pieces:
     """What pieces of the documents of a window rows consist of."""
 
     corpus: Corpus

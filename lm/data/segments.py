@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.data.batches import Uncached, generator
 from lm.data.objectives import Lengths, Objective
-from lm.data.text.streams import Place, Streams, Walk
+from lm.data.text.streams import Streams, Walk, WindowPlace
 from lm.data.text.tokens import Tokens
 from lm.data.text.vocabulary import Vocabulary
 
@@ -29,7 +29,10 @@ class Segments(NamedTuple):
 
 
 class RunningText(NamedTuple):
-    """Documents strung together as one text, with ``separator`` between two of them if there is one."""
+    """Documents strung together as one text, with ``separator`` between two of them if there is one.
+
+    Where it marks a document's end, it stands behind the last one too, unless that is cut.
+    """
 
     tokens: np.ndarray  # of all documents, one after the other [tokens]
     separators: np.ndarray  # positions in the text, int64, ascending
@@ -49,10 +52,12 @@ class RunningText(NamedTuple):
         return tokens
 
 
-def running(tokens: np.ndarray, offsets: np.ndarray, separator: int | None) -> RunningText:
+def running(
+    tokens: np.ndarray, offsets: np.ndarray, separator: int | None, *, behind_last: bool
+) -> RunningText:
     """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; empty ones leave no trace in it."""
-    inner = np.unique(offsets)[1:-1]
-    separators = inner + np.arange(len(inner)) if separator is not None else inner[:0]
+    ends = np.unique(offsets)[1:] if behind_last else np.unique(offsets)[1:-1]
+    separators = ends + np.arange(len(ends)) if separator is not None else ends[:0]
     return RunningText(tokens, separators, separator)
 
 
@@ -90,9 +95,11 @@ class Corpus(Uncached):
 
     @functools.cached_property
     def text(self) -> RunningText:
-        separator = self.vocabulary.sep if self.objective.in_place else self.vocabulary.eos
+        in_place, tokens = self.objective.in_place, self.tokens
+        separator = self.vocabulary.sep if in_place else self.vocabulary.eos
         separator = separator if self.objective.separates else None
-        return running(self.tokens.tokens, self.tokens.offsets, separator)
+        behind_last = not in_place and not tokens.goes_on
+        return running(tokens.tokens, tokens.offsets, separator, behind_last=behind_last)
 
     @functools.cached_property
     def segments(self) -> Segments:
@@ -109,19 +116,19 @@ class Corpus(Uncached):
         return segments
 
 
-class Rows(NamedTuple):
+class WindowRows(NamedTuple):
     """Rows of one window, and where in the batch they stand."""
 
-    place: Place
+    place: WindowPlace
     numbers: np.ndarray  # among the rows of the window, int64 [rows]
     at: np.ndarray  # in the batch, int64 [rows]
 
 
-Size = Callable[[Place], int]  # how many rows a window has
+Size = Callable[[WindowPlace], int]  # how many rows a window has
 
 
 @dataclass(frozen=True)
-class Reading(Uncached):
+class CorpusReading(Uncached):
     """How the rows of batches read a corpus: which window each is of, and the segments of that."""
 
     streams: Streams
@@ -137,13 +144,13 @@ class Reading(Uncached):
     def vocabulary(self) -> Vocabulary:
         return self.streams.corpus.vocabulary
 
-    def rows(self, numbers: np.ndarray, size: Size, what: str) -> list[Rows]:
+    def rows(self, numbers: np.ndarray, size: Size, what: str) -> list[WindowRows]:
         """Rows by number, from the first batch on, int64 [B]; ``what`` names those that ``size`` counts."""
         share = self.batch_size // self.streams.count
         streams = numbers % self.batch_size // share
         return self.at(streams, numbers // self.batch_size * share + numbers % share, size, what)
 
-    def at(self, streams: np.ndarray, nth: np.ndarray, size: Size, what: str) -> list[Rows]:
+    def at(self, streams: np.ndarray, nth: np.ndarray, size: Size, what: str) -> list[WindowRows]:
         """The nth rows of their streams, int64 [B], those of each window together."""
         pairs = zip(streams.tolist(), nth.tolist(), strict=True)
         found = [self.walk(stream, size, what).find(row) for stream, row in pairs]
@@ -151,7 +158,8 @@ class Reading(Uncached):
         places = list(dict.fromkeys(place for place, _ in found))
         which = np.array([places.index(place) for place, _ in found])
         return [
-            Rows(place, numbers[which == k], np.flatnonzero(which == k)) for k, place in enumerate(places)
+            WindowRows(place, numbers[which == k], np.flatnonzero(which == k))
+            for k, place in enumerate(places)
         ]
 
     def walk(self, stream: int, size: Size, what: str) -> Walk:
@@ -177,14 +185,14 @@ class Reading(Uncached):
         return {}
 
     @functools.cached_property
-    def corpus(self) -> Callable[[Place], Corpus]:
+    def corpus(self) -> Callable[[WindowPlace], Corpus]:
         """The documents of a window."""
         return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._corpus)
 
-    def _corpus(self, place: Place) -> Corpus:
+    def _corpus(self, place: WindowPlace) -> Corpus:
         return Corpus(self.streams.tokens(place), self.objective, self.vocabulary, self.lengths.raw)
 
-    def segments_of(self, place: Place) -> int:
+    def segments_of(self, place: WindowPlace) -> int:
         """How many there are in a window."""
         return len(self.corpus(place).segments.starts)
 
@@ -193,13 +201,13 @@ class Reading(Uncached):
         return self.walk(0, size, what).rows_of_epoch(most)
 
     @functools.cached_property
-    def order(self) -> Callable[[Place], np.ndarray]:
+    def order(self) -> Callable[[WindowPlace], np.ndarray]:
         """int64 [segments]: the segments of a window in the order of its epoch."""
         return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._order)
 
-    def _order(self, place: Place) -> np.ndarray:
+    def _order(self, place: WindowPlace) -> np.ndarray:
         return self.random(place, ORDER).permutation(self.segments_of(place))
 
-    def random(self, place: Place, use: int) -> np.random.Generator:
+    def random(self, place: WindowPlace, use: int) -> np.random.Generator:
         """Random numbers of a window in one epoch."""
         return generator(self.seed, place.key >> 24 | use << 41)

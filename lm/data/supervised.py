@@ -14,6 +14,8 @@ from lm.data.checks import check_architecture
 from lm.data.denoised import Denoised
 from lm.data.objectives import Lengths
 from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room
+from lm.data.tasks.task import Row, Task
+from lm.data.text.vocabulary import Vocabulary
 from lm.settings import SettingError
 
 Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
@@ -39,6 +41,22 @@ class Unsupervised(Sequence[Example]):
     def __getitem__(self, number: Any) -> Any:
         inputs, targets = self.source.example(number)
         return _without_eos(inputs), _without_eos(targets)
+
+
+@dataclass(frozen=True)
+class Encoded(Sequence[Example]):
+    """The rows of a task as (input ids, target ids), encoded as they are asked for."""
+
+    task: Task
+    rows: Sequence[Row]
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        inputs, targets = self.task.to_text(self.rows[place])
+        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
 
 
 def _without_eos(example: Ragged) -> Marked:

@@ -23,24 +23,34 @@ def gold_values(model: Any, choices: Choices, put: Callable, fit: Choices | None
     small model knows more than its probabilities of whole texts say. ``ranked`` is 1 where the right pair has
     the highest log p a byte, else 0.
     """
-    logs = [values / log(2) for values in log_probs(model, choices.pairs, put)]
+    known = None
+    if choices.choose and fit is not None:
+        known = list(zip(log_probs(model, fit.pairs, put), fit.right, strict=True))
+    return measured(log_probs(model, choices.pairs, put), choices, known)
+
+
+def measured(
+    nats: Sequence[np.ndarray], choices: Choices, fit: Sequence[tuple[np.ndarray, int]] | None = None
+) -> Values:
+    """``gold_values`` from log p [nats] of each row's pairs; ``fit``: (log p, right one) of other rows."""
+    logs = [values / log(2) for values in nats]
     rows = list(zip(logs, choices.right, strict=True))
     values = {
         "gold": np.array([-values[right] for values, right in rows]),
         "bytes": np.array([sizes[right] for sizes, right in zip(choices.sizes, choices.right, strict=True)]),
     }
     if choices.choose:
-        known = rows
-        if fit is not None:
-            known = list(zip(log_probs(model, fit.pairs, put), fit.right, strict=True))
-            known = [(values / log(2), right) for values, right in known]
-        sharp = sharpness(known)
+        sharp = sharpness(rows if fit is None else [(values / log(2), right) for values, right in fit])
         values["bits"] = np.array([above_chance(sharp * values, right) for values, right in rows])
-        ranked = [
-            np.argmax(values / np.array(sizes)) for values, sizes in zip(logs, choices.sizes, strict=True)
-        ]
-        values["ranked"] = (np.array(ranked) == np.array(choices.right)).astype(np.float64)
+        ranked = likeliest(nats, choices) == np.array(choices.right)
+        values["ranked"] = ranked.astype(np.float64)
     return values
+
+
+def likeliest(nats: Sequence[np.ndarray], choices: Choices) -> np.ndarray:
+    """int64 [N]: of every row the pair with the highest log p a byte of its answer."""
+    pairs = zip(nats, choices.sizes, strict=True)
+    return np.array([np.argmax(values / np.array(sizes)) for values, sizes in pairs])
 
 
 def log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], put: Callable) -> list[np.ndarray]:

@@ -119,6 +119,21 @@ def text_log_prob(
     return float(log_probs.sum()), sum(len(scored) for _, scored in pairs)
 
 
+def documents_log_prob(
+    model: Model, documents: Sequence[Sequence[int]], window: Window, eos: int, put: Put
+) -> float:
+    """Nats: log-probability of whole documents by ``windows``, each behind an ``eos``, which is not scored.
+
+    So documents begin where models of running text read them: behind the end of another.
+    """
+    pairs: list[Continued] = []
+    for ids in documents:
+        text = [eos, *ids]
+        for context, scored in windows(text, window, model.config):
+            pairs.append((context, scored) if len(context) else (text[:1], scored[1:]))
+    return float(continuation_log_probs(model, pairs, put).sum())
+
+
 def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Continued]:
     """Pairs in which every token of a text is scored once, but for a first one that nothing comes before."""
     if not 0 < window.stride <= window.length:
@@ -139,6 +154,7 @@ def _rows(
     masking: Masking | None,
 ) -> Iterator[_Row]:
     """The row of a context and what is asked about it; of an encoder, one for each token."""
+    check_mask(config)
     start = [] if config.special.start is None else [config.special.start]
     if config.architecture == "encoder":
         if masking is None:
@@ -156,6 +172,14 @@ def _rows(
     encoder = context if config.has_encoder else ()
     _check_length(config, max(len(encoder), len(prompt) + max(map(len, asked), default=0) - 1))
     yield _Row(encoder, prompt, asked, question=question)
+
+
+def check_mask(config: ModelConfig) -> None:
+    """SettingError if a model reads the very tokens whose probability is asked for."""
+    if config.mask == "none":
+        raise SettingError(
+            "model.mask='none' reads the tokens whose likelihood it should tell: choose 'causal', or generate"
+        )
 
 
 def _check_length(config: ModelConfig, length: int) -> None:

@@ -16,7 +16,7 @@ from lm.ops.masks import AnyMask
 
 
 class KeyValue(NamedTuple):
-    """Keys and values [B,S,K,H] of a layer; with a leading axis, of a stack."""
+    """Keys and values [B,S,K,H] of a layer, each of a width of its own; with a leading axis, of a stack."""
 
     key: Array
     value: Array

@@ -1,6 +1,7 @@
-"""Models made of models: one with a head to fine-tune, ELECTRA's pair, and ensembles."""
+"""Models made of models: one with a head to fine-tune, ELECTRA's and ELMo's pairs, and ensembles."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +11,27 @@ from jax import Array
 from lm.nn.cache import Cache
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.heads import POOL, Head, LayerMixture
-from lm.nn.layers import split
+from lm.nn.layers import Embed, split
+from lm.nn.stack import Stack
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.settings import SettingError
 from lm.sharding import constrain
 
-BODY, DISCRIMINATOR = "body.", "discriminator."  # how names of the parameters of the model inside begin
+# how names of the parameters of the model inside begin
+BODY, DISCRIMINATOR, FORWARD = "body.", "discriminator.", "forward."
 
 
 class Tuned(nnx.Module):
     """A pre-trained ``body`` with a new ``head``; calls give what ``Head`` gives.
 
-    The batch is the body's; of multiple choice each feature is [B,C,L], C candidates to a row.
+    The body is a ``Transformer`` or, with the pre-training head "backward", a ``BidirectionalLM``. The batch
+    is the body's; of multiple choice each feature is [B,C,L], C candidates to a row.
     """
 
     def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
         self.config, self.settings = config, head
-        self.body = Transformer(config, rngs)
+        self.body = (BidirectionalLM if "backward" in config.heads else Transformer)(config, rngs)
         self.head = Head(config, head, rngs)
         layers = config.num_decoder_layers if config.has_decoder else config.num_encoder_layers
         self.mixture = LayerMixture(layers) if head.layers == "mixed-frozen" else None
@@ -45,16 +49,24 @@ class Tuned(nnx.Module):
 
     def _read(self, batch: Batch, key: Array | None) -> Array:
         body_key, head_key = split(key, 2)
-        if self.mixture is None:
-            x = self.body.features(batch, body_key)
-        else:
+        if self.mixture is not None:
             x = self.mixture(jax.lax.stop_gradient(self.body.hidden(batch)[self._side]))
+        elif self.settings.layers == "last-frozen":
+            x = jax.lax.stop_gradient(self.body.features(batch))
+        else:
+            x = self.body.features(batch, body_key)
         tokens = batch[f"{self._side}_input_tokens"]
         segments = batch.get(f"{self._side}_segment_ids", jnp.ones_like(tokens))
         if self.settings.kind not in ("tokens", "span"):
-            pooler = self.settings.pool == "first" and self.body.pooler is not None
-            x = self.body.pooled(x) if pooler else POOL[self.settings.pool](x, segments)
+            x = self._pooled(x, segments)
         return self.head(x, segments, head_key)
+
+    def _pooled(self, x: Array, segments: Array) -> Array:
+        """[B,W] of x [B,T,W]: what speaks for a text, a first position through the pooler if there is one."""
+        body, pool = self.body, self.settings.pool
+        if pool == "first" and isinstance(body, Transformer) and body.pooler is not None:
+            return body.pooled(x)
+        return POOL[pool](x, segments > 0)
 
 
 class Electra(nnx.Module):
@@ -81,6 +93,87 @@ class Electra(nnx.Module):
         tokens = constrain(tokens, "batch", "length")
         x = self.discriminator.features(batch | {"encoder_input_tokens": tokens}, discriminator_key)
         return logits, tokens, self.discriminator.replaced(x)
+
+
+def generator_config(model: ModelConfig, share: float) -> ModelConfig:
+    """ELECTRA's generator: as deep as the model, ``share`` as wide, with its token embedding."""
+    heads = max(int(model.num_heads * share), 1)
+    d_ff = max(int(model.d_ff * share), 1)
+    narrow = replace(model, d_model=heads * model.d_kv, d_ff=d_ff, num_heads=heads, num_key_value_heads=None)
+    embed = model.embed_width  # that of the model, whose embedding it shares
+    return replace(narrow, d_embed=embed, logits="tied", logits_transform=True, logits_bias=True, heads=())
+
+
+class BidirectionalLM(nnx.Module):
+    """Two language models of the same text with one embedding and output matrix, as in ELMo (Peters et al.
+    2018): ``forward`` reads from its beginning; with the stack ``backward`` in its place, from its end.
+
+    The batch is a decoder's.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.forward = Transformer(config, rngs)
+        self.backward = Stack(config, rngs, config.num_decoder_layers, crosses=False)
+
+    def __call__(self, batch: Batch, key: Array | None = None) -> tuple[Array, Array]:
+        """float32 [B,T,V] of ``decoder_target_tokens`` [B,T], twice: each from those before it, and each from
+        those after it in its segment.
+        """
+        forward_key, backward_key = split(key, 2)
+        behind = _from_the_end(batch)
+        behind["decoder_input_tokens"] = _shift_right(behind, self.config.special.pad)
+        logits = self._reversed(behind, backward_key)
+        return self.forward(batch, forward_key), logits[:, ::-1]
+
+    def features(self, batch: Batch, key: Array | None = None) -> Array:
+        """[B,T,2D]: last states at each of ``decoder_input_tokens``, read up to it and from the end."""
+        forward_key, backward_key = split(key, 2)
+        behind = self._reversed.features(_from_the_end(batch), backward_key)
+        return jnp.concatenate([self.forward.features(batch, forward_key), behind[:, ::-1]], axis=-1)
+
+    def hidden(self, batch: Batch) -> dict[str, Array]:
+        """``{"decoder": [layers+1,B,T,2D]}``: both directions of each layer, the embeddings twice."""
+        before, behind = self.forward.hidden(batch), self._reversed.hidden(_from_the_end(batch))
+        return {"decoder": jnp.concatenate([before["decoder"], behind["decoder"][:, :, ::-1]], axis=-1)}
+
+    @property
+    def _reversed(self) -> Transformer:
+        """The language model of rows that begin with their end."""
+        model = jax.tree.map(lambda leaf: leaf, self.forward)  # a copy, whose stack is exchanged
+        model.decoder = self.backward
+        return model
+
+
+def _from_the_end(batch: Batch) -> Batch:
+    """Features [B,T] from right to left; positions, which count from the other end now, are left out."""
+    return {name: x[:, ::-1] for name, x in batch.items() if name != "decoder_positions" and x.ndim == 2}
+
+
+def _shift_right(batch: Batch, pad: int) -> Array:
+    """int32 [B,T]: the target before each, and ``pad`` at the beginning of a segment."""
+    targets = batch["decoder_target_tokens"]
+    segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
+    follows = jnp.pad(segments[:, 1:] == segments[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where(follows, jnp.pad(targets[:, :-1], ((0, 0), (1, 0))), pad)
+
+
+class WordTables(nnx.Module):
+    """Skip-gram's two tables [V,d_embed]: ``embed``, as which an embedding starts, of tokens as centres, and
+    ``contexts`` of the same as contexts (Mikolov et al. 2013).
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        shape = config.vocab_size, config.embed_width
+        self.embed, self.contexts = (Embed(config, rngs, shape, "vocab") for _ in range(2))
+
+
+def source_of(learnt: Collection[str], name: str) -> str | None:
+    """The one of the ``learnt`` parameters that parameter ``name`` starts from; None if it is new."""
+    bare = name.removeprefix(BODY)
+    olds = [name, bare, DISCRIMINATOR + bare, FORWARD + bare]
+    olds += [bare.removeprefix(DISCRIMINATOR), bare.removeprefix(FORWARD)]  # from vectors
+    return next((old for old in olds if old in learnt), None)
 
 
 class Ensemble(nnx.Module):

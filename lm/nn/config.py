@@ -5,95 +5,24 @@ where that is silent, the configuration released with the weights.
 """
 
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
-from math import ceil, floor, log, pi
 from typing import Literal
 
-import numpy as np
-
+from lm.ops.config import RotaryConfig, SparsityConfig
 from lm.settings import SettingError, at_least
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
+Pool = Literal["first", "last", "mean", "max"]
+CrossName = Literal["heads", "dot", "multiplicative", "additive", "none"]
+RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
+HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
-Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu"]
-PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token"]
-
-
-@dataclass(frozen=True)
-class RotaryConfig:
-    """How rotary positions turn queries and keys, and are stretched to rows longer than in training."""
-
-    base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
-    fraction: float = 1.0  # share of a head's features that are turned, from the first on
-    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # which wavelengths are stretched
-    factor: float = 1.0  # how many times longer rows get than original_length
-    original_length: int = 2_048  # row length of training; unused without scaling [tokens]
-    low_frequency_factor: float = 1.0  # "llama3": wavelengths above original_length over this are stretched
-    high_frequency_factor: float = 4.0  # "llama3": wavelengths below original_length over this are not
-    beta_fast: float = 32.0  # "yarn": features that turn more often are not stretched [turns]
-    beta_slow: float = 1.0  # "yarn": features that turn less often are stretched wholly [turns]
-
-    def frequencies(self, width: int) -> tuple[np.ndarray, float]:
-        """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.
-
-        A scaling decides which share of each frequency stays; the rest is divided by ``factor``, so that the
-        angles of ``factor`` times longer rows are those of the rows trained on. It goes by the turns in
-        ``original_length``.
-        """
-        width = int(self.fraction * width)
-        frequencies = self.base ** -(np.arange(0, width, 2) / width)
-        turns = self.original_length * frequencies / (2 * pi)
-
-        def llama3():  # linear in the turns, between those that are stretched wholly and not at all
-            low, high = self.low_frequency_factor, self.high_frequency_factor
-            return (turns - low) / (high - low)
-
-        def yarn():  # Peng et al. 2023: linear in the number of the feature, whole features at the ends
-            betas = self.beta_slow, self.beta_fast
-            last, first = (width * log(turns[0] / beta) / (2 * log(self.base)) for beta in betas)
-            first, last = max(floor(first), 0), min(ceil(last), width - 1)
-            return 1 - (np.arange(width // 2) - first) / max(last - first, 1e-3)
-
-        share = {"none": lambda: 1.0, "linear": lambda: 0.0, "llama3": llama3, "yarn": yarn}[self.scaling]()
-        frequencies *= 1 / self.factor + np.clip(share, 0, 1) * (1 - 1 / self.factor)
-        # Longer rows spread attention thinner; yarn sharpens it again.
-        sharpening = 0.1 * log(max(self.factor, 1)) + 1 if self.scaling == "yarn" else 1.0
-        return frequencies.astype(np.float32), sharpening
-
-
-@dataclass(frozen=True)
-class SparsityConfig:
-    """Which positions self-attention skips; distances are counted in blocks of ``block`` positions."""
-
-    window: int | None = None  # how far is seen to each side; None: everything [blocks]
-    dilation: int = 1  # step of the window; 2 leaves out every other block [blocks]
-    global_tokens: int = 0  # first blocks of a row, which see and are seen by all [blocks]
-    block: int = 1  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
-    random_blocks: int = 0  # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
-    projections: Literal["shared", "separate"] = "shared"  # of global positions; separate: in Longformer
-    layer_windows: tuple[
-        int, ...
-    ] = ()  # of each layer, the widest being window; empty: window in all [blocks]
-
-    def __post_init__(self):
-        at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
-        if self.layer_windows and (max(self.layer_windows) != self.window or min(self.layer_windows) < 0):
-            raise SettingError(
-                f"model.sparsity.layer_windows={self.layer_windows} should be from 0 to "
-                f"model.sparsity.window={self.window}, the widest"
-            )
-        for name in ("global_tokens", "random_blocks"):
-            if self.window is None and getattr(self, name):
-                raise SettingError(f"model.sparsity.{name}={getattr(self, name)} needs model.sparsity.window")
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """(window, how many blocks in a row have it); empty where all have the same."""
-        return tuple((window, len([*blocks])) for window, blocks in groupby(self.layer_windows))
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"]
+# backward: a second language model, which reads the text from its end (ELMo)
+PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +45,7 @@ class SpecialTokens:
 
 _AT_LEAST_1 = """
     vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads num_key_value_heads
-    relative_buckets max_length mixer_window
+    relative_buckets max_length mixer_window d_v
 """.split()
 
 
@@ -130,18 +59,22 @@ class ModelConfig:
     num_decoder_layers: int = 12  # blocks of the decoder; unused without one [layers]
     d_model: int = 768  # width of the residual stream [features]
     # what mixes the positions of a row: attention, a recurrent layer (Elman's, GRU, LSTM), the concatenated
-    # last tokens (Bengio et al. 2003), or nothing; cross-attention stays attention
+    # last tokens (Bengio et al. 2003), or nothing; what reads the encoder: cross_attention
     mixer: MixerName = "attention"
-    mixer_width: int | None = (
-        None  # of a recurrent state or a window's hidden layer; None: d_model [features]
-    )
+    mixer_width: int | None = None  # of a state or a window's hidden layer; None: d_model [features]
     mixer_window: int = 3  # tokens that a window reads, the current one included, to each side [tokens]
+    # of a decoder's self-attention; none: it sees what it is to predict, and when it writes what is written
+    mask: Literal["causal", "none"] = "causal"
+    truncation: int | None = None  # chunks that gradients of recurrent states stay in; None: rows [tokens]
     d_ff: int = 3_072  # width of the feed-forward layer [features]
     d_kv: int = 64  # width of one attention head [features]
+    d_v: int | None = None  # width of its values; None: d_kv, that of its queries and keys [features]
     num_heads: int = 12  # attention heads [heads]
     num_key_value_heads: int | None = None  # of keys and values, which query heads share; None: num_heads
     encoder: SideConfig = SideConfig()
     d_embed: int | None = None  # width of the embedding, if it is projected to d_model [features]
+    # what is: the sum of all embeddings (ALBERT), or tokens alone, without a bias, and states back (OPT)
+    projected: Literal["sum", "tokens"] = "sum"
     shared_layers: bool = False  # whether all blocks of a stack are one and the same (ALBERT)
     positions: Positions = "relative"  # position encoding
     max_length: int = 512  # longest row with learned positions or random blocks [tokens]
@@ -156,17 +89,24 @@ class ModelConfig:
     # how cross-attention starts: at random, or each head's queries as its keys, so that a position of the
     # decoder looks where the encoder has the same token (Trockman and Kolter 2023)
     cross_attention_start: Literal["normal", "mimetic"] = "normal"
+    # heads as in self-attention, one mean of the encoder's states (Luong et al. 2015, additive: Bahdanau et
+    # al. 2015), or none: a recurrent decoder starts from the encoder's last state (Sutskever et al. 2014)
+    cross_attention: CrossName = "heads"
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
-    mlp: Activation = "relu"  # activation of the feed-forward layer
+    mlp: Activation = "relu"  # activation of the feed-forward layer; none: there is no such layer
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
-    norm: Literal["rms", "layer"] = "rms"  # T5 and Llama leave out the mean and the bias
-    residual: Literal["pre-norm", "post-norm", "parallel"] = "pre-norm"  # where norms are; parallel: GPT-NeoX
+    norm: Literal["rms", "layer", "none"] = "rms"  # T5 and Llama leave out the mean and the bias
+    # where norms are; parallel: GPT-NeoX, with one norm for all sub-layers of a block: GPT-J; none: as
+    # pre-norm, but no sub-layer's input is added to its output
+    residual: Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "none"] = "pre-norm"
     norm_epsilon: float = 1e-6  # added to the (mean) square before its root is taken
     embed_norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
     embed_scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
     type_vocab_size: int = 0  # kinds of tokens with an embedding: first and second sentence (BERT) [types]
     bias: bool = False  # whether linear layers add a bias
     mlp_bias: bool | None = None  # whether those of the feed-forward layer do; None: as the others
+    qkv_bias: bool | None = None  # whether those of queries, keys and values do; None: as the others
+    qk_norm: bool = False  # whether each head's queries and keys are normalised (Qwen3)
     logits: Logits = "tied-scaled"  # output matrix: the embedding or its own; scaled by d_model^-0.5 (T5 1.0)
     logits_transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
     logits_bias: bool = False  # whether each token has a bias (BERT, BART)
@@ -189,6 +129,7 @@ class ModelConfig:
         self._check_positions()
         self._check_attention()
         self._check_mixer()
+        self._check_cross()
         self._check_stacks()
 
     def _check_heads(self) -> None:
@@ -198,15 +139,21 @@ class ModelConfig:
             raise SettingError(f"{heads} should divide model.num_heads={self.num_heads}")
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
             raise SettingError(f"model.heads={self.heads} needs 'pooler' too, which judges pairs of texts")
-        if self.logits.startswith("tied") and self.embed_width != self.d_model and not self.logits_transform:
-            message = (
-                f"model.d_embed={self.d_embed} needs model.logits_transform=True, which brings hidden states"
+        if "backward" in self.heads and self.architecture != "decoder":
+            raise SettingError(
+                f"model.heads={self.heads} needs model.architecture='decoder', whose text 'backward' reads "
+                f"from its end, not {self.architecture!r}"
             )
-            raise SettingError(f"{message} back to that width, or model.logits='separate' or 'none'")
+        back = self.logits_transform or self.projected == "tokens"
+        if self.logits.startswith("tied") and self.embed_width != self.d_model and not back:
+            raise SettingError(
+                f"model.d_embed={self.d_embed} needs model.logits_transform=True or model.projected='tokens' "
+                "to bring states back to that width, or model.logits='separate' or 'none'"
+            )
 
     def _check_positions(self) -> None:
-        if self.positions == "sinusoidal" and self.embed_width % 2:
-            raise SettingError(f"model.d_model={self.embed_width} should be even for sinusoidal positions")
+        if self.positions == "sinusoidal" and self.sum_width % 2:
+            raise SettingError(f"model.d_model={self.sum_width} should be even for sinusoidal positions")
         if self.positions == "rotary" and (self.rotary_width % 2 or not 0 < self.rotary_width <= self.d_kv):
             turned = f"model.rotary.fraction={self.rotary.fraction} turns {self.rotary_width}"
             raise SettingError(
@@ -219,30 +166,35 @@ class ModelConfig:
             message = "model.sparsity.projections='separate' needs model.architecture='encoder'"
             raise SettingError(f"{message}, not {self.architecture!r}")
         windows = self.sparsity.layer_windows
-        if windows and (self.architecture != "encoder" or len(windows) != self.num_encoder_layers):
+        side = "decoder" if self.has_decoder else "encoder"
+        layers = getattr(self, f"num_{side}_layers")
+        if windows and (self.has_encoder and self.has_decoder or len(windows) != layers):
             raise SettingError(
                 f"model.sparsity.layer_windows has {len(windows)} windows: it needs one for each of "
-                f"model.num_encoder_layers={self.num_encoder_layers}, and model.architecture='encoder', not "
-                f"{self.architecture!r}"
+                f"model.num_{side}_layers={layers}, and an encoder or a decoder alone, not "
+                f"model.architecture={self.architecture!r}"
             )
         if self.attention in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
             message = f"model.attention={self.attention!r} lacks model.sparsity.random_blocks={count}"
             raise SettingError(f"{message}: choose 'auto'")
-        unfit = self.dtype != "bfloat16" or self.d_kv > 128 or self.d_kv % 8
+        unfit = self.dtype != "bfloat16" or self.d_kv > 128 or self.d_kv % 8 or self.value_width != self.d_kv
         if self.attention == "cudnn" and (unfit or self.positions.startswith(BIASES)):
             raise SettingError(
-                "model.attention='cudnn' needs model.dtype='bfloat16', model.d_kv of 8, 16, ..., 128, and "
-                f"model.positions that are no bias, not {self.dtype!r}, {self.d_kv} and {self.positions!r}: "
-                "choose 'auto'"
+                "model.attention='cudnn' needs model.dtype='bfloat16', model.d_kv of 8, 16, ..., 128, "
+                "model.d_v as wide, and model.positions that are no bias, not "
+                f"{self.dtype!r}, {self.d_kv}, {self.d_v} and {self.positions!r}: choose 'auto'"
             )
 
     def _check_mixer(self) -> None:
         """What only attention has, and what has one direction."""
-        if self.mixer_width is not None:
-            at_least(self, "model.", mixer_width=1)
+        at_least(self, "model.", mixer_width=1)
         if self.mixer == "attention":
             return
         mixer = f"model.mixer={self.mixer!r}"
+        if self.mixer == "none" and self.residual == "none":
+            raise SettingError(f"{mixer} passes nothing on with model.residual='none': choose 'pre-norm'")
+        if self.mask == "none":
+            raise SettingError(f"{mixer} has no mask to leave out: model.mask='none' should be 'causal'")
         if self.positions in ("rotary", "alibi") or self.positions.startswith("relative"):
             raise SettingError(
                 f"{mixer} has no scores for model.positions={self.positions!r}: choose 'none', 'learned' or "
@@ -256,8 +208,29 @@ class ModelConfig:
                 "both: choose 'decoder', 'encoder' or 'encoder-decoder'"
             )
 
+    def _check_cross(self) -> None:
+        """What needs a state to carry, or an encoder to read."""
+        at_least(self, "model.", truncation=1)
+        cross = f"model.cross_attention={self.cross_attention!r}"
+        wants = f"needs model.mixer='rnn', 'gru' or 'lstm', not {self.mixer!r}"
+        if self.truncation is not None and self.mixer not in RECURRENT:
+            raise SettingError(f"model.truncation={self.truncation} {wants}")
+        if self.cross_attention == "none" and self.mixer not in RECURRENT:
+            raise SettingError(f"{cross} {wants}")
+        if self.cross_attention == "heads":
+            return
+        if not (self.has_encoder and self.has_decoder):
+            raise SettingError(f"{cross} reads an encoder, not of model.architecture={self.architecture!r}")
+        if (start := self.cross_attention_start) != "normal":
+            raise SettingError(f"model.cross_attention_start={start!r} is of heads, not {cross}")
+
     def _check_stacks(self) -> None:
-        """An encoder and a decoder that differ, or that share their parameters."""
+        """An encoder and a decoder that differ, that share their parameters, or that lack a part."""
+        if self.mask == "none" and not self.has_decoder:
+            raise SettingError("model.mask='none' is of decoders: model.architecture='encoder' has no mask")
+        if self.mlp == "none" and (self.logits_transform or "replaced-token" in self.heads):
+            readers = "model.logits_transform=True or the head 'replaced-token'"
+            raise SettingError(f"model.mlp='none' leaves {readers} no activation: choose another, or neither")
         if self.encoder != SideConfig():
             if self.architecture != "encoder-decoder":
                 message = f"model.encoder={self.encoder} needs model.architecture='encoder-decoder'"
@@ -287,6 +260,14 @@ class ModelConfig:
         return self.bias if self.mlp_bias is None else self.mlp_bias
 
     @property
+    def qkv_has_bias(self) -> bool:
+        return self.bias if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def value_width(self) -> int:
+        return self.d_v or self.d_kv
+
+    @property
     def key_value_heads(self) -> int:
         return self.num_key_value_heads or self.num_heads
 
@@ -299,9 +280,25 @@ class ModelConfig:
     def embed_width(self) -> int:
         return self.d_embed or self.d_model
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether positions of a decoder see later ones: those of a prefix, or all without a mask."""
+        return self.architecture == "prefix-decoder" or self.mask == "none"
+
+    @property
+    def sum_width(self) -> int:
+        """Width in which embeddings of tokens, positions and types are added up."""
+        return self.embed_width if self.projected == "sum" else self.d_model
+
+    @property
+    def feature_width(self) -> int:
+        """Features of a position that a head reads: of both directions of a bidirectional language model."""
+        return self.d_model * (1 + ("backward" in self.heads))
+
     def reads_both_ways(self, crosses: bool) -> bool:
         """Whether a stack, with cross-attention or without, reads ahead too; True of one that is shared."""
-        return not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
+        own = not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
+        return own or self.sees_ahead
 
     @property
     def rotary_width(self) -> int:
@@ -315,5 +312,5 @@ class HeadConfig:
 
     kind: HeadKind  # classes and regression: of a text; tokens, span: of its positions; choice: of texts
     classes: int = 1  # of "classes" and "tokens" [classes]
-    pool: Literal["first", "last", "mean", "max"] = "first"  # which position speaks for a text, or all
-    layers: Literal["last", "mixed-frozen"] = "last"  # mixed: a learned mean of all layers, which are frozen
+    pool: Pool = "first"  # which position speaks for a text, or all
+    layers: HeadLayers = "last"  # mixed: a learned mean of all; frozen: only the head is trained

@@ -5,6 +5,8 @@ order), Clark et al. 2020 (replaced tokens), Radford et al. 2018 (the last token
 mixture of layers).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -42,22 +44,36 @@ class Replaced(nnx.Module):
         return self.out(ACTIVATIONS[self.config.mlp](self.dense(x)))[..., 0].astype(jnp.float32)
 
 
-def _last(x, segments):
-    position = jnp.arange(x.shape[1])[None, :]
-    end = jnp.where(segments > 0, position, 0).max(-1)
-    return jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
+def _at(x: Array, position: Array) -> Array:
+    return jnp.take_along_axis(x, position[:, None, None], axis=1)[:, 0]
 
 
-def _mean(x, segments):
-    text = (segments > 0)[:, :, None].astype(jnp.float32)
-    return ((x * text).sum(1) / jnp.maximum(text.sum(1), 1)).astype(x.dtype)
+def _first(x: Array, text: Array) -> Array:
+    return _at(x, text.argmax(-1))
 
 
-def _max(x, segments):
-    return jnp.where((segments > 0)[:, :, None], x, jnp.finfo(x.dtype).min).max(1)
+def _last(x: Array, text: Array) -> Array:
+    return _at(x, jnp.where(text, jnp.arange(x.shape[1])[None, :], 0).max(-1))
 
 
-POOL = {"first": lambda x, segments: x[:, 0], "last": _last, "mean": _mean, "max": _max}  # x [B,T,D] -> [B,D]
+def _mean(x: Array, text: Array) -> Array:
+    shares = text / jnp.maximum(text.sum(-1, keepdims=True), 1)
+    return jnp.einsum("bt,btd->bd", shares, x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _max(x: Array, text: Array) -> Array:
+    greatest = jnp.where(text[:, :, None], x, jnp.finfo(x.dtype).min).max(1)
+    return jnp.where(text.any(-1, keepdims=True), greatest, 0)  # a row of padding says nothing
+
+
+# By HeadConfig.pool: x [B,T,D] -> [B,D] of the positions where ``text`` bool [B,T] is True: those that are no
+# padding or, of a packed row, those of one of its texts.
+POOL: dict[str, Callable[[Array, Array], Array]] = {
+    "first": _first,
+    "last": _last,
+    "mean": _mean,
+    "max": _max,
+}
 
 
 class LayerMixture(nnx.Module):
@@ -67,8 +83,13 @@ class LayerMixture(nnx.Module):
         self.weights = param(jnp.zeros(num_layers + 1, jnp.float32), "classes")
         self.size = param(jnp.ones(1, jnp.float32), "classes")
 
+    @property
+    def shares(self) -> Array:
+        """float32 [layers+1]: how much of the mean each layer is; their sum is 1."""
+        return jax.nn.softmax(self.weights[...])
+
     def __call__(self, hidden: Array) -> Array:
-        weights = self.size[...] * jax.nn.softmax(self.weights[...])
+        weights = self.size[...] * self.shares
         return jnp.einsum("l,lbtd->btd", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
 
 
@@ -82,7 +103,8 @@ class Head(nnx.Module):
     def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
         self.config, self.head = config, head
         outputs = {"span": 2, "regression": 1, "choice": 1}.get(head.kind, head.classes)
-        self.out = Linear(config, rngs, (config.d_model, outputs), ("embed", "classes"), config.d_model**-0.5)
+        width = config.feature_width
+        self.out = Linear(config, rngs, (width, outputs), ("embed", "classes"), width**-0.5)
 
     def __call__(self, x: Array, segments: Array, key: Array | None) -> Array:
         """From pooled states [B,D], or from states [B,T,D] with segments [B,T]; a key switches dropout on."""

@@ -43,6 +43,7 @@ def implementation(
     if platform not in ("gpu", "tpu") or max(length, key_length) <= SHORT:
         return "xla"
     plain = (mask is None or mask == CAUSAL) and bias is None and config.dtype == "bfloat16"
+    plain = plain and config.value_width == config.d_kv
     fits_cudnn = platform == "gpu" and plain and not spread and config.d_kv in range(8, 129, 8)
     return "cudnn" if fits_cudnn else "flash"
 

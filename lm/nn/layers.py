@@ -102,12 +102,12 @@ def along(vector: Array, x: Array) -> Array:
 class Embed(nnx.Module):
     """Ids [B,T] to [B,T,D] by ``table`` [rows,D]."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, rows: int, axis: str):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, shape: tuple[int, int], axis: str):
         self.dtype = config.dtype
         # Rows of length 1 make logits of size 1, here or in ELECTRA's generator, which shares them; T5's are
         # sqrt(D) long, and so its tied logits are scaled down.
-        std = config.embed_width**-0.5 if config.logits in ("tied", "none") else 1.0
-        self.table = param(normal(rngs, (rows, config.embed_width), std), axis, "embed")
+        std = shape[1] ** -0.5 if config.logits in ("tied", "none") else 1.0
+        self.table = param(normal(rngs, shape, std), axis, "embed")
 
     def __call__(self, ids: Array) -> Array:
         if len(ids) == 1:  # positions that all rows share
@@ -130,15 +130,20 @@ class Embed(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm is centred and adds a bias."""
+    """x [B,T,D] over its root mean square, times a scale [D]; a layer norm is centred and adds a bias.
+
+    x itself where ``model.norm`` is "none".
+    """
 
     def __init__(self, config: ModelConfig, width: int):
         self.epsilon = config.norm_epsilon
-        self.scale = param(jnp.ones((width,), jnp.float32), "norm")
+        self.scale = param(jnp.ones((width,), jnp.float32), "norm") if config.norm != "none" else None
         self.bias = param(jnp.zeros((width,), jnp.float32), "norm") if config.norm == "layer" else None
 
     @recomputed
     def __call__(self, x: Array) -> Array:
+        if self.scale is None:
+            return x
         y = x.astype(jnp.float32)
         if self.bias is not None:
             y -= y.mean(-1, keepdims=True)

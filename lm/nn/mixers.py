@@ -11,10 +11,19 @@ from jax import Array
 from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.kernels import attend
-from lm.nn.layers import Keep, Linear, normal, param, scaled
+from lm.nn.layers import Keep, Linear, Norm, normal, param, scaled
 from lm.nn.recurrent import Recurrent
 from lm.nn.view import View
-from lm.ops.attention import SCORE_SCALES, attention_weights, bilinear
+from lm.ops.attention import (
+    SCORE_SCALES,
+    Softmax,
+    additive_attention,
+    additive_scores,
+    attention_weights,
+    bilinear,
+    dot_product_attention,
+    weights_of,
+)
 from lm.ops.positions import rotate
 from lm.sharding import constrain
 
@@ -41,21 +50,26 @@ class Projections(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         d_model, heads = config.d_model, config.num_heads * config.d_kv
-        groups = config.key_value_heads * config.d_kv
+        groups = config.key_value_heads
+        biased = replace(config, bias=config.qkv_has_bias)
         # Kernels of std D^-0.5 give queries of size 1. T5 scales these by H^-0.5 instead of the scores.
         std = (d_model * config.d_kv) ** -0.5 if config.scores == "dot" else d_model**-0.5
-        self.query = Linear(config, rngs, (d_model, heads), ("embed", "heads"), std)
-        self.key = Linear(config, rngs, (d_model, groups), ("embed", self._key_axis), d_model**-0.5)
-        self.value = Linear(config, rngs, (d_model, groups), ("embed", self._key_axis), d_model**-0.5)
+        self.query = Linear(biased, rngs, (d_model, heads), ("embed", "heads"), std)
+        axes, std = ("embed", self._key_axis), d_model**-0.5
+        self.key = Linear(biased, rngs, (d_model, groups * config.d_kv), axes, std)
+        self.value = Linear(biased, rngs, (d_model, groups * config.value_width), axes, std)
+        self.query_norm = Norm(config, config.d_kv) if config.qk_norm else None
+        self.key_norm = Norm(config, config.d_kv) if config.qk_norm else None
 
     def queries(self, x: Array, positions: Array | None) -> Array:
         """[B,T,N,H] of x [B,T,D]."""
-        return self._turn(self._heads(self.query(x), "length", "heads"), positions)
+        query = self._heads(self.query(x), "length", "heads")
+        return self._turn(query if self.query_norm is None else self.query_norm(query), positions)
 
     def key_value(self, x: Array, positions: Array | None) -> KeyValue:
         """Keys and values [B,S,K,H] of x [B,S,D]; None ``positions`` in cross-attention."""
         key, value = (self._heads(layer(x), "key_length", self._key_axis) for layer in (self.key, self.value))
-        return KeyValue(self._turn(key, positions), value)
+        return KeyValue(self._turn(key if self.key_norm is None else self.key_norm(key), positions), value)
 
     @property
     def _key_axis(self) -> str:
@@ -63,12 +77,14 @@ class Projections(nnx.Module):
         return "heads" if self.config.num_key_value_heads is None else "kv_heads"
 
     def _heads(self, x: Array, length: str, axis: str) -> Array:
-        return constrain(x.reshape(*x.shape[:-1], -1, self.config.d_kv), "batch", length, axis, "kv")
+        heads = self.config.num_heads if axis == "heads" else self.config.key_value_heads
+        return constrain(x.reshape(*x.shape[:-1], heads, -1), "batch", length, axis, "kv")
 
     def _turn(self, x: Array, positions: Array | None) -> Array:
         if self.config.positions != "rotary" or positions is None:
             return x
-        return rotate(x, positions, *self.config.rotary.frequencies(self.config.d_kv))
+        rotary = self.config.rotary
+        return rotate(x, positions, *rotary.frequencies(self.config.d_kv), rotary.layout)
 
 
 class Attention(Projections):
@@ -77,8 +93,8 @@ class Attention(Projections):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool = False):
         super().__init__(config, rngs)
         heads, width = config.num_heads, config.d_kv
-        shape = (heads * width, config.d_model)
-        self.out = Linear(config, rngs, shape, ("heads", "embed"), (heads * width) ** -0.5)
+        inner = heads * config.value_width
+        self.out = Linear(config, rngs, (inner, config.d_model), ("heads", "embed"), inner**-0.5)
         if crosses and config.cross_attention_start == "mimetic":
             self._start_queries_as_keys()
         weight = normal(rngs, (heads, width, width), width**-0.5) if config.scores == "bilinear" else None
@@ -97,12 +113,17 @@ class Attention(Projections):
 
     def empty(self, rows: int, slots: int) -> KeyValue:
         """Zeros [B,S,K,H]; masks hide every slot that has not been written."""
-        shape = (rows, slots, self.config.key_value_heads, self.config.d_kv)
-        return KeyValue(jnp.zeros(shape, self.config.dtype), jnp.zeros(shape, self.config.dtype))
+        config, shape = self.config, (rows, slots, self.config.key_value_heads)
+        return KeyValue(*(jnp.zeros((*shape, w), config.dtype) for w in (config.d_kv, config.value_width)))
 
     def dropped(self, length: int) -> dict[str, tuple[int, ...]]:
         """One mask [N,1,S] of a row's attention weights, shared by all its queries, as in T5."""
-        return {"attention": (self.config.num_heads, 1, length)}
+        return {"attention": (self.heads, 1, length)}
+
+    @property
+    def heads(self) -> int:
+        """N."""
+        return self.config.num_heads
 
     def read(self, x: Array, seen: KeyValue, view: View, keep: Array | None) -> Array:
         """[B,T,D] from x [B,T,D] and the keys and values that it sees; ``keep`` bool [B,N,1,S]."""
@@ -147,6 +168,57 @@ class Attention(Projections):
     def _query(self, projections: Projections, x: Array, view: View) -> Array:
         query = projections.queries(x, view.positions)
         return query if self.bilinear is None else bilinear(query, self.bilinear[...].astype(x.dtype))
+
+
+class StateAttention(nnx.Module):
+    """Attention of a decoder to the encoder's states h_j [D] as they are, by one head.
+
+    A query s [D] scores s * h_j ("dot") or s * W h_j ("multiplicative", "general" in Luong et al. 2015), or
+    v * tanh(W s + U h_j) ("additive", Bahdanau et al. 2015). The mean of the states, not of projections of
+    them, is what is read. Norms make states D^0.5 long, so that products are scaled by D^-0.5.
+    """
+
+    heads = 1
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config, width = config, config.d_model
+        square = (config, rngs, (width, width), ("embed", "kv"), width**-0.5)
+        adds = config.cross_attention == "additive"
+        self.query = Linear(*square) if adds else None
+        self.key = None if config.cross_attention == "dot" else Linear(*square)
+        self.vector = param(normal(rngs, (1, width), width**-0.5), "bias_heads", "kv") if adds else None
+        self.out = Linear(config, rngs, (width, width), ("kv", "embed"), width**-0.5)
+
+    def key_value(self, x: Array, _positions: None) -> KeyValue:
+        """Keys and values [B,S,1,D] of the encoder's states x [B,S,D]: what scores need of them, and they."""
+        x = constrain(x, "batch", "key_length", "embed")
+        key = x if self.key is None else self.key(x)
+        return KeyValue(key[:, :, None], x[:, :, None])
+
+    def read(self, x: Array, seen: KeyValue, view: View, keep: Array | None) -> Array:
+        """[B,T,D] from x [B,T,D] and the keys and values that it sees; ``keep`` bool [B,1,1,S]."""
+        keep = None if keep is None else scaled(keep, self.config.dropout)
+        if self.vector is None:
+            softmax = Softmax(self._scale, keep)
+            out = dot_product_attention(self._query(x), *seen, view.mask, None, softmax)
+        else:
+            out = additive_attention(self._query(x), *seen, self.vector[...], view.mask, keep)
+        return self.out(out[:, :, 0])
+
+    def weights(self, x: Array, seen: KeyValue, view: View) -> Array:
+        """float32 [B,1,T,S]: how much x [B,T,D] takes from what it sees, the alignment."""
+        if self.vector is None:
+            return attention_weights(self._query(x), seen.key, view.mask, scale=self._scale)
+        return weights_of(additive_scores(self._query(x), seen.key, self.vector[...]), view.mask)
+
+    @property
+    def _scale(self) -> float:
+        return SCORE_SCALES["scaled-dot"](self.config.d_model)
+
+    def _query(self, x: Array) -> Array:
+        """[B,T,1,D] of x [B,T,D]."""
+        x = constrain(x if self.query is None else self.query(x), "batch", "length", "embed")
+        return x[:, :, None]
 
 
 class LastTokens(nnx.Module):
@@ -216,6 +288,15 @@ class Nothing(nnx.Module):
         """No masks."""
         return {}
 
+
+# By model.cross_attention; of the settings and random keys.
+CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], Attention | StateAttention | None]] = {
+    "heads": lambda config, rngs: Attention(config, rngs, crosses=True),
+    "dot": StateAttention,
+    "multiplicative": StateAttention,
+    "additive": StateAttention,
+    "none": lambda config, rngs: None,
+}
 
 # By model.mixer; of the settings, random keys, and whether the stack reads both ways.
 MIXERS: dict[str, Callable[[ModelConfig, nnx.Rngs, bool], Mixer]] = {

@@ -7,6 +7,7 @@ input by itself, where here one product serves all.
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Keep, Linear, along, normal, param, product
@@ -35,22 +36,34 @@ class Direction(nnx.Module):
         self.bias = param(bias, "gates")
         self.state_bias = param(jnp.zeros((width,), jnp.float32), "gates") if config.mixer == "gru" else None
 
-    def __call__(self, x: Array, segments: Array | None, state: States) -> States:
-        """The states [T,B,h] after each position of x [B,T,D], time first; ``state`` [B,h] is that before."""
+    def __call__(
+        self, x: Array, segments: Array | None, state: States, starts: States | None = None
+    ) -> States:
+        """The states [T,B,h] after each position of x [B,T,D], time first; ``state`` [B,h] is that before.
+
+        A later segment begins with what ``starts`` [T,B,h] says at its first position, or with zeros.
+        """
+        flow = None if segments is None else flow_of(segments)._replace(starts=starts)
+        truncation = self.config.truncation
+        return recur(self.cell, self.weights(x.dtype), self.inputs(x), state, flow, truncation)
+
+    def inputs(self, x: Array) -> Array:
+        """[T,B,G*h]: products of all positions of x [B,T,D] with their weights, and the bias."""
         x = constrain(x, "batch", "key_length", "embed").swapaxes(0, 1)
         inputs = product(x, self.input[...].astype(x.dtype))
-        inputs += along(self.bias[...], inputs)
-        # Gathered here, before the loop, not at each position.
-        kernel = constrain(self.state[...].astype(x.dtype), "kv", "gates")
-        weights = Weights(kernel, self._state_bias())
-        return recur(self._cell, weights, inputs, state, None if segments is None else flow_of(segments))
+        return inputs + along(self.bias[...], inputs)
+
+    def weights(self, dtype: DTypeLike) -> Weights:
+        """What multiplies the state, gathered here, before the loop, not at each position."""
+        return Weights(constrain(self.state[...].astype(dtype), "kv", "gates"), self._state_bias())
 
     def empty(self, rows: int) -> States:
         """Zeros [B,h]: what is remembered before the first token."""
-        return (jnp.zeros((rows, self.config.state_width), jnp.float32),) * self._cell.states
+        return (jnp.zeros((rows, self.config.state_width), jnp.float32),) * self.cell.states
 
     @property
-    def _cell(self) -> RecurrentCell:
+    def cell(self) -> RecurrentCell:
+        """How the state changes at a position."""
         return CELLS[self.config.mixer]
 
     def _state_bias(self) -> Array | None:
@@ -66,6 +79,10 @@ class Recurrent(nnx.Module):
     A causal one of width D shows its states as they are. Otherwise they are projected to D features: both
     directions of an encoder side by side, [2h], so that a direction is as wide there as in a decoder, and
     each feature of the output may read both. Nothing is dropped out between positions (Zaremba et al. 2014).
+
+    Where ``cross_attention`` is "none", a decoder's first state is tanh(W C), C being the encoder's output at
+    the last token of its segment: with a matrix of each layer's own as in Cho et al. 2014, and at the first
+    step alone as in Sutskever et al. 2014.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, both_ways: bool):
@@ -76,13 +93,18 @@ class Recurrent(nnx.Module):
         shape = (width, config.d_model)
         plain = width == config.d_model and not both_ways
         self.out = None if plain else Linear(config, rngs, shape, ("gates", "embed"), width**-0.5)
+        begins = config.cross_attention == "none" and not both_ways
+        first = (config.d_model, config.state_width * CELLS[config.mixer].states)
+        self.first = Linear(config, rngs, first, ("embed", "gates"), config.d_model**-0.5) if begins else None
 
     def __call__(
         self, x: Array, view: View, carry: States | None, _keep: Keep
     ) -> tuple[Array, States | None]:
         """[B,T,D] of x [B,T,D], and the state after its last token."""
-        state = self.empty(len(x), 0) if carry is None else carry
-        states = self.forward(x, view.segments, state)
+        state, starts = self.empty(len(x), 0) if carry is None else carry, None
+        if view.context is not None:
+            state, starts = self._first_states(view.context, view.segments)
+        states = self.forward(x, view.segments, state, starts)
         hidden = states[0].swapaxes(0, 1)
         if self.backward is not None:
             segments = None if view.segments is None else view.segments[:, ::-1]
@@ -99,3 +121,17 @@ class Recurrent(nnx.Module):
     def dropped(self, _length: int) -> dict[str, tuple[int, ...]]:
         """No masks: the block drops out what the mixer gives."""
         return {}
+
+    def _first_states(self, context: Array, segments: Array | None) -> tuple[States, States | None]:
+        """The state [B,h] that a row starts from, and those [T,B,h] of its segments, by position.
+
+        From ``context`` [B,T|1,D], the encoder's last state for each position.
+        """
+        values = jnp.tanh(self.first(context).astype(jnp.float32))
+        starts = tuple(jnp.split(values, CELLS[self.config.mixer].states, axis=-1))
+        if segments is None:
+            return tuple(array[:, 0] for array in starts), None
+        starts = tuple(jnp.broadcast_to(x, (*segments.shape, x.shape[-1])) for x in starts)
+        begin = jnp.argmax(segments > 0, axis=1)[:, None, None]
+        state = tuple(jnp.take_along_axis(array, begin, axis=1)[:, 0] for array in starts)
+        return state, tuple(array.swapaxes(0, 1) for array in starts)

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from lm.nn.config import ModelConfig, RotaryConfig, SparsityConfig, SpecialTokens
+from lm.nn.config import ModelConfig, SpecialTokens
+from lm.ops.config import RotaryConfig, SparsityConfig
 
 
 def _family(
@@ -67,16 +68,47 @@ _ROTARY = replace(_GPT2, positions="rotary", logits="separate")
 _NEOX = _family(  # Black et al. 2022; Biderman et al. 2023
     _ROTARY, 50_432, (0, 0, None), rotary=RotaryConfig(fraction=0.25), residual="parallel", mlp="gelu"
 )
+_PYTHIA = replace(_NEOX, vocab_size=50_304)
+_GPT_J = _family(  # Wang and Komatsuzaki 2021
+    _ROTARY,
+    50_400,
+    (0, 50_256, None),
+    rotary=RotaryConfig(fraction=0.25, layout="pairs"),
+    residual="parallel-one-norm",
+    bias=False,
+    mlp_bias=True,
+    logits_bias=True,
+)
+# Black et al. 2021: every second layer sees 256 tokens
+_GPT_NEO = replace(_GPT2, max_length=2_048, scores="dot", qkv_bias=False)
+_OPT = _family(  # Zhang et al. 2022
+    _GPT2, 50_272, (1, 2, None), max_length=2_048, position_offset=2, mlp="relu", projected="tokens"
+)
 _BLOOM = _family(_GPT2, 250_880, (3, 2, None), positions="alibi", embed_norm=True)  # Le Scao et al. 2022
 _LLAMA = _family(  # Touvron et al. 2023
     _ROTARY, 32_000, (0, 2, None), norm="rms", norm_epsilon=1e-6, bias=False, mlp="gated-silu"
 )
+_GROUPED: dict[str, Any] = {"num_heads": 32, "num_key_value_heads": 8}
+_LLAMA2 = replace(_LLAMA, norm_epsilon=1e-5)
+# Jiang et al. 2023: each layer sees 4,096 tokens
+_MISTRAL = replace(_LLAMA2, sparsity=SparsityConfig(window=4_095), **_GROUPED)
+_QWEN2 = _family(  # Yang et al. 2024: Qwen2, Qwen2.5
+    _LLAMA, 151_936, (151_643, 151_643, None), qkv_bias=True, rotary=RotaryConfig(base=1e6)
+)
+_QWEN2_LARGE = replace(_QWEN2, vocab_size=152_064)
+_QWEN2_LARGER = replace(_QWEN2_LARGE, norm_epsilon=1e-5, **_GROUPED)
+_QWEN3 = replace(_QWEN2, qkv_bias=None, qk_norm=True, **_GROUPED)  # Yang et al. 2025
 _LLAMA3_1 = RotaryConfig(base=500_000.0, scaling="llama3", factor=8.0, original_length=8_192)
 _LLAMA3_2 = replace(_LLAMA3_1, factor=32.0)
-_GROUPED: dict[str, Any] = {"num_heads": 32, "num_key_value_heads": 8, "norm_epsilon": 1e-5}
 _LLAMA3 = _family(
-    _LLAMA, 128_256, (0, 128_001, None), rotary=_LLAMA3_1, **_GROUPED
+    _LLAMA2, 128_256, (0, 128_001, None), rotary=_LLAMA3_1, **_GROUPED
 )  # Grattafiori et al. 2024
+
+
+def _alternating(layers: int) -> SparsityConfig:
+    """Windows of GPT-Neo: none, 256 tokens, none, ..."""
+    return SparsityConfig(layer_windows=(None, 255) * (layers // 2))
+
 
 SIZES = {
     "t5-small": _sized(_T5, 6, 512, 8),
@@ -132,18 +164,53 @@ SIZES = {
     "gpt3": _sized(_GPT3, 96, 12_288, 96),
     "starcoder": _sized(_BIGCODE, 40, 6_144, 48),
     "santacoder": _sized(replace(_BIGCODE, vocab_size=49_280, max_length=2_048), 24, 2_048, 16),
-    "pythia-70m": _sized(replace(_NEOX, vocab_size=50_304), 6, 512, 8),
-    "pythia-160m": _sized(replace(_NEOX, vocab_size=50_304), 12, 768, 12),
-    "pythia-410m": _sized(replace(_NEOX, vocab_size=50_304), 24, 1_024, 16),
+    "gpt-neo-125m": _sized(_GPT_NEO, 12, 768, 12, sparsity=_alternating(12)),
+    "gpt-neo-1.3b": _sized(_GPT_NEO, 24, 2_048, 16, sparsity=_alternating(24)),
+    "gpt-neo-2.7b": _sized(_GPT_NEO, 32, 2_560, 20, sparsity=_alternating(32)),
+    "gpt-j-6b": _sized(_GPT_J, 28, 4_096, 16),
+    "pythia-70m": _sized(_PYTHIA, 6, 512, 8),
+    "pythia-160m": _sized(_PYTHIA, 12, 768, 12),
+    "pythia-410m": _sized(_PYTHIA, 24, 1_024, 16),
+    "pythia-1b": _sized(_PYTHIA, 16, 2_048, 8),
+    "pythia-1.4b": _sized(_PYTHIA, 24, 2_048, 16),
+    "pythia-2.8b": _sized(_PYTHIA, 32, 2_560, 32),
+    "pythia-6.9b": _sized(_NEOX, 32, 4_096, 32),
+    "pythia-12b": _sized(replace(_NEOX, vocab_size=50_688), 36, 5_120, 40),
     "gpt-neox-20b": _sized(_NEOX, 44, 6_144, 64),
     "bloom-560m": _sized(_BLOOM, 24, 1_024, 16),
     "bloom-1b7": _sized(_BLOOM, 24, 2_048, 16),
     "bloom-7b1": _sized(_BLOOM, 30, 4_096, 32),
     "bloom": _sized(_BLOOM, 70, 14_336, 112),
+    "opt-125m": _sized(_OPT, 12, 768, 12),
+    "opt-350m": _sized(_OPT, 24, 1_024, 16, d_embed=512, residual="post-norm"),
+    "opt-1.3b": _sized(_OPT, 24, 2_048, 32),
+    "opt-2.7b": _sized(_OPT, 32, 2_560, 32),
+    "opt-6.7b": _sized(_OPT, 32, 4_096, 32),
+    "opt-13b": _sized(_OPT, 40, 5_120, 40),
+    "opt-30b": _sized(_OPT, 48, 7_168, 56),
+    "opt-66b": _sized(_OPT, 64, 9_216, 72),
     "llama-7b": _sized(_LLAMA, 32, 4_096, 32, d_ff=11_008),
     "llama-13b": _sized(_LLAMA, 40, 5_120, 40, d_ff=13_824),
-    "llama-2-70b": _sized(_LLAMA, 80, 8_192, 64, d_ff=28_672, num_key_value_heads=8, norm_epsilon=1e-5),
+    "llama-30b": _sized(_LLAMA, 60, 6_656, 52, d_ff=17_920),
+    "llama-65b": _sized(_LLAMA2, 80, 8_192, 64, d_ff=22_016),
+    "llama-2-7b": _sized(_LLAMA2, 32, 4_096, 32, d_ff=11_008),
+    "llama-2-13b": _sized(_LLAMA2, 40, 5_120, 40, d_ff=13_824),
+    "llama-2-70b": _sized(_LLAMA2, 80, 8_192, 64, d_ff=28_672, num_key_value_heads=8),
     "llama-3.1-8b": _sized(_LLAMA3, 32, 4_096, 32, d_ff=14_336),
     "llama-3.1-70b": _sized(_LLAMA3, 80, 8_192, 64, d_ff=28_672),
     "llama-3.2-1b": _sized(_LLAMA3, 16, 2_048, 32, d_ff=8_192, logits="tied", rotary=_LLAMA3_2),
+    "mistral-7b": _sized(_MISTRAL, 32, 4_096, 32, d_ff=14_336),  # version 0.1
+    "qwen2.5-0.5b": _sized(_QWEN2, 24, 896, 14, d_ff=4_864, num_key_value_heads=2, logits="tied"),
+    "qwen2.5-1.5b": _sized(_QWEN2, 28, 1_536, 12, d_ff=8_960, num_key_value_heads=2, logits="tied"),
+    "qwen2.5-3b": _sized(_QWEN2, 36, 2_048, 16, d_ff=11_008, num_key_value_heads=2, logits="tied"),
+    "qwen2.5-7b": _sized(_QWEN2_LARGE, 28, 3_584, 28, d_ff=18_944, num_key_value_heads=4),
+    "qwen2.5-14b": _sized(_QWEN2_LARGER, 48, 5_120, 40, d_ff=13_824),
+    "qwen2.5-32b": _sized(_QWEN2_LARGER, 64, 5_120, 40, d_ff=27_648),
+    "qwen2.5-72b": _sized(_QWEN2_LARGER, 80, 8_192, 64, d_ff=29_568),
+    "qwen3-0.6b": _sized(_QWEN3, 28, 1_024, 16, d_ff=3_072, d_kv=128, logits="tied"),
+    "qwen3-1.7b": _sized(_QWEN3, 28, 2_048, 16, d_ff=6_144, d_kv=128, logits="tied"),
+    "qwen3-4b": _sized(_QWEN3, 36, 2_560, 32, d_ff=9_728, d_kv=128, logits="tied"),
+    "qwen3-8b": _sized(_QWEN3, 36, 4_096, 32, d_ff=12_288, d_kv=128),
+    "qwen3-14b": _sized(_QWEN3, 40, 5_120, 40, d_ff=17_408, d_kv=128),
+    "qwen3-32b": _sized(_QWEN3, 64, 5_120, 64, d_ff=25_600, d_kv=128),
 }

@@ -5,6 +5,7 @@ A ``View`` says what each position sees, ``keep`` holds dropout masks, ``carry``
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,26 +16,32 @@ from jax import Array
 from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
 from lm.nn.layers import Adapter, Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
-from lm.nn.mixers import MIXERS, Attention, Mixer
+from lm.nn.mixers import CROSS_ATTENTION, MIXERS, Attention, Mixer
 from lm.nn.view import View
+from lm.ops.masks import periods
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 
 
 class Block(nnx.Module):
-    """Self-attention (or another mixer), cross-attention, a feed-forward layer, and maybe an adapter."""
+    """Self-attention (or another mixer), cross-attention, a feed-forward layer, and maybe an adapter.
+
+    Each of them may be left out but the first, which ``model.mixer`` does.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool):
         self.config = config
+        one_norm = config.residual == "parallel-one-norm"
         self.attention_norm = Norm(config, config.d_model)
         # The name stands in checkpoints, whichever mixer it is.
         self.attention: Mixer = MIXERS[config.mixer](config, rngs, config.reads_both_ways(crosses))
         own_bias = config.positions == "relative-per-layer"
         self.relative = RelativeBias(config, rngs, config.reads_both_ways(crosses)) if own_bias else None
-        self.cross_norm = Norm(config, config.d_model) if crosses else None
-        self.cross = Attention(config, rngs, crosses=True) if crosses else None
-        self.mlp_norm = Norm(config, config.d_model)
-        self.mlp = Mlp(config, rngs)
+        self.cross = CROSS_ATTENTION[config.cross_attention](config, rngs) if crosses else None
+        norms_cross = self.cross is not None and not one_norm
+        self.cross_norm = Norm(config, config.d_model) if norms_cross else None
+        self.mlp_norm = None if one_norm or config.mlp == "none" else Norm(config, config.d_model)
+        self.mlp = Mlp(config, rngs) if config.mlp != "none" else None
         self.adapter = Adapter(config, rngs) if config.adapter_width else None
 
     def __call__(
@@ -54,8 +61,9 @@ class Block(nnx.Module):
             h = self._sublayer_input(start, x, self.cross_norm)
             h = self.cross.read(h, seen, View(view.cross_mask), keep.get("cross"))
             x = self._add(x, h, self.cross_norm, keep.get("cross_out"))
-        h = self.mlp(self._sublayer_input(start, x, self.mlp_norm), keep.get("mlp"))
-        x = self._add(x, h, self.mlp_norm, keep.get("mlp_out"))
+        if self.mlp is not None:
+            h = self.mlp(self._sublayer_input(start, x, self.mlp_norm), keep.get("mlp"))
+            x = self._add(x, h, self.mlp_norm, keep.get("mlp_out"))
         if self.adapter is not None:
             h = dropout(self.adapter(x, keep.get("adapter")), keep.get("adapter_out"), self.config.dropout)
             x = constrain(x + h, "batch", "length", "embed")
@@ -68,17 +76,16 @@ class Block(nnx.Module):
         """
         config, out = self.config, (1, self.config.d_model)
         shapes = self.attention.dropped(length) | {"attention_out": out}
-        shapes |= {"mlp": (1, config.d_ff), "mlp_out": out}
+        shapes |= {} if self.mlp is None else {"mlp": (1, config.d_ff), "mlp_out": out}
         if config.adapter_width:
             shapes |= {"adapter": (1, config.adapter_width), "adapter_out": out}
         if encoded_length is not None:
-            shapes |= {"cross": (config.num_heads, 1, encoded_length), "cross_out": out}
+            shapes |= {"cross": (self.cross.heads, 1, encoded_length), "cross_out": out}
         return shapes
 
     def weights(self, x: Array, view: View) -> tuple[Array | None, Array | None]:
         """float32 [B,N,T,S] of self- and of cross-attention, where there is such, from x [B,T,D]."""
-        start, view = x, self._with_bias(view)
-        h = self._sublayer_input(start, x, self.attention_norm)
+        start, view, h = x, self._with_bias(view), self.mixer_input(x)
         weights = None
         if isinstance(self.attention, Attention):
             weights = self.attention.weights(h, self.attention.key_value(h, view.positions), view)
@@ -88,19 +95,25 @@ class Block(nnx.Module):
         h = self._sublayer_input(start, x, self.cross_norm)
         return weights, self.cross.weights(h, self.cross.key_value(view.encoded, None), View(view.cross_mask))
 
+    def mixer_input(self, x: Array) -> Array:
+        """[B,T,D]: what the mixer reads of the block's input x [B,T,D]."""
+        return self._sublayer_input(x, x, self.attention_norm)
+
     def _with_bias(self, view: View) -> View:
         """The view with the bias of this block's own table, if it has one (UMT5)."""
         return view if self.relative is None else view._replace(bias=view.layer_bias(self.relative))
 
-    def _sublayer_input(self, start: Array, x: Array, norm: Norm) -> Array:
+    def _sublayer_input(self, start: Array, x: Array, norm: Norm | None) -> Array:
         """What a sub-layer reads: x [B,T,D] or, of a parallel block, its ``start``, normalised."""
         if self.config.residual == "post-norm":
             return x  # ``_add`` has normalised it
-        return norm(start if self.config.residual == "parallel" else x)
+        norm = self.attention_norm if norm is None else norm  # which all sub-layers share
+        return norm(start if self.config.residual.startswith("parallel") else x)
 
-    def _add(self, x: Array, h: Array, norm: Norm, keep: Array | None) -> Array:
-        """The residual stream x [B,T,D] with a sub-layer's output h [B,T,D] added."""
-        x = constrain(x + dropout(h, keep, self.config.dropout), "batch", "length", "embed")
+    def _add(self, x: Array, h: Array, norm: Norm | None, keep: Array | None) -> Array:
+        """The residual stream x [B,T,D] with a sub-layer's output h [B,T,D] added, or h without a stream."""
+        h = dropout(h, keep, self.config.dropout)
+        x = constrain(h if self.config.residual == "none" else x + h, "batch", "length", "embed")
         return norm(x) if self.config.residual == "post-norm" else x
 
 
@@ -124,6 +137,13 @@ def _unroll(step, x, layers, length):
 LOOPS = {"scan": jax.lax.scan, "unroll": _unroll}  # by model.layers
 
 
+def _projection(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
+    """From the embedding's width to the model's; with a bias where it is of the sum of embeddings."""
+    width = config.embed_width
+    biased = replace(config, bias=config.bias and config.projected == "sum")
+    return Linear(biased, rngs, (width, config.d_model), ("kv", "embed"), width**-0.5)
+
+
 class Stack(nnx.Module):
     """All that is added to embeddings of tokens, the blocks, and a final norm.
 
@@ -134,13 +154,12 @@ class Stack(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, num_layers: int, crosses: bool):
         self.config = config
         self.num_layers = num_layers
-        width = config.embed_width
+        width, learned = config.sum_width, config.positions == "learned"
         rows, types = config.max_length + config.position_offset, config.type_vocab_size
-        self.positions = Embed(config, rngs, rows, "length") if config.positions == "learned" else None
-        self.types = Embed(config, rngs, types, "classes") if types else None
+        self.positions = Embed(config, rngs, (rows, width), "length") if learned else None
+        self.types = Embed(config, rngs, (types, width), "classes") if types else None
         self.embed_norm = Norm(config, width) if config.embed_norm else None
-        inward = (config, rngs, (width, config.d_model), ("kv", "embed"), width**-0.5)
-        self.projection = None if config.d_embed is None else Linear(*inward)
+        self.projection = None if config.d_embed is None else _projection(config, rngs)
         keys = jax.random.split(rngs.params(), 1 if config.shared_layers else num_layers)
         # vmap initialises the blocks side by side, each with its key: this makes the leading axis.
         self.blocks = jax.vmap(lambda key: Block(config, nnx.Rngs(params=key), crosses))(keys)
@@ -205,6 +224,10 @@ class Stack(nnx.Module):
 
         return self._run(step, None, hidden[:-1], view)[1]
 
+    def mixer_inputs(self, hidden: Array) -> Array:
+        """[layers,B,T,D]: what each block's mixer reads, from ``hidden``."""
+        return self._run(lambda block, _, x, view: (None, block.mixer_input(x)), None, hidden[:-1], View())[1]
+
     def _run(self, step: Callable, x: Any, inputs: Any, view: View) -> tuple[Any, Any]:
         """x after ``step(block, x, inputs, view)`` of every block, and the steps' other results [layers,...].
 
@@ -213,27 +236,48 @@ class Stack(nnx.Module):
         """
         config, results, start = self.config, [], 0
         layers = (None if config.shared_layers else self.blocks, inputs)  # what the loop takes apart
+        if not view.masks:
+            return self._loop(step, x, layers, [view], self.num_layers)
+        for masks, (pattern, count) in zip(view.masks, periods(config.sparsity.layer_windows), strict=True):
+            end = start + count * len(pattern)
+            # ``blocks`` is bound here, as the lambda's default: ``start`` changes below.
+            part = jax.tree.map(lambda leaf, blocks=slice(start, end): leaf[blocks], layers)
+            views = [view._replace(mask=mask) for mask in masks]
+            x, result = self._loop(step, x, part, views, count)
+            results.append(result)
+            start = end
+        return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *results)
 
-        def run(x, layers, view, count):
+    def _loop(self, step: Callable, x: Any, layers: Any, views: list[View], count: int) -> tuple[Any, Any]:
+        """As ``_run``, of layers which have these ``views`` in turn, ``count`` times."""
+        config, loop = self.config, LOOPS[self.config.layers]
+
+        def of_layer(view):
             def one_layer(x, layer):
                 block, inputs = layer
                 return step(self._shared_block if block is None else block, x, inputs, view)
 
-            if config.remat != "none":
-                # Outside of a loop the compiler would find both computations alike and merge them again.
-                policy, unrolled = REMAT[config.remat], config.layers == "unroll"
-                one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=unrolled)
-            return LOOPS[config.layers](one_layer, x, layers, length=count)
+            if config.remat == "none":
+                return one_layer
+            # Outside of a loop the compiler would find both computations alike and merge them again.
+            return jax.checkpoint(
+                one_layer, policy=REMAT[config.remat], prevent_cse=config.layers == "unroll"
+            )
 
-        if not view.masks:
-            return run(x, layers, view, self.num_layers)
-        for mask, (_, count) in zip(view.masks, config.sparsity.spans, strict=True):
-            # ``blocks`` is bound here, as the lambda's default: ``start`` changes below.
-            part = jax.tree.map(lambda leaf, blocks=slice(start, start + count): leaf[blocks], layers)
-            x, result = run(x, part, view._replace(mask=mask), count)
-            results.append(result)
-            start += count
-        return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *results)
+        steps = [of_layer(view) for view in views]
+        if len(steps) == 1:
+            return loop(steps[0], x, layers, length=count)
+
+        def pattern(x, layers):
+            results = []
+            for place, one_layer in enumerate(steps):
+                x, result = one_layer(x, jax.tree.map(lambda leaf, place=place: leaf[place], layers))
+                results.append(result)
+            return x, jax.tree.map(lambda *parts: jnp.stack(parts), *results)
+
+        in_turn = jax.tree.map(lambda leaf: leaf.reshape(count, len(steps), *leaf.shape[1:]), layers)
+        x, results = loop(pattern, x, in_turn, length=count)
+        return x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
 
     @property
     def _shared_block(self) -> Block:
@@ -246,15 +290,17 @@ class Stack(nnx.Module):
         # In the order of the published models: scaled, positions, types, norm, dropout, and then projected.
         if config.embed_scale == "sqrt":
             x = x * config.d_model**0.5
+        before = config.projected == "tokens"
+        x = self.projection(x) if before and self.projection is not None else x
         if self.positions is not None:
             x += self.positions(view.positions + config.position_offset)
         if config.positions == "sinusoidal":
-            x += sinusoids(view.positions, config.embed_width, layout=config.sinusoid).astype(x.dtype)
+            x += sinusoids(view.positions, config.sum_width, layout=config.sinusoid).astype(x.dtype)
         if self.types is not None:
             x += self.types(jnp.zeros(x.shape[:2], jnp.int32) if types is None else types)
         x = x if self.embed_norm is None else self.embed_norm(x)
         x = dropout(x, keep, config.dropout)
-        x = x if self.projection is None else self.projection(x)
+        x = x if before or self.projection is None else self.projection(x)
         return constrain(x, "batch", "length", "embed")
 
     def _draw_keep(self, x: Array, view: View, key: Array | None) -> tuple[Keep, Keep]:
@@ -262,9 +308,10 @@ class Stack(nnx.Module):
         config = self.config
         if key is None or config.dropout == 0:
             return {}, {}
-        rows, length, width = x.shape
+        rows, length = x.shape[:2]
         by_block = self.blocks.dropped(length, None if view.encoded is None else view.encoded.shape[1])
-        shapes = {name: (self.num_layers, *shape) for name, shape in by_block.items()} | {"in": (1, width)}
+        shapes = {name: (self.num_layers, *shape) for name, shape in by_block.items()}
+        shapes["in"] = (1, config.sum_width)
         if config.residual != "post-norm":  # post-norm drops out the last sub-layer just before its last norm
             shapes["out"] = (1, config.d_model)
         keep = draw_keep(key, config.dropout, rows, shapes)

@@ -11,7 +11,7 @@ from lm.nn.config import ModelConfig
 from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
 from lm.nn.layers import Embed, Linear, along, param, split
 from lm.nn.stack import Stack
-from lm.nn.view import Batch, View, cross_mask, full_view, step_view
+from lm.nn.view import Batch, View, cross_mask, full_view, last_states, step_view
 from lm.settings import SettingError
 from lm.sharding import constrain
 
@@ -29,11 +29,12 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        self.embed = Embed(config, rngs, config.vocab_size, "vocab")
+        self.embed = Embed(config, rngs, (config.vocab_size, config.embed_width), "vocab")
         own, side = config.architecture in ("encoder-decoder", "encoder"), config.encoder_side
         self.encoder = Stack(side, rngs, config.num_encoder_layers, False) if own else None
         crosses = config.has_encoder and config.has_decoder
         self.decoder = Stack(config, rngs, config.num_decoder_layers, crosses) if config.has_decoder else None
+        self.narrowing = _narrowing(config, rngs)
         self.transform = Transform(config, rngs) if config.logits_transform else None
         self.head = _output_matrix(config, rngs) if config.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.logits_bias else None
@@ -66,6 +67,7 @@ class Transformer(nnx.Module):
         config = self.config
         if config.logits == "none":
             raise SettingError("model.logits='none': no output matrix; use the model's features or its heads")
+        x = x if self.narrowing is None else self.narrowing(x)
         x = x if self.transform is None else self.transform(x)
         x = x * config.d_model**-0.5 if config.logits.endswith("scaled") else x
         if self.head is not None:
@@ -94,6 +96,10 @@ class Transformer(nnx.Module):
             own, cross = stack.weights(states, view)
             weights |= {side: own, "cross": cross}
         return {name: each for name, each in weights.items() if each is not None}
+
+    def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
+        """``{"encoder", "decoder": [layers,B,T,D]}``: what mixes the positions of each block reads this."""
+        return {side: stack.mixer_inputs(x) for side, (stack, x, _) in self._traced(batch).items()}
 
     def _traced(self, batch: Batch) -> dict[str, tuple[Stack, Array, View]]:
         """Each side's stack, its hidden states [layers+1,B,T,D], and what it saw."""
@@ -125,7 +131,10 @@ class Transformer(nnx.Module):
         if encoded is not None:
             length = batch["decoder_input_tokens"].shape[1]
             segments = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
-            view = view._replace(encoded=encoded, cross_mask=cross_mask(self.config, length, *segments))
+            if self.config.cross_attention == "none":
+                view = view._replace(context=last_states(encoded, *segments))
+            else:
+                view = view._replace(encoded=encoded, cross_mask=cross_mask(self.config, length, *segments))
         return self.embed(batch["decoder_input_tokens"]), batch.get("decoder_token_types"), view
 
     def prefill(self, batch: Batch, size: int) -> tuple[Array, Cache]:
@@ -135,13 +144,17 @@ class Transformer(nnx.Module):
         """
         prompt, config = batch["decoder_input_tokens"], self.config
         rows = len(prompt)
-        crossed = sees = None
+        crossed = sees = context = None
         if config.has_encoder:
-            crossed = self.decoder.cross_key_value(self.encode(batch))
-            sees = cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), batch.get("encoder_segment_ids"))
+            encoded, segments = self.encode(batch), batch.get("encoder_segment_ids")
+            if config.cross_attention == "none":
+                context = last_states(encoded, None, segments)
+            else:
+                crossed = self.decoder.cross_key_value(encoded)
+                sees = cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), segments)
         carry = self.decoder.empty(rows, size)
         view = full_view(config, batch, "decoder", self.decoder.relative, slots=size)
-        view = view._replace(cross_mask=sees, slot=jnp.zeros(rows, jnp.int32))
+        view = view._replace(cross_mask=sees, context=context, slot=jnp.zeros(rows, jnp.int32))
         types = batch.get("decoder_token_types")
         x, carry = self.decoder(self.embed(prompt), types, view, None, carry, crossed)
         segments = batch.get("decoder_segment_ids", jnp.ones_like(prompt))
@@ -167,6 +180,15 @@ class Transformer(nnx.Module):
         view = view._replace(cross_mask=cache.cross_mask, slot=cache.length)
         x, carry = self.decoder(self.embed(tokens), None, view, None, cache.carry, cache.crossed)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
+
+
+def _narrowing(config: ModelConfig, rngs: nnx.Rngs) -> Linear | None:
+    """A kernel [D,d_embed] that brings states back to the embedding's width, if nothing else does (OPT)."""
+    back = config.logits_transform or not config.logits.startswith("tied")
+    if config.projected == "sum" or config.d_embed is None or back:
+        return None
+    shape = config.d_model, config.embed_width
+    return Linear(replace(config, bias=False), rngs, shape, ("embed", "kv"), config.d_model**-0.5)
 
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:

@@ -10,7 +10,7 @@ from jax import Array
 from lm.nn.config import ModelConfig
 from lm.nn.kernels import implementation
 from lm.nn.layers import RelativeBias
-from lm.ops.masks import AnyMask, Mask, Numbers, Rule, key_segments
+from lm.ops.masks import AnyMask, Mask, Numbers, Rule, key_segments, periods
 from lm.ops.positions import Alibi, AnyBias, Bias, alibi_slopes
 from lm.settings import SettingError
 
@@ -24,7 +24,7 @@ class View(NamedTuple):
     """
 
     mask: AnyMask = None
-    masks: tuple[AnyMask, ...] = ()  # of each span of layers, where the layers' windows differ
+    masks: tuple[tuple[AnyMask, ...], ...] = ()  # where the layers' windows differ: of each of ``periods``
     bias: AnyBias = None
     layer_bias: Callable[[RelativeBias], Array | Bias] | None = None  # where each block has its own table
     positions: Array | None = None  # int32 [B|1,T] of queries and keys
@@ -33,14 +33,19 @@ class View(NamedTuple):
     everything: AnyMask = None  # bool [B|1,T,S]: what those see, that is, all but padding and other segments
     encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
     cross_mask: AnyMask = None  # bool [B,T,S] of cross-attention
+    context: Array | None = None  # [B,T|1,D]: the encoder's last state, from which a row starts without that
     slot: Array | None = None  # int32 [B]: where in the cache to write keys and values; None: no cache
 
 
 def full_view(
     config: ModelConfig, batch: Batch, side: str, relative: RelativeBias | None, slots: int | None = None
 ) -> View:
-    """What rows [B,T] of ``side``, "encoder" or "decoder", see of themselves, or of a cache of ``slots``."""
-    length, sparsity, causal = batch[f"{side}_input_tokens"].shape[1], config.sparsity, side == "decoder"
+    """What rows [B,T] of ``side``, "encoder" or "decoder", see of themselves, or of a cache of ``slots``.
+
+    With a cache a decoder without a mask has one: what a token sees is what is written when it is read.
+    """
+    length, sparsity, decodes = batch[f"{side}_input_tokens"].shape[1], config.sparsity, side == "decoder"
+    causal = decodes and (config.mask == "causal" or slots is not None)
     slots = length if slots is None else slots
     segments, named_positions = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
     positions = positions_of(length, segments) if named_positions is None else named_positions
@@ -48,24 +53,25 @@ def full_view(
     numbers = {"segment": segments, "prefix": prefix}
     everything = _mask(Rule(causal), numbers, slots)
     # Only encoders take global positions from the batch: the cache of a decoder does not hold them.
-    everywhere = _everywhere(config, positions, None if causal else batch.get("encoder_global_attention"))
-    if sparsity.window is not None:
+    everywhere = _everywhere(config, positions, None if decodes else batch.get("encoder_global_attention"))
+    if sparsity.has_window:
         # A window compares positions. Within a segment these differ by as much as places in the row, unless
         # the batch names them; places need no numbers, and tell a kernel which tiles it can skip.
         by_place = named_positions is None and sparsity.block == 1 and not sparsity.random_blocks
         numbers |= {"position": None if by_place else positions // sparsity.block, "everywhere": everywhere}
-    windows = [sparsity.window, *(window for window, _ in sparsity.spans)]
-    mask, *masks = [_mask(_rule(config, causal, window, length), numbers, slots) for window in windows]
-    explicit = implementation(config, length, slots, mask, None) == "xla"
+
+    def mask_of(window):
+        return _mask(_rule(config, causal, window, length), numbers, slots)
+
+    explicit = implementation(config, length, slots, mask_of(sparsity.window), None) == "xla"
 
     def lay_out(x):
         """A mask or a bias as an array, made once for the whole stack if attention has explicit scores."""
         return x.dense(length, slots) if explicit and x is not None else x
 
     return View(
-        mask=lay_out(mask),
-        masks=tuple(map(lay_out, masks)),
-        **_biases(config, relative, not causal or config.architecture == "prefix-decoder", lay_out),
+        **_masks(config, lambda window: lay_out(mask_of(window))),
+        **_biases(config, relative, not decodes or config.sees_ahead, lay_out),
         positions=positions,
         segments=segments,
         everywhere=everywhere if sparsity.projections == "separate" else None,
@@ -81,10 +87,9 @@ def step_view(
     position = length[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     distance = slot[:, None, :] - position[:, :, None]
     query, key = (_window_numbers(config, places) for places in (position, slot))
-    mask = Mask(query, key, _rule(config, True, config.sparsity.window, slots)).at(distance)
-    both_ways = config.architecture == "prefix-decoder"
-    biases = _biases(config, relative, both_ways, lambda bias: bias.at(distance))
-    return View(mask=mask, positions=position, **biases)
+    masks = _masks(config, lambda window: Mask(query, key, _rule(config, True, window, slots)).at(distance))
+    biases = _biases(config, relative, config.sees_ahead, lambda bias: bias.at(distance))
+    return View(**masks, positions=position, **biases)
 
 
 def cross_mask(
@@ -103,6 +108,22 @@ def cross_mask(
     slots = encoder_segments.shape[1]
     explicit = implementation(config, length, slots, mask, None) == "xla"
     return mask.dense(segments.shape[1], slots) if explicit else mask
+
+
+def last_states(encoded: Array, segments: Array | None, encoder_segments: Array | None) -> Array:
+    """[B,T|1,D]: for each position of a decoder the last of the encoder's states [B,S,D] of its segment.
+
+    Segments [B,T] and [B,S] or None are as in ``cross_mask``. Zeros for what the encoder has no token of.
+    """
+    if encoder_segments is None:
+        return encoded[:, -1:]
+    if segments is None:
+        segments = jnp.ones((len(encoded), 1), jnp.int32)
+        encoder_segments = (encoder_segments > 0) * 1
+    place = jnp.arange(encoded.shape[1])[None, None, :]
+    same = segments[:, :, None] == key_segments(encoder_segments)[:, None, :]
+    last = jnp.where(same, place, -1).max(-1)[:, :, None]
+    return jnp.where(last < 0, 0, jnp.take_along_axis(encoded, jnp.maximum(last, 0), axis=1))
 
 
 def positions_of(length: int, segments: Array | None) -> Array:
@@ -128,6 +149,15 @@ def _rule(config: ModelConfig, causal: bool, window: int | None, length: int) ->
     return Rule(causal, (reach, reach, sparsity.dilation), random if sparsity.random_blocks else None)
 
 
+def _masks(config: ModelConfig, mask_of: Callable[[int | None], AnyMask]) -> dict[str, Any]:
+    """Masks of a ``View``, by the window of each: of all layers, and of those whose windows differ."""
+    sparsity = config.sparsity
+    by_window = {window: mask_of(window) for window in {sparsity.window, *sparsity.layer_windows}}
+    patterns = [pattern for pattern, _ in periods(sparsity.layer_windows)]
+    masks = tuple(tuple(by_window[window] for window in pattern) for pattern in patterns)
+    return {"mask": by_window[sparsity.window], "masks": masks}
+
+
 def _mask(rule: Rule, numbers: dict[str, Array | None], slots: int) -> Mask | None:
     """Of a rule and the numbers [B|1,T] of positions, which see those of a cache of ``slots``."""
     query = {name: x for name, x in numbers.items() if x is not None}
@@ -150,7 +180,7 @@ def _everywhere(config: ModelConfig, positions: Array, named: Array | None) -> A
 
 def _window_numbers(config: ModelConfig, positions: Array) -> Numbers:
     """What a window compares of positions [B|1,T] while decoding."""
-    if config.sparsity.window is None:
+    if not config.sparsity.has_window:
         return {}
     everywhere = _everywhere(config, positions, None)
     numbers = {} if everywhere is None else {"everywhere": everywhere}

@@ -5,4 +5,5 @@ T  length of the queries    K  key and value heads, N % K == 0     F  feed-forwa
 S  length of the keys       H  width of one head (``d_kv``)        V  vocabulary (``vocab_size``)
 
 ``[B|1,T,S]`` means that this axis is either B or 1 long and broadcasts.
+Values may have another width than H (``d_v``), which the result then has.
 """

@@ -32,7 +32,8 @@ def dot_product_attention(
 ) -> Array:
     """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], mask bool [B|1,T,S], bias float [B|1,N,T,S].
 
-    Query heads n*N/K ... (n+1)*N/K-1 read key head n. Scores and softmax are float32 whatever the inputs are.
+    Query heads n*N/K ... (n+1)*N/K-1 read key head n. Values may have another width, which the result then
+    has. Scores and softmax are float32 whatever the inputs are.
     A query that sees nothing gives zeros, and zero gradients. All queries share a dropout mask, so that it
     could as well multiply the values. A mask or a bias that is not laid out is laid out here. The backward
     pass computes the scores again: reading them from memory would take an accelerator longer, and they are
@@ -40,16 +41,33 @@ def dot_product_attention(
     """
 
     def attend(query, key, value, mask, bias, keep):
-        weights, total = _exponentials(query, key, mask, bias, softmax.scale)
-        if keep is not None:
-            weights *= keep
-        weights = weights.reshape(len(query), value.shape[2], -1, value.shape[1]).astype(value.dtype)
-        out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
-        # Divided by their sum after the product with the values: H divisions a query instead of S.
-        out = _split_heads(out, query.shape) / total.swapaxes(1, 2)[..., None]
-        return out.astype(value.dtype)
+        return _mean(_exponentials(_products(query, key, bias, softmax.scale), mask), value, keep)
 
     return jax.checkpoint(attend, prevent_cse=False)(query, key, value, mask, bias, softmax.keep)
+
+
+def additive_attention(
+    query: Array, key: Array, value: Array, vector: Array, mask: AnyMask = None, keep: Array | None = None
+) -> Array:
+    """[B,T,N,D] from query [B,T,N,H], key [B,S,N,H], value [B,S,N,D] and the vector [N,H] of the scores.
+
+    As ``dot_product_attention``, but for ``additive_scores``; ``keep`` is that of ``Softmax``. The backward
+    pass computes [B,T,S,N,H] numbers again, which are most of its memory.
+    """
+
+    def attend(query, key, value, vector, mask, keep):
+        return _mean(_exponentials(additive_scores(query, key, vector), mask), value, keep)
+
+    return jax.checkpoint(attend, prevent_cse=False)(query, key, value, vector, mask, keep)
+
+
+def additive_scores(query: Array, key: Array, vector: Array) -> Array:
+    """float32 [B,N,T,S]: v * tanh(q + k) of query [B,T,N,H], key [B,S,N,H] and vector v [N,H].
+
+    Query and key are products with matrices of their own, W s and U h in Bahdanau et al. 2015.
+    """
+    sums = query[:, :, None].astype(jnp.float32) + key[:, None].astype(jnp.float32)
+    return jnp.einsum("btsnh,nh->bnts", jnp.tanh(sums), vector.astype(jnp.float32))
 
 
 def cudnn_attention(
@@ -79,7 +97,12 @@ def attention_weights(
     query: Array, key: Array, mask: AnyMask = None, bias: AnyBias = None, *, scale: float = 1.0
 ) -> Array:
     """float32 [B,N,T,S], what ``dot_product_attention`` multiplies values by; 0 where nothing is seen."""
-    weights, total = _exponentials(query, key, mask, bias, scale)
+    return weights_of(_products(query, key, bias, scale), mask)
+
+
+def weights_of(scores: Array, mask: AnyMask = None) -> Array:
+    """float32 [B,N,T,S]: the softmax of scores [B,N,T,S] over what is seen; 0 where nothing is."""
+    weights, total = _exponentials(scores, mask)
     return weights / total[..., None]
 
 
@@ -95,21 +118,40 @@ SCORE_SCALES: dict[str, Callable[[int], float]] = {  # what the scores of heads 
 }
 
 
-def _exponentials(query, key, mask, bias, scale):
-    """exp(score) float32 [B,N,T,S] over a factor common to a query, and their sums [B,N,T], or 1 for 0."""
+def _products(query, key, bias, scale):
+    """float32 [B,N,T,S]: query times key, scaled, plus the bias."""
     batch, length, heads, _ = query.shape
-    mask, bias = (x.dense(length, key.shape[1]) if isinstance(x, Mask | Bias) else x for x in (mask, bias))
     query = _join_heads(query * scale if scale != 1.0 else query, key.shape[2])
     scores = jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32)
     scores = scores.reshape(batch, heads, length, key.shape[1])
-    if bias is not None:
-        scores += bias if bias.shape[0] == batch else _for_rows(bias, batch)
+    if bias is None:
+        return scores
+    bias = bias.dense(length, key.shape[1]) if isinstance(bias, Bias) else bias
+    return scores + (bias if bias.shape[0] == batch else _for_rows(bias, batch))
+
+
+def _exponentials(scores, mask):
+    """exp(score) float32 [B,N,T,S] over a factor common to a query, and their sums [B,N,T], or 1 for 0."""
+    mask = mask.dense(*scores.shape[2:]) if isinstance(mask, Mask) else mask
     if mask is not None:
         scores = jnp.where(mask[:, None], scores, -jnp.inf)
     highest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0.0))
     total = weights.sum(-1)
     return weights, jnp.where(total == 0, 1.0, total)
+
+
+def _mean(exponentials, value, keep):
+    """[B,T,N,H]: values [B,S,K,H] by weights [B,N,T,S], over the weights' sums [B,N,T]."""
+    weights, total = exponentials
+    (batch, heads, length, slots), (groups, width) = weights.shape, value.shape[2:]
+    if keep is not None:
+        weights *= keep
+    weights = weights.reshape(batch, groups, -1, slots).astype(value.dtype)
+    out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
+    # Divided by their sum after the product with the values: H divisions a query instead of S.
+    out = _split_heads(out, (batch, length, heads, width)) / total.swapaxes(1, 2)[..., None]
+    return out.astype(value.dtype)
 
 
 def _join_heads(x, groups):

@@ -4,7 +4,7 @@ It becomes bool [B|1,T,S] where scores are explicit (``dense``); a kernel comput
 A distance is the key's place in its row minus the query's.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
@@ -112,6 +112,25 @@ class Mask:
 
 AnyMask = Array | Mask | None  # bool [B|1,T,S], or not laid out; None: everything is visible
 CAUSAL = Mask({}, {}, Rule(causal=True))
+
+
+def periods(layers: Sequence[int | None]) -> list[tuple[tuple[int | None, ...], int]]:
+    """(pattern, how often in a row) of values that, one pattern after the other, are those of ``layers``.
+
+    From each place on, the repeated pattern that covers most layers, and of equals the shortest: a loop over
+    repetitions has to compile a pattern only once.
+    """
+    found, start = [], 0
+    while start < len(layers):
+        rest = tuple(layers[start:])
+
+        def repeats(width, rest=rest):
+            return next(k for k in range(1, len(rest) + 1) if rest[k * width :][:width] != rest[:width])
+
+        width = max(range(1, len(rest) + 1), key=lambda width: (repeats(width) > 1) * width * repeats(width))
+        found.append((rest[:width], repeats(width)))
+        start += width * repeats(width)
+    return found
 
 
 def key_segments(segments: Array) -> Array:

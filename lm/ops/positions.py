@@ -69,18 +69,24 @@ def sinusoids(positions: Array, width: int, *, layout: str) -> Array:
     return jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis).reshape(*positions.shape, width)
 
 
-def rotate(x: Array, positions: Array, frequencies: np.ndarray, factor: float) -> Array:
+# Of each layout of rotary positions: on which axis of [...,2,R/2] or [...,R/2,2] the features of a pair lie.
+_PAIR_AXES = {"halves": -2, "pairs": -1}
+
+
+def rotate(x: Array, positions: Array, frequencies: np.ndarray, factor: float, layout: str) -> Array:
     """x [B,T,N,H] with its first R features turned by positions [B|1,T] times ``frequencies`` [R/2].
 
-    Rotary positions of Su et al. 2021. Feature i turns with feature i + R/2, as in GPT-NeoX and Llama; Su et
-    al. pair neighbours, which no family here does.
+    Rotary positions of Su et al. 2021. Feature i turns with feature i + R/2 where ``layout`` is "halves",
+    feature 2i with 2i + 1 where it is "pairs": the same scores once the features are permuted.
     """
-    half = len(frequencies)
+    half, axis = len(frequencies), _PAIR_AXES[layout]
     angles = _angles(positions, frequencies)[:, :, None, :]
     cos, sin = factor * jnp.cos(angles), factor * jnp.sin(angles)
-    first, second, rest = jnp.split(x, (half, 2 * half), axis=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return jnp.concatenate([*(part.astype(x.dtype) for part in turned), rest], axis=-1)
+    turning, rest = jnp.split(x, (2 * half,), axis=-1)
+    by_pair = turning.reshape(*x.shape[:-1], *((2, half) if axis == -2 else (half, 2)))
+    first, second = jnp.unstack(by_pair, axis=axis)
+    turned = jnp.stack((first * cos - second * sin, second * cos + first * sin), axis).astype(x.dtype)
+    return jnp.concatenate([turned.reshape(turning.shape), rest], axis=-1)
 
 
 def _angles(positions: Array, frequencies: np.ndarray) -> Array:

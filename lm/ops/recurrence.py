@@ -34,8 +34,9 @@ class Weights(NamedTuple):
 class Flow(NamedTuple):
     """Where in a packed and padded row [T,B,1] the state goes on; bool."""
 
-    begins: Array  # whether the position is a segment's first: the state before it is 0
+    begins: Array  # whether the position is a later segment's first
     inside: Array  # whether it is a token: padding leaves the state as it is
+    starts: States | None = None  # float32 [T,B,h] each: the state before a segment, where it begins; None: 0
 
 
 def _elman(x: Gates, h: Gates, _: States) -> States:
@@ -73,17 +74,25 @@ def flow_of(segments: Array) -> Flow:
     return Flow(begins.T[:, :, None], (segments > 0).T[:, :, None])
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def recur(cell: RecurrentCell, weights: Weights, inputs: Array, state: States, flow: Flow | None) -> States:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 5))
+def recur(
+    cell: RecurrentCell,
+    weights: Weights,
+    inputs: Array,
+    state: States,
+    flow: Flow | None,
+    truncation: int | None = None,
+) -> States:
     """The states [T,B,h] after each position, from products with the inputs [T,B,G*h] and the first state.
 
     The gradient of the weights is one product over all positions: jax would add up one for each, which on a
-    CPU takes most of the time.
+    CPU takes most of the time. ``truncation``: no gradient reaches back past places that it divides, as if
+    the state were a constant there (truncated backpropagation through time, Williams and Peng 1990).
     """
-    return _forward(cell, weights, inputs, state, flow)[0]
+    return _forward(cell, weights, inputs, state, flow, truncation)[0]
 
 
-def _forward(cell, weights, inputs, state, flow):
+def _forward(cell, weights, inputs, state, flow, _truncation):
     def step(state, now):
         x, flow = now
         before = _begun(state, flow)
@@ -95,33 +104,55 @@ def _forward(cell, weights, inputs, state, flow):
     return states, (weights, inputs, state, flow, states, products)
 
 
-def _backward(cell, saved, gradients):
+def _backward(cell, truncation, saved, gradients):
     weights, inputs, first, flow, states, products = saved
     before = tuple(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(first, states, strict=True))
     kernel = weights.kernel.T.astype(jnp.float32)
 
     def step(gradient, now):
-        x, products, flow, before, shown = now
+        x, products, flow, before, shown, stops = now
         gradient = tuple(map(jnp.add, gradient, shown))
         _, back = jax.vjp(partial(_after, cell, flow), x, products, _begun(before, flow))
         to_inputs, to_products, (hidden, *others) = back(gradient)
-        return _begun((hidden + to_products @ kernel, *others), flow), (to_inputs, to_products)
+        gradient = hidden + to_products @ kernel, *others
+        to_start = None if flow is None or flow.starts is None else _only(flow.begins, gradient)
+        gradient = gradient if stops is None else _only(~stops, gradient)
+        return gradient, (to_inputs, to_products, to_start)
 
     zeros = tuple(map(jnp.zeros_like, first))
-    sequence = inputs, products, flow, before, gradients
-    gradient, (to_inputs, to_products) = jax.lax.scan(step, zeros, sequence, reverse=True)
+    sequence = inputs, products, flow, before, gradients, _stops(len(inputs), flow, truncation)
+    gradient, (to_inputs, to_products, to_starts) = jax.lax.scan(step, zeros, sequence, reverse=True)
     hidden = _begun(before, flow)[0]
     to_kernel = jnp.tensordot(hidden, to_products, ((0, 1), (0, 1))).astype(weights.kernel.dtype)
     to_bias = None if weights.bias is None else to_products.sum((0, 1)).astype(weights.bias.dtype)
-    return Weights(to_kernel, to_bias), to_inputs, gradient, None
+    to_flow = None if flow is None else flow._replace(begins=None, inside=None, starts=to_starts)
+    return Weights(to_kernel, to_bias), to_inputs, gradient, to_flow
 
 
 recur.defvjp(_forward, _backward)
 
 
 def _begun(state: States, flow: Flow | None) -> States:
-    """The state before a position: 0 at a segment's first."""
-    return state if flow is None else tuple(jnp.where(flow.begins, 0.0, array) for array in state)
+    """The state before a position: at a segment's first that with which the segment starts."""
+    if flow is None:
+        return state
+    starts: tuple[Array | float, ...] = flow.starts or (0.0,) * len(state)
+    return tuple(jnp.where(flow.begins, start, array) for start, array in zip(starts, state, strict=True))
+
+
+def _only(mask: Array, states: States) -> States:
+    """The states where ``mask``, else 0."""
+    return tuple(jnp.where(mask, array, 0.0) for array in states)
+
+
+def _stops(length: int, flow: Flow | None, truncation: int | None) -> Array | None:
+    """bool [T,B|1,1]: whether no gradient reaches what is before a position."""
+    begins = None if flow is None else flow.begins
+    if truncation is None:
+        return begins
+    place = jnp.arange(length)[:, None, None]
+    cuts = (place > 0) & (place % truncation == 0)
+    return cuts if begins is None else cuts | begins
 
 
 def _products(weights: Weights, hidden: Array) -> Array:

@@ -33,6 +33,12 @@ def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> Lo
     return _tokens(model(batch, key), batch, "decoder", config)
 
 
+def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
+    """The mean of the cross-entropies of ``decoder_target_tokens`` [B,T] read from either end."""
+    losses = [_tokens(logits, batch, "decoder", config) for logits in model(batch, key)]
+    return jax.tree.map(lambda forward, backward: (forward + backward) / 2, *losses)
+
+
 def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Cross-entropy of ``encoder_target_tokens`` [B,S] and, of pairs, of their ``sentence_labels`` [B]."""
     x = model.features(batch, key)

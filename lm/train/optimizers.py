@@ -11,12 +11,13 @@ import optax
 from flax import nnx
 
 from lm import sharding
-from lm.nn.composed import BODY
+from lm.nn.composed import BODY, FORWARD
 from lm.nn.config import ModelConfig
 from lm.train.config import Axes, OptimizerConfig
 
 Optimizer: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # what the optimiser asks for, by parameter
+EMBEDDING = ".embed.table"  # how the name of the embedding of tokens ends, in models within models too
 Tune = Callable[[Updates, jax.Array], Updates]  # also takes the state's step
 
 
@@ -112,6 +113,11 @@ def body_frozen(updates: Updates, _step: jax.Array) -> Updates:
     return {name: jnp.zeros_like(x) if name.startswith(BODY) else x for name, x in updates.items()}
 
 
+def embedding_frozen(updates: Updates, _step: jax.Array) -> Updates:
+    """All but the embedding of tokens is trained; tied to it, the output matrix is not."""
+    return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDING) else x for name, x in updates.items()}
+
+
 def adapters_only(updates: Updates, _step: jax.Array) -> Updates:
     """Adapters and all norms are trained, as the paper says; the released code trains the adapters' norms
     alone.
@@ -144,11 +150,12 @@ class GradualUnfreezing:
         layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
         sides = [side for side in layers if getattr(model, f"has_{side}")]
         depths = {side: 1 if model.shared_layers else layers[side] for side in sides}
+        depths |= {"backward": depths["decoder"]} if "backward" in model.heads else {}
         episodes = max(depths.values())
         unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
         def needed(name: str, ndim: int) -> int | np.ndarray:  # unfrozen layers before this is trained
-            module, _, rest = name.removeprefix(BODY).partition(".")
+            module, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
             if module == "embed" and not model.logits.startswith("tied"):
                 return episodes
             if module not in depths or rest.startswith("norm."):

@@ -1,10 +1,15 @@
-"""How much arithmetic a step takes, and how much the devices could do."""
+"""How much arithmetic a step or a token takes and decoding remembers, and how much the devices could do."""
+
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from lm.nn.config import ModelConfig
+from lm.nn.layers import count
 from lm.nn.mixers import MIXERS
+from lm.nn.transformer import Transformer
 
 # bfloat16 products without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
 # device_kind
@@ -36,8 +41,23 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     """
 
     def attention(side, queries, keys):  # query and output are as many, and key and value
-        heads, groups = side.num_heads * side.d_kv, side.key_value_heads * side.d_kv
-        return 2 * side.d_model * (heads * queries + groups * keys) + 2 * heads * queries * keys
+        width = side.d_kv + side.value_width  # of a head's key and value
+        heads, groups = side.num_heads * width, side.key_value_heads * width
+        return side.d_model * (heads * queries + groups * keys) + heads * queries * keys
+
+    def crossing(
+        queries, keys
+    ):  # of one head as wide as the model: its matrices, scores, and the mean of values
+        square, kind = config.d_model**2, config.cross_attention
+        if kind == "heads":
+            return attention(config, queries, keys)
+        matrices = {
+            "dot": queries,
+            "multiplicative": queries + keys,
+            "additive": 2 * queries + keys,
+            "none": 0,
+        }
+        return square * matrices[kind] + (kind != "none") * 2 * config.d_model * queries * keys
 
     def mixing(side, positions, both_ways):  # others than attention multiply each position by their matrices
         if side.mixer == "attention":
@@ -45,7 +65,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         return positions * _numbers_of_matrices(side, both_ways)
 
     def mlp(side):
-        matrices = 3 if side.mlp.startswith("gated") else 2
+        matrices = 0 if side.mlp == "none" else 3 if side.mlp.startswith("gated") else 2
         return side.d_model * (side.d_ff * matrices + 2 * side.adapter_width)
 
     encoder = config.encoder_side
@@ -56,8 +76,75 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     if config.has_encoder:
         products += config.num_encoder_layers * (mixing(encoder, inputs, True) + inputs * mlp(encoder))
     if config.has_encoder and config.has_decoder:
-        products += config.num_decoder_layers * attention(config, targets, inputs)
+        products += config.num_decoder_layers * crossing(targets, inputs)
+    if "backward" in config.heads:  # as much again, from the other end
+        products *= 2
     return 6.0 * rows * products
+
+
+class Costs(NamedTuple):
+    """What a model takes for each token, by its settings alone."""
+
+    parameters: int  # N, tied matrices once
+    training: float  # of a token, with its share of attention's scores [FLOP]
+    scores: float  # that share [FLOP]
+    generating: float  # of the token after a row; 0 without a decoder [FLOP]
+    cache: int  # that decoding holds of a row: keys and values, or a recurrent state [bytes]
+
+
+def costs(config: ModelConfig, length: int) -> Costs:
+    """Of rows of ``length`` tokens, as many on each side of an encoder-decoder.
+
+    A token takes two operations for each of N parameters, and the backward pass twice as many: training on D
+    tokens takes a N D, where a is 6, or 3 where each token passes one of two stacks (Kaplan et al. 2020,
+    section 2.1, whose N leaves out embeddings). A score is a product with a key and one with a value besides;
+    of a causal row all count, of a window those inside.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
+    parameters, sides = count(model), config.has_encoder + config.has_decoder
+    passes = 2 if config.architecture == "shared-encoder-decoder" else 1  # of the same parameters
+    encoder = _scores(config.encoder_side, config.num_encoder_layers, length) if config.has_encoder else 0
+    decoder = _scores(config, config.num_decoder_layers, length) if config.has_decoder else 0
+    if sides == 2:  # to all of the encoder's output
+        decoder += config.num_decoder_layers * length * config.num_heads * (config.d_kv + config.value_width)
+    scores = (encoder + decoder) / sides
+    read = parameters - (count(model.encoder) if config.architecture == "encoder-decoder" else 0)
+    return Costs(
+        parameters,
+        training=6.0 * (parameters * passes / sides + scores),
+        scores=6.0 * scores,
+        generating=2.0 * (read + decoder) if config.has_decoder else 0.0,
+        cache=cache_bytes(config, length, length) if config.has_decoder else 0,
+    )
+
+
+def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
+    """What decoding holds of a row of ``length`` tokens, and for cross-attention of ``inputs`` [bytes].
+
+    Attention's cache holds whole rows, be there a window or not.
+    """
+
+    def held(model: Transformer) -> object:
+        carry = model.decoder.empty(1, length)
+        if not config.has_encoder or config.cross_attention == "none":
+            return carry
+        return carry, model.decoder.cross_key_value(jnp.zeros((1, inputs, config.d_model), config.dtype))
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(held, model)))
+
+
+def _scores(config: ModelConfig, layers: int, length: int) -> int:
+    """Multiplications of a token with the keys and values of its own stack, where that has attention."""
+    sparsity, each = config.sparsity, 0
+    for window in sparsity.layer_windows or (sparsity.window,) * layers:
+        sides = 1 if config.has_decoder else 2  # on which a window lies
+        blocks = 0 if window is None else 1 + sides * window + sparsity.random_blocks + sparsity.global_tokens
+        each += length if window is None else min(length, blocks * sparsity.block)
+    heads = config.num_heads * (config.d_kv + config.value_width)
+    return each * heads if config.mixer == "attention" else 0
 
 
 def _numbers_of_matrices(config: ModelConfig, both_ways: bool) -> int:

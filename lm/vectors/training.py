@@ -7,40 +7,19 @@ loss of a pair is 2.458 nats, gensim's 2.460.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lm.settings import at_least
+from lm.vectors.config import SkipGramConfig
 from lm.vectors.skipgram import negative_gradients, negative_loss, softmax_gradients, softmax_loss
 from lm.vectors.windows import AliasTable, Text, join_documents, keep_probabilities, noise_of, pad_text
 
 SCANNED = 64  # of one compiled scan [batches]
-
-
-@dataclass(frozen=True)
-class SkipGramConfig:
-    """Settings of skip-gram."""
-
-    d_model: int = 100  # columns of both tables
-    window: int = 5  # contexts on either side of a centre, at most [words]
-    # contexts on either side: all of the window, or a number drawn from 1..window for each centre (word2vec)
-    reach: Literal["whole", "random"] = "random"
-    negatives: int = 5  # drawn for each centre; 0: the full softmax
-    subsample: float = 0.0  # words of a higher frequency are left out at random; 0: none are
-    learning_rate: float = 0.025  # of a pair at the start; it falls linearly to ``last_rate``
-    last_rate: float = 0.0001  # at the end
-    epochs: int = 5  # passes over the text
-    # centres of a batch, whose updates are summed; 16 to 256 reach the same held-out loss at equal rates
-    batch: int = 256
-
-    def __post_init__(self) -> None:
-        at_least(self, "", d_model=1, window=1, negatives=0, subsample=0, epochs=1, batch=1)
 
 
 class Tables(NamedTuple):
@@ -75,14 +54,24 @@ def train_skipgram(
 
     A window does not reach into another document. SettingError if there is no text, or an id not below V.
     """
-    words, numbers = join_documents(documents, vocab_size)
-    noise = _noise(words, vocab_size)
     tables = initial_tables(jax.random.key(seed), vocab_size, config.d_model)
     for epoch in range(config.epochs):
-        rng = np.random.default_rng((seed, epoch))
-        text = _thinned(words, numbers, vocab_size, config, rng)
-        for batches in _batches(text, epoch, config, rng):
-            tables = _scan(tables, text, noise, batches, config)
+        tables = train_epoch(tables, documents, config, seed, epoch)
+    return tables
+
+
+def train_epoch(
+    tables: Tables, documents: Sequence[np.ndarray], config: SkipGramConfig, seed: int, epoch: int
+) -> Tables:
+    """The tables, which it consumes, after one more pass over the documents; ``epoch`` counts from 0.
+
+    A pure function, so that training may be resumed after any epoch.
+    """
+    words, numbers = join_documents(documents, len(tables.contexts))
+    noise, rng = _noise(words, len(tables.contexts)), np.random.default_rng((seed, epoch))
+    text = _thinned(words, numbers, len(tables.contexts), config, rng)
+    for batches in _batches(text, epoch, config, rng):
+        tables = _scan(tables, text, noise, batches, config)
     return tables
 
 
@@ -100,6 +89,12 @@ def initial_tables(key: Array, vocab_size: int, d_model: int) -> Tables:
     """As word2vec begins: centres uniform within 1/2D of 0, contexts 0."""
     centres = jax.random.uniform(key, (vocab_size, d_model), minval=-0.5 / d_model, maxval=0.5 / d_model)
     return Tables(centres, jnp.zeros((vocab_size, d_model)))
+
+
+def as_large(tables: Tables, like: Array) -> Tables:
+    """The same products of centres and contexts, from centres with the root mean square of ``like``."""
+    factor = jnp.sqrt(jnp.square(like).mean() / jnp.square(tables.centres).mean())
+    return Tables(tables.centres * factor, tables.contexts / factor)
 
 
 def context_windows(text: Text, places: Array, reach: Array, window: int) -> tuple[Array, Array, Array]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from lm.files import is_sealed, write_sealed
 from lm.settings import DataError, SettingError, nearest
-from lm.vectors.training import SkipGramConfig, train_skipgram
+from lm.vectors.config import SkipGramConfig
+from lm.vectors.training import train_skipgram
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,12 @@ SPECS = {  # class, seed, options
     "bloom_alibi": ("BloomForCausalLM", 109, {}),
     "gpt_neox_rotary": ("GPTNeoXForCausalLM", 110, {"prefix": True}),
     "openai_gpt": ("OpenAIGPTLMHeadModel", 118, {}),
+    "gptj": ("GPTJForCausalLM", 119, {}),
+    "gpt_neo": ("GPTNeoForCausalLM", 120, {}),
+    "opt": ("OPTForCausalLM", 121, {}),
+    "mistral": ("MistralForCausalLM", 122, {}),
+    "qwen2": ("Qwen2ForCausalLM", 123, {}),
+    "qwen3": ("Qwen3ForCausalLM", 124, {}),
     "bert": ("BertForPreTraining", 111, {}),
     "roberta": ("RobertaForMaskedLM", 112, {}),
     "albert": ("AlbertForMaskedLM", 113, {}),
@@ -57,6 +63,7 @@ HOOKS = {  # family: module whose output is recorded -> as what; "#" is the numb
         "transformer.ln_f": "final",
     },
     "llama": {"model.embed_tokens": "embed", "model.layers.#": "block_#", "model.norm": "final"},
+    "opt": {"model.decoder.layers.#": "block_#", "model.decoder.final_layer_norm": "final"},
     "gpt_neox": {"gpt_neox.layers.#": "block_#", "gpt_neox.final_layer_norm": "final"},
     "albert": {
         "albert.embeddings": "embed",
@@ -70,6 +77,11 @@ HOOKS |= {
     "marian": HOOKS["bart"],
     "gpt_bigcode": HOOKS["gpt2"],
     "openai-gpt": HOOKS["gpt2"],
+    "gptj": HOOKS["gpt2"],
+    "gpt_neo": HOOKS["gpt2"],
+    "mistral": HOOKS["llama"],
+    "qwen2": HOOKS["llama"],
+    "qwen3": HOOKS["llama"],
 }
 HOOKS |= {
     f: {f"{f}.embeddings": "embed", f"{f}.encoder.layer.#": "block_#"}

@@ -72,6 +72,23 @@ DISTIL = {
     "hidden_dim": 12,
     "max_position_embeddings": 20,
 }
+NEO = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "num_layers": 2,
+    "num_heads": 2,
+    "max_position_embeddings": 16,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 3,
+}
+OPT = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "ffn_dim": 12,
+    "max_position_embeddings": 16,
+}
 TYPES = {  # class, the sizes of its tiny model
     "t5": ("T5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", T5),
@@ -83,6 +100,12 @@ TYPES = {  # class, the sizes of its tiny model
     "gpt_neox": ("GPTNeoXForCausalLM", BERT | {"hidden_size": 16, "bos_token_id": 1}),
     "bloom": ("BloomForCausalLM", {"vocab_size": 20, "hidden_size": 8, "n_layer": 2, "n_head": 2}),
     "llama": ("LlamaForCausalLM", BERT | {"num_key_value_heads": 1}),
+    "gptj": ("GPTJForCausalLM", GPT | {"rotary_dim": 2}),
+    "gpt_neo": ("GPTNeoForCausalLM", NEO),
+    "opt": ("OPTForCausalLM", OPT),
+    "mistral": ("MistralForCausalLM", BERT | {"num_key_value_heads": 1, "sliding_window": 3}),
+    "qwen2": ("Qwen2ForCausalLM", BERT | {"num_key_value_heads": 1}),
+    "qwen3": ("Qwen3ForCausalLM", BERT | {"num_key_value_heads": 1, "head_dim": 6}),
     "distilbert": ("DistilBertForMaskedLM", DISTIL),
     "bert": ("BertForMaskedLM", BERT),
     "roberta": ("RobertaForMaskedLM", BERT),
@@ -112,6 +135,14 @@ SHAPES = {
     "llama": {
         "both_biases": ({"attention_bias": True, "mlp_bias": True}, ()),
     },
+    "opt": {"projected": ({"word_embed_proj_dim": 6, "do_layer_norm_before": False}, ())},
+    "mistral": {"no_window": ({"sliding_window": None}, ())},
+    "qwen2": {
+        "window_from_a_layer_on": (
+            {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+            (),
+        ),
+    },
     "longformer": {"window_by_layer": ({"num_hidden_layers": 4, "attention_window": [4, 8, 8, 4]}, ())},
     "electra": {"generator_as_wide": ({"embedding_size": 8}, ())},
     "bert": {"null_pad": ({"pad_token_id": None}, ())},
@@ -132,6 +163,9 @@ OTHERS = {  # what is tried where a field is no number; of numbers another is ta
     "eos_token_id": 5,
     "sep_token_id": 6,
     "problem_type": "regression",
+    "attention_types": [[["local", "global"], 1]],
+    "attention_layers": ["local", "global"],
+    "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
 }
 UNTRIED = ("transformers_version", "architectures", "dtype", "model_type")  # of the file and not of the model

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from lm.data.text import tfds
-from lm.data.text.readers import READERS
+from lm.data.text.readers import WINDOW_READERS
 from lm.data.text.shards import Shard, tfds_shards
 from lm.data.text.sources import Split, file_shards
 from lm.data.text.tfds import Corrupt, StoredRows
@@ -32,13 +32,15 @@ def corpus_shards(spec: str, split: Split, cache: Path, corrupt: Corrupt = "stop
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data.corpora import documentation  # imports TFDS, which takes seconds
 
-        return documentation.corpus_shards(kind.partition("/")[2], split, cache, corrupt)
+        part = kind.partition("/")[2]
+        write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
+        return documentation.documentation_shards(part, split, cache, corrupt)
     if kind == "tfds" and name:
         write_documentation(name, cache)
         return tfds_shards(name, split, cache, corrupt)
-    if kind in READERS and name:
+    if kind in WINDOW_READERS and name:
         return file_shards(kind, name, split, corrupt)
-    kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in READERS), "tfds:NAME")
+    kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in WINDOW_READERS), "tfds:NAME")
     is_path = ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec))
     why = f"should be 'text:{spec}'" if is_path else f"is unknown{nearest(kind, kinds)}"
     raise SettingError(f"data.corpus={spec!r} {why}")

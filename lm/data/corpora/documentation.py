@@ -3,7 +3,8 @@
 ``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks of
 ``exercises`` are made of the corpus's validation and test documents only, and are split by document
 themselves: nothing is seen twice. ``validation`` is the half of their held-out rows by which a checkpoint is
-chosen, ``report`` the half on which it is then scored. ``roles`` is made of the standard library's code.
+chosen, ``report`` the half on which it is then scored. ``roles`` is made of the standard library's code,
+``sequences-4`` and those of longer ones of words drawn at random.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from lm.data.corpora.exercises import makers, word_groups
 from lm.data.corpora.harvest import DEFAULT, STDLIB, Document, harvest, share, unfiltered
 from lm.data.corpora.roles import role_rows
+from lm.data.corpora.sequences import LONGEST_SEQUENCES, random_sequences
 from lm.data.text.shards import StoredShard, chosen_records, tfds_shards
 from lm.data.text.sources import Split
 from lm.data.text.tfds import Corrupt, Row, serialized
@@ -48,6 +51,7 @@ FEATURES = {
     "restore": {"document": TEXT, "summary": TEXT},
     "unfiltered": {"text": TEXT},
     "roles": {"tokens": TEXTS, "roles": tfds.features.Sequence(np.int64)},
+    **{f"sequences-{longest}": {"text": TEXT} for longest in LONGEST_SEQUENCES},
 }
 # Parts of the corpus, as lists of domains are parts of C4: by a module's package, for their topic and style
 SCIENCE = """
@@ -65,10 +69,15 @@ Splits = Mapping[str, Iterable[Row]]  # rows by split
 Report = Callable[[str], object]  # of a line
 
 
-# sets that are written when they are named, from packages; the others are written all at once
+def _sequences(longest: int, _packages: Iterable[str]) -> dict[str, list[Row]]:
+    return random_sequences(longest)
+
+
+# sets that are written when they are named, some from packages; the others are written all at once
 ALONE: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
     "unfiltered": lambda packages: by_split(unfiltered(packages)),
     "roles": lambda packages: at_most(EVALUATED, role_rows({*packages} & {*STDLIB}), "roles"),
+    **{f"sequences-{longest}": partial(_sequences, longest) for longest in LONGEST_SEQUENCES},
 }
 
 
@@ -153,7 +162,9 @@ def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Pat
         os.replace(builder.data_dir, folder)
 
 
-def corpus_shards(part: str, split: Split, cache: Path, corrupt: Corrupt = "stop") -> tuple[StoredShard, ...]:
+def documentation_shards(
+    part: str, split: Split, cache: Path, corrupt: Corrupt = "stop"
+) -> tuple[StoredShard, ...]:
     """The whole corpus (""), "unfiltered", or a view of the modules of one of CORPUS_PARTS."""
     if part in ("", "unfiltered"):
         return tfds_shards(f"documentation/{part or 'corpus'}", split, cache, corrupt)

@@ -1,4 +1,4 @@
-"""Every task that is answered in words, by name: six on the installed documentation, and the paper's.
+"""Every task that is answered in words, by name: six on the installed documentation, copying, the paper's.
 
 The paper's are GLUE, SuperGLUE, DPR, SQuAD, CNN/Daily Mail and three of WMT; appendix D of Raffel et al. 2020
 shows their formats, and what is odd about them. Smaller sets stand in where the last four cannot be had.
@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from lm import metrics
+from lm.data.tasks.sequences import COPY, REVERSE
 from lm.data.tasks.task import Column, Row, Task, fields, label_word, to_class
 from lm.settings import SettingError, nearest
 
@@ -312,6 +313,8 @@ _TABLE = (
     translation("multi30k_ende", "multi30k/en-de", "EnDe", "de", 64),
     translation("multi30k_enfr", "multi30k/en-fr", "EnFr", "fr", 64),
     translation("xquad_enro", "xquad_translation/en-ro", "EnRo", "ro", 64),
+    *COPY,
+    *REVERSE,
 )
 TASKS: Mapping[str, Task] = {task.name: task for task in _TABLE}
 

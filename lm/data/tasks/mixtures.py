@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.sequences import COPY, REVERSE, TARGETS_LENGTH
 from lm.data.tasks.task import Task
 from lm.settings import SettingError, nearest
 
@@ -35,6 +36,9 @@ MIXTURES: Mapping[str, Mixture] = {
     # in two halves, so that pre-training on tasks can leave one out; of one shape, which compiles once
     "documentation-words": Mixture(("cloze", "extract", "acceptability"), 40),
     "documentation-sentences": Mixture(("first-sentence", "next", "restore"), 40),
+    # accuracy by length
+    "copy": Mixture(tuple(task.name for task in COPY), TARGETS_LENGTH),
+    "reverse": Mixture(tuple(task.name for task in REVERSE), TARGETS_LENGTH),
     "glue_small": Mixture(("cola", "sst2", "mrpc", "stsb", "qnli", "rte"), 16),
     "super_glue_small": Mixture(("boolq", "cb", "copa", "super_glue_rte", "wic", "wsc"), 16),
     "squad_small": Mixture(("squad",), 32),

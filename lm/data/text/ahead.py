@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm.data.text.streams import Place, Streams, last_note
+from lm.data.text.streams import Streams, WindowPlace, last_note
 
 LEAD = 2  # windows of each stream that are encoded ahead of the one that is read [windows]
 PAUSE = 0.5  # where nothing is to be done [seconds]
@@ -51,7 +51,7 @@ class Lead:
 
     def __init__(self, streams: Streams, stream: int, notes: Path | None):
         self._streams, self._stream, self._notes = streams, stream, notes
-        self._places: list[Place | None] = [None]  # the one that is read, and those encoded after it
+        self._places: list[WindowPlace | None] = [None]  # the one that is read, and those encoded after it
         self._next = streams.places(stream)
 
     def advance(self) -> bool:

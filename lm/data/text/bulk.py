@@ -17,7 +17,7 @@ TASK = 16  # windows that a process encodes at a time, one after the other [wind
 ABANDONED = 1800  # what another machine has claimed and not finished for so long is done again [seconds]
 
 
-class Cost(NamedTuple):
+class EncodingCost(NamedTuple):
     """What it takes to encode a part of a corpus, by a sample of it."""
 
     tokens: int
@@ -54,7 +54,7 @@ def _of_stream(corpus: EncodedCorpus, shards: list[int], size: float | None) -> 
                 size -= min(TASK, count - first) * corpus.window
 
 
-def cost_of(streams: Streams, tokens: int | None) -> Cost:
+def cost_of(streams: Streams, tokens: int | None) -> EncodingCost:
     """Of the first ``tokens``, None: of all; SettingError if the corpus has none."""
     corpus, sample = streams.corpus, streams.shards(0, 0)[0]
     begin = time.process_time()
@@ -67,7 +67,7 @@ def cost_of(streams: Streams, tokens: int | None) -> Cost:
     count = every if tokens is None else min(tokens, every)
     kept = encoded.tokens.nbytes + 4 * len(encoded.offsets)
     factor = count / len(encoded.tokens)
-    return Cost(round(count), round(size * factor), round(kept * factor), seconds * factor)
+    return EncodingCost(round(count), round(size * factor), round(kept * factor), seconds * factor)
 
 
 def encode_ahead(

@@ -1,4 +1,4 @@
-"""Our own vocabularies: SentencePiece and bytes, both with T5's special ids and with sentinels at the top.
+"""Our own vocabularies: SentencePiece and bytes, with T5's special ids and with sentinels at the top.
 
 Id 0 pads, 1 ends a sequence, 2 is unknown. Sentinel k is decoded as ``<extra_id_k>``, as in T5; when noise
 uses no sentinels, the first is the mask and the second begins an encoder's row.
@@ -21,7 +21,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, TrainedKind, Vocabulary
+from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, Vocabulary
 from lm.files import write_sealed
 from lm.settings import SettingError
 
@@ -32,6 +32,7 @@ REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, 
 ROOM = 10  # a smaller vocabulary has no room for characters that the text lacks [pieces per required one]
 LONGEST_LINE = 1_000  # the trainer drops lines of more than 4,192 bytes [characters]
 THREADS = 2  # of encoding; the trainer is faster with one
+PieceKind = Literal["unigram", "bpe"]  # of a SentencePiece model
 Unknown = Literal["unk", "bytes"]  # what stands for a character without a piece: <unk>, or those of its bytes
 # types of a piece, in sentencepiece_model.proto: of text, and one that stands for a byte
 TEXT_PIECE, BYTE_PIECE = 1, 6
@@ -70,6 +71,42 @@ class Own(Vocabulary):
     def _plain(self, ids: list[int]) -> str:
         """The text of ids that are no sentinels."""
         raise NotImplementedError
+
+    @property
+    def sentinel_names(self) -> list[str]:
+        """In the order of their ids."""
+        return [f"<extra_id_{k}>" for k in reversed(range(self.num_sentinels))]
+
+    def tokenizer_files(
+        self, tokenizer: tokenizers.Tokenizer, begin: int | None, end: int | None
+    ) -> Mapping[str, bytes]:
+        """``tokenizer``, which has our ids, made to add special tokens and to frame a text; its settings."""
+        order = ("pad", "eos", "unk", "mask", "cls", "sep", "bos")
+        special = {**self.special, "unk": UNK, "bos": begin}
+        named = {
+            f"{use}_token": tokenizer.id_to_token(token)
+            for use in order
+            if (token := special[use]) is not None
+        }
+        added = dict.fromkeys([*named.values(), *self.sentinel_names])
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in added])
+        frame = {token: tokenizer.id_to_token(token) for token in (begin, end) if token is not None}
+        before, after = ([] if token is None else [frame[token]] for token in (begin, end))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *after, "$B:1", *(f"{token}:1" for token in after)],
+            special_tokens=[(spelling, token) for token, spelling in frame.items()],
+        )
+        has_types = begin is not None and begin == self.cls  # else the model has no token types
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **named,
+            "extra_special_tokens": self.sentinel_names[::-1],
+            "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
+        }
+        settings = json.dumps(config, indent=1).encode()
+        return {"tokenizer.json": tokenizer.to_str().encode(), TOKENIZER_CONFIG: settings}
 
 
 @dataclass(frozen=True)
@@ -122,8 +159,8 @@ class SentencePiece(Own):
     def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
         """A tokenizer.json with the same ids, and its settings."""
         model = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
-        sentinels = [f"<extra_id_{k}>" for k in reversed(range(self.num_sentinels))]
-        pieces = [(piece.piece, piece.score) for piece in model.pieces] + [(name, 0.0) for name in sentinels]
+        pieces = [(piece.piece, piece.score) for piece in model.pieces]
+        pieces += [(name, 0.0) for name in self.sentinel_names]
         has_bytes = any(piece.type == BYTE_PIECE for piece in model.pieces)
         table: models.Model = models.Unigram(pieces, unk_id=UNK, byte_fallback=has_bytes)
         if model.trainer_spec.model_type == model.trainer_spec.BPE:
@@ -141,28 +178,7 @@ class SentencePiece(Own):
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, names]) if has_bytes else words
         joined = decoders.Metaspace(prepend_scheme="always")
         tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), joined]) if has_bytes else joined
-        spelling = [piece for piece, _ in pieces]
-        order = ("pad", "eos", "unk", "mask", "cls", "sep", "bos")
-        special = {**self.special, "unk": UNK, "bos": begin}
-        named = {f"{use}_token": spelling[token] for use in order if (token := special[use]) is not None}
-        added = dict.fromkeys([*named.values(), *sentinels])
-        tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in added])
-        before, after = ([] if token is None else [spelling[token]] for token in (begin, end))
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[*before, "$A", *after],
-            pair=[*before, "$A", *after, "$B:1", *(f"{token}:1" for token in after)],
-            special_tokens=[(spelling[token], token) for token in {begin, end} if token is not None],
-        )
-        has_types = begin is not None and begin == self.cls  # else the model has no token types
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            **named,
-            "extra_special_tokens": sentinels[::-1],
-            "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
-        }
-        settings = json.dumps(config, indent=1).encode()
-        return {"tokenizer.json": tokenizer.to_str().encode(), TOKENIZER_CONFIG: settings}
+        return self.tokenizer_files(tokenizer, begin, end)
 
 
 @dataclass(frozen=True)
@@ -223,7 +239,7 @@ def _merges(model: Any) -> list[tuple[str, str]]:
 
 
 def train_sentencepiece(
-    texts: Iterable[str], size: int, path: Path, unknown: Unknown = "unk", kind: TrainedKind = "unigram"
+    texts: Iterable[str], size: int, path: Path, unknown: Unknown = "unk", kind: PieceKind = "unigram"
 ) -> Path:
     """Train a model of ``size`` pieces on the first of ``texts`` and ``write_sealed`` it.
 
@@ -241,7 +257,7 @@ def train_sentencepiece(
     settings |= {"pad_id": PAD, "eos_id": EOS, "unk_id": UNK, "bos_id": -1}
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_sample(texts, size * TRAINED_ON),
+            sentence_iterator=sampled_lines(texts, size * TRAINED_ON),
             model_writer=model,
             required_chars=REQUIRED if size - bytes_ >= ROOM * len(REQUIRED) else "",
             byte_fallback=bytes_ > 0,
@@ -256,7 +272,7 @@ def train_sentencepiece(
     return Path(path)
 
 
-def _sample(texts: Iterable[str], count: int) -> Iterator[str]:
+def sampled_lines(texts: Iterable[str], count: int) -> Iterator[str]:
     """Lines of ``count`` characters in all, from the first text on."""
     for text in texts:
         for line in text[:count].splitlines():

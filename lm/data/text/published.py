@@ -16,6 +16,7 @@ import tokenizers
 
 from lm.data.text.own import MODEL, TOKENIZER_CONFIG, Bytes, SentencePiece, read_sentencepiece
 from lm.data.text.vocabulary import BLANK, MASK, TRAINED_KINDS, Vocabulary
+from lm.data.text.wordpiece import PIECES, WordPiece
 from lm.settings import SettingError, nearest, parse_json, read_object
 
 SPELLINGS = {  # what a special token is for, and its usual spellings
@@ -175,19 +176,22 @@ class PublishedPieces(Published):
 
 
 def open_vocabulary(source: str | Path, sentinels: int, vocab_size: int) -> Vocabulary:
-    """The vocabulary ``bytes``, of a SentencePiece model's file, or in a folder: ours or a published model's.
+    """The vocabulary ``bytes``, of a file (a SentencePiece model, or .txt: word pieces), or in a folder.
 
+    A folder holds one of ours, or a published model's.
     ``sentinels`` are added to those of ours; the embedding has ``vocab_size`` rows.
     """
     path = Path(source)
     if source == "bytes":
         return Bytes(sentinels)
-    if path.is_dir() and not (path / MODEL).exists():
+    if path.is_dir():
+        path = next((path / name for name in (MODEL, PIECES) if (path / name).exists()), path)
+    if path.is_dir():
         return find_tokenizer(path, vocab_size)
     kind = str(source).partition(":")[0]
     if not path.exists() and kind.isalpha():  # no path: a kind, misspelt
         raise SettingError(f"data.vocabulary={source!s} is unknown{nearest(kind, (*TRAINED_KINDS, 'bytes'))}")
-    return SentencePiece(path / MODEL if path.is_dir() else path, sentinels)
+    return WordPiece(path, sentinels) if path.suffix == ".txt" else SentencePiece(path, sentinels)
 
 
 def find_tokenizer(folder: Path, vocab_size: int) -> Published:

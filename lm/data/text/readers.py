@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from lm.data.text.shards import Window
+from lm.data.text.shards import WindowText
 from lm.data.text.tfds import Corrupt
 from lm.settings import DataError, SettingError
 
 DOCUMENT = 8192  # a longer text is cut, at a blank line if there is one in the second half [bytes]
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
-FIELD = "text"  # of JSON lines and parquet
+TEXT_FIELD = "text"  # of JSON lines and parquet
 COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 # ---- text
 
 
-def read_text(paths: Sequence[Path], number: int, size: int, _corrupt: Corrupt) -> Window | None:
+def read_text(paths: Sequence[Path], number: int, size: int, _corrupt: Corrupt) -> WindowText | None:
     """Of the files end to end, cut behind a blank line where a window ends inside of one."""
     begin, stop, documents = number * size, (number + 1) * size, list[str]()
     lengths = [path.stat().st_size for path in paths]
@@ -38,7 +38,7 @@ def read_text(paths: Sequence[Path], number: int, size: int, _corrupt: Corrupt) 
         first, last = (_cut(path, place - offset, length) for place in (begin, stop))
         documents += [document(path, *ends) for *ends, _ in pieces(path, first, last)]
         offset += length
-    return Window(documents, 0)
+    return WindowText(documents, 0)
 
 
 def _cut(path: Path, place: int, length: int) -> int:
@@ -107,7 +107,7 @@ def _check_text(piece: bytes, path: Path, start: int) -> None:
 # ---- JSON lines
 
 
-def read_json_lines(paths: Sequence[Path], number: int, size: int, corrupt: Corrupt) -> Window | None:
+def read_json_lines(paths: Sequence[Path], number: int, size: int, corrupt: Corrupt) -> WindowText | None:
     """Lines whose first byte, after decompression, lies in the window."""
     (path,) = paths
     lines = _lines(path, number, size)
@@ -116,13 +116,13 @@ def read_json_lines(paths: Sequence[Path], number: int, size: int, corrupt: Corr
     documents, damaged = [], 0
     for place, line in lines:
         try:
-            documents.append(json.loads(line)[FIELD] + "")
+            documents.append(json.loads(line)[TEXT_FIELD] + "")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             damaged += 1
             if corrupt == "stop":
-                wrong = f'{path}: the line at byte {place:,} is no {{"{FIELD}": "..."}} ({error!r:.100})'
+                wrong = f'{path}: the line at byte {place:,} is no {{"{TEXT_FIELD}": "..."}} ({error!r:.100})'
                 raise DataError(f"{wrong}: mend it, or set data.corrupt_records='skip'") from error
-    return Window([text for text in documents if text.strip()], damaged)
+    return WindowText([text for text in documents if text.strip()], damaged)
 
 
 def _lines(path: Path, number: int, size: int) -> list[tuple[int, bytes]] | None:
@@ -184,7 +184,7 @@ def _compressed_window(path: Path, number: int, size: int) -> list[tuple[int, by
 # ---- parquet
 
 
-def read_parquet(paths: Sequence[Path], number: int, size: int, _corrupt: Corrupt) -> Window | None:
+def read_parquet(paths: Sequence[Path], number: int, size: int, _corrupt: Corrupt) -> WindowText | None:
     """Row groups, as many as fill the window; they are the least that can be read."""
     import pyarrow
     from pyarrow import parquet
@@ -192,18 +192,18 @@ def read_parquet(paths: Sequence[Path], number: int, size: int, _corrupt: Corrup
     (path,) = paths
     try:
         with parquet.ParquetFile(path) as file:
-            if FIELD not in file.schema_arrow.names:
-                raise DataError(f"{path} has no column {FIELD!r}, but {file.schema_arrow.names}")
+            if TEXT_FIELD not in file.schema_arrow.names:
+                raise DataError(f"{path} has no column {TEXT_FIELD!r}, but {file.schema_arrow.names}")
             sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
             windows = [*_row_groups(sizes, size)]
             if number >= max(len(windows), 1):
                 return None
             texts: list[Any] = []
             for group in windows[number] if windows else ():
-                texts += file.read_row_group(group, columns=[FIELD])[FIELD].to_pylist()
+                texts += file.read_row_group(group, columns=[TEXT_FIELD])[TEXT_FIELD].to_pylist()
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
-    return Window([text for text in texts if isinstance(text, str) and text.strip()], 0)
+    return WindowText([text for text in texts if isinstance(text, str) and text.strip()], 0)
 
 
 def _row_groups(sizes: Sequence[int], size: int) -> list[list[int]]:
@@ -214,13 +214,13 @@ def _row_groups(sizes: Sequence[int], size: int) -> list[list[int]]:
 
 
 # paths, number of the window, its size, what becomes of damage -> the window
-READERS: Mapping[str, Callable[[Sequence[Path], int, int, Corrupt], Window | None]] = {
+WINDOW_READERS: Mapping[str, Callable[[Sequence[Path], int, int, Corrupt], WindowText | None]] = {
     "text": read_text,
     "jsonl": read_json_lines,
     "parquet": read_parquet,
 }
 _JSON = (".jsonl", ".json")
-ENDINGS = {
+FILE_ENDINGS = {
     "text": (".txt",),
     "jsonl": (*_JSON, *(json + packed for json in _JSON for packed in COMPRESSED)),
     "parquet": (".parquet",),

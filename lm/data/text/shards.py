@@ -22,7 +22,6 @@ from lm.data.text.tfds import (
     find_prepared,
     open_set,
     prepared_split,
-    read_texts,
     stamp,
 )
 from lm.settings import DataError, SettingError
@@ -36,7 +35,7 @@ HELD_OUT = 0.05  # share of the documents that are validation where nothing is n
 DIGESTED, LEAST_DIGESTED = 1 << 26, 1 << 16
 
 
-class Window(NamedTuple):
+class WindowText(NamedTuple):
     """What a window of a shard holds."""
 
     documents: list[str]
@@ -58,7 +57,7 @@ class Shard(Protocol):
     def fingerprint(self) -> str:
         """Of its size and what stands at its ends, whatever becomes of corrupt records."""
 
-    def read(self, number: int, size: int) -> Window | None:
+    def read(self, number: int, size: int) -> WindowText | None:
         """The window of that number, of about ``size`` bytes; None: the one before was the last.
 
         DataError, with the name of the file, for what is missing or cannot be read.
@@ -66,7 +65,7 @@ class Shard(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardPart:
     """Every so-many-th window of a shard, as a shard of its own."""
 
     shard: Shard
@@ -85,7 +84,7 @@ class Part:
     def fingerprint(self) -> str:
         return f"{self.shard.fingerprint} {self.first} {self.every}"
 
-    def read(self, number: int, size: int) -> Window | None:
+    def read(self, number: int, size: int) -> WindowText | None:
         return self.shard.read(self.first + number * self.every, size)
 
 
@@ -107,14 +106,14 @@ class Texts:
             digest.update(f"{len(text)} {text}".encode(errors="surrogatepass"))
         return digest.hexdigest()
 
-    def read(self, number: int, size: int) -> Window | None:
+    def read(self, number: int, size: int) -> WindowText | None:
         return window_of(self.documents, number, self.size, size)
 
 
-def window_of(documents: Sequence[str], number: int, stored: int, size: int) -> Window | None:
+def window_of(documents: Sequence[str], number: int, stored: int, size: int) -> WindowText | None:
     """The window of that number of ``documents`` that take ``stored`` bytes: as many in each."""
     bounds = record_range(len(documents), number, stored, size)
-    return None if bounds is None else Window([documents[i] for i in range(*bounds)], 0)
+    return None if bounds is None else WindowText([documents[i] for i in range(*bounds)], 0)
 
 
 def record_range(count: int, number: int, stored: int, size: int) -> tuple[int, int] | None:
@@ -133,7 +132,9 @@ def deal(shards: Sequence[Shard], streams: int) -> list[Shard]:
     """At least as many shards as streams: where there are fewer, each is dealt in parts."""
     parts = -(-streams // max(len(shards), 1))
     return (
-        [Part(shard, first, parts) for shard in shards for first in range(parts)] if parts > 1 else [*shards]
+        [ShardPart(shard, first, parts) for shard in shards for first in range(parts)]
+        if parts > 1
+        else [*shards]
     )
 
 
@@ -211,28 +212,42 @@ class StoredShard:
         part = (self.rows.split, self.first, self.count, self.feature, chosen)
         return f"{file_digest(self.path, self.end)} {part}"
 
-    def read(self, number: int, size: int) -> Window | None:
+    def read(self, number: int, size: int) -> WindowText | None:
         numbers = range(self.first, self.first + self.count) if self.chosen is None else self.chosen
         if (bounds := record_range(len(numbers), number, self.size, size)) is None:
             return None
         if self.chosen is None and "array_record" in self.path.name:
             begin, end = (self.skipped + bound for bound in bounds)
             with suppress(Exception):  # array_record, protobuf: each has its own, and neither says of which
-                return Window(read_texts(self.path, begin, end, self.feature), 0)
+                return WindowText(read_texts(self.path, begin, end, self.feature), 0)
         return self._row_by_row(numbers[slice(*bounds)])
 
-    def _row_by_row(self, numbers: Sequence[int]) -> Window:
+    def _row_by_row(self, numbers: Sequence[int]) -> WindowText:
         """With the number of the first record that cannot be read, or without those that cannot."""
         if self.corrupt == "stop":
-            return Window([row[self.feature] for row in self.rows.several(numbers)], 0)
+            return WindowText([row[self.feature] for row in self.rows.several(numbers)], 0)
         documents = [text for number in numbers if (text := self._readable(number)) is not None]
-        return Window(documents, len(numbers) - len(documents))
+        return WindowText(documents, len(numbers) - len(documents))
 
     def _readable(self, number: int) -> str | None:
         try:
             return self.rows[number][self.feature]
         except DataError:
             return None
+
+
+def read_texts(path: Path, first: int, last: int, feature: str) -> list[str]:
+    """A text feature of records ``first`` to ``last`` - 1 of an array_record file: no other is decoded."""
+    from array_record.python.array_record_module import ArrayRecordReader
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    reader = ArrayRecordReader(str(path))
+    try:
+        records = reader.read(first, last)
+    finally:
+        reader.close()
+    examples = map(tf_example_pb2.Example.FromString, records)
+    return [x.features.feature[feature].bytes_list.value[0].decode(errors="replace") for x in examples]
 
 
 def tfds_shards(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> tuple[StoredShard, ...]:

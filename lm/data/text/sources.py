@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lm.data.text.readers import ENDINGS, READERS
+from lm.data.text.readers import FILE_ENDINGS, WINDOW_READERS
 from lm.data.text.shards import (
     HELD_OUT,
     SMALLEST_WINDOW,
     Shard,
-    Window,
+    WindowText,
     digested,
     documents_of,
     file_digest,
@@ -51,7 +51,7 @@ class FileShard:
     """One file, or small text files together."""
 
     paths: tuple[Path, ...]
-    kind: str  # one of READERS
+    kind: str  # one of WINDOW_READERS
     end: int  # what is read at either end of a file to tell it from others [bytes]
     corrupt: Corrupt = "stop"
     held_out: HeldOut | None = None  # None: all documents
@@ -70,9 +70,9 @@ class FileShard:
         digests = " ".join(file_digest(path, self.end) for path in self.paths)
         return f"{self.kind} {digests} {self.held_out}"
 
-    def read(self, number: int, size: int) -> Window | None:
+    def read(self, number: int, size: int) -> WindowText | None:
         try:
-            window = READERS[self.kind](self.paths, number, size, self.corrupt)
+            window = WINDOW_READERS[self.kind](self.paths, number, size, self.corrupt)
         except OSError as error:
             raise DataError(f"{self.name} cannot be read: {error}") from error
         if window is None or self.held_out is None:
@@ -132,7 +132,7 @@ def matches(kind: str, pattern: str) -> list[Path]:
     """The file or files that a pattern or a folder stands for, in order of name."""
     pattern = os.path.expanduser(pattern)
     if os.path.isdir(pattern):
-        inner = [f"{glob.escape(pattern)}/**/*{ending}" for ending in ENDINGS[kind]]
+        inner = [f"{glob.escape(pattern)}/**/*{ending}" for ending in FILE_ENDINGS[kind]]
     else:
         inner = [pattern]
     names = [pattern] if os.path.isfile(pattern) else sum((glob.glob(x, recursive=True) for x in inner), [])

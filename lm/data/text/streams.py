@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count, takewhile
 from math import gcd
 from pathlib import Path
 from typing import NamedTuple
@@ -20,17 +20,17 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.data.text.shards import SMALLEST_WINDOW
-from lm.data.text.tokens import EncodedCorpus, Tokens
+from lm.data.text.tokens import EncodedCorpus, Tokens, join
 from lm.settings import SettingError
 
 SHARDS, ORDERS = 2**62, 2**61  # first keys of random numbers: those that deal shards, and that order them
 USUAL = 16  # streams of a batch that divides by them
-MOST = 1 << 12  # streams; and of an epoch of one, no more than 2^20 windows of 2^24 examples
+MOST_STREAMS = 1 << 12  # streams; and of an epoch of one, no more than 2^20 windows of 2^24 examples
 LAST_NOTES = 1 << 12  # of a file of notes, among which the newest is found [bytes]
-LEAST = 64  # rows of a stream in an epoch; a corpus of fewer has fewer streams [rows]
+LEAST_ROWS = 64  # rows of a stream in an epoch; a corpus of fewer has fewer streams [rows]
 
 
-class Place(NamedTuple):
+class WindowPlace(NamedTuple):
     """A window of a stream."""
 
     stream: int
@@ -51,10 +51,10 @@ def stream_count(wanted: int, batch_size: int, size: int) -> int:
     most, and fewer of a small corpus.
     """
     if wanted:
-        if batch_size % wanted or wanted > MOST:
+        if batch_size % wanted or wanted > MOST_STREAMS:
             raise SettingError(
                 f"data.streams={wanted} should divide the {batch_size} sequences of a batch, and be at most "
-                f"{MOST:,}"
+                f"{MOST_STREAMS:,}"
             )
         return wanted
     return largest_divisor(gcd(batch_size, USUAL), size // SMALLEST_WINDOW)
@@ -88,7 +88,7 @@ class Streams:
         order = ORDERS + (0 if self.unique else epoch << 12) + stream
         return _random(self.seed, order).permutation(own).tolist()
 
-    def places(self, stream: int, last: Place | None = None) -> Iterator[Place]:
+    def places(self, stream: int, last: WindowPlace | None = None) -> Iterator[WindowPlace]:
         """The windows of a stream that hold tokens, without end, from its begin or behind the ``last`` one.
 
         They are encoded on the way. SettingError if the stream has no token.
@@ -105,7 +105,7 @@ class Streams:
                 )
             last = None
 
-    def _epoch(self, stream: int, epoch: int, last: Place | None) -> Iterator[Place]:
+    def _epoch(self, stream: int, epoch: int, last: WindowPlace | None) -> Iterator[WindowPlace]:
         shards, number, before, first = self.shards(stream, epoch), 0, 0, 0
         if last:
             shards = shards[shards.index(last.shard) :]
@@ -118,15 +118,20 @@ class Streams:
                 if (tokens := self._read(shard, window)) is None:
                     break
                 if size := len(tokens.tokens):
-                    yield Place(stream, epoch, number, shard, window, before)
+                    yield WindowPlace(stream, epoch, number, shard, window, before)
                     number, before = number + 1, before + size
             first = 0
 
-    def tokens(self, place: Place) -> Tokens:
+    def tokens(self, place: WindowPlace) -> Tokens:
         """Of a window, as far as the epoch goes."""
         tokens = self._read(place.shard, place.window)
         assert tokens is not None, place
         return tokens.cut(self.unique // self.count - place.before) if self.unique else tokens
+
+    def epoch(self) -> Tokens:
+        """All that is read once, in memory."""
+        first = (takewhile(lambda place: not place.epoch, self.places(s)) for s in range(self.count))
+        return join([self.tokens(place) for place in chain.from_iterable(first)])
 
     def _read(self, shard: int, window: int) -> Tokens | None:
         return _read_once(self.corpus, shard, window)
@@ -148,17 +153,17 @@ class Walk:
     process, or a run that goes on, need not read again what lies before.
     """
 
-    def __init__(self, streams: Streams, stream: int, size: Callable[[Place], int], notes: Path | None):
+    def __init__(self, streams: Streams, stream: int, size: Callable[[WindowPlace], int], notes: Path | None):
         self._streams, self._stream, self._size, self._notes = streams, stream, size, notes
         self._begin(0, None)
 
-    def _begin(self, rows: int, place: Place | None) -> None:
+    def _begin(self, rows: int, place: WindowPlace | None) -> None:
         """From the begin, or at a place with so many rows before it."""
         self._places, self._starts = ([place], [rows]) if place else ([], [])
         self._end = rows + (self._size(place) if place else 0)
         self._next = self._streams.places(self._stream, place)
 
-    def find(self, row: int) -> tuple[Place, int]:
+    def find(self, row: int) -> tuple[WindowPlace, int]:
         """The window of a row of the stream, counted through all epochs, and which row of it that is."""
         if not self._starts or not self._starts[0] <= row < self._end:
             self._jump(row)
@@ -193,10 +198,10 @@ class Walk:
             self._note(self._end, place)
             self._end += rows
 
-    def _noted(self) -> list[tuple[int, Place]]:
+    def _noted(self) -> list[tuple[int, WindowPlace]]:
         return [*read_notes(self._notes)]
 
-    def _note(self, rows: int, place: Place) -> None:
+    def _note(self, rows: int, place: WindowPlace) -> None:
         if self._notes is not None and rows:
             numbers = " ".join(map(str, (rows, *place)))
             self._notes.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +209,7 @@ class Walk:
                 file.write(f"{numbers} {zlib.crc32(numbers.encode())}\n")
 
 
-def read_notes(path: Path | None, end: int | None = None) -> Iterator[tuple[int, Place]]:
+def read_notes(path: Path | None, end: int | None = None) -> Iterator[tuple[int, WindowPlace]]:
     """(rows before it, window) of a file of notes, or of its last ``end`` bytes, without damaged lines."""
     if path is None or not path.exists():
         return
@@ -216,9 +221,9 @@ def read_notes(path: Path | None, end: int | None = None) -> Iterator[tuple[int,
         with suppress(ValueError, TypeError):
             if zlib.crc32(numbers) == int(checksum):
                 rows, *place = map(int, numbers.split())
-                yield rows, Place(*place)
+                yield rows, WindowPlace(*place)
 
 
-def last_note(path: Path | None) -> tuple[int, Place] | None:
+def last_note(path: Path | None) -> tuple[int, WindowPlace] | None:
     """The newest of a file of notes."""
     return next(iter([*read_notes(path, LAST_NOTES)][::-1]), None)

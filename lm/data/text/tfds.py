@@ -195,20 +195,6 @@ def _fault(path: Path, count: int, counted: bool) -> str | None:
     return None
 
 
-def read_texts(path: Path, first: int, last: int, feature: str) -> list[str]:
-    """A text feature of records ``first`` to ``last`` - 1 of an array_record file: no other is decoded."""
-    from array_record.python.array_record_module import ArrayRecordReader
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    reader = ArrayRecordReader(str(path))
-    try:
-        records = reader.read(first, last)
-    finally:
-        reader.close()
-    examples = map(tf_example_pb2.Example.FromString, records)
-    return [x.features.feature[feature].bytes_list.value[0].decode(errors="replace") for x in examples]
-
-
 @functools.lru_cache(maxsize=4096)
 def _count_records(path: Path, _size: int, _changed: int) -> int | str:
     """The records of a file that has this size and was last ``changed`` at this time, or why it has none."""

@@ -35,13 +35,14 @@ class Tokens(NamedTuple):
     tokens: np.ndarray  # uint16 or uint32 [tokens]
     offsets: np.ndarray  # int64 [documents + 1]: document d is tokens[offsets[d]:offsets[d + 1]]
     left_out: int = 0  # corrupt records that were skipped
+    goes_on: bool = False  # the last document is cut
 
     def cut(self, count: int) -> "Tokens":
         """The first ``count`` tokens; the last document may be cut."""
-        end = min(count, len(self.tokens))
-        return self._replace(
-            tokens=self.tokens[:end], offsets=np.append(self.offsets[self.offsets < end], end)
-        )
+        if count >= len(self.tokens):
+            return self
+        offsets = np.append(self.offsets[self.offsets < count], count)
+        return Tokens(self.tokens[:count], offsets, self.left_out, count not in self.offsets)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ PAD, EOS, UNK = 0, 1, 2  # ids in our own vocabularies, as in T5
 MASK = "[MASK]"  # how a user writes the mask, however the vocabulary spells it
 BLANK = "\u2581"  # how SentencePiece writes the blank before a word
 # kinds that are trained here: the likeliest pieces of a text [Kudo 2018], merged pairs [Sennrich et al. 2016]
-TrainedKind = Literal["unigram", "bpe"]
+# and pieces that begin a word or, as ##X, continue one [Schuster and Nakajima 2012]
+TrainedKind = Literal["unigram", "bpe", "wordpiece"]
+# how one or two texts are laid out for a head: each with its end, or START text DELIM text EXTRACT
+Layout = Literal["ended", "start-delim-extract"]
 TRAINED_KINDS: tuple[TrainedKind, ...] = get_args(TrainedKind)
 STOPS = (".", "?", "!")  # end a sentence
 
@@ -24,6 +27,11 @@ class Vocabulary(abc.ABC):
     mask = property(lambda self: self.special["mask"])
     cls = property(lambda self: self.special["cls"])  # begins an encoder's row
     sep = property(lambda self: self.special["sep"])  # ends each text of an encoder's row
+    # of a decoder's row in GPT's layout: sentinels other than the mask and [CLS]; a language model has never
+    # seen them, as in the paper
+    start = property(lambda self: self.sentinel(2))
+    delim = property(lambda self: self.sentinel(3))
+    extract = property(lambda self: self.sentinel(4))
 
     @property
     @abc.abstractmethod
@@ -39,6 +47,10 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def num_sentinels(self) -> int:
         """How many ids at the top stand for hidden spans."""
+
+    def sentinel(self, number: int) -> int | None:
+        """The id of a sentinel, counted from 0 at the top; None: there are fewer."""
+        return self.size - 1 - number if number < self.num_sentinels else None
 
     @property
     @abc.abstractmethod
@@ -73,10 +85,17 @@ class Vocabulary(abc.ABC):
 
         A published tokenizer that knows how its model frames a text ignores the two.
         """
-        *parts, last = text.split(MASK)
-        ids = [token for part in parts for token in (*self.encode(part.rstrip()), self.mask)]
-        ids += self.encode(last) if last.strip() else []  # the blank before a word belongs to the word
+        ids = self.encode_hidden(text, [self.mask] * text.count(MASK))
         return [token for token in (begin, *ids, end) if token is not None]
+
+    def encode_hidden(self, text: str, hidden: Sequence[int | None]) -> list[int | None]:
+        """Ids of ``text``, in which ``hidden[k]`` stands for the MASK number k."""
+        *parts, last = text.split(MASK)
+        pairs = zip(parts, hidden, strict=True)
+        ids = [token for part, instead in pairs for token in (*self.encode(part.rstrip()), instead)]
+        return ids + (
+            self.encode(last) if last.strip() else []
+        )  # the blank before a word belongs to the word
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text up to the first EOS, without padding and the tokens that frame a text."""

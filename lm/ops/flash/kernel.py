@@ -52,15 +52,16 @@ class Flash(NamedTuple):
         bias: Bias | None = None,
         softmax: Softmax = PLAIN,
     ) -> Array:
-        """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H]."""
-        _, length, heads, width = query.shape
+        """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], whose width the result has."""
+        length, heads, value_width = *query.shape[1:3], value.shape[3]
+        width = self.backend.width(max(query.shape[3], value_width))  # zeros change no score
         key, value = drop_values(key, value, softmax.keep)
         query = query * softmax.scale if softmax.scale != 1.0 else query
         tiles = self.backend.tiles(length), self.backend.tiles(key.shape[1])
         rule, form = None if mask is None else mask.rule, None if bias is None else bias.form
         plan = TilePlan(self.backend, rule, form, key.shape[1], *tiles)
         turned = [
-            _padded(x.transpose(0, 2, 3, 1), {2: self.backend.width(width), 3: -(-x.shape[1] // tile) * tile})
+            _padded(x.transpose(0, 2, 3, 1), {2: width, 3: -(-x.shape[1] // tile) * tile})
             for x, tile in ((query, tiles[0]), (key, tiles[1]), (value, tiles[1]))
         ]
         numbers = jnp.zeros((heads, 1)) if bias is None else bias.numbers
@@ -70,7 +71,7 @@ class Flash(NamedTuple):
             _numbers(mask and mask.key, key.shape[1], turned[1].shape[3], -1),
         )
         out = _attend(plan, *turned, numbers.astype(jnp.float32), places)
-        return out[:, :, :width, :length].transpose(0, 3, 1, 2)
+        return out[:, :, :value_width, :length].transpose(0, 3, 1, 2)
 
 
 def _padded(x, sizes, value=0):

@@ -1,0 +1,62 @@
+"""``lm draw`` and ``lm attention``: pictures of masks, positions and costs, and of what a model does."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.arguments import parse
+from experiments.console import UNBROKEN
+from experiments.drawings import DRAWINGS
+from lm.settings import SettingError, nearest
+
+
+def draw(arguments: Sequence[str]) -> None:
+    """Draw a picture; without a name list what there is."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        show_drawings()
+        return
+    what, *options = arguments
+    if what not in DRAWINGS:
+        raise SettingError(f"lm draw knows no {what!r}{nearest(what, DRAWINGS)}; `lm draw` lists all")
+    write_picture(what, parse(picture_of(what), f"lm draw {what}", options))
+
+
+def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
+    """Draw where each head of a run's model attends in a text: ``lm draw attention``.
+
+    Args:
+        run: folder of a run.
+        text: what the model reads; an encoder-decoder is watched writing its answer.
+        mixture: which fine-tuned model; by default the pre-trained one.
+        out: picture to write, .png, .svg or .pdf.
+    """
+    write_picture("attention", picture_of("attention")(run=run, text=text, mixture=mixture, out=out))
+
+
+def show_drawings() -> None:
+    """Print what can be drawn, in the order of a course."""
+    UNBROKEN.print(
+        "usage: lm draw WHAT [OPTIONS] [--out PICTURE.png]      details: lm draw WHAT --help\n", markup=False
+    )
+    for what, drawing in DRAWINGS.items():
+        UNBROKEN.print(f"  {what:<11} {drawing.shows}", markup=False)
+        if drawing.call:
+            UNBROKEN.print(f"  {'':<11} lm draw {what} {drawing.call}", markup=False)
+    UNBROKEN.print("\nA picture ends in .png, .svg or .pdf.")
+
+
+def picture_of(what: str) -> Any:
+    """The class of a picture, whose fields are its options; with jax, which takes a second."""
+    module, _, name = DRAWINGS[what].place.partition(":")
+    return getattr(import_module(f"experiments.drawings.{module}"), name)
+
+
+def write_picture(what: str, picture: Any) -> None:
+    """Draw a picture into its ``out``, and print what it shows; a wrong ending is refused at once."""
+    from experiments.drawings.panels import check_ending, save_figure  # with matplotlib
+
+    out = picture.out or Path(f"{what}.png")
+    check_ending(out)
+    save_figure(picture.figure(), out)
+    UNBROKEN.print(f"{out}: {DRAWINGS[what].shows}", markup=False)

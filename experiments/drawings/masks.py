@@ -1,0 +1,74 @@
+"""Masks of all kinds and what they do to scores, as arrays, computed as models do."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm.nn.config import ModelConfig
+from lm.nn.view import Batch, cross_mask, full_view
+from lm.ops.attention import attention_weights
+from lm.ops.config import SparsityConfig
+from lm.ops.masks import CAUSAL, Mask
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A model, and what its batches say of a row's positions: how a mask comes about."""
+
+    side: Literal["encoder", "decoder", "cross"]
+    model: dict[str, Any] = field(default_factory=dict)  # settings of the model that differ
+    features: tuple[str, ...] = ()  # "padded", "packed" or "prefix": what the batch says besides tokens
+
+    def mask(self, length: int) -> np.ndarray:
+        """bool [T,T], the mask that attention uses in rows of ``length``."""
+        sparsity = SparsityConfig(**self.model)
+        kinds = {"encoder": "encoder", "cross": "encoder-decoder"}
+        kind: Any = "prefix-decoder" if "prefix" in self.features else kinds.get(self.side, "decoder")
+        config = ModelConfig(kind, positions="none", sparsity=sparsity, max_length=length)
+        batch = self.batch(length)
+        if self.side == "cross":
+            segments = batch["decoder_segment_ids"], batch["encoder_segment_ids"]
+            mask = cross_mask(config, length, *segments)
+        else:
+            mask = full_view(config, batch, self.side, None).mask
+        return np.asarray(mask.dense(length, length) if isinstance(mask, Mask) else mask)[0]
+
+    def batch(self, length: int) -> Batch:
+        """Tokens, of which the mask knows nothing, and segments and a prefix of the places in a row."""
+        place = jnp.arange(length, dtype=jnp.int32)[None]
+        batch = {f"{side}_input_tokens": place for side in ("encoder", "decoder")}
+        segments = {"padded": 1 * (place < length * 3 // 4), "packed": 1 + place // -(-length // 3)}
+        for name in {"padded", "packed"} & {*self.features}:
+            batch |= {f"{side}_segment_ids": segments[name] for side in ("encoder", "decoder")}
+        if self.side == "cross":  # sources are longer than what is made of them
+            batch["encoder_segment_ids"] = 1 + (place >= length // 2) + (place >= length * 5 // 6)
+        return batch | {"decoder_causal_attention": 1 * (place < length // 3)}
+
+
+BIG_BIRD = {"window": 1, "block": 2, "global_tokens": 1, "random_blocks": 1}
+MASKS = {
+    "causal (decoder)": Sight("decoder"),
+    "prefix (prefix decoder)": Sight("decoder", features=("prefix",)),
+    "padding (encoder)": Sight("encoder", features=("padded",)),
+    "packed (encoder)": Sight("encoder", features=("packed",)),
+    "packed (decoder)": Sight("decoder", features=("packed",)),
+    "packed (cross-attention)": Sight("cross", features=("packed",)),
+    "window of 2 (encoder)": Sight("encoder", {"window": 2}),
+    "window of 2 (decoder)": Sight("decoder", {"window": 2}),
+    "window of 2, dilated by 2": Sight("encoder", {"window": 2, "dilation": 2}),
+    "window of 1, first 2 global": Sight("encoder", {"window": 1, "global_tokens": 2}),
+    "blocks of 2 (BigBird)": Sight("encoder", BIG_BIRD),
+}
+
+
+def score_stages(length: int, width: int, seed: int) -> dict[str, np.ndarray]:
+    """float32 [T,T] of random queries and keys: scores, masked scores (-inf where unseen), and weights."""
+    query, key = jax.random.normal(jax.random.key(seed), (2, 1, length, 1, width))
+    scores = jnp.einsum("btnh,bsnh->ts", query, key) * width**-0.5
+    mask = CAUSAL.dense(length, length)
+    weights = attention_weights(query, key, mask, scale=width**-0.5)[0, 0]
+    masked = jnp.where(mask[0], scores, -jnp.inf)
+    return {name: np.asarray(x) for name, x in (("scores", scores), ("masked", masked), ("weights", weights))}

@@ -1,0 +1,38 @@
+"""Encoder-decoders from before the Transformer to it, and what they can read of a longer text."""
+
+from experiments.study.experiment import Changes, table, times
+from experiments.study.families import family
+
+# From scratch, as these models were before pre-training: what they know is of the task.
+SCRATCH: Changes = {
+    "pretraining.steps": 0,
+    "start.steps": 0,
+    "tuning.mixtures": ("copy", "reverse", "first-sentence"),
+    "tuning.inputs_length": 64,
+    "tuning.branches": (1.0,),
+    "tuning.evaluation_examples": 200,
+    "tuning.report_examples": 200,
+    "finetuning.steps": times(4),
+    "finetuning.save_every": times(4),
+    "finetuning.optimizer.name": "adamw",
+    "finetuning.optimizer.learning_rate": 2e-3,
+    "finetuning.optimizer.schedule": "constant",
+    "finetuning.optimizer.warmup_steps": 100,
+    "finetuning.optimizer.clip_norm": 1.0,
+}
+TRANSFORMER = family("transformer-base") | SCRATCH
+# Everything but what mixes positions and reads the encoder is as in the Transformer.
+RECURRENT_MODEL: Changes = TRANSFORMER | {"model.mixer": "lstm", "model.positions": "none"}
+
+ROWS = {
+    # lm sweep seq2seq --scale nano: 5 rows, one seed; docs/sequences.md has what came out
+    ("seq2seq", "Encoder-decoders from scratch: what the decoder sees of what is read"): {
+        **{
+            name: RECURRENT_MODEL | {"model.cross_attention": name}
+            for name in ("none", "dot", "multiplicative", "additive")
+        },
+        "transformer-2017": TRANSFORMER,
+    },
+}
+
+TABLES = tuple(table(name, title, None, rows) for (name, title), rows in ROWS.items())

@@ -1,0 +1,41 @@
+"""Copy and reverse: sequences of random words, a task for each range of lengths, so that scores go by length.
+
+What a course shows with them is the bottleneck: a decoder that starts from one vector knows less of a longer
+text, and one with attention as much of each (Sutskever et al. 2014; Bahdanau et al. 2015).
+"""
+
+from collections.abc import Callable
+
+from lm import metrics
+from lm.data.corpora.sequences import LONGEST_SEQUENCES
+from lm.data.tasks.task import Row, Task
+
+TARGETS_LENGTH = 40  # of all, so that they share compiled programs; EOS counted [tokens]
+
+
+def backwards(text: str) -> str:
+    """The words in the opposite order."""
+    return " ".join(reversed(text.split()))
+
+
+def _rewriting(name: str, longest: int, answer: Callable[[str], str]) -> Task:
+    """Write ``answer`` of a sequence of ``longest`` / 2 + 1 to ``longest`` words; words in place count."""
+
+    def to_text(row: Row) -> tuple[str, str]:
+        return f"{name}: {row['text']}", answer(row["text"])
+
+    return Task(
+        f"{name}-{longest}",
+        f"documentation/sequences-{longest}",
+        f"{name}-{longest}",
+        lambda row: answer(row["text"]),
+        {"word_accuracy": metrics.word_accuracy, "exact_match": metrics.accuracy},
+        to_text,
+        beside=("exact_match",),
+        report="report",
+        targets_length=TARGETS_LENGTH,
+    )
+
+
+COPY = tuple(_rewriting("copy", longest, str) for longest in LONGEST_SEQUENCES)
+REVERSE = tuple(_rewriting("reverse", longest, backwards) for longest in LONGEST_SEQUENCES)

@@ -1,0 +1,87 @@
+"""Settings of rotary positions and of sparse masks.
+
+Sources: the papers named beside them and, where these are silent, the configurations of released weights.
+"""
+
+from dataclasses import dataclass
+from math import ceil, floor, inf, log, pi
+from typing import Literal
+
+import numpy as np
+
+from lm.settings import SettingError, at_least
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """How rotary positions turn queries and keys, and are stretched to rows longer than in training."""
+
+    base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
+    fraction: float = 1.0  # share of a head's features that are turned, from the first on
+    # which of the R features turn together: i and i + R/2 (GPT-NeoX, Llama), or neighbours (Su et al., GPT-J)
+    layout: Literal["halves", "pairs"] = "halves"
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # which wavelengths are stretched
+    factor: float = 1.0  # how many times longer rows get than original_length
+    original_length: int = 2_048  # row length of training; unused without scaling [tokens]
+    low_frequency_factor: float = 1.0  # "llama3": wavelengths above original_length over this are stretched
+    high_frequency_factor: float = 4.0  # "llama3": wavelengths below original_length over this are not
+    beta_fast: float = 32.0  # "yarn": features that turn more often are not stretched [turns]
+    beta_slow: float = 1.0  # "yarn": features that turn less often are stretched wholly [turns]
+
+    def frequencies(self, width: int) -> tuple[np.ndarray, float]:
+        """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.
+
+        A scaling decides which share of each frequency stays; the rest is divided by ``factor``, so that the
+        angles of ``factor`` times longer rows are those of the rows trained on. It goes by the turns in
+        ``original_length``.
+        """
+        width = int(self.fraction * width)
+        frequencies = self.base ** -(np.arange(0, width, 2) / width)
+        turns = self.original_length * frequencies / (2 * pi)
+
+        def llama3():  # linear in the turns, between those that are stretched wholly and not at all
+            low, high = self.low_frequency_factor, self.high_frequency_factor
+            return (turns - low) / (high - low)
+
+        def yarn():  # Peng et al. 2023: linear in the number of the feature, whole features at the ends
+            betas = self.beta_slow, self.beta_fast
+            last, first = (width * log(turns[0] / beta) / (2 * log(self.base)) for beta in betas)
+            first, last = max(floor(first), 0), min(ceil(last), width - 1)
+            return 1 - (np.arange(width // 2) - first) / max(last - first, 1e-3)
+
+        share = {"none": lambda: 1.0, "linear": lambda: 0.0, "llama3": llama3, "yarn": yarn}[self.scaling]()
+        frequencies *= 1 / self.factor + np.clip(share, 0, 1) * (1 - 1 / self.factor)
+        # Longer rows spread attention thinner; yarn sharpens it again.
+        sharpening = 0.1 * log(max(self.factor, 1)) + 1 if self.scaling == "yarn" else 1.0
+        return frequencies.astype(np.float32), sharpening
+
+
+@dataclass(frozen=True)
+class SparsityConfig:
+    """Which positions self-attention skips; distances are counted in blocks of ``block`` positions."""
+
+    window: int | None = None  # how far is seen to each side; None: everything [blocks]
+    dilation: int = 1  # step of the window; 2 leaves out every other block [blocks]
+    global_tokens: int = 0  # first blocks of a row, which see and are seen by all [blocks]
+    block: int = 1  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
+    random_blocks: int = 0  # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
+    projections: Literal["shared", "separate"] = "shared"  # of global positions; separate: in Longformer
+    # of each layer, the widest being window; None: that layer sees everything; empty: window in all [blocks]
+    layer_windows: tuple[int | None, ...] = ()
+
+    def __post_init__(self):
+        at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
+        windows = [inf if window is None else window for window in self.layer_windows]
+        if windows and (max(windows) != (inf if self.window is None else self.window) or min(windows) < 0):
+            raise SettingError(
+                f"model.sparsity.layer_windows={self.layer_windows} should be from 0 to "
+                f"model.sparsity.window={self.window}, the widest (None: without end)"
+            )
+        for name in ("global_tokens", "random_blocks"):
+            if self.window is None and getattr(self, name):
+                raise SettingError(f"model.sparsity.{name}={getattr(self, name)} needs model.sparsity.window")
+
+    @property
+    def has_window(self) -> bool:
+        """Whether there is one in any layer."""
+        return self.window is not None or bool(self.layer_windows)

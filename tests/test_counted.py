@@ -1,0 +1,260 @@
+"""Runs of counts: n-grams and taggers as stages, scored by what networks are scored by."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import feeding
+import numpy as np
+import pytest
+from tiny import TINY
+
+from experiments import __main__ as cli
+from experiments.cli.doctor import verify
+from experiments.plan.plans import PlanOptions, show_plans
+from experiments.runs import counted
+from experiments.runs import run as running
+from experiments.runs.checks import check_counts
+from experiments.runs.prepare import prepare, pretraining_batches, rows_of_half, training_streams
+from experiments.runs.result import read_result
+from experiments.runs.stages import COUNTS_FILE, saved_steps, stages, stages_of
+from experiments.study.registry import build
+from experiments.study.scales import SCALES
+from lm.counts.markov import tag
+from lm.counts.ngrams import count_ngrams, kneser_ney, token_log_probs
+from lm.data.corpora import documentation
+from lm.data.tasks.labelled import find_labelled
+from lm.data.text.vocabulary import EOS
+from lm.files import is_sealed
+from lm.settings import DataError, SettingError
+from lm.train.log import records
+
+BIGRAM, NETWORK, TAGGER = "history/bigram", "history/rnn", "tagging/hmm-beam"
+SMALL = (
+    SCALES["nano"] | TINY | {"pretraining.steps": 2, "finetuning.steps": 1, "pretraining.evaluate_every": 1}
+)
+QUIET = SimpleNamespace(
+    say=print, complain=print, start=lambda *_: None, advance=lambda *_: None, began=lambda *_: None
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder of runs whose cache holds a small documentation corpus; and a scale ``tiny``."""
+    folder = tmp_path_factory.mktemp("runs")
+    documentation.prepare_sets(folder / "cache", packages=documentation.STDLIB)
+    SCALES["tiny"] = SMALL
+    yield folder
+    del SCALES["tiny"]
+
+
+def finish(runs, name, folder="first", changes=None):
+    """The folder of a run of a row, and its result."""
+    path = runs / "tiny" / folder / name / "seed-0"
+    running.run(build(name, "tiny", changes), path, runs / "cache", QUIET)
+    return path, read_result(path)
+
+
+@pytest.fixture(scope="module")
+def finished(runs):
+    return {name: finish(runs, name) for name in (BIGRAM, NETWORK, TAGGER)}
+
+
+def prepared_of(runs, name):
+    experiment = build(name, "tiny")
+    return experiment, prepare(experiment, runs / "cache", print)
+
+
+def texts_of(runs, split):
+    """The documents of the corpus as ids, an EOS behind each."""
+    experiment, prepared = prepared_of(runs, BIGRAM)
+    texts = feeding.documents(experiment.data.corpus, split, runs / "cache")
+    return [[*prepared.vocabulary.encode(text), EOS] for text in texts]
+
+
+def joined(texts):
+    return np.concatenate([np.array(text) for text in texts]), np.cumsum([0, *map(len, texts)])
+
+
+def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finished):
+    changes = {"data.repeats": 0, "data.held_out_documents": 10_000}
+    _, result = finish(runs, BIGRAM, "whole", changes)
+    model = kneser_ney(count_ngrams(*joined(texts_of(runs, "train")), 2, SMALL["model.vocab_size"]))
+    held_out = texts_of(runs, "validation")
+    nats = -token_log_probs(model, *joined(held_out)).sum()
+    assert result.likelihood().nats == pytest.approx(nats, rel=1e-9)
+    assert result.likelihood().tokens == sum(map(len, held_out))
+    assert result.parameters == sum(map(len, (*model.probs, *model.backoffs)))
+
+
+def epoch_of(batches):
+    """The tokens of the rows of the first epoch of each stream."""
+    reading, read = batches.rows.reading, []
+    share = reading.batch_size // reading.streams.count
+    for stream in range(reading.streams.count):
+        walk = reading.walk(stream, batches.rows.rows_of, batches.rows.kind)
+        nth = np.arange(walk.rows_of_epoch(10**6))
+        rows = batches.rows(nth // share * reading.batch_size + stream * share + nth % share)
+        read.append(rows["decoder_target_tokens"][rows["decoder_segment_ids"] > 0])
+    return np.concatenate(read)
+
+
+def test_counts_and_networks_read_the_same_tokens(runs):
+    experiment, prepared = prepared_of(runs, NETWORK)
+    batches = pretraining_batches(experiment, prepared, "train")
+    read = epoch_of(batches)
+    (stage,) = stages(build(BIGRAM, "tiny"))
+    _, counted_tokens = counted.COUNT_MODELS["ngram"].estimate(stage, prepared)
+    streams = training_streams(experiment, prepared)
+    text = streams.epoch()
+    sizes = np.bincount(text.tokens, minlength=512)
+    found = np.bincount(read, minlength=512)
+    assert np.delete(found, EOS).tolist() == np.delete(sizes, EOS).tolist()
+    ends = len(np.unique(text.offsets)) - 1
+    assert counted_tokens == len(text.tokens) + ends
+    assert 0 <= ends - found[EOS] <= streams.count  # whose last documents are cut
+
+
+def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):
+    (_, bigram), (_, network) = finished[BIGRAM], finished[NETWORK]
+    assert bigram.likelihood()[1:] == network.likelihood()[1:] and bigram.likelihood().tokens > 1_000
+    assert len(bigram.likelihoods) == 1 < len(network.likelihoods)
+    assert not network.tasks and not bigram.tasks
+
+
+def test_the_likelihood_after_some_time_is_that_of_the_evaluation_then_and_lies_between_two(finished):
+    _, network = finished[NETWORK]
+    times, nats = ([each[name] for each in network.likelihoods] for name in ("seconds", "nats"))
+    assert times == sorted(times) and times[-1] == pytest.approx(network.seconds)
+    assert [network.likelihood(seconds).nats for seconds in times] == pytest.approx(nats, rel=1e-9)
+    between = network.likelihood((times[0] * times[1]) ** 0.5).nats
+    assert between == pytest.approx((nats[0] + nats[1]) / 2)
+    assert network.likelihood().nats == nats[-1] and network.likelihood(times[0] / 2) is None
+
+
+@pytest.mark.parametrize("damage", [{"likelihoods": [{"step": 1}]}, {"parameters": -1}])
+def test_a_result_with_impossible_likelihoods_does_not_count(finished, damage):
+    with pytest.raises(SettingError, match=next(iter(damage))):
+        replace(finished[BIGRAM][1], **damage)
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [(BIGRAM, "estimate"), (BIGRAM, "save"), (BIGRAM, "evaluate"), (TAGGER, "evaluate")]
+)
+def test_interrupted_counting_ends_as_uninterrupted_counting(runs, finished, monkeypatch, name, step):
+    kind = build(name, "tiny").counts.model
+    model = counted.COUNT_MODELS[kind]
+
+    def interrupted(*arguments):
+        getattr(model, step)(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(counted.COUNT_MODELS, kind, model._replace(**{step: interrupted}))
+        with pytest.raises(KeyboardInterrupt):
+            finish(runs, name, step)
+    path, result = finish(runs, name, step)
+    whole_path, whole = finished[name]
+    (stage,), (whole_stage,) = stages_of(path), stages_of(whole_path)
+    assert (stage.folder / COUNTS_FILE).read_bytes() == (whole_stage.folder / COUNTS_FILE).read_bytes()
+    assert result.tasks == whole.tasks and result.likelihood() == whole.likelihood()
+    assert [line["step"] for line in records(stage.folder)] == [1, 1]
+
+
+def test_what_was_counted_is_not_counted_again(runs, finished, monkeypatch):
+    monkeypatch.setitem(counted.COUNT_MODELS, "ngram", counted.COUNT_MODELS["ngram"]._replace(estimate=None))
+    assert finish(runs, BIGRAM)[1] == finished[BIGRAM][1]
+
+
+@pytest.mark.parametrize("tagging", ["most-frequent", "greedy", "beam", "viterbi"])
+def test_a_tagger_run_scores_the_report_rows_as_its_model_tags_them(runs, finished, tagging):
+    path, result = finish(runs, TAGGER, tagging, {"counts.tagging": tagging})
+    (stage,), (_, prepared) = stages_of(path), prepared_of(runs, TAGGER)
+    model, task = counted.counts_of(stage), find_labelled("roles")
+    rows = rows_of_half(stage, prepared, task, "report")
+    widths = {"greedy": 1, "beam": 4, "viterbi": len(model.tags)}
+    words = [row["tokens"] for row in rows]
+    tags = [
+        tag(model, text, widths[tagging]) if tagging in widths else model.most_frequent(text)
+        for text in words
+    ]
+    right = sum(
+        task.labels[k] == x
+        for row, t in zip(rows, tags, strict=True)
+        for k, x in zip(row["roles"], t, strict=True)
+    )
+    assert len(rows) == SMALL["tuning.report_examples"]
+    assert result.tasks["roles"]["score"] == pytest.approx(100 * right / sum(map(len, words)))
+    assert (stage.folder / "predictions" / "roles" / "1.jsonl").exists()
+
+
+def test_lm_score_tags_other_rows_with_a_tagger(finished, capsys):
+    path, _ = finished[TAGGER]
+    assert cli.dispatch(["score", str(path), "--tasks", "roles", "--limit", "10"]) == 0
+    assert "roles" in capsys.readouterr().out
+
+
+def test_lm_likelihood_of_a_bigram_run_is_the_sum_of_its_probabilities_and_the_context_is_not_scored(
+    runs, finished, tmp_path
+):
+    path, _ = finished[BIGRAM]
+    (tmp_path / "texts.txt").write_text("the file\nthe \tfile is read\n")
+    texts, out = tmp_path / "texts.txt", tmp_path / "out.jsonl"
+    assert cli.dispatch(["likelihood", str(path), str(texts), "--out", str(out)]) == 0
+    plain, continued = map(json.loads, out.read_text().splitlines())
+    (stage,), (_, prepared) = stages_of(path), prepared_of(runs, BIGRAM)
+    model, encode = counted.counts_of(stage), prepared.vocabulary.encode
+    whole = token_log_probs(model, *joined([encode("the file")]))
+    assert plain["log_prob"] == pytest.approx(whole.sum()) and plain["tokens"] == len(whole)
+    context, text = encode("the "), encode("file is read")
+    both = token_log_probs(model, *joined([context + text]))
+    assert continued["log_prob"] == pytest.approx(both[len(context) :].sum())
+    assert continued["tokens"] == len(text)
+
+
+def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
+    path, _ = finish(runs, BIGRAM, "damaged")
+    assert verify([path]) == 0 and "good" in capsys.readouterr().out
+    (stage,) = stages_of(path)
+    file = stage.folder / COUNTS_FILE
+    file.write_bytes(file.read_bytes()[:-1])
+    assert verify([path]) == 1 and "checksum" in capsys.readouterr().out
+    assert not saved_steps(stage.folder)
+    with pytest.raises(DataError, match="damaged"):
+        counted.counts_of(stage)
+    finish(runs, BIGRAM, "damaged")  # counts again
+    assert is_sealed(file) and verify([path]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"ensemble.members": 2}, "ensemble.members"),
+        ({"finetuning.steps": 1, "tuning.heads": ("roles",)}, "finetuning.steps"),
+        ({"counts.model": "tagger"}, "tuning.heads"),
+        ({"counts.model": "tagger", "tuning.heads": ("cola",)}, "cola"),
+        ({"objective.noise": "suffix"}, "data.held_out_documents"),
+        ({"counts.model": "none", "model.architecture": "encoder"}, "data.held_out_documents"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_the_name_of_the_setting(changes, named):
+    with pytest.raises(SettingError, match=named):
+        check_counts(build(BIGRAM, "nano", changes))
+
+
+def test_what_needs_a_network_refuses_counts_by_name(finished, tmp_path, capsys):
+    path, _ = finished[BIGRAM]
+    for command in (
+        ["generate", str(path), "--prompt", "a"],
+        ["convert", "export", str(path), str(tmp_path / "out")],
+    ):
+        assert cli.dispatch(command) == 2
+        assert "counts.model='ngram'" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="history/bigram"):
+        show_plans({BIGRAM: build(BIGRAM, "nano")}, PlanOptions())
+
+
+def test_a_stage_of_counts_is_shown_with_its_text_and_its_step(runs, finished, capsys):
+    assert cli.dispatch(["show", BIGRAM, "--stages", "--scale", "tiny", "--runs", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert "counts" in out and "documentation" in out

@@ -1,0 +1,278 @@
+"""What the published decoders need of a model, each a setting: it computes what it says, with a cache too."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from lm.convert.config_json import config_json, model_config
+from lm.nn import stack, view
+from lm.nn.config import ModelConfig, SideConfig
+from lm.nn.sizes import SIZES
+from lm.nn.transformer import Transformer
+from lm.ops.config import RotaryConfig, SparsityConfig
+from lm.ops.masks import periods
+from lm.settings import SettingError, change
+from lm.sharding import named
+
+BASE = ModelConfig(
+    "decoder",
+    vocab_size=23,
+    num_encoder_layers=4,
+    num_decoder_layers=4,
+    d_model=16,
+    d_ff=24,
+    d_kv=4,
+    num_heads=4,
+    positions="rotary",
+    scores="scaled-dot",
+    logits="separate",
+    max_length=16,
+)
+ALTERNATING = SparsityConfig(layer_windows=(None, 1, None, 1))
+VALUES = {
+    "value-width": {"d_v": 6, "num_key_value_heads": 2},
+    "narrow-values": {"d_v": 2, "qkv_bias": True},
+    "query-and-key-norms": {"qk_norm": True, "num_key_value_heads": 1},
+    "one-norm": {"residual": "parallel-one-norm", "rotary": RotaryConfig(layout="pairs")},
+    "alternating-windows": {"sparsity": ALTERNATING},
+    "unrolled-windows": {"sparsity": ALTERNATING, "layers": "unroll", "remat": "full"},
+    "projected-tokens": {"d_embed": 8, "projected": "tokens", "logits": "tied", "positions": "learned"},
+}
+TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
+
+
+@cache
+def made(config):
+    """A model none of whose parameters is 0 or 1."""
+
+    @jax.jit
+    def make():
+        leaves, structure = jax.tree.flatten(Transformer(config, nnx.Rngs(params=jax.random.key(0))))
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        drawn = [
+            leaf + 0.3 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, drawn)
+
+    return make()
+
+
+def logits(model, tokens=TOKENS):
+    return jax.jit(Transformer.__call__)(model, {"decoder_input_tokens": tokens})
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole_row(name):
+    model = made(replace(BASE, **VALUES[name]))
+    whole = logits(model)
+    found, held = jax.jit(Transformer.prefill, static_argnums=2)(
+        model, {"decoder_input_tokens": TOKENS[:, :3]}, 9
+    )
+    step = jax.jit(Transformer.step)
+    for place in range(3, 9):
+        np.testing.assert_allclose(found, whole[:, place - 1], atol=2e-5)
+        found, held = step(model, TOKENS[:, place], held)
+    np.testing.assert_allclose(found, whole[:, -1], atol=2e-5)
+
+
+def parameters(**settings):
+    """``{name: shape}``"""
+    config = replace(BASE, **settings)
+    model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+    return {name: leaf.shape for name, leaf in named(model).items()}
+
+
+def test_values_have_a_width_of_their_own_in_kernels_and_cache():
+    shapes = parameters(d_v=6, num_key_value_heads=2)
+    kernels = [shapes[f"decoder.blocks.attention.{part}.kernel"] for part in ("query", "key", "value", "out")]
+    assert kernels == [(4, 16, 16), (4, 16, 8), (4, 16, 12), (4, 24, 16)]
+    model = made(replace(BASE, **VALUES["value-width"]))
+    held = jax.eval_shape(lambda: model.decoder.empty(3, 5))
+    assert (held.key.shape, held.value.shape) == ((4, 3, 5, 2, 4), (4, 3, 5, 2, 6))
+
+
+def test_an_encoder_whose_heads_are_narrower_may_have_the_decoders_values():
+    config = replace(BASE, architecture="encoder-decoder", d_v=6, encoder=SideConfig(d_kv=2))
+    batch = {"encoder_input_tokens": TOKENS, "decoder_input_tokens": TOKENS}
+    assert np.isfinite(jax.jit(Transformer.__call__)(made(config), batch)).all()
+
+
+def test_a_scale_of_queries_or_keys_does_not_matter_once_they_are_normalised():
+    model = made(replace(BASE, qk_norm=True, norm_epsilon=1e-12))
+    before = logits(model)
+    for part in ("query", "key", "value"):
+        louder = jax.tree.map(lambda leaf: leaf, model)
+        kernel = getattr(louder.decoder.blocks.attention, part).kernel
+        kernel[...] = 7 * kernel[...]
+        assert np.allclose(logits(louder), before, atol=1e-4) == (part != "value")
+
+
+def test_biases_of_queries_keys_and_values_are_a_setting_of_their_own():
+    def biased(**settings):
+        return {name.split(".")[-2] for name in parameters(**settings) if name.endswith("bias")}
+
+    assert biased(bias=True, qkv_bias=False) == {"out", "hidden"}
+    assert biased(qkv_bias=True) == {"query", "key", "value"}
+
+
+def test_a_block_of_one_norm_is_a_parallel_one_whose_norms_are_equal():
+    one, two = (made(replace(BASE, residual=kind)) for kind in ("parallel-one-norm", "parallel"))
+    assert logits(one).shape == logits(two).shape
+    source = named(one)
+    filled = [
+        source[name.replace("mlp_norm", "attention_norm")] if "_norm" in name else source[name]
+        for name in named(two)
+    ]
+    two = jax.tree.unflatten(jax.tree.structure(two), filled)
+    np.testing.assert_allclose(logits(one), logits(two), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "due"),
+    [
+        ((None, 255) * 6, [((None, 255), 6)]),
+        ((4, 8, 8, 4), [((4,), 1), ((8,), 2), ((4,), 1)]),
+        ((5, 5, None) * 3, [((5, 5, None), 3)]),
+        ((None, None, 3, 3, 3), [((None,), 2), ((3,), 3)]),
+        ((), []),
+    ],
+)
+def test_windows_of_layers_are_told_as_few_repeated_patterns(layers, due):
+    assert periods(layers) == due
+
+
+def test_windows_in_turn_are_windows_one_after_the_other(monkeypatch):
+    model = made(replace(BASE, sparsity=ALTERNATING))
+    in_turn = logits(model)
+    for module in (stack, view):
+        monkeypatch.setattr(module, "periods", lambda layers: [((window,), 1) for window in layers])
+    np.testing.assert_allclose(
+        jax.jit(lambda m, b: m(b))(model, {"decoder_input_tokens": TOKENS}), in_turn, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("windows", "reach"), [((1, 0, 2, 1), 4), ((0, None, 0, 0), 8), ((0, 0, 0, 0), 0)])
+def test_a_position_depends_on_as_many_before_it_as_the_windows_of_all_layers_reach(windows, reach):
+    widest = None if None in windows else max(windows)
+    model = made(replace(BASE, sparsity=SparsityConfig(widest, layer_windows=windows)))
+    moved = np.array(
+        [np.abs(logits(model, changed(place)) - logits(model))[0, -1].max() for place in range(9)]
+    )
+    assert (moved > 0).tolist() == [8 - place <= reach for place in range(9)]
+
+
+def changed(place):
+    tokens = TOKENS.copy()
+    tokens[:, place] = (tokens[:, place] + 1) % 23
+    return tokens
+
+
+def test_a_window_of_each_layer_is_one_window_where_all_are_alike():
+    each, one = (
+        made(replace(BASE, sparsity=SparsityConfig(2, layer_windows=windows))) for windows in ((2,) * 4, ())
+    )
+    np.testing.assert_allclose(logits(each), logits(one), atol=1e-5)
+
+
+def test_tokens_are_projected_before_positions_are_added_and_states_back_without_biases():
+    model = made(replace(BASE, bias=True, **VALUES["projected-tokens"]))
+    shapes = {name: leaf.shape for name, leaf in named(model).items()}
+    assert shapes["decoder.positions.table"] == (16, 16) and shapes["embed.table"] == (23, 8)
+    assert {name for name in shapes if name.startswith(("decoder.projection", "narrowing"))} == {
+        "decoder.projection.kernel",
+        "narrowing.kernel",
+    }
+    x = jax.jit(Transformer.hidden)(model, {"decoder_input_tokens": TOKENS})["decoder"][0]
+    tokens = model.embed.table[...][TOKENS] @ model.decoder.projection.kernel[...]
+    np.testing.assert_allclose(x, tokens + model.decoder.positions.table[...][None, :9], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"d_v": 0}, "model.d_v=0"),
+        ({"attention": "cudnn", "dtype": "bfloat16", "d_kv": 8, "d_v": 16}, "model.d_v"),
+        ({"sparsity": SparsityConfig(layer_windows=(None, 1))}, "2 windows.*num_decoder_layers=4"),
+        ({"architecture": "encoder-decoder", "sparsity": ALTERNATING}, "'encoder-decoder'"),
+        ({"d_embed": 8, "logits": "tied"}, "model.projected='tokens'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_setting(settings, message):
+    with pytest.raises(SettingError, match=message):
+        replace(BASE, **settings)
+
+
+@pytest.mark.parametrize("windows", [(1, 2, 2), (None, -1), (3, None)])
+def test_the_widest_window_of_the_layers_is_the_models(windows):
+    with pytest.raises(SettingError, match="layer_windows"):
+        SparsityConfig(3, layer_windows=windows)
+
+
+@pytest.mark.parametrize(
+    ("size", "path", "value"),
+    [
+        ("llama-7b", "d_v", 64),
+        ("llama-7b", "rotary.layout", "pairs"),
+        ("gpt-j-6b", "rotary.layout", "halves"),
+        ("gpt-neo-125m", "scores", "scaled-dot"),
+        ("opt-350m", "d_v", 32),
+        ("qwen3-8b", "qkv_bias", True),
+    ],
+)
+def test_a_model_that_no_family_computes_is_not_exported_as_one_that_does(size, path, value):
+    config = change(SIZES[size], path, value)
+    with pytest.raises(SettingError, match="no published family computes this model"):
+        config_json(config)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-neo-125m", "gpt-j-6b", "opt-350m", "mistral-7b", "qwen2.5-7b", "qwen3-8b"]
+)
+def test_settings_of_a_published_size_come_back_from_its_config_json(name):
+    theirs = config_json(SIZES[name])
+    again = model_config(theirs, ["logits"] if name == "gpt-j-6b" else [])
+    assert config_json(again) == theirs
+
+
+@pytest.mark.parametrize(
+    ("size", "new", "message"),
+    [
+        ("gpt-neo-125m", {"attention_types": [[["global", "near"], 6]], "attention_layers": None}, "'near'"),
+        ("gpt-neo-125m", {"attention_types": [[["global", "local"], 5]]}, "12 layers"),
+        ("gpt-neo-125m", {"attention_types": [[["local"], 10**12], [["global"], 12 - 10**12]]}, "12 layers"),
+        ("gpt-neo-125m", {"attention_layers": ["global"] * 12}, "attention_layers"),
+        ("gpt-neo-125m", {"window_size": 0}, "window_size=0"),
+        ("mistral-7b", {"sliding_window": "wide"}, "sliding_window='wide'"),
+        ("mistral-7b", {"layer_types": ["full_attention"] * 32}, "layer_types"),
+        ("qwen3-8b", {"layer_types": ["sliding_attention"] * 36}, "layer_types"),
+        ("qwen3-8b", {"use_sliding_window": 1}, "use_sliding_window=1"),
+        ("opt-350m", {"enable_bias": False}, "enable_bias"),
+        ("gpt-j-6b", {"rotary_dim": 63}, "rotary.fraction"),
+        (
+            "qwen2.5-7b",
+            {
+                "num_hidden_layers": 10**12,
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": None,
+            },
+            "10+ layers are more",
+        ),
+    ],
+)
+def test_windows_and_fields_that_are_not_computed_here_are_refused(size, new, message):
+    with pytest.raises(SettingError, match=message):
+        model_config(config_json(SIZES[size]) | new, [])
+
+
+def test_windows_from_a_layer_on_are_those_of_a_list_of_types():
+    theirs = config_json(SIZES["qwen2.5-7b"]) | {"use_sliding_window": True, "sliding_window": 100}
+    types = ["full_attention"] * 20 + ["sliding_attention"] * 8
+    listed = model_config(theirs | {"layer_types": types}, [])
+    counted = model_config(theirs | {"layer_types": None, "max_window_layers": 20}, [])
+    assert listed == counted and listed.sparsity.layer_windows == (None,) * 20 + (99,) * 8
+    assert config_json(listed)["layer_types"] == types and config_json(listed)["max_window_layers"] == 20

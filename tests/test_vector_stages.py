@@ -1,0 +1,231 @@
+"""Laws of skip-gram as a stage of a run, as whose vectors the embedding starts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import TINY
+
+from experiments.cli.models import show_neighbours
+from experiments.runs import session
+from experiments.runs.recipes import start_from, steps_of, trained
+from experiments.runs.result import read_result
+from experiments.runs.run import run
+from experiments.runs.stages import stages, stages_of
+from experiments.runs.trained import answering, open_run
+from experiments.study.registry import build
+from experiments.study.scales import SCALES
+from lm import sharding
+from lm.data.corpora import documentation
+from lm.nn.composed import source_of
+from lm.settings import SettingError
+from lm.train import manifest
+from lm.train.log import NonFiniteLoss, records
+from lm.vectors.training import Tables, as_large
+
+ROW = "vectors/window+vectors"
+# Batches are small since words of a small vocabulary are frequent, and the model moves from the first step.
+BRIEF = {"vectors.epochs": 2, "vectors.batch": 16, "pretraining.optimizer.warmup_steps": 0}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache that holds a small documentation corpus; and a scale ``tiny``."""
+    folder = tmp_path_factory.mktemp("runs") / "cache"
+    documentation.prepare_sets(folder, packages=documentation.STDLIB)
+    SCALES["tiny"] = SCALES["nano"] | TINY | {"pretraining.steps": 2, "vectors.tokens": 20_000}
+    yield folder
+    del SCALES["tiny"]
+
+
+class Silent:
+    """A reporter that is not told in vain, but shows nothing."""
+
+    def __getattr__(self, _name):
+        return lambda *_: None
+
+
+def tiny(row=ROW, **changes):
+    return build(row, "tiny", BRIEF | changes)
+
+
+def trained_run(cache, name, experiment):
+    folder = cache.parent / "tiny" / name
+    run(experiment, folder, cache, Silent())
+    return folder, stages_of(folder)
+
+
+def params(stage):
+    state = trained(stage, sharding.make_mesh(stage.settings.mesh))
+    return {name: np.asarray(value) for name, value in state.params.items()}
+
+
+@pytest.fixture(scope="module")
+def finished(cache):
+    return trained_run(cache, "whole", tiny())
+
+
+def vectors_of(row, **changes):
+    (stage,) = (x for x in stages(build(row, "nano", changes)) if x.kind == "vectors")
+    return stage.folder
+
+
+def pretraining_of(row, **changes):
+    (stage,) = (x for x in stages(build(row, "nano", changes)) if x.kind == "pretrain")
+    return stage.folder
+
+
+def test_rows_of_one_vocabulary_and_width_share_vectors_whatever_reads_them():
+    rows = (
+        "vectors/window+vectors",
+        "vectors/window+frozen-vectors",
+        "vectors/lstm+vectors",
+        "vectors/negative",
+    )
+    assert len({vectors_of(row) for row in rows}) == 1
+    assert len({pretraining_of(row) for row in rows[:3]}) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vectors.negatives": 0},
+        {"vectors.window": 2},
+        {"vectors.epochs": 3},
+        {"vectors.tokens": 100},
+        {"model.d_model": 32},
+        {"data.corpus": "text:a"},
+        {"seed": 1},
+    ],
+    ids=str,
+)
+def test_vectors_and_the_pretraining_from_them_depend_on_all_that_shapes_them(changes):
+    assert vectors_of(ROW) != vectors_of(ROW, **changes)
+    assert pretraining_of(ROW) != pretraining_of(ROW, **changes)
+
+
+def test_what_starts_at_random_lies_where_it_lay_whatever_vectors_would_be():
+    assert pretraining_of("vectors/window", **{"vectors.window": 2}) == pretraining_of("vectors/window")
+    assert pretraining_of("vectors/window") != pretraining_of(ROW)
+
+
+def test_vectors_come_first_then_the_start_then_pretraining_of_every_member():
+    changes = {"vectors.epochs": 1, "start.steps": 3}
+    every = stages(build("t5/13-scaling/ensemble", "nano", changes))
+    order = list(dict.fromkeys(stage.group for stage in every))
+    assert order[:3] == ["vectors", "start", "pretraining"]
+    for stage in every:
+        assert stage.parent is None or every.index(stage.parent) < every.index(stage)
+    assert len({stage.folder for stage in every if stage.kind == "vectors"}) == 4
+
+
+def test_without_pretraining_the_tasks_start_from_the_vectors():
+    vectors, *heads = stages(build("elmo/lstm-no-pretraining", "nano", {"vectors.epochs": 2}))
+    assert heads and all(stage.parent == vectors and stage.parent_step == 2 for stage in heads)
+
+
+def test_the_size_of_an_embedding_leaves_the_products_of_centres_and_contexts_as_they_are():
+    keys = jax.random.split(jax.random.key(0), 3)
+    tables = Tables(0.01 * jax.random.normal(keys[0], (9, 4)), jax.random.normal(keys[1], (9, 4)))
+    like = 3 * jax.random.normal(keys[2], (9, 4))
+    sized = as_large(tables, like)
+    np.testing.assert_allclose(
+        sized.centres @ sized.contexts.T, tables.centres @ tables.contexts.T, rtol=1e-4
+    )
+    assert jnp.square(sized.centres).mean() == pytest.approx(float(jnp.square(like).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("place", ["", "forward.", "discriminator.", "body.", "body.forward."])
+def test_vectors_start_the_embedding_wherever_it_is_in_a_model_and_nothing_else(place):
+    learnt = {"embed.table", "contexts.table"}
+    assert source_of(learnt, f"{place}embed.table") == "embed.table"
+    assert source_of(learnt, f"{place}decoder.norm.scale") is None
+
+
+def test_pretraining_starts_from_the_vectors_in_the_size_of_a_new_embedding(finished):
+    vectors, pretraining = finished[1]
+    mesh = sharding.make_mesh(pretraining.settings.mesh)
+    steps = steps_of(pretraining, mesh)
+    fresh, state = steps.init(0), start_from(vectors, steps, pretraining.parent_step)
+    table, new = (np.asarray(x.params["embed.table"]) for x in (state, fresh))
+    np.testing.assert_array_equal(table, params(vectors)["embed.table"])
+    assert np.square(table).mean() == pytest.approx(np.square(new).mean(), rel=1e-5)
+    others = [name for name in state.params if name != "embed.table"]
+    assert all((np.asarray(state.params[name]) == np.asarray(fresh.params[name])).all() for name in others)
+    assert (params(pretraining)["embed.table"] != table).any()
+
+
+def test_frozen_vectors_stay_bit_for_bit_and_all_else_is_trained(cache, finished):
+    _, (vectors, pretraining) = trained_run(cache, "frozen", tiny("vectors/window+frozen-vectors"))
+    assert vectors == finished[1][0]
+    before, after = params(vectors)["embed.table"], params(pretraining)
+    np.testing.assert_array_equal(after["embed.table"], before)
+    steps = steps_of(pretraining, sharding.make_mesh(pretraining.settings.mesh))
+    fresh = start_from(vectors, steps, 2).params
+    assert {name for name in after if (after[name] == np.asarray(fresh[name])).all()} == {"embed.table"}
+
+
+def test_vectors_that_were_interrupted_go_on_as_if_they_were_not(cache, finished, monkeypatch):
+    def stopped(tables, texts, config, seed, epoch):
+        if epoch:
+            raise KeyboardInterrupt
+        return whole(tables, texts, config, seed, epoch)
+
+    whole = session.train_epoch
+    experiment, folder = tiny("vectors/negative"), cache.parent / "other" / "again"
+    monkeypatch.setattr(session, "train_epoch", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, folder, cache, Silent())
+    (stage,) = stages_of(folder)
+    assert [line["step"] for line in records(stage.folder)] == [1]
+    monkeypatch.setattr(session, "train_epoch", whole)
+    run(experiment, folder, cache, Silent())
+    assert stage.folder != finished[1][0].folder
+    for name, value in params(finished[1][0]).items():
+        np.testing.assert_array_equal(params(stage)[name], value)
+    kinds = [(line["step"], line["kind"]) for line in records(stage.folder)]
+    assert kinds == [(1, "train"), (2, "train"), (2, "eval")]
+
+
+def test_a_run_of_vectors_alone_ends_with_its_cost_and_has_no_model(cache, capsys):
+    folder, (stage,) = trained_run(cache, "alone", tiny("vectors/negative"))
+    result = read_result(folder)
+    assert result.seconds > 0 and result.held_out_loss is None and result.tokens == 2 * 20_000
+    with pytest.raises(SettingError, match="no model for this"):
+        open_run(folder, answering(folder))
+    show_neighbours(folder, ("the", "of"), count=3)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["\u2581the", "\u2581of"]
+    assert all(len(line.split()) == 1 + 2 * 3 for line in lines)
+    with pytest.raises(SettingError, match="'thex' has no vector; did you mean"):
+        show_neighbours(folder, ("thex",))
+
+
+def test_the_embedding_of_a_model_has_neighbours_too(finished, capsys):
+    folder, _ = finished
+    for stage in ("", "pretraining"):
+        show_neighbours(folder, ("the",), count=200, stage=stage)
+    vectors, model = capsys.readouterr().out.splitlines()
+    assert vectors != model
+
+
+def test_tables_that_diverge_are_not_saved_and_the_settings_to_lower_are_named(cache):
+    experiment = tiny("vectors/negative", **{"vectors.learning_rate": 1e4})
+    with pytest.raises(NonFiniteLoss, match="step 1 of skip-gram .*vectors.learning_rate=10000.0"):
+        trained_run(cache, "diverging", experiment)
+    (stage,) = stages_of(cache.parent / "tiny" / "diverging")
+    assert not manifest.steps(stage.folder / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vectors.negatives": -1}, "vectors.negatives=-1 should be at least 0"),
+        ({"vectors.epochs": -1}, "vectors.epochs=-1 should be at least 0"),
+        ({"vectors.tokens": 0}, "vectors.tokens=0 should be at least 1"),
+        ({"vectors.embedding": "frozen"}, "vectors.embedding='frozen' needs vectors.epochs above 0"),
+    ],
+)
+def test_settings_of_vectors_without_sense_are_refused(changes, message):
+    with pytest.raises(SettingError, match=message):
+        build("vectors/window", "nano", changes)
