@@ -119,7 +119,7 @@ def main() -> None:
     print(f"kept: first batch {first:.1f} s, {STEPS} batches {whole:.1f} s, {memory:.0f} MB")
     rate, size = tokenizer_alone(corpus, vocabulary), 200_000_000
     print(f"tokenizer alone: {rate / 1e6:.1f} MB/s")
-    for workers in (1, 2, 4)[: 1 + (os.cpu_count() or 1) // 2]:
+    for workers in [count for count in (1, 2, 4) if count <= len(os.sched_getaffinity(0))]:
         shutil.rmtree(cache / "tokens", ignore_errors=True)
         seconds = alone(encode, corpus, vocabulary, cache, workers, size)
         speed = size / seconds

@@ -5,52 +5,19 @@ import itertools
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow
 import pytest
+from feeding import VOCABULARY, WORDS, Watched, rows_in_streams
 from pyarrow import parquet
 
-from lm.data.batches import Batches
 from lm.data.corpora.corpus import corpus_shards
-from lm.data.denoised import pretraining_rows
-from lm.data.objectives import OBJECTIVES
 from lm.data.text import tokens as encoding
-from lm.data.text.own import Bytes
-from lm.data.text.shards import LARGEST_WINDOW, Texts, WindowText, deal, documents_of, sample_documents
-from lm.data.text.streams import Streams, stream_count
+from lm.data.text.shards import LARGEST_WINDOW, Texts, WindowText, documents_of, sample_documents
+from lm.data.text.streams import stream_count
 from lm.data.text.tokens import EncodedCorpus
 from lm.settings import DataError, SettingError
-
-VOCABULARY = Bytes(100)
-WORDS = [f"document {i} " + "of some length " * (i % 13) for i in range(400)]
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A shard that notes what is read of it."""
-
-    texts: Texts
-    name: str
-    read_windows: list = field(default_factory=list, hash=False, compare=False)
-    size = property(lambda self: self.texts.size)
-    fingerprint = property(lambda self: self.texts.fingerprint)
-
-    def read(self, number, size):
-        self.read_windows.append(number)
-        return self.texts.read(number, size)
-
-
-def watched(count=8):
-    return [Watched(Texts(tuple(WORDS[i::count])), str(i)) for i in range(count)]
-
-
-def made_of(shards, folder, streams=4, notes=None, unique=None, name="mass-style", seed=3):
-    corpus = EncodedCorpus(tuple(deal(shards, streams)), VOCABULARY, folder, 1000, streams)
-    reading = Streams(corpus, streams, seed, unique, notes)
-    settings = {"architecture": "encoder-decoder", "inputs_length": 32, "batch_size": 8}
-    return Batches(pretraining_rows(reading, OBJECTIVES[name], **settings), 8)
 
 
 def text_of(batch):
@@ -63,8 +30,8 @@ def text_of(batch):
 def test_hosts_read_the_shards_of_their_own_rows_and_no_others(tmp_path, name):
     read = []
     for host in range(4):
-        shards = watched()
-        made = made_of(shards, tmp_path / str(host), name=name)
+        shards = Watched.several()
+        made = rows_in_streams(shards, tmp_path / str(host), name=name)
         for step in range(400):
             made(step, slice(2 * host, 2 * host + 2))
         read.append({shard.name for shard in shards if shard.read_windows})
@@ -73,14 +40,14 @@ def test_hosts_read_the_shards_of_their_own_rows_and_no_others(tmp_path, name):
 
 
 def test_the_first_batch_reads_a_window_or_two_of_each_stream(tmp_path):
-    shards = watched()
-    made_of(shards, tmp_path)(0, slice(None))
+    shards = Watched.several()
+    rows_in_streams(shards, tmp_path)(0, slice(None))
     assert sum(len(set(shard.read_windows)) for shard in shards) <= 2 * 4
     assert sum(1 for shard in shards if shard.read_windows) == 4
 
 
 def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tmp_path):
-    made = made_of(watched(), tmp_path)
+    made = rows_in_streams(Watched.several(), tmp_path)
     whole = np.sort(np.concatenate(VOCABULARY.encode_batch(WORDS)))
     walks = [made.rows.reading.walk(s, made.rows.rows_of, "segments") for s in range(4)]
     rows = [walk.rows_of_epoch(10**6) for walk in walks]
@@ -99,10 +66,10 @@ def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tm
 
 @pytest.mark.parametrize("name", ["mass-style", "prefix-lm"])
 def test_going_on_reads_nothing_before_and_gives_the_same_rows_whatever_the_notes_say(tmp_path, name):
-    whole = made_of(watched(), tmp_path / "a", name=name)
+    whole = rows_in_streams(Watched.several(), tmp_path / "a", name=name)
     expected = [whole(step, slice(None)) for step in range(700)]
     notes, folder = tmp_path / "notes", tmp_path / "b"
-    first = made_of(watched(), folder, notes=notes, name=name)
+    first = rows_in_streams(Watched.several(), folder, notes=notes, name=name)
     for step in range(600):
         first(step, slice(None))
     files = sorted(notes.rglob("*.txt"))
@@ -111,8 +78,10 @@ def test_going_on_reads_nothing_before_and_gives_the_same_rows_whatever_the_note
     for change in (str, lambda text: text[:-9], lambda text: text.replace("1", "2"), lambda text: ""):
         for path, text in zip(files, kept, strict=True):
             path.write_text(change(text))
-        shards = watched()
-        resumed = made_of(shards, tmp_path / f"c{change('1 2 3 4 5 6 7 8 9')}", notes=notes, name=name)
+        shards = Watched.several()
+        resumed = rows_in_streams(
+            shards, tmp_path / f"c{change('1 2 3 4 5 6 7 8 9')}", notes=notes, name=name
+        )
         batch = resumed(601, slice(None))
         assert all((batch[key] == expected[601][key]).all() for key in batch)
         if change is str:
@@ -121,8 +90,8 @@ def test_going_on_reads_nothing_before_and_gives_the_same_rows_whatever_the_note
 
 
 def test_a_cut_corpus_repeats_its_first_tokens_and_needs_no_others(tmp_path):
-    shards = watched()
-    made = made_of(shards, tmp_path, unique=4 * 300)
+    shards = Watched.several()
+    made = rows_in_streams(shards, tmp_path, unique=4 * 300)
     texts = [text_of(made(step, slice(None))) for step in range(200)]
     words = np.concatenate(texts)
     assert sum(len(set(shard.read_windows)) for shard in shards) <= 4 * 2
@@ -134,7 +103,7 @@ def test_a_cut_corpus_repeats_its_first_tokens_and_needs_no_others(tmp_path):
 
 def test_what_is_kept_is_not_read_again_and_no_more_is_kept_than_is_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "TRIMMED_EVERY", 1)
-    shards = watched()
+    shards = Watched.several()
     first = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path, 1000, 4).first()
     read = [len(shard.read_windows) for shard in shards]
     again = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path, 1000, 4).first()
@@ -223,12 +192,12 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_nothing(tmp_path):
 
 
 def test_a_sample_is_of_all_of_a_corpus_and_reads_a_part_of_it():
-    shards = watched(80)
+    shards = Watched.several(80)
     sample = [*itertools.islice(sample_documents(shards), 40)]
     assert sum(1 for shard in shards if shard.read_windows) <= 20
     numbers = [int(text.split()[1]) for text in sample]
     assert min(numbers) < 100 and max(numbers) > 300
-    assert sorted(sample_documents(watched(80))) == sorted(WORDS)
+    assert sorted(sample_documents(Watched.several(80))) == sorted(WORDS)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +214,7 @@ def test_streams_that_divide_no_batch_are_refused():
 
 
 def test_a_stream_without_text_is_refused_with_the_mend(tmp_path):
-    made = made_of([Texts(("only one",))], tmp_path)
+    made = rows_in_streams([Texts(("only one",))], tmp_path)
     with pytest.raises(SettingError, match="no text to train on in stream .* of 4.*data.streams lower"):
         made(0, slice(None))
 

@@ -3,9 +3,11 @@
 import itertools
 import multiprocessing
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,14 +46,15 @@ def windows_of(streams: Streams, size: int | None) -> list[Windows]:
 
 def _of_stream(corpus: EncodedCorpus, shards: list[int], size: float | None) -> Iterator[Windows]:
     for shard in shards:
-        count = max(round(corpus.shards[shard].size / corpus.window), 1)
+        stored = corpus.shards[shard].size
+        count = max(round(stored / corpus.window), 1)
         for first in range(0, count, TASK):
             if size is not None and size <= 0:
                 return
             last = first + TASK >= count  # how many follow is not known of a compressed file
             yield Windows(shard, first, None if last else first + TASK)
             if size is not None:
-                size -= min(TASK, count - first) * corpus.window
+                size -= min(TASK, count - first) * stored / count
 
 
 def cost_of(streams: Streams, tokens: int | None) -> EncodingCost:
@@ -96,7 +99,7 @@ def encode_ahead(
 def encode_windows(corpus: EncodedCorpus, task: Windows) -> int | None:
     """How many windows of a task there are, encoded now or before; None: another machine is at it."""
     claim = corpus.path(task.shard, task.first).with_suffix(".claim")
-    if not _claimed(claim):
+    if not claimed(claim):
         return None
     numbers = itertools.count(task.first) if task.end is None else range(task.first, task.end)
     done = 0
@@ -113,19 +116,32 @@ def encode_windows(corpus: EncodedCorpus, task: Windows) -> int | None:
     return done
 
 
-def _claimed(path: Path) -> bool:
-    """Whether this process may do what ``path`` stands for: nobody else does."""
+def claimed(path: Path) -> bool:
+    """Whether this process may do what ``path`` stands for: nobody else does, on any machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
-            try:
-                if time.time() - path.stat().st_mtime < ABANDONED:
-                    return False
-            except FileNotFoundError:
-                continue
-            path.unlink(missing_ok=True)
-        else:
+        with suppress(FileExistsError), path.open("x") as file:
+            file.write(f"{platform.node()} {os.getpid()}")
             return True
+        with suppress(FileNotFoundError):  # it is done meanwhile
+            if not _abandoned(path):
+                return False
+            path.unlink()
     return False
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether the process that claimed it is gone, or has not been heard of for long."""
+    age, (node, _, process) = time.time() - path.stat().st_mtime, path.read_text().partition(" ")
+    return age > ABANDONED or (node == platform.node() and process.isdigit() and not _runs(int(process)))
+
+
+def _runs(process: int) -> bool:
+    """Whether there is a process of that number on this machine."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True

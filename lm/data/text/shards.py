@@ -7,6 +7,7 @@ encoded and kept; what it holds depends on its shard, its number and the size of
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from lm.settings import DataError, SettingError
 LARGEST_WINDOW = 1 << 23  # of a file, as it is stored [bytes]
 SMALLEST_WINDOW = 1 << 16  # of a corpus that has less than that for every stream [bytes]
 WINDOWS = 4  # of a small corpus, for every stream
+DIGESTED_AT_ONCE = 32  # ends of files [files]
 SAMPLED = 16  # a sample of a small corpus is of windows as so many streams have [streams]
 HELD_OUT = 0.05  # share of the documents that are validation where nothing is named for it
 # what is read of a corpus to tell it from others: both ends of every file, of each at least so much [bytes]
@@ -159,7 +161,13 @@ def sample_documents(shards: Sequence[Shard]) -> Iterator[str]:
 
 def fingerprint_of(shards: Sequence[Shard]) -> str:
     """Of all shards in their order; read in part, as each of them says."""
-    return hashlib.sha256("\n".join(shard.fingerprint for shard in shards).encode()).hexdigest()
+    return hashlib.sha256("\n".join(fingerprints_of(shards)).encode()).hexdigest()
+
+
+def fingerprints_of(shards: Sequence[Shard]) -> tuple[str, ...]:
+    """Of each shard; many are read at once, since a bucket takes its time to answer."""
+    with ThreadPoolExecutor(DIGESTED_AT_ONCE) as pool:
+        return tuple(pool.map(lambda shard: shard.fingerprint, shards))
 
 
 def digested(files: int) -> int:
@@ -168,8 +176,11 @@ def digested(files: int) -> int:
 
 
 def file_digest(path: Path, end: int) -> str:
-    """SHA-256 of a file's size and of ``end`` bytes at both ends."""
-    return _file_digest(path, end, *stamp(path))
+    """SHA-256 of a file's size and of ``end`` bytes at both ends; DataError if it cannot be read."""
+    try:
+        return _file_digest(path, end, *stamp(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): restore it") from error
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.text.shards import Shard, Texts, deal, fingerprint_of, window_size
+from lm.data.text.shards import Shard, Texts, deal, fingerprints_of, window_size
 from lm.data.text.tfds import Corrupt
 from lm.data.text.vocabulary import Vocabulary
 from lm.files import complete, naming
+from lm.settings import DataError
 
 ENCODED_AT_ONCE = 1 << 20  # text of one call of the tokenizer [characters]
 TRIMMED_EVERY = 32  # windows that a process writes between looks at how much is kept [windows]
@@ -59,13 +60,20 @@ class EncodedCorpus:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        key = f"{fingerprint_of(self.shards)} {self.vocabulary.fingerprint} {self.window}"
+        key = f"{self.fingerprints} {self.vocabulary.fingerprint} {self.window}"
         return hashlib.sha256(key.encode()).hexdigest()
 
+    @functools.cached_property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of each shard when this was first asked, in this process or in that which sent the corpus to it."""
+        return fingerprints_of(self.shards)
+
     def path(self, shard: int, number: int) -> Path:
-        """Where a window of a shard is kept."""
+        """Where a window of a shard is kept; DataError if the shard is not what it was."""
+        if self.shards[shard].fingerprint != self.fingerprints[shard]:
+            raise DataError(f"{self.shards[shard].name} has changed since it was first read: restore it")
         skips = "skip" * (self.corrupt == "skip")  # a window without some records is another
-        key = f"{self.shards[shard].fingerprint} {number} {self.window} {self.vocabulary.fingerprint} {skips}"
+        key = f"{self.fingerprints[shard]} {number} {self.window} {self.vocabulary.fingerprint} {skips}"
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / name[:2] / f"{name}.npz"
 
