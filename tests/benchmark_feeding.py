@@ -3,9 +3,10 @@
     python tests/benchmark_feeding.py FOLDER --gigabytes 10 --shards 1024
 
 writes JSON lines of the documentation's sentences in random order, once, and then measures, each in a process
-of its own: the time to the first batch from a cold start and the memory of the feeding process; the tokens a
-second of one core, over those of the tokenizer alone on one thread; the same with 2 and 4 encoding processes;
-and a second run, which finds what the first has kept.
+of its own: the time to the first batch from a cold start and the memory of the feeding process; a second run,
+which finds what the first has kept; and the text that encoding processes get through, one and several, over
+that of the tokenizer alone on one thread. Beside each time stands that of the CPU, which other work on the
+machine does not lengthen: of it the rates for one core are made.
 """
 
 import argparse
@@ -55,25 +56,25 @@ def settings(corpus: Path, vocabulary: Path):
 
 
 def feed(corpus: Path, vocabulary: Path, cache: Path, told: multiprocessing.Queue) -> None:
-    """Seconds to the first batch and to STEPS, tokens read meanwhile, and the most memory [MB]."""
-    begin = time.perf_counter()
+    """Seconds and CPU seconds to the first batch, the same to STEPS, and the most memory [MB]."""
+    begin, first = time.perf_counter(), None
     experiment = settings(corpus, vocabulary)
     batches = pretraining_batches(experiment, prepare(experiment, cache, print), "train")
-    first = None
     for step in range(STEPS):
         batches(step, slice(None))
-        first = first or time.perf_counter() - begin
+        first = first or (time.perf_counter() - begin, time.process_time())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    told.put((first, time.perf_counter() - begin, memory))
+    told.put((*first, time.perf_counter() - begin, time.process_time(), memory))
 
 
 def encode(corpus: Path, vocabulary: Path, cache: Path, workers: int, size: int, told) -> None:
-    """Seconds of encoding ``size`` bytes in processes that are there already."""
+    """Seconds in which so many processes start and encode ``size`` bytes, and their CPU seconds."""
     experiment = settings(corpus, vocabulary)
     streams = training_streams(experiment, prepare(experiment, cache, print))
     begin = time.perf_counter()
     encode_ahead(streams, size, workers, lambda windows: None)
-    told.put(time.perf_counter() - begin)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    told.put((time.perf_counter() - begin, children.ru_utime + children.ru_stime))
 
 
 def alone(function, *arguments):
@@ -88,16 +89,16 @@ def alone(function, *arguments):
 
 
 def tokenizer_alone(corpus: Path, vocabulary: Path) -> float:
-    """Bytes a second of one thread."""
+    """Bytes a CPU second of one thread."""
     from itertools import islice
 
     from lm.data.text.own import SentencePiece
 
     shards = corpus_shards(f"jsonl:{corpus}/*.jsonl", "train", corpus)
     texts = [*islice(documents_of(shards), 10_000)]
-    processor, begin = SentencePiece(vocabulary, 100).processor, time.perf_counter()
+    processor, begin = SentencePiece(vocabulary, 100).processor, time.process_time()
     processor.encode(texts, num_threads=1)
-    return sum(len(text.encode()) for text in texts) / (time.perf_counter() - begin)
+    return sum(len(text.encode()) for text in texts) / (time.process_time() - begin)
 
 
 def main() -> None:
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--shards", type=int, default=1024)
+    parser.add_argument("--encoded", type=int, default=200, help="by so many processes [MB]")
     options = parser.parse_args()
     corpus, cache = options.folder / f"{options.gigabytes:g}GB", options.folder / "cache"
     documentation = corpus_shards("documentation", "train", cache)
@@ -113,17 +115,19 @@ def main() -> None:
     vocabulary = find_vocabulary(experiment, cache, print).path
     shutil.rmtree(cache / "tokens", ignore_errors=True)
     shutil.rmtree(cache / "rows", ignore_errors=True)
-    first, whole, memory = alone(feed, corpus, vocabulary, cache)
-    print(f"cold: first batch {first:.1f} s, {STEPS} batches {whole:.1f} s, {memory:.0f} MB")
-    first, whole, memory = alone(feed, corpus, vocabulary, cache)
-    print(f"kept: first batch {first:.1f} s, {STEPS} batches {whole:.1f} s, {memory:.0f} MB")
-    rate, size = tokenizer_alone(corpus, vocabulary), 200_000_000
-    print(f"tokenizer alone: {rate / 1e6:.1f} MB/s")
+    for start in ("cold", "kept"):
+        first, first_cpu, whole, cpu, memory = alone(feed, corpus, vocabulary, cache)
+        times = (
+            f"first batch {first:.1f} s (CPU {first_cpu:.1f}), {STEPS} batches {whole:.1f} s (CPU {cpu:.1f})"
+        )
+        print(f"{start}: {times}, {memory:.0f} MB", flush=True)
+    rate, size = tokenizer_alone(corpus, vocabulary), options.encoded * 1_000_000
+    print(f"tokenizer alone: {rate / 1e6:.1f} MB a CPU second", flush=True)
     for workers in [count for count in (1, 2, 4) if count <= len(os.sched_getaffinity(0))]:
         shutil.rmtree(cache / "tokens", ignore_errors=True)
-        seconds = alone(encode, corpus, vocabulary, cache, workers, size)
-        speed = size / seconds
-        print(f"{workers} processes: {speed / 1e6:.1f} MB/s, {speed / rate:.2f} x the tokenizer")
+        seconds, cpu = alone(encode, corpus, vocabulary, cache, workers, size)
+        share = f"{size / cpu / 1e6:.1f} MB a CPU second, {size / cpu / rate:.2f} x the tokenizer"
+        print(f"{workers} processes: {size / seconds / 1e6:.1f} MB/s; {share}", flush=True)
 
 
 if __name__ == "__main__":

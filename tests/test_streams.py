@@ -3,8 +3,11 @@
 import gzip
 import itertools
 import json
+import platform
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -12,10 +15,15 @@ import pytest
 from feeding import VOCABULARY, WORDS, Watched, rows_in_streams
 from pyarrow import parquet
 
+from experiments.runs import checks
+from experiments.study.registry import build
+from lm.data.batches import stream
 from lm.data.corpora.corpus import corpus_shards
+from lm.data.text import bulk
 from lm.data.text import tokens as encoding
+from lm.data.text.ahead import encoding_ahead
 from lm.data.text.shards import LARGEST_WINDOW, Texts, WindowText, documents_of, sample_documents
-from lm.data.text.streams import stream_count
+from lm.data.text.streams import Streams, stream_count
 from lm.data.text.tokens import EncodedCorpus
 from lm.settings import DataError, SettingError
 
@@ -54,9 +62,9 @@ def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tm
     epochs = []
     for epoch in (0, 1):
         texts = []
-        for stream, count in enumerate(rows):
+        for number, count in enumerate(rows):
             nth = np.arange(epoch * count, (epoch + 1) * count)
-            numbers = nth // 2 * 8 + stream * 2 + nth % 2  # two rows of each batch are the stream's
+            numbers = nth // 2 * 8 + number * 2 + nth % 2  # two rows of each batch are the stream's
             texts += [text_of(made.rows(numbers))]
         epochs.append(np.concatenate(texts))
     for text in epochs:
@@ -222,3 +230,96 @@ def test_a_stream_without_text_is_refused_with_the_mend(tmp_path):
 def test_the_documents_of_a_window_are_those_of_its_shard():
     assert [*documents_of([Texts(tuple(WORDS))], 900)] == WORDS
     assert isinstance(Texts(("a",)).read(0, 1), WindowText)
+
+
+@pytest.mark.parametrize("change", ["appended", "cut", "missing"])
+def test_a_shard_that_is_not_what_it_was_is_named_and_refused(tmp_path, change):
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name} {i}"}}\n' for i in range(50)))
+    shards = corpus_shards(f"jsonl:{tmp_path}/*.jsonl", "train", tmp_path)
+    corpus = EncodedCorpus(shards, VOCABULARY, tmp_path / "kept", 1000, 1)
+    assert corpus.read(0, 0) is not None
+    path = tmp_path / "b.jsonl"
+    whole = path.read_text()
+    if change == "missing":
+        path.unlink()
+    else:
+        path.write_text(whole + '{"text": "more"}\n' if change == "appended" else whole[: len(whole) // 2])
+    assert corpus.read(0, 1) is not None or corpus.read(2, 0) is not None
+    with pytest.raises(DataError, match=r"b\.jsonl (has changed|cannot be read)"):
+        corpus.read(1, 0)
+
+
+@pytest.mark.parametrize("name", ["mass-style", "prefix-lm"])
+def test_another_number_of_hosts_goes_on_with_the_same_data(tmp_path, name):
+    whole, step = rows_in_streams(Watched.several(), tmp_path / "a", name=name), 100
+    for hosts in (1, 4, 2):
+        parts = []
+        for host in range(hosts):
+            share = 8 // hosts
+            made = rows_in_streams(Watched.several(), tmp_path / "b", notes=tmp_path / "notes", name=name)
+            rows = slice(host * share, (host + 1) * share)
+            parts.append([*stream(made, step, step + 20, rows=(rows,))])
+        for nth in range(20):
+            expected = whole(step + nth, slice(None))
+            for key, values in expected.items():
+                assert (np.concatenate([part[nth][key] for part in parts]) == values).all()
+        step += 20
+
+
+def test_a_part_that_another_process_has_claimed_is_left_to_it_while_that_runs(tmp_path):
+    corpus = EncodedCorpus((Texts(tuple(WORDS)),), VOCABULARY, tmp_path, 1000, 1)
+    task = bulk.Windows(0, 0, 3)
+    claim = corpus.path(0, 0).with_suffix(".claim")
+    assert bulk.claimed(claim)
+    assert bulk.encode_windows(corpus, task) is None and not corpus.is_kept(0, 0)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    claim.write_text(f"{platform.node()} {dead.pid}")
+    assert bulk.encode_windows(corpus, task) == 3 and corpus.is_kept(0, 2) and not claim.exists()
+    claim.write_text(f"{platform.node()}-other {dead.pid}")
+    assert bulk.encode_windows(corpus, task) is None
+
+
+def test_what_is_to_be_encoded_ahead_is_what_the_streams_read_first_and_as_much_as_is_asked_for(tmp_path):
+    shards = [Texts(tuple(WORDS[i::40]), str(i)) for i in range(40)]  # each less than a window
+    size = sum(shard.size for shard in shards)
+    for window in (200, 10_000):
+        corpus = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path / str(window), window, 4)
+        tasks = bulk.windows_of(Streams(corpus, 4, 3), size // 2)
+        stored = sum(shards[number].size for number in {task.shard for task in tasks})
+        assert size // 2 <= stored < size * 0.7
+        first = [Streams(corpus, 4, 3).shards(stream, 0)[0] for stream in range(4)]
+        assert [task.shard for task in tasks[:4]] == first
+
+
+@pytest.mark.slow
+def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
+    shards = [Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)]
+    made = rows_in_streams(shards, tmp_path / "kept", notes=tmp_path / "notes")
+    reading = made.rows.reading
+    notes = {number: reading.notes(number, made.rows.kind) for number in range(4)}
+    made(0, slice(None))
+    with encoding_ahead(reading.streams, notes, 2):
+        deadline = time.monotonic() + 120
+        while len([*(tmp_path / "kept").rglob("*.npz")]) < 4 * 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+    watched = Watched.several()
+    again = rows_in_streams(watched, tmp_path / "kept", notes=tmp_path / "notes")
+    alone = rows_in_streams(Watched.several(), tmp_path / "alone")
+    for step in range(12):
+        batch, expected = again(step, slice(None)), alone(step, slice(None))
+        assert all((batch[key] == expected[key]).all() for key in batch)
+    assert not any(shard.read_windows for shard in watched)
+
+
+def test_a_disk_that_is_too_small_for_the_encoded_text_is_told_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
+    large = SimpleNamespace(size=10**12)
+    corpus = SimpleNamespace(shards=(large,), folder=tmp_path / "tokens")
+    prepared = SimpleNamespace(train=corpus, vocabulary=VOCABULARY, cache=tmp_path)
+    base = build("t5/1-baseline/baseline", "base")
+    with pytest.raises(SettingError, match=r"will keep 69 GB .* where 1 GB are free: .*data.cache_size"):
+        checks.check_space(base, prepared)
+    checks.check_space(build("t5/1-baseline/baseline", "base", {"data.cache_size": 0.9}), prepared)
+    checks.check_space(build("t5/1-baseline/baseline", "nano"), prepared)

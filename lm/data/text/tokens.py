@@ -27,6 +27,7 @@ from lm.settings import DataError
 
 ENCODED_AT_ONCE = 1 << 20  # text of one call of the tokenizer [characters]
 TRIMMED_EVERY = 32  # windows that a process writes between looks at how much is kept [windows]
+TOKENS = "tokens"  # in a cache: the folder of what is kept
 GIGABYTE = 10**9
 
 
@@ -128,6 +129,15 @@ class EncodedCorpus:
                 return
             path.unlink(missing_ok=True)
             excess -= size
+
+
+def kept_bytes(folder: Path) -> int:
+    """How much encoded text a folder holds [bytes]."""
+    sizes = 0
+    for path in folder.glob("*/*.npz"):
+        with contextlib.suppress(OSError):  # another process deletes them
+            sizes += path.stat().st_size
+    return sizes
 
 
 _WRITTEN: dict[Path, int] = {}  # windows, by this process
