@@ -17,6 +17,7 @@ from test_benchmarks import TEXT, prepare
 from test_vocabulary import TEXTS
 from toy import damages
 
+from experiments.cli import doctor
 from experiments.runs.prepare import find_vocabulary, fingerprints
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
@@ -119,6 +120,8 @@ def test_a_missing_or_broken_file_is_named_before_anything_is_read(folder, tmp_p
             DataError, match=rf"(?s)mine/1\.0\.0, split 'train'.*train\.array_record.*{message}"
         ):
             documents("tfds:mine", "train", tmp_path, corrupt)
+    if message in ("is missing", "is empty"):  # lm doctor opens none of them
+        assert message in doctor.damage("mine", tmp_path)
     assert len(rows.prepared_rows("mine", "validation", tmp_path)) == len(MINE)
 
 

@@ -18,7 +18,7 @@ from experiments.runs.stages import COUNTS_FILE, stages_of
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.data.text import tfds
-from lm.data.text.tokens import TOKENS, kept_bytes
+from lm.data.text.tokens import TOKENS_FOLDER, kept_bytes
 from lm.files import is_sealed
 from lm.settings import DataError, SettingError, nearest
 from lm.train import manifest
@@ -43,9 +43,9 @@ def examine(runs: Path = RUNS) -> None:
         ("host", f"{os.cpu_count()} CPU cores, Python {platform.python_version()}, {platform.platform()}"),
         ("versions", ", ".join(f"{name} {metadata.version(name)}" for name in SHOWN)),
         ("data", f"looked for in {', '.join(map(str, tfds.tfds_folders(cache)))}"),
-        *(("", f"tfds:{name}{_damage(name, cache)}") for name in tfds.prepared(cache)),
+        *(("", f"tfds:{name}{damage(name, cache)}") for name in tfds.prepared(cache)),
         ("disk", f"{free:.1f} GiB free for {root}"),
-        ("", f"{kept_bytes(cache / TOKENS) / 2**30:.1f} GiB of encoded text in {cache / TOKENS}"),
+        ("", f"{kept_bytes(cache / TOKENS_FOLDER) / 2**30:.1f} GiB of encoded text in {cache / TOKENS}"),
     ]
     if free < 1:
         lines += [("", "[yellow]less than 1 GiB: checkpoints of a small model need some 100 MB a row[/]")]
@@ -53,7 +53,7 @@ def examine(runs: Path = RUNS) -> None:
         UNBROKEN.print(f"[bold]{name:9}[/] {text}")
 
 
-def _damage(name: str, cache: Path) -> str:
+def damage(name: str, cache: Path) -> str:
     """What is missing of a data set; "" if all of its files are there."""
     try:
         folder = tfds.find_prepared(name, cache)

@@ -31,7 +31,7 @@ from lm.data.text.shards import Shard, fingerprint_of, sample_documents
 from lm.data.text.sources import Split
 from lm.data.text.streams import LEAST_ROWS, Streams, largest_divisor, stream_count
 from lm.data.text.tfds import StoredRows
-from lm.data.text.tokens import TOKENS, EncodedCorpus, encoded_corpus
+from lm.data.text.tokens import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
 from lm.data.text.vocabulary import EOS, PAD, TRAINED_KINDS, Vocabulary
 from lm.data.text.wordpiece import train_wordpieces
 from lm.files import is_sealed, write
@@ -41,7 +41,7 @@ from lm.settings import SettingError
 Say = Callable[[str], object]
 NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture
-ORDER = "in shards, by streams"  # in which a corpus is read; recorded with each stage
+READ_ORDER = "in shards, by streams"  # in which a corpus is read; recorded with each stage
 SPLITS: tuple[Split, ...] = ("train", "validation")
 Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
 FOLDER = "tokenizer"  # in the folder of a stage: its vocabulary, which outlives its corpus
@@ -92,7 +92,7 @@ def encoded_split(
     shards = corpus_shards(data.corpus, split, cache, corrupt)
     size = sum(shard.size for shard in shards)
     count = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
-    corpus = encoded_corpus(shards, vocabulary, cache / TOKENS, streams or count)
+    corpus = encoded_corpus(shards, vocabulary, cache / TOKENS_FOLDER, streams or count)
     return replace(corpus, corrupt=corrupt, most=data.cache_size)
 
 
@@ -142,7 +142,9 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
         texts[f"{CORPUS} {split}"] = corpus_shards(data.corpus, split, cache, corrupt)
     if corpus := vocabulary_corpus(stage.settings):
         texts["vocabulary train"] = corpus_shards(corpus, "train", cache, data.corrupt_records)
-    found = {name: fingerprint_of(shards) for name, shards in texts.items()} | {f"{CORPUS} is read": ORDER}
+    found = {name: fingerprint_of(shards) for name, shards in texts.items()} | {
+        f"{CORPUS} is read": READ_ORDER
+    }
     for part, tasks in tasks_of(stage).items():
         rows = {task.name: rows_of(task, part, stage.settings, cache) for task in tasks}
         found |= {f"{name} {part}": stored.fingerprint for name, stored in rows.items()}

@@ -27,7 +27,7 @@ from lm.settings import DataError
 
 ENCODED_AT_ONCE = 1 << 20  # text of one call of the tokenizer [characters]
 TRIMMED_EVERY = 32  # windows that a process writes between looks at how much is kept [windows]
-TOKENS = "tokens"  # in a cache: the folder of what is kept
+TOKENS_FOLDER = "tokens"  # in a cache: the folder of what is kept
 GIGABYTE = 10**9
 
 
