@@ -5,6 +5,8 @@ ranks.
 import os
 import signal
 
+import pytest
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -15,3 +17,14 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # A shell that starts tests in the background has them ignore what some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_a_module():
+    """Compiled programs go with the module that needed them: each maps memory, of which Linux lets a process
+    have 65,530 pieces, and the one that asks for more is aborted.
+    """
+    yield
+    import jax
+
+    jax.clear_caches()

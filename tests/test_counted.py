@@ -43,6 +43,7 @@ def runs(tmp_path_factory):
     """A folder of runs whose cache holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs")
     documentation.prepare_sets(folder / "cache", packages=documentation.STDLIB)
+    documentation.prepare_sets(folder / "cache", name="roles", packages=["asyncio", "email", "json"])
     SCALES["tiny"] = SMALL
     yield folder
     del SCALES["tiny"]

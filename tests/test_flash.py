@@ -276,7 +276,7 @@ def test_what_computes_attention_goes_by_device_length_mask_and_bias(
 def test_what_an_implementation_cannot_do_is_refused_by_name():
     with pytest.raises(SettingError, match="'cudnn' needs model.dtype='bfloat16'.*'float32'"):
         ModelConfig("decoder", positions="rotary", attention="cudnn")
-    with pytest.raises(SettingError, match="positions that are no bias, not 'bfloat16', 64 and 'relative'"):
+    with pytest.raises(SettingError, match="that are no bias, not 'bfloat16', 64, None and 'relative'"):
         ModelConfig(dtype="bfloat16", attention="cudnn")
     with pytest.raises(SettingError, match="'cudnn' is not available on 'cpu'"):
         implementation(ModelConfig(dtype="bfloat16", positions="rotary", attention="cudnn"), 8, 8, None, None)

@@ -1,5 +1,6 @@
 """Figures of arrays: panels of colours and panels of curves; nothing here knows a model."""
 
+import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -58,14 +59,14 @@ class Plot(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class Picture(abc.ABC):
     """What ``lm draw`` draws: the fields of a subclass are its options."""
 
     out: Path | None = None  # where to write it, .png, .svg or .pdf; by default the picture's name .png
 
+    @abc.abstractmethod
     def figure(self) -> Figure:
         """Drawn; SettingError for options, or a run, of which there is no such picture."""
-        raise NotImplementedError
 
 
 def check_ending(out: Path) -> None:

@@ -142,7 +142,7 @@ def answering(folder: Path) -> list[Stage]:
     """The stages of a run whose model writes text, fine-tuned ones first."""
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
-    text = [stage for stage in stages_of(folder) if stage.kind in ("pretrain", "text")]
+    text = [stage for stage in stages_of(folder) if stage.has_model and stage.kind != "head"]
     return sorted(text, key=lambda stage: (stage.kind == "pretrain", not stage.is_main))
 
 

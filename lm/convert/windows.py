@@ -119,10 +119,13 @@ def local_keys() -> tuple[Key, ...]:
         windows = dict(zip(kinds, (None, _behind(theirs, "window_size", 256)), strict=True))
         patterns = theirs.get("attention_types") or [[[*kinds], 12]]
         layers = _few(theirs["num_layers"])
-        fits = all(0 <= times <= layers for _, times in patterns)
-        if not fits or sum(len(pattern) * times for pattern, times in patterns) != layers:
+        match patterns:
+            case [*_] if all(_repeats(pattern, layers) for pattern in patterns):
+                listed = [kind for pattern, times in patterns for kind in pattern * times]
+            case _:
+                listed = []
+        if len(listed) != layers:
             raise SettingError(f"config.json: attention_types={patterns!r:.200} should name {layers} layers")
-        listed = [kind for pattern, times in patterns for kind in pattern * times]
         if theirs.get("attention_layers") not in (None, listed):
             raise SettingError("config.json: attention_layers should be those of attention_types")
         return _by_kind("attention_types", listed, len(listed), windows)
@@ -136,6 +139,14 @@ def local_keys() -> tuple[Key, ...]:
         attention_types=lambda own: [[[kind], 1] for kind in written(own)],
         attention_layers=written,
     )
+
+
+def _repeats(pattern: Any, layers: int) -> bool:
+    """Whether it is a list of some kinds and how many times they follow one another."""
+    match pattern:
+        case [[*kinds], int(times)]:
+            return len(kinds) <= layers and 0 <= times <= layers
+    return False
 
 
 def _few(layers: int) -> int:

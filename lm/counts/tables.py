@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,8 @@ KIND = "kind"  # the array that says of what model a file has the tables
 def save_tables(path: Path, kind: str, tables: Mapping[str, np.ndarray]) -> None:
     """Write the tables of a model of that kind completely, and their SHA-256 beside them."""
     contents = io.BytesIO()
-    np.savez(contents, **{KIND: packed([kind])}, **tables)  # type: ignore[arg-type]
+    arrays: dict[str, Any] = {KIND: packed([kind]), **tables}
+    np.savez(contents, **arrays)
     write_sealed(path, contents.getvalue())
 
 

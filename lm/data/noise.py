@@ -50,14 +50,10 @@ class Infilled(NamedTuple):
     noise: np.ndarray  # bool [B,L]: what of the text is not shown
 
 
-def _no_mask(amount: Amount, text: Drawn) -> np.ndarray:
-    raise NotImplementedError("what is filled in is more than a mask")
-
-
 class Noise(NamedTuple):
     """One way for noise to fall: a mask of the tokens, or an infilling that is more than a mask."""
 
-    mask: Callable[[Amount, Drawn], np.ndarray] = _no_mask  # bool [B,L], True on noise
+    mask: Callable[[Amount, Drawn], np.ndarray]  # bool [B,L], True on noise
     infill: Callable[[Amount, np.ndarray, np.ndarray], Infilled] | None = None  # of lengths and uniforms
     # of lengths and first uniforms [B]; None where the amount is left to chance
     counts: Callable[[Amount, np.ndarray, np.ndarray], Counts] | None = None
@@ -231,7 +227,9 @@ NOISES: dict[NoiseName, Noise] = {
     "whole-words": Noise(_whole_words, on_words=True),
     "spans": Noise(_spans, counts=span_counts),
     "geometric-spans": Noise(_geometric_spans, draws=2, on_words=True),
-    "poisson-spans": Noise(infill=_infill, draws=2),
+    "poisson-spans": Noise(
+        lambda amount, text: _infill(amount, text.lengths, text.u).noise, infill=_infill, draws=2
+    ),
     "suffix": Noise(
         _suffix,
         counts=lambda amount, lengths, u: (lengths - prefix_lengths(lengths, u), np.ones_like(lengths)),

@@ -4,6 +4,7 @@ Id 0 pads, 1 ends a sequence, 2 is unknown. Sentinel k is decoded as ``<extra_id
 uses no sentinels, the first is the mask and the second begins an encoder's row.
 """
 
+import abc
 import functools
 import hashlib
 import io
@@ -68,9 +69,9 @@ class Own(Vocabulary):
             parts += [f"<extra_id_{size - 1 - k}>" for k in tokens] if is_sentinel else [self._plain(tokens)]
         return self.joint.join(filter(None, parts))
 
+    @abc.abstractmethod
     def _plain(self, ids: list[int]) -> str:
         """The text of ids that are no sentinels."""
-        raise NotImplementedError
 
     @property
     def sentinel_names(self) -> list[str]:
