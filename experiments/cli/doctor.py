@@ -45,7 +45,10 @@ def examine(runs: Path = RUNS) -> None:
         ("data", f"looked for in {', '.join(map(str, tfds.tfds_folders(cache)))}"),
         *(("", f"tfds:{name}{damage(name, cache)}") for name in tfds.prepared(cache)),
         ("disk", f"{free:.1f} GiB free for {root}"),
-        ("", f"{kept_bytes(cache / TOKENS_FOLDER) / 2**30:.1f} GiB of encoded text in {cache / TOKENS}"),
+        (
+            "",
+            f"{kept_bytes(cache / TOKENS_FOLDER) / 2**30:.1f} GiB of encoded text in {cache / TOKENS_FOLDER}",
+        ),
     ]
     if free < 1:
         lines += [("", "[yellow]less than 1 GiB: checkpoints of a small model need some 100 MB a row[/]")]
