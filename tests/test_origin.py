@@ -346,8 +346,8 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
 
 
 def test_a_stage_of_a_release_that_read_its_corpus_in_another_order_is_refused_with_that_word(tmp_path):
-    (tmp_path / "a.txt").write_text("\n\n".join(f"text {i}" for i in range(50)))
-    changes = {"data.corpus": f"text:{tmp_path}/a.txt", "tuning.mixtures": (), "finetuning.steps": 0}
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "number {i}"}}\n' for i in range(50)))
+    changes = {"data.corpus": f"jsonl:{tmp_path}/a.jsonl", "tuning.mixtures": (), "finetuning.steps": 0}
     *_, stage = stages(build(ROW, "nano", changes))
     now = NOW | {"data": fingerprints(stage, tmp_path)}
     earlier = NOW | {"data": {name: value for name, value in now["data"].items() if " train" in name}}
