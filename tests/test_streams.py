@@ -313,6 +313,19 @@ def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
     assert not any(shard.read_windows for shard in watched)
 
 
+@pytest.mark.slow
+def test_after_a_corpus_is_prepared_nothing_is_read_of_it(tmp_path):
+    made = rows_in_streams([Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)], tmp_path / "kept")
+    done = []
+    assert bulk.encode_ahead(made.rows.reading.streams, None, 2, done.append) == []
+    assert sum(done) == len([*(tmp_path / "kept").rglob("*.npz")]) - 8  # behind each shard its end is kept
+    watched = Watched.several()
+    again = rows_in_streams(watched, tmp_path / "kept")
+    for step in range(12):
+        again(step, slice(None))
+    assert not any(shard.read_windows for shard in watched)
+
+
 def test_a_disk_that_is_too_small_for_the_encoded_text_is_told_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
     large = SimpleNamespace(size=10**12)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from experiments.cli.arguments import FLAT, check_first, first_word, option, par
 from experiments.console import RUNS, UNBROKEN
 from experiments.runs.prepare import prepare as find_data
 from experiments.runs.prepare import training_streams
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build, find
 from lm.data.text.bulk import cost_of, encode_ahead
 from lm.settings import at_least
@@ -87,9 +87,18 @@ def prepare_row(arguments: Sequence[str]) -> None:
     parse(prepare, "lm prepare", arguments)
 
 
+def without_tasks(experiment: Experiment) -> Experiment:
+    """What reads the same text and no tasks, unless the vocabulary is trained on these too."""
+    if experiment.data.vocabulary_texts != "corpus":
+        return experiment
+    tuning = replace(experiment.tuning, mixtures=(), heads=())
+    return replace(experiment, tuning=tuning, mixing=BASELINE.mixing)
+
+
 def prepare_corpus(experiment: Experiment, cache: Path, ahead: AheadOptions) -> None:
     """Say what it takes to encode what a row reads of its corpus, and encode it."""
-    prepared = find_data(experiment, cache, UNBROKEN.print)
+    cache.mkdir(parents=True, exist_ok=True)
+    prepared = find_data(without_tasks(experiment), cache, UNBROKEN.print)
     streams = training_streams(experiment, prepared)
     phase = experiment.pretraining
     wanted = int(ahead.tokens) or phase.steps * phase.batch_size * experiment.data.inputs_length

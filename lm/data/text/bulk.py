@@ -82,8 +82,8 @@ def encode_ahead(
     """
     tasks, spawn = windows_of(streams, size), multiprocessing.get_context("spawn")
     corpus, elsewhere = streams.corpus, list[Windows]()
-    with ProcessPoolExecutor(workers, spawn) as pool:
-        futures = {pool.submit(encode_windows, corpus, task): task for task in tasks}
+    with ProcessPoolExecutor(workers, spawn, initializer=_give, initargs=(corpus,)) as pool:
+        futures = {pool.submit(_encode_given, task): task for task in tasks}
         try:
             for future in as_completed(futures):
                 if (done := future.result()) is None:
@@ -94,6 +94,17 @@ def encode_ahead(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return elsewhere
+
+
+_GIVEN: list[EncodedCorpus] = []  # to a process of the pool, once: opening its vocabulary takes a while
+
+
+def _give(corpus: EncodedCorpus) -> None:
+    _GIVEN.append(corpus)
+
+
+def _encode_given(task: Windows) -> int | None:
+    return encode_windows(_GIVEN[0], task)
 
 
 def encode_windows(corpus: EncodedCorpus, task: Windows) -> int | None:
