@@ -113,6 +113,27 @@ def differ():
         return str(error).splitlines()
 
 
+def fed(folder):
+    """The hash of each row that this process feeds, by step and row, and the shards opened for them."""
+    import jax
+    import numpy as np
+    from feeding import Watched, rows_in_streams
+
+    from lm.data.batches import stream
+    from lm.mesh import MeshConfig
+    from lm.sharding import make_mesh, rows_of_process
+
+    rows = rows_of_process(make_mesh(MeshConfig(*SIZES)), 8)
+    shards = Watched.several(8)
+    numbers, found = np.concatenate([np.arange(8)[part] for part in rows]).tolist(), {}
+    batches = rows_in_streams(shards, folder / f"tokens-{jax.process_count()}-{jax.process_index()}")
+    for step, batch in enumerate(stream(batches, 0, STEPS, rows=rows)):
+        for place, number in enumerate(numbers):
+            values = b"".join(np.ascontiguousarray(batch[name][place]).tobytes() for name in sorted(batch))
+            found[f"{step} {number}"] = hashlib.sha256(values).hexdigest()
+    return found, sorted(shard.name for shard in shards if shard.read_windows)
+
+
 def laws(folder):
     """All that two processes can show in one life; the last of it is to be stopped."""
     import json
@@ -124,6 +145,7 @@ def laws(folder):
     learn(folder / "two", STEPS)
     learn(folder / "began-alone", STEPS)
     told = {"agreed": agree(folder), "differ": differ(), "numbers": numbers(folder / "alone", SAVED)}
+    told["fed"], told["opened"] = fed(folder)
     try:
         learn(folder / "stopped", 10**6, stop=(1, 5))
     except Interrupted as stopped:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import toy
-from golden.make_batches import VOCABULARY, examples, pretraining
+from golden.make_batches import VOCABULARY, OneWindow, examples, pretraining
 
 from experiments.runs.scores import held_out, total
 from lm.data.batches import Batches
@@ -15,6 +15,8 @@ from lm.data.denoised import pretraining_rows
 from lm.data.objectives import OBJECTIVES, Lengths
 from lm.data.packing import DECODERS
 from lm.data.supervised import Mixed, Unsupervised
+from lm.data.text.streams import Streams
+from lm.data.text.tokens import Tokens
 from lm.files import seal_lines
 
 SENTINELS = VOCABULARY.size - VOCABULARY.num_sentinels
@@ -115,11 +117,10 @@ def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_ow
 def drawn_text(objective, length=512):
     """Batches of a long text whose pieces are drawn from ``SHARES``, and the text."""
     tokens = np.random.default_rng(0).choice(np.arange(3, 273), 200_000, p=SHARES).astype(np.uint16)
-    corpus = SimpleNamespace(tokens=tokens, offsets=np.array([0, len(tokens)]))
+    streams = Streams(OneWindow(Tokens(tokens, np.array([0, len(tokens)])), MANY), 1, 0)
     architecture = {"causal-lm": "decoder", "masked-lm": "encoder"}.get(objective, "encoder-decoder")
-    rows = pretraining_rows(
-        corpus, OBJECTIVES[objective], MANY, architecture=architecture, inputs_length=length, seed=0
-    )
+    settings = {"architecture": architecture, "inputs_length": length, "batch_size": 64}
+    rows = pretraining_rows(streams, OBJECTIVES[objective], **settings)
     return [Batches(rows, 64)(step, slice(None)) for step in range(4)], tokens
 
 

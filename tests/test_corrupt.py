@@ -6,24 +6,28 @@ import os
 import random
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
+from feeding import documents
 from test_benchmarks import TEXT, prepare
 from test_vocabulary import TEXTS
 from toy import damages
 
+from experiments.cli import doctor
 from experiments.runs.prepare import find_vocabulary, fingerprints
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from lm.data import batches
-from lm.data.corpora import corpus, crawl
-from lm.data.text import sources, tokens
+from lm.data.corpora import crawl
+from lm.data.corpora.corpus import corpus_shards
 from lm.data.text import tfds as rows
+from lm.data.text import tokens
 from lm.data.text.own import Bytes
+from lm.data.text.shards import documents_of
 from lm.data.text.vocabulary import TRAINED_KINDS, UNK
 from lm.files import complete, is_sealed, seal, unseal, write_sealed
 from lm.settings import DataError, SettingError, change, changes
@@ -86,7 +90,7 @@ def test_a_record_with_any_byte_changed_is_read_right_or_is_an_error_that_names_
     for place in [*used[:: len(used) // 150], *range(0, len(good), len(good) // 40)]:
         path.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
         try:
-            found = sources.tfds_texts("mine", "train", tmp_path).rows
+            found = rows.prepared_rows("mine", "train", tmp_path)
         except DataError as error:  # the index of the records
             assert path.name in str(error)
             continue
@@ -115,7 +119,9 @@ def test_a_missing_or_broken_file_is_named_before_anything_is_read(folder, tmp_p
         with pytest.raises(
             DataError, match=rf"(?s)mine/1\.0\.0, split 'train'.*train\.array_record.*{message}"
         ):
-            corpus.documents("tfds:mine", "train", tmp_path, corrupt)
+            documents("tfds:mine", "train", tmp_path, corrupt)
+    if message in ("is missing", "is empty"):  # lm doctor opens none of them
+        assert message in doctor.damage("mine", tmp_path)
     assert len(rows.prepared_rows("mine", "validation", tmp_path)) == len(MINE)
 
 
@@ -155,22 +161,27 @@ def test_corrupt_records_are_left_out_of_training_counted_and_never_of_evaluatio
     left = rows.prepared_rows("mine", "train", tmp_path, "skip")
     assert left.left_out == (0, 7, 8, 39)
     assert [row["text"] for row in left] == [text for k, text in enumerate(MINE) if k not in left.left_out]
-    found = corpus.documents("tfds:mine", "train", tmp_path, "skip")
-    assert list(found) == [row["text"] for row in left]
-    assert sources.left_out(found) == sources.left_out(left) == 4
+    assert documents("tfds:mine", "train", tmp_path, "skip") == [row["text"] for row in left]
+    read = [shard.read(0, 1 << 20) for shard in corpus_shards("tfds:mine", "train", tmp_path, "skip")]
+    assert [window.left_out for window in read] == [4]
     assert rows.corrupt_records(rows.StoredRows(stored, "train"), tmp_path) == left.left_out
     with pytest.raises(DataError, match="record 3 .*never out of evaluation"):
-        list(corpus.documents("tfds:mine", "validation", tmp_path))
+        documents("tfds:mine", "validation", tmp_path)
 
 
 def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behind(stored, tmp_path):
     damage(shard(stored), 7)
-    found, place = corpus.documents("tfds:mine", "train", tmp_path), tmp_path / "tokens"
-    with pytest.raises(DataError, match="record 7 "):
-        tokens.encode_corpus(found, Bytes(100), place)
-    assert not list(place.iterdir())
-    kept = tokens.encode_corpus(corpus.documents("tfds:mine", "train", tmp_path, "skip"), Bytes(100), place)
-    assert len(kept.tokens) == sum(len(text.encode()) for k, text in enumerate(MINE) if k != 7)
+    place, lengths = tmp_path / "tokens", [len(text.encode()) for text in MINE]
+    for corrupt in ("skip", "stop"):  # what one keeps the other does not read
+        shards = corpus_shards("tfds:mine", "train", tmp_path, corrupt)
+        made = replace(tokens.encoded_corpus(shards, Bytes(100), place, 1), corrupt=corrupt)
+        if corrupt == "skip":
+            assert (len(made.first().tokens), made.first().left_out) == (sum(lengths) - lengths[7], 1)
+            kept = files(place)
+        else:
+            with pytest.raises(DataError, match="record 7 "):
+                made.first()
+    assert files(place) == kept
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -192,42 +203,27 @@ class Lengths:
         return {"lengths": np.array([len(self.found[step]["text"])])}
 
 
-@pytest.mark.parametrize("name", ["tokens", "offsets.npy", "sums.npy", "about.json"])
-@pytest.mark.parametrize("kind", ["flipped", "cut", "empty", "gone"])
-def test_damaged_tokens_are_made_anew(tmp_path, name, kind):
-    made = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
-    good = (made.tokens[:].tolist(), made.offsets.tolist())
-    path = made.folder / name
-    content = path.read_bytes()
-    if kind == "flipped":
-        flip(path, len(content) // 2, 2)
-    elif kind == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(content[: len(content) // 2 if kind == "cut" else 0])
-    again = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
-    assert (again.tokens.tolist(), again.offsets.tolist()) == good
-    assert [folder.name for folder in tmp_path.iterdir()] == [again.folder.name]
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_damage_in_the_middle_of_a_corpus_that_is_not_read_at_the_start_is_refused_before_its_ids_are_used(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(tokens, "BLOCK", 64)
-    monkeypatch.setattr(tokens, "CHECKED_AT_START", 128)
-    made = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path)
-    good, path = made.tokens.tolist(), made.folder / "tokens"
-    whole, rng = path.read_bytes(), random.Random(0)
-    assert len(whole) > 1000 and len(good) == len(made.tokens)
-    for _ in range(50):
-        place = rng.randrange(192, len(whole) - 192)
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :])
-        again, block = tokens.encode_corpus(TEXTS, Bytes(100), tmp_path), place // 64
-        before = np.arange(block * 32)
-        assert again.tokens[before].tolist() == good[: block * 32], "what is whole can be read"
-        for read in (slice(place // 2, place // 2 + 1), np.array([[0, place // 2]])):
-            with pytest.raises(DataError, match=f"tokens is damaged in bytes {block * 64:,} to .* delete"):
-                again.tokens[read]
+def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made_anew(tmp_path, capsys):
+    made = tokens.encode_texts(TEXTS, Bytes(100), tmp_path)
+    good, path = made.first(), made.path(0, 0)
+    content, draw = path.read_bytes(), random.Random(0)
+    broken = [content[: len(content) * k // 8] for k in range(8)]
+    for place in draw.sample(range(len(content)), 150):
+        other = bytes([content[place] ^ 1 << draw.randrange(8)])
+        broken += [content[:place] + other + content[place + 1 :]]
+    for damaged in broken:
+        path.write_bytes(damaged)
+        again = tokens.encode_texts(TEXTS, Bytes(100), tmp_path).first()
+        assert (again.tokens.tolist(), again.offsets.tolist()) == (
+            good.tokens.tolist(),
+            good.offsets.tolist(),
+        )
+    assert capsys.readouterr().out.count("is damaged, and is encoded again") > 100
+    assert path.read_bytes() == content and not [*tmp_path.rglob("*.lock")]
 
 
 def test_a_damaged_vocabulary_is_trained_anew(tmp_path):
@@ -299,10 +295,15 @@ def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
 ENCODE = """
 import sys; from pathlib import Path; from lm.data.text import tokens
 from lm.data.text.own import Bytes
-tokens.CHUNK = 10
+from lm.data.text.shards import documents_of
+class Said(Bytes):
+    def encode_batch(self, texts):
+        print("encodes", flush=True)
+        return super().encode_batch(texts)
+tokens.ENCODED_AT_ONCE = 10_000
 print("go", flush=True); sys.stdin.read(1)
-made = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), Path(sys.argv[1]))
-print(len(made.tokens), int(made.tokens[:].sum()))
+made = tokens.encode_texts([f"{n} " * 50 for n in range(4000)], Said(100), Path(sys.argv[1])).first()
+print(len(made.tokens), int(made.tokens.sum()))
 """
 
 
@@ -316,20 +317,18 @@ def encoder(folder):
 
 def test_processes_that_encode_at_once_or_are_killed_do_no_harm(tmp_path):
     first, second, killed = (encoder(tmp_path) for _ in range(3))
-    for process in (killed, first, second):
+    killed.stdin.write("x")
+    killed.stdin.close()
+    assert killed.stdout.readline() == "encodes\n"
+    for process in (first, second):
         process.stdin.write("x")
         process.stdin.close()
-    for _ in range(1000):
-        time.sleep(0.01)
-        if list(tmp_path.glob(".*/tokens")):
-            break
     killed.kill()
-    found = {process.stdout.read() for process in (first, second)}
+    found = [process.stdout.read().splitlines() for process in (first, second)]
     assert [first.wait(), second.wait(), bool(killed.wait())] == [0, 0, True]
-    (place,) = (path for path in tmp_path.iterdir() if not path.name.startswith("."))
-    assert tokens.is_intact(place, tokens.Tokens(place).fingerprint)
-    alone = tokens.encode_corpus([f"{n} " * 50 for n in range(4000)], Bytes(100), tmp_path / "other")
-    assert found == {f"{len(alone.tokens)} {int(alone.tokens[:].sum())}\n"}
+    assert sorted(map(len, found))[0] == 1, "one of the two waits for the other"
+    alone = tokens.encode_texts([f"{n} " * 50 for n in range(4000)], Bytes(100), tmp_path / "other").first()
+    assert {lines[-1] for lines in found} == {f"{len(alone.tokens)} {int(alone.tokens.sum())}"}
 
 
 def pages(path):
@@ -387,9 +386,9 @@ def test_a_gzip_that_is_cut_short_gives_what_is_before_and_is_named(tmp_path):
     assert pages(tmp_path / "a.jsonl.gz")[1]
 
 
-def test_text_that_changed_since_it_was_counted_is_an_error(tmp_path):
+def test_text_that_changed_since_it_was_listed_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("good text\n\n" * 2000)
-    found = corpus.documents(f"text:{tmp_path / 'a.txt'}", "train", tmp_path)
+    found = corpus_shards(f"text:{tmp_path / 'a.txt'}", "train", tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff" * 22_000)
-    with pytest.raises(DataError, match=r"a\.txt: bytes"):
-        list(found)
+    with pytest.raises(SettingError, match=r"a\.txt: byte"):
+        [*documents_of(found)]

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import feeding
 import numpy as np
 import pytest
 from tiny import TINY
@@ -14,7 +15,7 @@ from experiments.plan.plans import PlanOptions, show_plans
 from experiments.runs import counted
 from experiments.runs import run as running
 from experiments.runs.checks import check_counts
-from experiments.runs.prepare import prepare, pretraining_batches, rows_of_half, training_text
+from experiments.runs.prepare import prepare, pretraining_batches, rows_of_half, training_streams
 from experiments.runs.result import read_result
 from experiments.runs.stages import COUNTS_FILE, saved_steps, stages, stages_of
 from experiments.study.registry import build
@@ -22,7 +23,6 @@ from experiments.study.scales import SCALES
 from lm.counts.markov import tag
 from lm.counts.ngrams import count_ngrams, kneser_ney, token_log_probs
 from lm.data.corpora import documentation
-from lm.data.corpora.corpus import documents
 from lm.data.tasks.labelled import find_labelled
 from lm.data.text.vocabulary import EOS
 from lm.files import is_sealed
@@ -69,7 +69,7 @@ def prepared_of(runs, name):
 def texts_of(runs, split):
     """The documents of the corpus as ids, an EOS behind each."""
     experiment, prepared = prepared_of(runs, BIGRAM)
-    texts = documents(experiment.data.corpus, split, runs / "cache")
+    texts = feeding.documents(experiment.data.corpus, split, runs / "cache")
     return [[*prepared.vocabulary.encode(text), EOS] for text in texts]
 
 
@@ -88,18 +88,32 @@ def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finish
     assert result.parameters == sum(map(len, (*model.probs, *model.backoffs)))
 
 
+def epoch_of(batches):
+    """The tokens of the rows of the first epoch of each stream."""
+    reading, read = batches.rows.reading, []
+    share = reading.batch_size // reading.streams.count
+    for stream in range(reading.streams.count):
+        walk = reading.walk(stream, batches.rows.rows_of, batches.rows.kind)
+        nth = np.arange(walk.rows_of_epoch(10**6))
+        rows = batches.rows(nth // share * reading.batch_size + stream * share + nth % share)
+        read.append(rows["decoder_target_tokens"][rows["decoder_segment_ids"] > 0])
+    return np.concatenate(read)
+
+
 def test_counts_and_networks_read_the_same_tokens(runs):
     experiment, prepared = prepared_of(runs, NETWORK)
     batches = pretraining_batches(experiment, prepared, "train")
-    rows = batches.rows(np.arange(len(batches.rows.corpus.segments.starts)))  # an epoch
-    read = rows["decoder_target_tokens"][rows["decoder_segment_ids"] > 0]
+    read = epoch_of(batches)
     (stage,) = stages(build(BIGRAM, "tiny"))
     _, counted_tokens = counted.COUNT_MODELS["ngram"].estimate(stage, prepared)
-    text = training_text(experiment, prepared)
-    sizes = np.bincount(np.asarray(text.tokens[:]), minlength=512)
-    sizes[EOS] += len(np.unique(text.offsets)) - 2  # between documents
-    assert np.bincount(read, minlength=512).tolist() == sizes.tolist()
-    assert counted_tokens == len(read) + 1  # the end of the last document
+    streams = training_streams(experiment, prepared)
+    text = streams.epoch()
+    sizes = np.bincount(text.tokens, minlength=512)
+    found = np.bincount(read, minlength=512)
+    assert np.delete(found, EOS).tolist() == np.delete(sizes, EOS).tolist()
+    ends = len(np.unique(text.offsets)) - 1
+    assert counted_tokens == len(text.tokens) + ends
+    assert 0 <= ends - found[EOS] <= streams.count  # whose last documents are cut
 
 
 def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):

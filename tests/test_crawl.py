@@ -14,9 +14,10 @@ import time
 
 import numpy as np
 import pytest
+from feeding import documents
 
 from experiments.cli import clean as command
-from lm.data.corpora import cleaning, corpus, crawl
+from lm.data.corpora import cleaning, crawl
 from lm.settings import SettingError
 
 OFF = ("language",)  # whose detector takes a second to load; it has a test of its own
@@ -63,7 +64,7 @@ def clean(source, name="pages", without=OFF, **settings):
 
 
 def texts(cache, name="pages"):
-    return [text for split in command.BOTH_SPLITS for text in corpus.documents(f"tfds:{name}", split, cache)]
+    return [text for split in command.BOTH_SPLITS for text in documents(f"tfds:{name}", split, cache)]
 
 
 def files(cache, name="pages"):

@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import feeding
 import numpy as np
 import pytest
 import scipy.stats
 
-from lm.data.corpora import cleaning, corpus, documentation, exercises, harvest
+from lm.data.corpora import cleaning, documentation, exercises, harvest
 from lm.data.tasks.labelled import LABELLED
-from lm.data.text import sources
+from lm.data.text import tfds as rows
 from lm.settings import SettingError
 
 TASKS = documentation.FEATURES.keys() - {"corpus", *documentation.ALONE}
@@ -41,7 +42,7 @@ def cache(tmp_path_factory):
 
 
 def names(part, split, cache):
-    return {row["name"] for row in sources.prepared_rows(f"documentation/{part}", split, cache)}
+    return {row["name"] for row in rows.prepared_rows(f"documentation/{part}", split, cache)}
 
 
 def test_docstrings_are_those_that_python_finds():
@@ -131,16 +132,18 @@ def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
 def test_no_part_trains_on_what_another_is_evaluated_on(cache):
     documentation.prepare_sets(cache, name="unfiltered", packages=SOME.split())
     assert not names("corpus", "validation+test", cache) & names("unfiltered", "train", cache)
-    whole = {split: corpus.documents("documentation", split, cache) for split in ("train", "validation")}
+    whole = {split: feeding.documents("documentation", split, cache) for split in ("train", "validation")}
     parts = {
-        name: corpus.documents(f"documentation/{name}", "train", cache) for name in documentation.CORPUS_PARTS
+        name: feeding.documents(f"documentation/{name}", "train", cache)
+        for name in documentation.CORPUS_PARTS
     }
     assert len(parts["science"]) == 0 < len(parts["topics"]) < len(parts["libraries"])
     assert len(parts["topics"]) + len(parts["libraries"]) == len(whole["train"])
     assert set(parts["topics"]) | set(parts["libraries"]) == set(whole["train"])
-    assert len({part.fingerprint for part in (*parts.values(), *whole.values())}) == 5
+    specs = ["documentation", *(f"documentation/{name}" for name in parts)]
+    assert len({feeding.fingerprint(spec, "train", cache) for spec in specs}) == 4
     with pytest.raises(SettingError, match="did you mean 'science'"):
-        corpus.documents("documentation/sience", "train", cache)
+        feeding.documents("documentation/sience", "train", cache)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_a_corpus_is_written_when_it_is_first_read(part, written, tmp_path, monk
     monkeypatch.setattr(
         documentation, "prepare_sets", lambda *given, **named: write(*given, packages=few, **named)
     )
-    corpus.documents(f"documentation{part}", "train", tmp_path)
+    feeding.documents(f"documentation{part}", "train", tmp_path)
     assert (tmp_path / "tfds" / "documentation" / written).is_dir()
 
 
@@ -162,7 +165,7 @@ def test_unfiltered_documents_keep_what_the_rules_remove(documents):
 
 
 def stored(task, split, cache):
-    return list(sources.prepared_rows(f"documentation/{task}", split, cache))
+    return list(rows.prepared_rows(f"documentation/{task}", split, cache))
 
 
 def test_answers_are_where_the_task_says_and_nowhere_else(cache):
@@ -214,9 +217,9 @@ def test_no_place_is_right_more_often_than_another(cache):
 
 def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
     documentation.prepare_sets(tmp_path, packages=SOME.split())
-    prints = [corpus.documents("documentation", "train", folder).fingerprint for folder in (cache, tmp_path)]
+    prints = [feeding.fingerprint("documentation", "train", folder) for folder in (cache, tmp_path)]
     assert prints[0] == prints[1]
-    assert prints[0] != corpus.documents("documentation", "validation", cache).fingerprint
+    assert prints[0] != feeding.fingerprint("documentation", "validation", cache)
 
 
 WRITE = """
@@ -270,13 +273,13 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     start = time.process_time()
     documentation.prepare_sets(tmp_path)
     seconds = time.process_time() - start
-    parts = [corpus.documents("documentation", split, tmp_path) for split in ("train", "validation")]
+    parts = [feeding.documents("documentation", split, tmp_path) for split in ("train", "validation")]
     assert sum(len(text) for part in parts for text in part) > 7.2e6  # and the test split
     assert seconds < 60  # 20 s on an idle core
     for task in TASKS:
         least = (900, 150, 700) if task == "first-sentence" else (2_500, 450, 2_000)
-        for split, rows in zip(("train", "validation", "report"), least, strict=True):
-            assert len(stored(task, split, tmp_path)) >= rows, (task, split)
+        for split, count in zip(("train", "validation", "report"), least, strict=True):
+            assert len(stored(task, split, tmp_path)) >= count, (task, split)
 
 
 def test_tagged_code_is_written_alone_and_read_as_a_labelled_task(tmp_path, monkeypatch):

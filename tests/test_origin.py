@@ -343,3 +343,16 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     said = "trained with other data:\n  data: corpus train: other"
     with reporting(0) as reporter, pytest.raises(SettingError, match=said):
         run(experiment, tmp_path, runs / "cache", reporter)
+
+
+def test_a_stage_of_a_release_that_read_its_corpus_in_another_order_is_refused_with_that_word(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "number {i}"}}\n' for i in range(50)))
+    changes = {"data.corpus": f"jsonl:{tmp_path}/a.jsonl", "tuning.mixtures": (), "finetuning.steps": 0}
+    *_, stage = stages(build(ROW, "nano", changes))
+    now = NOW | {"data": fingerprints(stage, tmp_path)}
+    earlier = NOW | {"data": {name: value for name, value in now["data"].items() if " train" in name}}
+    for state in ("begun", "finished"):
+        folder = tmp_path / state
+        origin.check(folder, earlier, "new", NONE)
+        with pytest.raises(SettingError, match="corpus is read: none -> in shards, by streams\n"):
+            origin.check(folder, now, state, NONE)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from golden.make_batches import OneWindow
 
 from lm.data.batches import Batches, uniforms
 from lm.data.denoised import denoise, pretraining_rows
@@ -15,6 +16,8 @@ from lm.data.noise import geometric
 from lm.data.objectives import OBJECTIVES, lengths_of
 from lm.data.packing import Ragged
 from lm.data.text.own import Bytes
+from lm.data.text.streams import Streams
+from lm.data.text.tokens import Tokens
 from lm.data.text.vocabulary import EOS
 from lm.data.views import permutation, sentence_starts
 from lm.settings import SettingError
@@ -33,17 +36,18 @@ VOCABULARY = SimpleNamespace(
 )
 SIZES = np.random.default_rng(0).integers(1, 300, 100)
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
-CORPUS = SimpleNamespace(tokens=np.arange(OFFSETS[-1]) + 10, offsets=OFFSETS)  # every token is its own place
+CORPUS = Tokens(np.arange(OFFSETS[-1]) + 10, OFFSETS)  # every token is its own place
+
+
+WHOLE = OneWindow(CORPUS, VOCABULARY)
 NAMES = ("masked-lm", "whole-word-masked-lm", "span-masked-lm", "electra")
 PAIRS = ("none", "next-sentence", "sentence-order")
 
 
 def batches(name="masked-lm", pairs="none", **settings):
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 16, "seed": 3} | settings
-    size = settings.pop("batch_size")
-    return Batches(
-        pretraining_rows(CORPUS, replace(OBJECTIVES[name], pairs=pairs), VOCABULARY, **settings), size
-    )
+    streams, objective = Streams(WHOLE, 1, settings.pop("seed")), replace(OBJECTIVES[name], pairs=pairs)
+    return Batches(pretraining_rows(streams, objective, **settings), settings["batch_size"])
 
 
 def pieces(batch):
@@ -142,7 +146,7 @@ def test_half_of_the_pairs_are_changed_and_labels_lengths_and_beginnings_are_hon
 @pytest.mark.parametrize("pairs", ["none", "sentence-order"])
 def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
     made = batches(pairs=pairs, batch_size=1)
-    count = len(made.rows.corpus.segments.starts)
+    count = made.rows.rows_of_epoch(10_000)
     epochs = [
         [made(e * count + i, slice(None))["encoder_target_tokens"] for i in range(count)] for e in (0, 1)
     ]
@@ -246,7 +250,8 @@ def test_geometric_spans_have_spanberts_lengths():
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_by_name(objective, settings, words):
-    settings = {"architecture": "encoder", "inputs_length": 64, "seed": 0} | settings
-    corpus = SimpleNamespace(tokens=CORPUS.tokens, offsets=settings.pop("offsets", OFFSETS))
+    settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 1} | settings
+    tokens = CORPUS._replace(offsets=settings.pop("offsets", OFFSETS))
+    streams = Streams(OneWindow(tokens, settings.pop("vocabulary", VOCABULARY)), 1, 0)
     with pytest.raises(SettingError, match=words):
-        pretraining_rows(corpus, objective, settings.pop("vocabulary", VOCABULARY), **settings)(np.arange(1))
+        pretraining_rows(streams, objective, **settings)(np.arange(1))

@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.data.batches import Batches, shuffled, stream
+from lm.data.batches import Batches, stream
 from lm.data.denoised import pretraining_rows
 from lm.data.objectives import OBJECTIVES, Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.segments import running
+from lm.data.segments import Corpus, running
 from lm.data.supervised import Mixed, Unsupervised, eval_batches
 from lm.data.text.own import Bytes
-from lm.data.text.tokens import encode_corpus
+from lm.data.text.shards import Texts, deal
+from lm.data.text.streams import Streams, WindowPlace
+from lm.data.text.tokens import EncodedCorpus, encode_texts
 from lm.data.text.vocabulary import EOS
 from lm.settings import SettingError
 
@@ -32,19 +34,33 @@ def corpus(tmp_path_factory):
     """41 documents of 1 to about 200 tokens, no character of which is a sentinel or special."""
     rng = np.random.default_rng(0)
     texts = ["".join(map(chr, rng.integers(97, 123, size))) for size in [*rng.integers(2, 200, 40), 1]]
-    return encode_corpus(texts, VOCABULARY, tmp_path_factory.mktemp("corpus"))
+    return encode_texts(texts, VOCABULARY, tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def dealt(corpus):
+    """The same documents for four streams, in two shards of many windows."""
+    (texts,) = corpus.shards
+    shards = deal([Texts(texts.documents[:15]), Texts(texts.documents[15:], "others")], 4)
+    return EncodedCorpus(tuple(shards), VOCABULARY, corpus.folder, 300, 4)
 
 
 @pytest.fixture
 def batches(corpus):
-    def make(name="span-corruption", architecture="encoder-decoder", **settings):
+    def make(name="span-corruption", architecture="encoder-decoder", read=corpus, **settings):
         settings = {"inputs_length": 32, "batch_size": 8, "seed": 5} | settings
         objective = OBJECTIVES[name] if isinstance(name, str) else name
-        size = settings.pop("batch_size")
-        rows = pretraining_rows(corpus, objective, VOCABULARY, architecture=architecture, **settings)
-        return Batches(rows, size)
+        streams = Streams(read, read.streams, settings.pop("seed"), notes=settings.pop("notes", None))
+        rows = pretraining_rows(streams, objective, architecture=architecture, **settings)
+        return Batches(rows, settings["batch_size"])
 
     return make
+
+
+def only(made):
+    """The window of a corpus that has one."""
+    (place,) = {rows.place for rows in made.rows.reading.rows(np.arange(4), lambda _: 10, "any")}
+    return made.rows.reading.corpus(place)
 
 
 @pytest.fixture
@@ -62,13 +78,13 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(("name", "architecture"), PAIRS)
-def test_a_batch_is_the_same_whole_in_parts_and_made_anew(batches, name, architecture):
-    first, second = batches(name, architecture), batches(name, architecture)
+def test_a_batch_is_the_same_whole_in_parts_and_made_anew(batches, dealt, name, architecture):
+    first, second = (batches(name, architecture, dealt) for _ in range(2))
     for step in (40, 2, 7):  # over several epochs, and not in order
         whole = first(step, slice(None))
         parts = [second(step, slice(start, start + 2)) for start in (6, 0, 4, 2)]
         same(whole, {key: np.concatenate([parts[i][key] for i in (1, 3, 2, 0)]) for key in whole})
-    other = batches(name, architecture, seed=6)(7, slice(None))
+    other = batches(name, architecture, dealt, seed=6)(7, slice(None))
     assert any((other[key] != whole[key]).any() for key in whole)
 
 
@@ -87,19 +103,22 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
     )
     ids, segments = batch["decoder_target_tokens"], batch["decoder_segment_ids"]
     ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
-    assert (ids[ends] == EOS).all() != made.rows.corpus.objective.separates
+    assert (ids[ends] == EOS).all() != made.rows.reading.objective.separates
     if architecture in ENCODER_DECODERS:
         assert (batch["encoder_segment_ids"].max(1) == segments.max(1)).all()
         assert batch["encoder_input_tokens"].shape == (8, inputs)
+
+
+def epoch_rows(made, epoch):
+    """How many rows an epoch has, of a corpus of one window."""
+    return made.rows.rows_of(WindowPlace(0, epoch, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("name", ["mass-style", "deshuffling", "prefix-lm", "causal-lm", "language-model"])
 def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_noise(batches, corpus, name):
     """Objectives whose rows spell out the text: all of it comes back in each epoch."""
     made = batches(name, "encoder-decoder" if OBJECTIVES[name].has_inputs else "decoder", batch_size=1)
-    first, second = [len(made.rows.corpus.segments.starts)] * 2
-    if not made.rows.corpus.objective.concatenates:
-        first, second = made.rows.rows_of_epoch(0), made.rows.rows_of_epoch(1)
+    first, second = (epoch_rows(made, epoch) for epoch in (0, 1))
     steps = range(first), range(first, first + second)
     epochs = [[made(step, slice(None)) for step in epoch] for epoch in steps]
     seen = []
@@ -110,7 +129,7 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
             else ("decoder_target_tokens",)
         )
         ids = np.concatenate([batch[side].ravel() for batch in epoch for side in sides])
-        assert np.sort(ids[ids > EOS]).tolist() == np.sort(corpus.tokens).tolist()
+        assert np.sort(ids[ids > EOS]).tolist() == np.sort(corpus.first().tokens).tolist()
         key = "encoder_input_tokens" if OBJECTIVES[name].has_inputs else "decoder_target_tokens"
         seen.append(np.concatenate([batch[key].ravel() for batch in epoch]))
     assert len(seen[0]) != len(seen[1]) or (seen[0] != seen[1]).any()
@@ -122,16 +141,10 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
 
 
 @pytest.mark.parametrize("name", ["baseline", "span-corruption", "deshuffling", "prefix-lm"])
-def test_a_corpus_of_one_segment_has_other_noise_every_epoch(tmp_path, name):
-    rows = pretraining_rows(
-        encode_corpus(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path),
-        OBJECTIVES[name],
-        VOCABULARY,
-        architecture="encoder-decoder",
-        inputs_length=128,
-        seed=0,
-    )
-    assert len(np.unique(rows(np.arange(6))["encoder_input_tokens"], axis=0)) >= 4
+def test_a_corpus_of_one_segment_has_other_noise_every_epoch(batches, tmp_path, name):
+    read = encode_texts(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path)
+    made = batches(name, read=read, inputs_length=128)
+    assert len(np.unique(made.rows(np.arange(6))["encoder_input_tokens"], axis=0)) >= 4
 
 
 @pytest.mark.parametrize(
@@ -142,43 +155,54 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     ends.
     """
     made = batches(name, architecture, batch_size=1)
-    rows = [made(step, slice(None)) for step in range(len(made.rows.corpus.segments.starts))]
+    rows = [made(step, slice(None)) for step in range(epoch_rows(made, 0))]
     rows = [row["decoder_target_tokens"][row["decoder_segment_ids"] > 0].tolist() for row in rows]
-    order = np.argsort(shuffled(np.arange(len(rows)), len(rows), made.rows.seed))
-    documents = [corpus.tokens[begin:end].tolist() for begin, end in itertools.pairwise(corpus.offsets)]
-    strung = documents[0] + [token for document in documents[1:] for token in (EOS, *document)]
+    order = np.argsort(made.rows.reading.order(WindowPlace(0, 0, 0, 0, 0, 0)))
+    tokens, offsets, *_ = corpus.first()
+    documents = [tokens[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
+    strung = [token for document in documents for token in (*document, EOS)]
     assert [token for place in order for token in rows[place]] == strung
     assert sum(len(row) == 32 for row in rows) == len(strung) // 32  # no place of a row is lost to an end
 
 
 def test_documents_without_tokens_leave_no_second_eos():
-    text = running(np.arange(10, 16), np.array([0, 0, 2, 2, 2, 5, 6, 6]), EOS)
-    assert text.read(np.arange(text.length + 1)).tolist() == [10, 11, EOS, 12, 13, 14, EOS, 15, 15]
-    assert running(np.arange(3), np.array([0, 1, 3]), None).read(np.arange(3)).tolist() == [0, 1, 2]
+    offsets, whole = np.array([0, 0, 2, 2, 2, 5, 6, 6]), [10, 11, EOS, 12, 13, 14, EOS, 15, EOS]
+    for behind_last, expected in ((True, whole), (False, whole[:-1])):
+        text = running(np.arange(10, 16), offsets, EOS, behind_last=behind_last)
+        assert text.read(np.arange(text.length)).tolist() == expected
+    none = running(np.arange(3), np.array([0, 1, 3]), None, behind_last=True)
+    assert none.read(np.arange(none.length)).tolist() == [0, 1, 2]
+
+
+def test_a_document_that_is_cut_has_no_end(corpus):
+    whole = corpus.first()
+    first, second = whole.offsets[1:3].tolist()
+    cuts = {first: False, second - 1: True, second: False, len(whole.tokens): False}
+    assert {count: whole.cut(count).goes_on for count in cuts} == cuts
+    for count, goes_on in cuts.items():
+        text = Corpus(whole.cut(count), OBJECTIVES["causal-lm"], Bytes(100), 32).text
+        assert (text.read(np.array([text.length - 1]))[0] != EOS) == goes_on
 
 
 @pytest.mark.parametrize("name", ["span-corruption", "prefix-lm"])
 def test_documents_are_strung_together_or_kept_apart(batches, corpus, name):
-    segments = batches(name).rows.corpus.segments
-    begins = set(corpus.offsets.tolist())
-    assert segments.lengths.sum() == len(corpus.tokens)
+    segments, (tokens, offsets, *_) = only(batches(name)).segments, corpus.first()
+    begins = set(offsets.tolist())
+    assert segments.lengths.sum() == len(tokens)
     if name == "prefix-lm":
-        assert begins - {len(corpus.tokens)} <= set(segments.starts.tolist())
+        assert begins - {len(tokens)} <= set(segments.starts.tolist())
     else:
         assert (segments.lengths[:-1] == segments.lengths[0]).all()
 
 
-def test_two_full_prefix_lm_examples_fill_a_row_of_a_decoder(tmp_path):
-    corpus = encode_corpus(["x" * 3000], VOCABULARY, tmp_path)
-    rows = pretraining_rows(
-        corpus, OBJECTIVES["prefix-lm"], VOCABULARY, architecture="decoder", inputs_length=32, seed=0
-    )
-    assert rows(np.arange(8))["decoder_loss_weights"].all()
+def test_two_full_prefix_lm_examples_fill_a_row_of_a_decoder(batches, tmp_path):
+    made = batches("prefix-lm", "decoder", encode_texts(["x" * 3000], VOCABULARY, tmp_path))
+    assert made.rows(np.arange(8))["decoder_loss_weights"].all()
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_stream_is_the_same_for_any_number_of_workers(batches, workers):
-    made = batches("prefix-lm")
+def test_a_stream_is_the_same_for_any_number_of_workers(batches, dealt, workers):
+    made = batches("prefix-lm", read=dealt)
     streamed = list(stream(made, 3, 8, workers=workers))
     assert len(streamed) == 5
     for step, batch in zip(range(3, 8), streamed, strict=True):
@@ -188,8 +212,8 @@ def test_a_stream_is_the_same_for_any_number_of_workers(batches, workers):
 HOSTS = [(slice(0, 2), slice(6, 8)), (slice(2, 6),)]  # rows of a batch of 8; a pod's network may part them so
 
 
-def test_two_hosts_together_have_the_batch_of_one_and_a_resumed_stream_goes_on(batches, tasks):
-    for made in (batches("prefix-lm", "prefix-decoder"), tasks):
+def test_two_hosts_together_have_the_batch_of_one_and_a_resumed_stream_goes_on(batches, dealt, tasks):
+    for made in (batches("prefix-lm", "prefix-decoder", dealt), tasks):
         whole = list(stream(made, 0, 4))
         hosts = [list(stream(made, 0, 4, rows=rows)) for rows in HOSTS]
         resumed = list(stream(made, 2, 4))
@@ -217,14 +241,15 @@ def test_tasks_are_mixed_by_rate_and_each_epoch_reshuffled(tasks):
 def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
     for name in ("mass-style", "prefix-lm"):
         source = batches(name).rows
-        examples, count = Unsupervised(source), len(source.corpus.segments.starts)
+        examples, count = Unsupervised(source), len(only(batches(name)).segments.starts)
         passes = [
             [[side.ids.tolist() for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)
         ]
         text = [
             [example[1] if name == "mass-style" else sum(example, []) for example in each] for each in passes
         ]
-        assert text[0] == text[1]
+        assert text[0] != text[1]
+        assert sorted(text[0]) == sorted(text[1])
         assert passes[0] != passes[1]
     tasks = {"text": examples, "few": [([5], [6])]}
     mixed = Mixed(tasks, {"text": 1.0, "few": 1.0}, "encoder-decoder", source.lengths, seed=0)(np.arange(8))
@@ -277,7 +302,6 @@ def test_evaluation_takes_every_example_once_in_order_and_fills_up_with_padding(
             {"name": replace(OBJECTIVES["prefix-lm"], eos="between-documents")},
             "objective.eos='between-documents'",
         ),
-        ({"batch_size": 0}, "batch_size=0"),
         ({"seed": -1}, "seed=-1"),
         ({"inputs_length": 1}, "data.inputs_length=1"),
     ],
@@ -302,8 +326,7 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="writes no text"):
         eval_batches([], architecture="encoder", lengths=LIMITS, batch_size=1)
     with pytest.raises(SettingError, match="data.sentinels=0"):
-        objective = OBJECTIVES["baseline"]
-        pretraining_rows(corpus, objective, Bytes(0), architecture="decoder", inputs_length=32, seed=0)
+        batches("baseline", "decoder", replace(corpus, vocabulary=Bytes(0)))
 
 
 @pytest.mark.slow
@@ -318,17 +341,14 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
         ("text-infilling", 1),
     ],
 )
-def test_one_core_makes_millions_of_tokens_a_second(tmp_path, name, rate):
+def test_one_core_makes_millions_of_tokens_a_second(batches, tmp_path, name, rate):
     text = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 2_000_000)))
     texts = text.replace("z", " ").replace("x ", ". ").split("ab")
     objective = OBJECTIVES[name]
     architecture = "encoder-decoder" if objective.has_inputs else "decoder"
     architecture = "encoder" if objective.in_place else architecture
-    tokens = encode_corpus(texts, VOCABULARY, tmp_path)
-    rows = pretraining_rows(
-        tokens, objective, VOCABULARY, architecture=architecture, inputs_length=512, seed=0
-    )
-    made = Batches(rows, 128)
+    read = encode_texts(texts, VOCABULARY, tmp_path, 16)
+    made = batches(name, architecture, read, inputs_length=512, batch_size=128)
     made(0, slice(None))
     times = []
     for step in range(40):

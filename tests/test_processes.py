@@ -55,6 +55,14 @@ def test_a_checkpoint_is_the_same_to_the_bit_for_one_process_and_for_two_on_any_
     assert pair.numbers(folder / "two", on=(8, 1, 1)) == pair.numbers(folder / "two", on=())
 
 
+def test_two_processes_are_fed_the_batches_of_one_and_each_opens_shards_of_its_own(laws):
+    folder, _, (first, second) = laws
+    assert not first["fed"].keys() & second["fed"].keys() and not {*first["opened"]} & {*second["opened"]}
+    fed, opened = pair.fed(folder)
+    assert first["fed"] | second["fed"] == fed and len(fed) == pair.STEPS * 8
+    assert {*first["opened"], *second["opened"]} <= {*opened}
+
+
 def test_what_the_first_process_finds_all_have_and_its_error_too(laws):
     assert [each["agreed"] for each in laws[2]] == [[True, True, "no"]] * 2
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from feeding import documents, fingerprint
 from test_benchmarks import TEXT, prepare
 
 from lm.data.corpora import corpus
-from lm.data.text import sources
+from lm.data.text import readers
 from lm.data.text import tfds as rows
+from lm.data.text.shards import documents_of, fingerprint_of
 from lm.data.text.tfds import tfds_folders
 from lm.settings import SettingError
 
@@ -39,11 +41,11 @@ def paragraphs(count, word="word"):
 def test_a_large_file_is_cut_at_blank_lines_and_no_text_is_lost(tmp_path):
     text = paragraphs(400)
     spec = write(tmp_path, one=text)
-    parts = [corpus.documents(spec, split, tmp_path) for split in ("train", "validation")]
+    parts = [documents(spec, split, tmp_path) for split in ("train", "validation")]
     found = [document for part in parts for document in part]
     assert sorted(" ".join(found).split()) == sorted(text.split())
     assert all(
-        document.startswith("word") and len(document.encode()) <= sources.DOCUMENT for document in found
+        document.startswith("word") and len(document.encode()) <= readers.DOCUMENT for document in found
     )
     assert 0 < len(parts[1]) < 0.2 * len(parts[0])
     assert not set(parts[0]) & set(parts[1])
@@ -52,7 +54,7 @@ def test_a_large_file_is_cut_at_blank_lines_and_no_text_is_lost(tmp_path):
 @pytest.mark.parametrize("text", ["é" * 20000, "aé" * 9001 + "𝄞" * 5000, "x" * 30000, "line\n" * 9000])
 def test_text_without_blank_lines_is_cut_between_characters(tmp_path, text):
     spec = write(tmp_path, one=text)
-    found = [d for split in ("train", "validation") for d in corpus.documents(spec, split, tmp_path)]
+    found = [d for split in ("train", "validation") for d in documents(spec, split, tmp_path)]
     assert sum(map(len, found)) == len(text) if "\n" not in text else len(found) > 2
     assert set("".join(found)) <= set(text)
 
@@ -62,36 +64,36 @@ def test_joined_corpora_are_read_whole_one_after_the_other(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         specs.append(write(tmp_path / name, a=paragraphs(300, name)))
-    parts = [corpus.documents(spec, "train", tmp_path) for spec in specs]
-    joined = corpus.documents(" + ".join(specs), "train", tmp_path)
-    assert list(joined) == [text for part in parts for text in part]
-    assert joined[-1] == parts[1][len(parts[1]) - 1]
-    assert joined.fingerprint != corpus.documents(" + ".join(specs[::-1]), "train", tmp_path).fingerprint
+    parts = [documents(spec, "train", tmp_path) for spec in specs]
+    joined = documents(" + ".join(specs), "train", tmp_path)
+    assert joined == [text for part in parts for text in part]
+    orders = (" + ".join(order) for order in (specs, specs[::-1]))
+    assert len({fingerprint(order, "train", tmp_path) for order in orders}) == 2
 
 
 def test_files_named_for_a_split_are_that_split(tmp_path):
     spec = write(tmp_path, train="all of train", valid="all of valid", test="never")
-    assert list(corpus.documents(spec, "train", tmp_path)) == ["all of train"]
-    assert list(corpus.documents(spec, "validation", tmp_path)) == ["all of valid"]
+    assert list(documents(spec, "train", tmp_path)) == ["all of train"]
+    assert list(documents(spec, "validation", tmp_path)) == ["all of valid"]
 
 
 def test_the_held_out_share_depends_on_content_alone_and_the_fingerprint_follows_it(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir(), two.mkdir()
     specs = [write(one, a=paragraphs(300)), write(two, b=paragraphs(300))]
-    train, other = (corpus.documents(spec, "train", tmp_path) for spec in specs)
-    assert list(train) == list(other)
-    assert train.fingerprint == other.fingerprint
+    train, other = (documents(spec, "train", tmp_path) for spec in specs)
+    assert train == other
+    prints = [fingerprint(spec, "train", tmp_path) for spec in specs]
+    assert prints[0] == prints[1]
     (two / "b.txt").write_text(paragraphs(300, "other"))
-    assert corpus.documents(specs[1], "train", tmp_path).fingerprint != train.fingerprint
-    assert pickle.loads(pickle.dumps(train))[0] == train[0]
+    assert fingerprint(specs[1], "train", tmp_path) != prints[0]
 
 
 def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
     for wrong in (b"\xff", b"\0"):
         (tmp_path / "bad.txt").write_bytes(b"good " * 4000 + wrong + b" good")
         with pytest.raises(SettingError, match=r"bad\.txt.*20000"):
-            corpus.documents(f"text:{tmp_path}", "train", tmp_path)
+            documents(f"text:{tmp_path}", "train", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,10 @@ def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
         ("text:/nowhere/*.txt", "no file matches"),
         ("documentaton", "did you mean 'documentation'"),
         ("tfds:", "data.corpus='tfds:' is unknown; did you mean 'tfds:NAME'"),
-        ("wikipedia", "is unknown; choose from documentation, documentation/PART, text:PATH, tfds:NAME$"),
+        (
+            "wikipedia",
+            "is unknown; choose from documentation, documentation/PART, jsonl:PATH, parquet:PATH, text:PATH",
+        ),
         ("/a/folder", "data.corpus='/a/folder' should be 'text:/a/folder'$"),
         ("tfds:c4/en", "tfds build c4/en --file_format=array_record"),
         pytest.param("tfds:english_novel", "did you mean 'english_novels'", marks=needs_data),
@@ -110,39 +115,36 @@ def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
 )
 def test_a_corpus_that_is_not_there_is_named_with_the_mend(spec, message, tmp_path):
     with pytest.raises(SettingError, match=message):
-        corpus.documents(spec, "train", tmp_path)
+        documents(spec, "train", tmp_path)
 
 
 def test_a_corpus_without_text_is_an_error(tmp_path):
     with pytest.raises(SettingError, match="no text"):
-        corpus.documents(write(tmp_path, empty=" \n\n "), "train", tmp_path)
+        documents(write(tmp_path, empty=" \n\n "), "train", tmp_path)
 
 
 @needs_data
 def test_the_nearest_split_is_offered(tmp_path):
     with pytest.raises(SettingError, match="did you mean 'validation'"):
-        sources.prepared_rows("glue/sst2", "validaton", tmp_path)
+        rows.prepared_rows("glue/sst2", "validaton", tmp_path)
 
 
 @needs_data
 @pytest.mark.parametrize("name", ["wikitext/wikitext-2-articles", "english_novels", "tiny_shakespeare:1.0.0"])
 def test_prepared_texts_are_read(name, tmp_path):
-    train, validation = (
-        corpus.documents(f"tfds:{name}", split, tmp_path) for split in ("train", "validation")
-    )
-    assert isinstance(train[len(train) - 1], str)
-    assert train.fingerprint != validation.fingerprint
-    assert pickle.loads(pickle.dumps(train))[0] == train[0]
-    with pytest.raises(IndexError):
-        train[len(train)]
+    train, validation = (documents(f"tfds:{name}", split, tmp_path) for split in ("train", "validation"))
+    assert isinstance(train[-1], str) and not {*train} & {*validation}
+    shards = [corpus.corpus_shards(f"tfds:{name}", split, tmp_path) for split in ("train", "validation")]
+    assert fingerprint_of(shards[0]) != fingerprint_of(shards[1])
+    assert [*documents_of(pickle.loads(pickle.dumps(shards[0])))] == train
 
 
 @needs_data
 def test_rows_hold_plain_python_values(tmp_path):
-    row = sources.prepared_rows("squad/v1.1", "validation", tmp_path)[0]
+    row = rows.prepared_rows("squad/v1.1", "validation", tmp_path)[0]
     assert json.loads(json.dumps(row)) == row
     assert isinstance(row["answers"]["text"][0], str)
-    assert len(sources.prepared_rows("glue/sst2", "train[:10]+validation[:5]", tmp_path)) == 15
+    assert len(rows.prepared_rows("glue/sst2", "train[:10]+validation[:5]", tmp_path)) == 15
 
 
 def test_values_become_plain():
@@ -163,12 +165,12 @@ def test_a_set_without_random_access_is_an_error_with_the_command_that_converts_
         text = (TFDS / "english_novels" / "1.0.0" / name).read_text()
         (folder / name).write_text(text.replace("array_record", "tfrecord"))
     with pytest.raises(SettingError, match="tfds convert_format .*--out_file_format=array_record"):
-        corpus.documents("tfds:novels", "train", tmp_path)
+        documents("tfds:novels", "train", tmp_path)
 
 
 def test_without_a_validation_split_the_last_rows_of_train_are_held_out(tmp_path):
     prepare("mine", tmp_path, ({"text": TEXT}, [{"text": f"text {i}"} for i in range(100)], "train"))
-    train, validation = (corpus.documents("tfds:mine", split, tmp_path) for split in ("train", "validation"))
+    train, validation = (documents("tfds:mine", split, tmp_path) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (95, 5)
     assert not set(train) & set(validation)
 

@@ -1,5 +1,6 @@
 """Laws of the vocabularies and of the encoded corpus."""
 
+import itertools
 import pickle
 import re
 
@@ -8,10 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lm.data.denoised import pretraining_rows
+from lm.data.objectives import OBJECTIVES
 from lm.data.text import own as vocabularies
 from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
 from lm.data.text.published import open_vocabulary
-from lm.data.text.tokens import encode_corpus
+from lm.data.text.streams import Streams
+from lm.data.text.tokens import encode_texts
 from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK
 from lm.settings import SettingError
 
@@ -164,25 +168,26 @@ def test_a_model_that_is_missing_or_no_model_is_refused(tmp_path):
         Bytes(-1)
 
 
-def test_a_corpus_is_encoded_whole_once_and_shuffled(tmp_path):
+def test_a_corpus_is_encoded_whole_and_once(tmp_path):
     documents, vocabulary = [f"{i} {text}" for i, text in enumerate(TEXTS)] + [""], Bytes(100)
-    corpus = encode_corpus(documents, vocabulary, tmp_path)
-    bounds = list(zip(corpus.offsets, corpus.offsets[1:], strict=False))
-    stored = [vocabulary.decode(corpus.tokens[begin:end]) for begin, end in bounds]
-    assert np.asarray(corpus.tokens).dtype == np.uint16
-    assert sorted(stored) == sorted(documents)
-    assert stored != documents
-    before = (corpus.folder / "tokens").stat().st_mtime_ns
-    again = encode_corpus(list(documents), vocabulary, tmp_path)
-    assert again == corpus
-    assert (again.folder / "tokens").stat().st_mtime_ns == before
-    assert encode_corpus(documents, Bytes(7), tmp_path).fingerprint != corpus.fingerprint
-    assert not list(tmp_path.glob(".*"))
-    assert len(pickle.dumps(corpus)) < 1000
+    corpus = encode_texts(documents, vocabulary, tmp_path)
+    tokens, offsets, left_out, _ = corpus.first()
+    bounds = itertools.pairwise(offsets)
+    assert [vocabulary.decode(tokens[begin:end]) for begin, end in bounds] == documents
+    assert (tokens.dtype, left_out) == (np.uint16, 0)
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*.npz")}
+    again = encode_texts(list(documents), vocabulary, tmp_path)
+    assert again == corpus and again.first().tokens.tolist() == tokens.tolist()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.npz")} == written
+    assert encode_texts(documents, Bytes(7), tmp_path).fingerprint != corpus.fingerprint
+    assert len(corpus.first(5).tokens) == 5
 
 
 def test_a_corpus_without_text_is_refused(tmp_path):
     for documents in ([], [""]):
-        with pytest.raises(SettingError, match="data.corpus"):
-            encode_corpus(documents, Bytes(100), tmp_path)
-    assert not list(tmp_path.iterdir())
+        streams = Streams(encode_texts(documents, Bytes(100), tmp_path), 1, 0)
+        rows = pretraining_rows(
+            streams, OBJECTIVES["baseline"], architecture="encoder-decoder", inputs_length=32, batch_size=1
+        )
+        with pytest.raises(SettingError, match="data.corpus has no text"):
+            rows(np.arange(1))

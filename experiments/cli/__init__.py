@@ -10,6 +10,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "diff": "show:show_diff",
     "run": "train:run_command",
     "plan": "plan:plan",
+    "prepare": "plan:prepare_row",
     "sweep": "train:sweep_command",
     "report": "show:report_command",
     "verify": "doctor:verify_runs",
@@ -27,13 +28,14 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "doctor": "doctor:examine",
 }
 # read their arguments themselves: what their options are depends on them
-RAW = ("run", "sweep", "report", "plan", "convert", "draw")
+RAW = ("run", "sweep", "report", "plan", "prepare", "convert", "draw")
 HELP = """\
 list       List the rows of the study, what each changes, and how many seeds of it have finished.
 show       Show every setting of a row or a published model, or --stages of its run, or what it --costs.
 diff       Show the settings in which a row differs from another.
 run        Train, fine-tune and evaluate one row; any of its settings can be changed on the command line.
 plan       Compile rows for a TPU slice that need not exist: memory, time and hours before you pay for them.
+prepare    Encode what a row reads of its corpus ahead of its training, with all cores, and say what it takes.
 sweep      Train and evaluate every row that matches and has not finished, then write the report.
 report     Write the tables of all finished runs beside the paper's: Markdown, a web page, CSV and pictures.
 verify     Check every file of the checkpoints of runs against the checksums that were saved with them.

@@ -24,7 +24,7 @@ from experiments.console import RUNS
 from experiments.runs.progress import Reporter, reporting
 from lm.data.corpora import cleaning, crawl, sieve
 from lm.data.corpora.sieve import BOTH_SPLITS, Cleaning
-from lm.data.text.sources import HELD_OUT
+from lm.data.text.shards import HELD_OUT
 from lm.settings import SettingError, diff, from_json, to_json
 
 VERSION = "1.0.0"

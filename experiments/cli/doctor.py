@@ -10,14 +10,17 @@ from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
+from rich.markup import escape
+
 from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.runs.stages import COUNTS_FILE, stages_of
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.data.text import tfds
+from lm.data.text.tokens import TOKENS_FOLDER, kept_bytes
 from lm.files import is_sealed
-from lm.settings import SettingError, nearest
+from lm.settings import DataError, SettingError, nearest
 from lm.train import manifest
 
 SHOWN = "jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets sentencepiece".split()  # versions
@@ -40,13 +43,28 @@ def examine(runs: Path = RUNS) -> None:
         ("host", f"{os.cpu_count()} CPU cores, Python {platform.python_version()}, {platform.platform()}"),
         ("versions", ", ".join(f"{name} {metadata.version(name)}" for name in SHOWN)),
         ("data", f"looked for in {', '.join(map(str, tfds.tfds_folders(cache)))}"),
-        *(("", f"tfds:{name}") for name in tfds.prepared(cache)),
+        *(("", f"tfds:{name}{damage(name, cache)}") for name in tfds.prepared(cache)),
         ("disk", f"{free:.1f} GiB free for {root}"),
+        (
+            "",
+            f"{kept_bytes(cache / TOKENS_FOLDER) / 2**30:.1f} GiB of encoded text in {cache / TOKENS_FOLDER}",
+        ),
     ]
     if free < 1:
         lines += [("", "[yellow]less than 1 GiB: checkpoints of a small model need some 100 MB a row[/]")]
     for name, text in lines:
         UNBROKEN.print(f"[bold]{name:9}[/] {text}")
+
+
+def damage(name: str, cache: Path) -> str:
+    """What is missing of a data set; "" if all of its files are there."""
+    try:
+        folder = tfds.find_prepared(name, cache)
+        for split in tfds.split_sizes(folder) or ():
+            tfds.check_files(folder, split, opened=0)
+    except (DataError, SettingError) as error:
+        return f": [yellow]{escape(str(error))}[/]"
+    return ""
 
 
 def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:

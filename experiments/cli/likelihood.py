@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,10 @@ from experiments.cli.arguments import FLAT
 from experiments.console import CONSOLE, listing
 from experiments.runs.stages import Stage, cache_of, stages_of
 from lm import files
-from lm.data.corpora.corpus import documents
+from lm.data.corpora.corpus import corpus_shards
+from lm.data.text.readers import WINDOW_READERS
+from lm.data.text.shards import documents_of
+from lm.data.text.sources import Split
 from lm.settings import SettingError, at_least, parse_json
 
 if TYPE_CHECKING:  # with jax, which takes a second
@@ -22,7 +26,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from lm.evaluate.likelihood import Continued, Masking
 
 SHOWN_TEXT = 60  # of a text [characters]
-CORPUS_KINDS = ("documentation", "text", "tfds")  # with which the name of a corpus begins
+CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Scoring:
     end: bool = False  # whether the EOS behind each continuation is scored too
     length: int = 512  # longest row; a longer text without a context is scored by windows [tokens]
     stride: int = 256  # tokens that each window scores; the others before them are its context [tokens]
-    split: str = "validation"  # of a corpus: validation is what is held out, train the rest
+    split: Split = "validation"  # of a corpus: validation is what is held out, train the rest
     texts: int = 0  # of a corpus: score only the first N texts (0: all)
 
     def __post_init__(self):
@@ -52,7 +56,7 @@ def likelihood(
     Args:
         run: folder of a run.
         file: lines to score (- reads standard input), or a corpus, as data.corpus names one: documentation,
-            text:PATH, tfds:NAME, of which the texts of a split are scored together.
+            text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME; the texts of one split are scored together.
         out: file for the results as JSON lines, in the order of the file.
     """
     stages, is_corpus = stages_of(run), file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
@@ -112,9 +116,8 @@ def by_network(
 
 def corpus_texts(name: str, scoring: Scoring, cache: Path) -> list[tuple[str, str]]:
     """The texts of a split of a corpus, none with a context; SettingError if there are none."""
-    found = documents(name, scoring.split, cache)
-    count = min(scoring.texts or len(found), len(found))
-    texts = [("", text) for text in map(found.__getitem__, range(count)) if text]
+    found = documents_of(corpus_shards(name, scoring.split, cache))
+    texts = [("", text) for text in islice(found, scoring.texts or None) if text]
     if not texts:
         raise SettingError(f"{name} has no text in its {scoring.split} split")
     return texts

@@ -1,11 +1,21 @@
-"""``lm plan``: rows as the command line changes them, to be compiled for a TPU slice."""
+"""What comes before training: ``lm plan`` compiles rows for a TPU slice, ``lm prepare`` encodes texts."""
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
-from experiments.cli.arguments import FLAT, first_word, option, parse
-from experiments.study.experiment import Experiment
-from experiments.study.registry import find
+from rich.progress import Progress
+
+from experiments.cli.arguments import FLAT, check_first, first_word, option, parse
+from experiments.console import RUNS, UNBROKEN
+from experiments.runs.prepare import prepare as find_data
+from experiments.runs.prepare import training_streams
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.registry import build, find
+from lm.data.text.bulk import cost_of, encode_ahead
+from lm.settings import at_least
 
 
 def plan(arguments: Sequence[str]) -> None:
@@ -35,3 +45,74 @@ def plan(arguments: Sequence[str]) -> None:
 
         rows[row.name], options = parse(plan, "lm plan", arguments)
     show_plans(rows, options)
+
+
+@dataclass(frozen=True)
+class AheadOptions:
+    """What is encoded ahead of training, and by whom."""
+
+    tokens: float = 0.0  # how many, such as 2e9; 0: as many as the row reads, or all of the corpus [tokens]
+    workers: int = 0  # 0: one a core [processes]
+    check: bool = False  # only say what it will take
+
+    def __post_init__(self):
+        at_least(self, "", tokens=0, workers=0)
+
+
+def prepare_row(arguments: Sequence[str]) -> None:
+    """Encode what a row reads of its corpus, ahead of its training."""
+    default = build(first_word(arguments), option(arguments, "--scale", "nano"))
+
+    def prepare(
+        name: str,
+        /,
+        settings: Annotated[Experiment, FLAT] = default,
+        scale: str = "nano",
+        runs: Path = RUNS,
+        ahead: Annotated[AheadOptions, FLAT] = AheadOptions(),
+    ) -> None:
+        """Encode what a row reads of its corpus, ahead of its training, with all cores.
+
+        Says first what it will take, by a sample. Started again, or on another machine with the same --runs,
+        it goes on with what is missing. Any setting can be changed, as for lm run.
+
+        Args:
+            name: row of the registry, such as t5/1-baseline/baseline.
+            scale: size of the study: nano, mini, mini-real, small, medium or base.
+            runs: folder that holds the runs, and the encoded text.
+        """
+        check_first(name, arguments, "prepare")
+        prepare_corpus(settings, runs / "cache", ahead)
+
+    parse(prepare, "lm prepare", arguments)
+
+
+def without_tasks(experiment: Experiment) -> Experiment:
+    """What reads the same text and no tasks, unless the vocabulary is trained on these too."""
+    if experiment.data.vocabulary_texts != "corpus":
+        return experiment
+    tuning = replace(experiment.tuning, mixtures=(), heads=())
+    return replace(experiment, tuning=tuning, mixing=BASELINE.mixing)
+
+
+def prepare_corpus(experiment: Experiment, cache: Path, ahead: AheadOptions) -> None:
+    """Say what it takes to encode what a row reads of its corpus, and encode it."""
+    cache.mkdir(parents=True, exist_ok=True)
+    prepared = find_data(without_tasks(experiment), cache, UNBROKEN.print)
+    streams = training_streams(experiment, prepared)
+    phase = experiment.pretraining
+    wanted = int(ahead.tokens) or phase.steps * phase.batch_size * experiment.data.inputs_length
+    cost, workers = cost_of(streams, wanted), ahead.workers or len(os.sched_getaffinity(0))
+    hours = cost.core_seconds / workers / 3600
+    read, kept = cost.bytes_read / 1e9, cost.bytes_kept / 1e9
+    UNBROKEN.print(
+        f"{cost.tokens:,} tokens: {read:,.2f} GB of text to read, {kept:,.2f} GB to keep in "
+        f"{streams.corpus.folder}, {hours:,.2f} hours with {workers} processes"
+    )
+    if ahead.check:
+        return
+    with Progress(console=UNBROKEN) as progress:
+        bar = progress.add_task("windows", total=None)
+        elsewhere = encode_ahead(streams, cost.bytes_read, workers, lambda n: progress.update(bar, advance=n))
+    if elsewhere:
+        UNBROKEN.print(f"{len(elsewhere)} parts are being encoded by other processes or machines")

@@ -23,7 +23,7 @@ from experiments.study.experiment import BASELINE, Experiment
 from lm.data.objectives import Lengths
 from lm.data.supervised import eval_batches
 from lm.data.text.own import Bytes
-from lm.data.text.tokens import encode_corpus
+from lm.data.text.tokens import encode_texts
 from lm.files import write
 from lm.settings import SettingError, to_json
 
@@ -45,7 +45,7 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
     """The step with its batch of pre-training, made of a few words instead of the corpus."""
     vocabulary = Bytes(max(experiment.data.sentinels, 2))
     with tempfile.TemporaryDirectory() as folder:
-        tokens = encode_corpus(["words and words. " * 400] * 4, vocabulary, Path(folder))
+        tokens = encode_texts(["words and words. " * 400] * 4, vocabulary, Path(folder))
         prepared = Prepared(vocabulary, tokens, tokens, Path(folder))
         batches = pretraining_batches(experiment, prepared, "train", rows=1)
         lengths, batch = batches.lengths, batches(0, slice(None))

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from lm.data.batches import Batches, check_size
 from lm.data.checks import check_architecture
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
+from lm.data.text.tokens import GIGABYTE, kept_bytes
 from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
@@ -67,6 +69,7 @@ def check(
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
     prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
     check_alike(origin_of_run(experiment, prepared, cache))
+    agreed(lambda: check_space(experiment, prepared))
     if experiment.mixing.pretraining != "corpus":
         mixed_batches(experiment, experiment.tuning.mixtures, prepared)
     for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
@@ -87,6 +90,21 @@ def prepare_alone(experiment: Experiment, cache: Path, say: Callable[[str], obje
         with suppress(OSError):  # all at once where the file system has no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         return prepare(experiment, cache, say)
+
+
+def check_space(experiment: Experiment, prepared: Prepared) -> None:
+    """SettingError if the text that pre-training reads, encoded, does not fit where it is kept."""
+    phase, data, corpus = experiment.pretraining, experiment.data, prepared.train
+    stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_A_TOKEN
+    read = phase.steps * phase.batch_size * data.inputs_length // max(data.repeats, 1)
+    needed = min(read, stored) * (2 if prepared.vocabulary.size <= 2**16 else 4)
+    needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
+    free = shutil.disk_usage(prepared.cache).free
+    if needed > free and needed > free + kept_bytes(corpus.folder):
+        raise SettingError(
+            f"pre-training will keep {needed / GIGABYTE:,.0f} GB of encoded text in {corpus.folder}, where "
+            f"{free / GIGABYTE:,.0f} GB are free: make room, use other --runs, or set data.cache_size"
+        )
 
 
 def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
@@ -145,6 +163,8 @@ def check_length(experiment: Experiment, batches: Batches) -> None:
             f"model.max_length={model.max_length} is less than the {longest} of the longest row"
         )
 
+
+CHARACTERS_A_TOKEN = 4  # about, of English and a vocabulary of 32,000 word pieces
 
 NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss
     ("pairs", "next-sentence"): {"pooler", "next-sentence"},

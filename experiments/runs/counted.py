@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.runs.prepare import Prepared, held_out_text, rows_of_half, tasks_of, training_text
+from experiments.runs.prepare import Prepared, held_out_text, rows_of_half, tasks_of, training_streams
 from experiments.runs.result import recorded
 from experiments.runs.stages import COUNTS_FILE, Stage
 from lm.counts.markov import MarkovTagger, estimate_tagger, load_tagger, save_tagger, tag
@@ -47,10 +47,11 @@ def texts_as_counted(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.nda
 
 
 def _ngrams(stage: Stage, prepared: Prepared) -> tuple[KneserNey, int]:
-    text, settings = training_text(stage.settings, prepared), stage.settings
+    settings = stage.settings
+    text = training_streams(settings, prepared).epoch()  # which networks read once, or again and again
     # An EOS ends each document, as it separates them where networks read them.
     offsets = np.unique(text.offsets)
-    tokens = np.insert(np.asarray(text.tokens[:], np.int64), offsets[1:], prepared.vocabulary.eos)
+    tokens = np.insert(text.tokens.astype(np.int64), offsets[1:], prepared.vocabulary.eos)
     offsets += np.arange(len(offsets))
     counted = count_ngrams(tokens, offsets, settings.counts.order, settings.model.vocab_size)
     return kneser_ney(counted), len(tokens)

@@ -4,31 +4,34 @@ What is missing or does not fit together is named; checks.py asks for that befor
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from experiments.runs import origin
 from experiments.runs.stages import Stage, stages
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
-from lm.data.corpora.corpus import documents, examples
+from lm.data.corpora.corpus import corpus_shards, examples
 from lm.data.denoised import Denoised, pretraining_rows
 from lm.data.labelled import Reader
 from lm.data.masked import Masked
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.supervised import Example, Mixed, Unsupervised
+from lm.data.supervised import Encoded, Example, Mixed, Unsupervised
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Scored, Task
+from lm.data.tasks.task import Row, Scored
 from lm.data.text.own import REQUIRED, train_sentencepiece
 from lm.data.text.published import open_vocabulary
-from lm.data.text.sources import Documents, Joined, left_out
+from lm.data.text.shards import Shard, fingerprint_of, sample_documents
+from lm.data.text.sources import Split
+from lm.data.text.streams import LEAST_ROWS, Streams, largest_divisor, stream_count
 from lm.data.text.tfds import StoredRows
-from lm.data.text.tokens import Tokens, encode_corpus
+from lm.data.text.tokens import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
 from lm.data.text.vocabulary import EOS, PAD, TRAINED_KINDS, Vocabulary
 from lm.data.text.wordpiece import train_wordpieces
 from lm.files import is_sealed, write
@@ -36,8 +39,10 @@ from lm.metrics import Likelihood
 from lm.settings import SettingError
 
 Say = Callable[[str], object]
+NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture
-SPLITS = ("train", "validation")
+READ_ORDER = "in shards, by streams"  # in which a corpus is read; recorded with each stage
+SPLITS: tuple[Split, ...] = ("train", "validation")
 Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
 FOLDER = "tokenizer"  # in the folder of a stage: its vocabulary, which outlives its corpus
 UNKNOWN = ""  # the fingerprint in the record of a model that was imported without its tokenizer
@@ -48,31 +53,14 @@ class Prepared:
     """What a run reads."""
 
     vocabulary: Vocabulary
-    train: Tokens
-    validation: Tokens
+    train: EncodedCorpus
+    validation: EncodedCorpus
     cache: Path  # that holds them, and the tasks
-    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records skipped, by corpus or task
-
-
-@dataclass(frozen=True)
-class Encoded(Sequence[Example]):
-    """The rows of a task as (input ids, target ids), encoded as they are asked for."""
-
-    task: Task
-    rows: Sequence
-    vocabulary: Vocabulary
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, place: Any) -> Any:
-        inputs, targets = self.task.to_text(self.rows[place])
-        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
+    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records skipped, by task
 
 
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
-    corrupt = experiment.data.corrupt_records
     skipped: dict[str, int] = {}
     for name in experiment.tuning.mixtures:
         mixture(name)  # SettingError if it is none, read or not
@@ -80,9 +68,8 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
         for split, tasks in tasks_of(stage).items():  # finds their files, and reads nothing yet
             for task in tasks:
                 rows = rows_of(task, split, experiment, cache)
-                skipped |= {task.name: left_out(rows)} if split == "train" else {}
-    corpus = documents(experiment.data.corpus, "train", cache, corrupt)
-    skipped = {name: count for name, count in (skipped | {CORPUS: left_out(corpus)}).items() if count}
+                skipped |= {task.name: len(rows.left_out)} if split == "train" else {}
+    skipped = {name: count for name, count in skipped.items() if count}
     for name, count in skipped.items():
         say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
     vocabulary = find_vocabulary(experiment, cache, say)
@@ -92,10 +79,21 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
             f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
             f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
         )
-    train = encode_corpus(corpus, vocabulary, cache / "tokens")
-    held_out = documents(experiment.data.corpus, "validation", cache)
-    validation = encode_corpus(held_out, vocabulary, cache / "tokens")
+    train, validation = (encoded_split(experiment, split, vocabulary, cache) for split in SPLITS)
     return Prepared(vocabulary, train, validation, cache, skipped)
+
+
+def encoded_split(
+    experiment: Experiment, split: Split, vocabulary: Vocabulary, cache: Path, streams: int | None = None
+) -> EncodedCorpus:
+    """The corpus as tokens, encoded as it is read, by as many streams as are right for it or given."""
+    data = experiment.data
+    corrupt = data.corrupt_records if split == "train" else "stop"
+    shards = corpus_shards(data.corpus, split, cache, corrupt)
+    size = sum(shard.size for shard in shards)
+    count = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
+    corpus = encoded_corpus(shards, vocabulary, cache / TOKENS_FOLDER, streams or count)
+    return replace(corpus, corrupt=corrupt, most=data.cache_size)
 
 
 def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary) -> Reader:
@@ -138,15 +136,19 @@ def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:
 def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     """``{"corpus train": fingerprint, ...}`` of every split that a stage reads."""
     data = stage.settings.data
-    splits: dict[str, Documents | StoredRows] = {}
+    texts: dict[str, Sequence[Shard]] = {}
     for split in SPLITS:
         corrupt = data.corrupt_records if split == "train" else "stop"
-        splits[f"{CORPUS} {split}"] = documents(data.corpus, split, cache, corrupt)
+        texts[f"{CORPUS} {split}"] = corpus_shards(data.corpus, split, cache, corrupt)
     if corpus := vocabulary_corpus(stage.settings):
-        splits["vocabulary train"] = documents(corpus, "train", cache, data.corrupt_records)
-    for split, tasks in tasks_of(stage).items():
-        splits |= {f"{task.name} {split}": rows_of(task, split, stage.settings, cache) for task in tasks}
-    return {name: rows.fingerprint for name, rows in splits.items()}
+        texts["vocabulary train"] = corpus_shards(corpus, "train", cache, data.corrupt_records)
+    found = {name: fingerprint_of(shards) for name, shards in texts.items()} | {
+        f"{CORPUS} is read": READ_ORDER
+    }
+    for part, tasks in tasks_of(stage).items():
+        rows = {task.name: rows_of(task, part, stage.settings, cache) for task in tasks}
+        found |= {f"{name} {part}": stored.fingerprint for name, stored in rows.items()}
+    return found
 
 
 def vocabulary_corpus(experiment: Experiment) -> str:
@@ -177,23 +179,22 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     if kind is None:
         return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
     name = vocabulary_corpus(experiment) or data.corpus
-    corpus = documents(name, "train", cache, data.corrupt_records)
+    corpus = corpus_shards(name, "train", cache, data.corrupt_records)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
     task_keys = [f"{task} {rows.fingerprint}" for task, rows in tasks.items()]
     bytes_ = [data.unknown] * (data.unknown == "bytes")
-    ingredients = [corpus.fingerprint, data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
+    ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
     suffix = "txt" if kind == "wordpiece" else "model"
     path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
     if not is_sealed(path):
         texts_of = name + " and the tasks" * bool(tasks)
         say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
-        texts = [text for task, rows in tasks.items() for row in rows for text in TASKS[task].to_text(row)]
-        joined = Joined((corpus, texts))
+        texts = _with_tasks(sample_documents(corpus), tasks)
         if kind == "wordpiece":
-            train_wordpieces(joined, data.vocabulary_size, path)
+            train_wordpieces(texts, data.vocabulary_size, path)
         else:
-            train_sentencepiece(joined, data.vocabulary_size, path, data.unknown, kind)
+            train_sentencepiece(texts, data.vocabulary_size, path, data.unknown, kind)
     return open_vocabulary(path, data.sentinels, experiment.model.vocab_size)
 
 
@@ -224,6 +225,16 @@ def stored_vocabulary(stage: Path, experiment: Experiment) -> Vocabulary:
     return vocabulary
 
 
+def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> Iterator[str]:
+    """Documents and, after each of them, the texts of a row of each task, while there are any."""
+    rows = [map(TASKS[task].to_text, stored) for task, stored in tasks.items()]
+    for document in documents:
+        yield document
+        for texts in rows:
+            yield from next(texts, ())
+    yield from chain.from_iterable(chain.from_iterable(rows))
+
+
 def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
     """The training sets of all tasks that the experiment is tuned on, by task."""
     tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
@@ -236,9 +247,18 @@ def unique_tokens(experiment: Experiment) -> int:
     return max(phase.steps * phase.batch_size * data.inputs_length // data.repeats, data.inputs_length)
 
 
-def training_text(experiment: Experiment, prepared: Prepared) -> Tokens:
-    """The text that pre-training reads, once or again and again."""
-    return prepared.train.cut(unique_tokens(experiment)) if experiment.data.repeats else prepared.train
+def training_streams(experiment: Experiment, prepared: Prepared) -> Streams:
+    """The streams in which pre-training reads the corpus."""
+    corpus, data = prepared.train, experiment.data
+    unique, count = unique_tokens(experiment) if data.repeats else None, corpus.streams
+    if unique:  # of which every stream has a part
+        count = largest_divisor(count, unique // (LEAST_ROWS * data.inputs_length))
+    return Streams(corpus, count, experiment.seed, unique, prepared.cache / NOTES)
+
+
+def in_own_order(experiment: Experiment, prepared: Prepared) -> EncodedCorpus:
+    """The text of the corpus one shard after the other, whatever the batches of pre-training are."""
+    return encoded_split(experiment, "train", prepared.vocabulary, prepared.cache, streams=1)
 
 
 class HeldOutText(NamedTuple):
@@ -254,11 +274,10 @@ class HeldOutText(NamedTuple):
 
 
 def held_out_text(experiment: Experiment, prepared: Prepared) -> HeldOutText:
-    """``data.held_out_documents`` of the validation split, spread evenly over it."""
+    """``data.held_out_documents`` of the validation split, of parts of it in random order."""
     data = experiment.data
-    texts = documents(data.corpus, "validation", prepared.cache)
-    count = min(data.held_out_documents, len(texts))
-    chosen = [texts[number * len(texts) // count] for number in range(count)]
+    shards = corpus_shards(data.corpus, "validation", prepared.cache)
+    chosen = [*islice(sample_documents(shards), data.held_out_documents)]
     ids = [[*text, prepared.vocabulary.eos] for text in prepared.vocabulary.encode_batch(chosen)]
     return HeldOutText(ids, sum(len(x.split()) for x in chosen), sum(len(x.encode()) for x in chosen))
 
@@ -274,15 +293,20 @@ def pretraining_batches(
 
     Rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
     """
+    data, size = experiment.data, rows or experiment.pretraining.batch_size
+    if split == "train":
+        streams = training_streams(experiment, prepared)
+        streams = replace(streams, count=streams.count if not size % streams.count else 1)
+    else:
+        streams = Streams(prepared.validation, 1, notes=prepared.cache / NOTES)
     source = pretraining_rows(
-        training_text(experiment, prepared) if split == "train" else prepared.validation,
+        streams,
         experiment.objective,
-        prepared.vocabulary,
         architecture=experiment.model.architecture,
-        inputs_length=experiment.data.inputs_length * times,
-        seed=experiment.seed if split == "train" else 0,
+        inputs_length=data.inputs_length * times,
+        batch_size=size,
     )
-    return Batches(source, rows or experiment.pretraining.batch_size)
+    return Batches(source, size)
 
 
 def encoded_tasks(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> dict[str, Encoded]:

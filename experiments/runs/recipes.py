@@ -153,7 +153,7 @@ def watched_batches(
     """
     batches, count = _held_out(experiment, prepared, mesh, 1, most)
     size, every = batches.batch_size, list(stream(batches, 0, count))
-    text = prepared.validation.tokens[:UNIGRAMS]
+    text = prepared.validation.first(UNIGRAMS).tokens
     reference, frequent = without_context(every, prepared.vocabulary, text)
     pieces = np.tile(frequent, (size, 1))
     return _of_process(mesh, size, [batch | {"frequent_pieces": pieces} for batch in every]), reference
@@ -167,7 +167,7 @@ def _held_out(
     # As many tokens as in training: ``times`` fewer rows, rounded up so that every device gets as many.
     rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards
     batches = pretraining_batches(experiment, prepared, "validation", times, rows)
-    return batches, min(most, max(len(batches.rows.corpus.segments.starts) // rows, 1))
+    return batches, max(batches.rows.rows_of_epoch(most * rows) // rows, 1)
 
 
 # ---- the questions

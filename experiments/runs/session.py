@@ -4,8 +4,8 @@ import fcntl
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,19 @@ import numpy as np
 
 from experiments.processes.group import agreed, trains
 from experiments.runs import origin
-from experiments.runs.prepare import Prepared, fingerprints, store_vocabulary
+from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store_vocabulary
 from experiments.runs.progress import Reporter
 from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
+from lm.data.denoised import Denoised
+from lm.data.masked import Masked
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
+from lm.data.segments import SEGMENTS
+from lm.data.supervised import Mixed, Unsupervised
+from lm.data.text.ahead import encoding_ahead
 from lm.data.text.tokens import Tokens
 from lm.train.checkpoints import Checkpoints
 from lm.train.log import Log, NonFiniteLoss, came_to_its_end, now, packages, records
@@ -50,11 +55,29 @@ def data(stage: Stage, session: Session, batches: Batches, first: int) -> Iterat
     """This process's parts of the batches from step ``first`` on, each of them a step of progress."""
     reporter, training = session.reporter, stage.training
     rows = sharding.rows_of_process(session.mesh, training.batch_size)
-    workers = stage.settings.data.workers
+    config = stage.settings.data
     reporter.advance(first)
-    for batch in stream(batches, first, training.steps, rows=rows, workers=workers):
-        yield batch
-        reporter.advance(1)
+    with _encoders(batches, rows, config.encoders):
+        for batch in stream(batches, first, training.steps, rows=rows, workers=config.workers):
+            yield batch
+            reporter.advance(1)
+
+
+def _encoders(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
+    """Processes that encode ahead what this process's rows need of the corpus."""
+    source = batches.rows
+    if isinstance(source, Mixed):  # whose examples are dealt to all streams
+        corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, Unsupervised)]
+        kind, rows, source = SEGMENTS, [slice(None)], corpora[0] if corpora else None
+    elif isinstance(source, Denoised | Masked):
+        kind = source.kind
+    else:
+        source = None
+    if source is None or not processes:
+        return nullcontext()
+    reading = source.reading
+    notes = {stream: reading.notes(stream, kind) for stream in reading.streams_of(rows)}
+    return encoding_ahead(reading.streams, notes, processes)
 
 
 def flops(stage: Stage, lengths: Lengths) -> float:
@@ -108,7 +131,8 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
     divided by the same number, so that the products of the two stay.
     """
     config, seed, texts = stage.settings.vectors, stage.settings.seed, session.prepared
-    train, held_out = (_documents(tokens.cut(config.tokens)) for tokens in (texts.train, texts.validation))
+    corpora = in_own_order(stage.settings, texts), texts.validation
+    train, held_out = (_documents(corpus.first(config.tokens)) for corpus in corpora)
     skipgram = config.of_width(stage.settings.model.embed_width)
     with checkpoints, ShownLog(stage, session) as log, Stopping(0.0, stage.folder) as stopping:
         restored, fresh = checkpoints.restore(steps.abstract), steps.init(seed)
@@ -143,7 +167,7 @@ TABLE_NAMES = ("embed.table", "contexts.table")  # skip-gram's, as parameters
 
 
 def _documents(tokens: Tokens) -> list[np.ndarray]:
-    return np.split(tokens.tokens[:], tokens.offsets[1:-1])
+    return np.split(tokens.tokens, tokens.offsets[1:-1])
 
 
 def _local(array: jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:

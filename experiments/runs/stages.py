@@ -222,8 +222,10 @@ def _vectors(member: int | None, settings: Experiment, folders: tuple[Path, Path
     if not settings.vectors.epochs:
         return None
     complete, data = _vectors_settings(settings), settings.data
-    kept = replace(complete.data, workers=data.workers, corrupt_records=data.corrupt_records)
-    complete = replace(complete, data=kept, mesh=settings.mesh, guard=settings.guard)
+    kept = {name: getattr(data, name) for name in FEEDING}
+    complete = replace(
+        complete, data=replace(complete.data, **kept), mesh=settings.mesh, guard=settings.guard
+    )
     texts = settings.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
     folder = _shared_folder(_vectors_settings(complete), texts, *folders)
     return Stage(VECTORS, member, "vectors", (), complete, folder, None)
@@ -262,8 +264,9 @@ def _shared_folder(decisive: Experiment, texts: tuple[str, ...], folder: Path, h
 
 
 # settings of data that change no number of what is trained before fine-tuning
+FEEDING = ("workers", "corrupt_records", "encoders", "cache_size")  # how it is read, whatever is made of it
 _FREE_DATA: Mapping[str, Any] = {
-    name: getattr(BASELINE.data, name) for name in ("workers", "held_out_lengths", "corrupt_records")
+    name: getattr(BASELINE.data, name) for name in (*FEEDING, "held_out_lengths")
 }
 
 

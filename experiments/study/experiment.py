@@ -24,7 +24,7 @@ from lm.vectors.config import VectorsConfig
 class DataConfig:
     """What is read, and how it becomes tokens."""
 
-    # documentation[/PART], text:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
+    # documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
     corpus: str = "tfds:c4/en"
     repeats: int = 0  # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
     # unigram, bpe or wordpiece[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
@@ -40,9 +40,14 @@ class DataConfig:
     held_out_documents: int = 0
     corrupt_records: Literal["stop", "skip"] = "stop"  # skip: not to train on damaged TFDS records
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
+    # parts of a batch, each with shards of its own, a multiple of the hosts; 0: 16, or what divides it
+    streams: int = 0
+    encoders: int = 4  # processes that encode text ahead of the model; 0: when it is needed [processes]
+    cache_size: float = 0.0  # encoded text that is kept; beyond that the oldest goes; 0: all [gigabytes]
 
     def __post_init__(self):
         at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
+        at_least(self, "data.", streams=0, encoders=0, cache_size=0)
         if self.unknown == "bytes" and self.vocabulary.partition(":")[0] == "wordpiece":
             pieces = "word pieces have no bytes: a word with an unknown character is [UNK]"
             raise SettingError(f"data.unknown='bytes' suits data.vocabulary unigram and bpe; {pieces}")
@@ -289,7 +294,15 @@ def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping
 
 
 # settings that change no result: a run may resume on other devices, or past what stopped it
-FREE: tuple[str, ...] = ("mesh", "data.workers", "guard.non_finite", "guard.in_a_row", "guard.failed_save")
+FREE: tuple[str, ...] = (
+    "mesh",
+    "data.workers",
+    "data.encoders",
+    "data.cache_size",
+    "guard.non_finite",
+    "guard.in_a_row",
+    "guard.failed_save",
+)
 FREE += ("pretraining.keep_hours", "finetuning.keep_hours")
 LISTED = 12  # changes of settings, at most [lines]
 

@@ -11,6 +11,7 @@ from experiments.study.experiment import Changes
 _DOCUMENTATION: Changes = {
     "data.corpus": "documentation",
     "data.inputs_length": 64,
+    "data.encoders": 0,  # so little text is encoded when it is needed
     "tuning.inputs_length": 96,
     "tuning.mixtures": ("documentation-words", "documentation-sentences"),
     # of 2,000 to 8,000 examples a task: as the paper's 2^19, between the sizes of its tasks
@@ -95,6 +96,7 @@ _SMALL: Changes = _DOCUMENTATION | {
 
 _MEDIUM: Changes = _SMALL | {
     "data.corpus": "tfds:wikipedia/20230601.en",  # the documentation would be read 260 times
+    "data.encoders": 4,
     "data.inputs_length": 256,
     "data.vocabulary_texts": "corpus+tasks",
     "data.vocabulary_size": 16_000,

@@ -5,44 +5,36 @@ number is drawn by the number of its example.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Batch, Uncached, generator, shuffled, uniforms
+from lm.data.batches import Batch, Uncached, uniforms
 from lm.data.checks import check_architecture, check_objective
 from lm.data.masked import Masked
 from lm.data.noise import Drawn, length_mask, limit_runs, limit_targets
 from lm.data.objectives import Lengths, Objective, lengths_of, sizes
 from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room
-from lm.data.segments import Corpus
-from lm.data.text.tokens import Tokens
+from lm.data.segments import DRAWS, KEPT, SEGMENTS, CorpusReading, WindowRows
+from lm.data.text.streams import Streams, WindowPlace
 from lm.data.text.vocabulary import PAD, Vocabulary
 from lm.data.views import INPUTS, TARGETS, permutation
 
 
 def pretraining_rows(
-    tokens: Tokens,
-    objective: Objective,
-    vocabulary: Vocabulary,
-    *,
-    architecture: str,
-    inputs_length: int,
-    seed: int,
+    streams: Streams, objective: Objective, *, architecture: str, inputs_length: int, batch_size: int
 ) -> "Denoised | Masked":
     """The rows of a corpus under an objective, of encoders ``Masked``; checks every setting first."""
-    check_architecture(architecture, seed)
-    check_objective(objective, architecture, vocabulary)
+    check_architecture(architecture, streams.seed or 0)
+    check_objective(objective, architecture, streams.corpus.vocabulary)
     lengths = lengths_of(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         # A prefix LM puts inputs and targets into one row, both with an EOS: one raw token less makes room.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
-    corpus = Corpus(tokens, objective, vocabulary, lengths.raw)
-    if architecture == "encoder":
-        return Masked(corpus, lengths, seed)
-    return Denoised(corpus, architecture, lengths, seed)
+    reading = CorpusReading(streams, objective, lengths, batch_size)
+    return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture)
 
 
 def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
@@ -100,76 +92,118 @@ def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int 
     return Ragged(gathered, counts + np.int32(eos is not None), marks)
 
 
-class Epoch(NamedTuple):
-    """The order of an epoch's segments, the rows they fill, and random numbers that decide how many fit."""
+class Packed(NamedTuple):
+    """The rows that the segments of a window fill in their order, and numbers that decide how many fit."""
 
-    order: np.ndarray  # int64 [segments]
-    rows: np.ndarray  # each row's first place in the order [rows + 1]
+    bounds: np.ndarray  # each row's first place in the order [rows + 1]
     draws: np.ndarray  # first random number of each place [segments]
 
 
 @dataclass(frozen=True)
 class Denoised(Uncached):
-    """Every segment once an epoch, in an order and with noise of its own.
+    """Inputs and targets of segments, packed unless their objective concatenates documents.
 
-    Segments of concatenated documents fill a row each. Those of documents kept apart are packed in the order
-    of the epoch. Since their noise decides how many fit, finding a row of epoch e takes all epochs before it:
-    computed once per process, at about half a second per million segments.
+    Concatenated segments fill a row each. Documents that are kept apart are packed in the order of the epoch,
+    within a window: their noise decides how many fit.
     """
 
-    corpus: Corpus
+    reading: CorpusReading
     architecture: str
-    lengths: Lengths
-    seed: int
+
+    @property
+    def lengths(self) -> Lengths:
+        return self.reading.lengths
+
+    @property
+    def objective(self) -> Objective:
+        return self.reading.objective
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        if self.corpus.objective.concatenates:
-            segments = shuffled(numbers, len(self.corpus.segments.starts), self.seed)
-            rows, (inputs, targets) = np.arange(len(numbers)), self.examples(segments, numbers)
-        else:
-            parts = self._packed(int(numbers[0]), int(numbers[-1]) + 1)
-            segments, examples, draws, counts = map(np.concatenate, zip(*parts, strict=True))
-            rows = np.repeat(np.arange(len(numbers)), counts)
-            inputs, targets = self.examples(segments, examples, draws)
-        return features(inputs, targets, rows, self.architecture, self.lengths, len(numbers))
+        packs = not self.objective.concatenates
+        found = self.reading.rows(numbers, self.rows_of, self.kind)
+        parts = [self._packed_texts(rows) if packs else self._texts(rows, numbers) for rows in found]
+        text, keys, draws, at = _joined(parts)
+        inputs, targets = self._denoised(text, keys, draws if packs else None)
+        return features(inputs, targets, at, self.architecture, self.lengths, len(numbers))
 
-    def examples(
-        self, segments: np.ndarray, numbers: np.ndarray, draws: np.ndarray | None = None
-    ) -> tuple[Ragged, Ragged]:
-        """Segments [B], with noise drawn for examples ``numbers`` [B]; ``draws``: their first uniforms."""
-        objective, raw = self.corpus.objective, self.lengths.raw
-        starts, counts = self.corpus.segments.starts[segments], self.corpus.segments.lengths[segments]
-        tokens = self.corpus.text.read(starts[:, None] + np.arange(raw))
-        text = Ragged(tokens, counts.astype(np.int32), tokens != self.corpus.vocabulary.eos)
-        u = uniforms(self.seed, numbers, objective.draws, raw)
+    def rows_of_epoch(self, most: int) -> int:
+        """Of the first epoch of a corpus in one stream, at most ``most``."""
+        return self.reading.rows_of_epoch(most, self.rows_of, self.kind)
+
+    @property
+    def kind(self) -> str:
+        """What is counted of a window: the rows that it fills."""
+        return SEGMENTS if self.objective.concatenates else f"packed {self.architecture}"
+
+    def rows_of(self, place: WindowPlace) -> int:
+        """How many rows a window fills."""
+        if self.objective.concatenates:
+            return self.reading.segments_of(place)
+        return len(self.packed(place).bounds) - 1
+
+    def _texts(self, rows: WindowRows, numbers: np.ndarray) -> "Excerpts":
+        """One segment a row."""
+        segments = self.reading.order(rows.place)[rows.numbers]
+        return Excerpts(self._read(rows.place, segments), numbers[rows.at], None, rows.at)
+
+    def _packed_texts(self, rows: WindowRows) -> "Excerpts":
+        packed, order = self.packed(rows.place), self.reading.order(rows.place)
+        begins, ends = packed.bounds[rows.numbers], packed.bounds[rows.numbers + 1]
+        places = np.concatenate([np.arange(*pair) for pair in zip(begins, ends, strict=True)])
+        keys, at = rows.place.key + places, np.repeat(rows.at, ends - begins)
+        return Excerpts(self._read(rows.place, order[places]), keys, packed.draws[places], at)
+
+    def _read(self, place: WindowPlace, segments: np.ndarray) -> Ragged:
+        corpus, raw = self.reading.corpus(place), self.lengths.raw
+        starts, counts = corpus.segments.starts[segments], corpus.segments.lengths[segments]
+        tokens = corpus.text.read(starts[:, None] + np.arange(raw))
+        return Ragged(tokens, counts.astype(np.int32), tokens != corpus.vocabulary.eos)
+
+    def _denoised(self, text: Ragged, keys: np.ndarray, draws: np.ndarray | None) -> tuple[Ragged, Ragged]:
+        """Inputs and targets of texts, whose noise is drawn by their keys; ``draws``: the first uniforms."""
+        u = uniforms(self.reading.seed, keys, self.objective.draws, self.lengths.raw)
         if draws is not None:
             u[:, 0, 0] = draws
-        return denoise(objective, text, u, self.corpus.vocabulary, self.lengths)
+        return denoise(self.objective, text, u, self.reading.vocabulary, self.lengths)
+
+    def example(self, number: int) -> tuple[Ragged, Ragged]:
+        """An example alone, of a mixture: the streams take turns, each goes on through its segments."""
+        count = np.array([self.reading.streams.count])
+        (rows,) = self.reading.at(number % count, number // count, self.reading.segments_of, SEGMENTS)
+        segments = self.reading.order(rows.place)[rows.numbers]
+        return self._denoised(self._read(rows.place, segments), np.array([number]), None)
 
     @functools.cached_property
-    def epoch(self) -> Callable[[int], Epoch]:
-        return functools.lru_cache(maxsize=2)(self._epoch)
+    def packed(self) -> Callable[[WindowPlace], Packed]:
+        """The rows of a window."""
+        return functools.lru_cache(maxsize=KEPT * self.reading.streams.count)(self._packed)
 
-    @functools.cached_property
-    def rows_of_epoch(self) -> Callable[[int], int]:
-        return functools.cache(lambda epoch: len(self.epoch(epoch).rows) - 1)
-
-    def _epoch(self, epoch: int) -> Epoch:
-        count, random = len(self.corpus.segments.starts), generator(self.seed, epoch)
-        order, draws = random.permutation(count), random.random(count, dtype=np.float32)
-        sides = np.stack(sizes(self.corpus.objective, self.corpus.segments.lengths[order], draws), axis=1)
+    def _packed(self, place: WindowPlace) -> Packed:
+        order = self.reading.order(place)
+        draws = self.reading.random(place, DRAWS).random(len(order), dtype=np.float32)
+        counts = self.reading.corpus(place).segments.lengths[order]
+        sides = np.stack(sizes(self.objective, counts, draws), axis=1)
         if self.architecture not in ENCODER_DECODERS:
             sides = sides.sum(axis=1, keepdims=True)
-        return Epoch(order, fill_rows(sides, row_room(self.architecture, self.lengths)), draws)
+        return Packed(fill_rows(sides, row_room(self.architecture, self.lengths)), draws)
 
-    def _packed(self, begin: int, end: int) -> Iterator[tuple[np.ndarray, ...]]:
-        """Of rows begin to end, by epoch: segments, their numbers and draws, and how many each row has."""
-        epoch, count = 0, len(self.corpus.segments.starts)
-        while begin < end:
-            rows = self.rows_of_epoch(epoch)
-            if begin < rows:
-                order, bounds, draws = self.epoch(epoch)
-                bounds = bounds[begin : min(end, rows) + 1]
-                places = np.arange(bounds[0], bounds[-1])
-                yield order[places], epoch * count + places, draws[places], np.diff(bounds)
-            epoch, begin, end = epoch + 1, max(begin - rows, 0), end - rows
+
+class Excerpts(NamedTuple):
+    """Segments of one or more windows."""
+
+    text: Ragged
+    keys: np.ndarray  # of their noise, int64 [B]
+    draws: np.ndarray | None  # the first uniforms of each, float32 [B], where they are known already
+    at: np.ndarray  # their rows in the batch, int64 [B]
+
+
+def _joined(parts: Sequence[Excerpts]) -> Excerpts:
+    """In the order of their rows."""
+    at = np.concatenate([part.at for part in parts])
+    order = np.argsort(at, kind="stable")
+    text = Ragged(
+        *(np.concatenate(sides)[order] for sides in zip(*(part.text for part in parts), strict=True))
+    )
+    draws = [part.draws for part in parts if part.draws is not None]
+    keys = np.concatenate([part.keys for part in parts])
+    return Excerpts(text, keys[order], np.concatenate(draws)[order] if draws else None, at[order])

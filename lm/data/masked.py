@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Batch, shuffled, uniforms
+from lm.data.batches import Batch, uniforms
 from lm.data.noise import Drawn, length_mask
 from lm.data.objectives import Lengths
-from lm.data.segments import Corpus
+from lm.data.segments import SEGMENTS, Corpus, CorpusReading, WindowRows
 from lm.data.text.vocabulary import PAD
 from lm.data.views import INPUTS, cuts
 
@@ -28,45 +28,120 @@ class Pair(NamedTuple):
     lengths: np.ndarray
 
 
+class Shown(NamedTuple):
+    """The texts of rows, before any of it is hidden."""
+
+    text: np.ndarray  # int32 [B,raw]: the first piece, the second, and then whatever follows
+    lengths: np.ndarray  # of both pieces, int64 [B,2]
+    changed: np.ndarray  # bool [B]: the pair is not as in the text
+    at: np.ndarray  # their rows in the batch, int64 [B]
+
+
 @dataclass(frozen=True)
 class Masked:
     """Every segment once an epoch, one a row."""
 
-    corpus: Corpus
-    lengths: Lengths
-    seed: int
+    reading: CorpusReading
+
+    @property
+    def lengths(self) -> Lengths:
+        return self.reading.lengths
+
+    kind = SEGMENTS  # what is counted of a window
 
     @property
     def paired(self) -> bool:
-        return self.corpus.objective.pairs != "none"
+        return self.reading.objective.pairs != "none"
+
+    def rows_of_epoch(self, most: int) -> int:
+        """Of the first epoch of a corpus in one stream, at most ``most``."""
+        return self.reading.rows_of_epoch(most, self.reading.segments_of, self.kind)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        segments = shuffled(numbers, len(self.corpus.segments.starts), self.seed)
-        draws = self.corpus.objective.draws + self.paired
-        u = uniforms(self.seed, numbers, draws, self.lengths.raw)
+        draws = self.reading.objective.draws + self.paired
+        u = uniforms(self.reading.seed, numbers, draws, self.lengths.raw)
+        found = self.reading.rows(numbers, self.reading.segments_of, self.kind)
+        parts = [self._shown(rows, u) for rows in found]
+        order = np.argsort(np.concatenate([part.at for part in parts]))
+        shown = Shown(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
+        batch = self._features(shown, u[:, : len(u[0]) - self.paired])
         if not self.paired:
-            return self._features(self._whole(segments), u)
-        pair, changed = self._pairs(segments, u[:, -1])
-        batch = self._features(pair, u[:, :-1])
+            return batch
         weights = np.ones(len(numbers), np.float32)
-        return batch | {"sentence_labels": changed.astype(np.int32), "sentence_loss_weights": weights}
+        return batch | {"sentence_labels": shown.changed.astype(np.int32), "sentence_loss_weights": weights}
 
-    def _whole(self, segments: np.ndarray) -> Pair:
-        return Pair(*(values[segments, None] * np.array([1, 0]) for values in self.corpus.segments[:2]))
+    def _shown(self, rows: WindowRows, u: np.ndarray) -> Shown:
+        segments = self.reading.order(rows.place)[rows.numbers]
+        pairs = Pieces(self.reading.corpus(rows.place), self.lengths.raw)
+        pair, changed = pairs.of(segments, u[rows.at, -1]) if self.paired else pairs.alone(segments)
+        return Shown(pairs.read(pair), pair.lengths, changed, rows.at)
 
-    def _read(self, pair: Pair) -> np.ndarray:
+    def _noise(self, shown: Shown, u: np.ndarray) -> np.ndarray:
+        """bool [B,raw]; a [SEP] between documents is never hidden."""
+        objective, vocabulary, starts = self.reading.objective, self.reading.vocabulary, None
+        text = shown.text
+        between = text == vocabulary.sep
+        if objective.falls.on_words:  # and a piece or a document begins one, whatever came before it
+            second = np.arange(self.lengths.raw) == shown.lengths[:, :1]
+            starts = vocabulary.word_starts[text] | second | between
+            starts[:, 1:] |= between[:, :-1]
+        lengths = shown.lengths.sum(1)
+        mask = objective.falls.mask(objective, Drawn(lengths, u, 0, starts))
+        return mask & length_mask(lengths, self.lengths.raw) & ~between
+
+    def _features(self, shown: Shown, u: np.ndarray) -> Batch:
+        objective, vocabulary, paired = self.reading.objective, self.reading.vocabulary, int(self.paired)
+        text, first = shown.text, shown.lengths[:, :1]
+        noise = self._noise(shown, u)
+        visible, _ = INPUTS[objective.inputs].show(text, noise, u[:, -1], vocabulary)
+        positions = np.arange(self.lengths.inputs)
+        second = paired * (positions > first + 1)
+        end = shown.lengths.sum(1)[:, None] + 1 + paired  # where the last [SEP] stands
+        row = positions <= end
+        words = (positions > 0) & (positions < end) & ((positions != first + 1) | (not paired))
+        frame = np.where(positions > 0, vocabulary.sep, vocabulary.cls) * row + PAD * ~row
+        source = np.clip(positions - 1 - second, 0, self.lengths.raw - 1)
+        visible, text, noise = (np.take_along_axis(side, source, axis=1) for side in (visible, text, noise))
+        batch = {
+            "encoder_input_tokens": np.where(words, visible, frame).astype(np.int32),
+            "encoder_target_tokens": np.where(words, text, frame).astype(np.int32),
+            "encoder_loss_weights": (words & noise).astype(np.float32),
+            "encoder_content": words & noise,
+            "encoder_segment_ids": row.astype(np.int32),
+            "encoder_positions": (positions * row).astype(np.int32),
+        }
+        if paired:
+            batch["encoder_token_types"] = (second * row).astype(np.int32)
+        if objective.targets == "replaced":  # the discriminator judges every token
+            batch["text_loss_weights"] = row.astype(np.float32)
+        return batch
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What pieces of the documents of a window rows consist of."""
+
+    corpus: Corpus
+    raw: int
+
+    def alone(self, segments: np.ndarray) -> tuple[Pair, np.ndarray]:
+        """Segments [B] as they are."""
+        pair = Pair(*(values[segments, None] * np.array([1, 0]) for values in self.corpus.segments[:2]))
+        return pair, np.zeros(len(segments), bool)
+
+    def read(self, pair: Pair) -> np.ndarray:
         """int32 [B,raw]: the first piece, the second, and then whatever follows."""
-        positions = np.arange(self.lengths.raw)
+        positions = np.arange(self.raw)
         first, second = pair.starts[:, :1], pair.starts[:, 1:] - pair.lengths[:, :1]
-        if self.paired:
+        if pair.lengths[:, 1].any():
             first = np.where(positions < pair.lengths[:, :1], first, second)
         return self.corpus.text.read(first + positions)
 
     def _cuts(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
         lengths = self.corpus.segments.lengths[segments]
-        return cuts(self._read(self._whole(segments)), lengths, u, self.corpus.vocabulary)
+        return cuts(self.read(self.alone(segments)[0]), lengths, u, self.corpus.vocabulary)
 
-    def _pairs(self, segments: np.ndarray, u: np.ndarray) -> tuple[Pair, np.ndarray]:
+    def of(self, segments: np.ndarray, u: np.ndarray) -> tuple[Pair, np.ndarray]:
         """Segments [B], uniforms [B,4 or more] -> their pieces, and which pairs are not as in the text.
 
         The numbers: where it is cut, whether it is changed, what by, where that is cut. The label of changed
@@ -93,42 +168,3 @@ class Masked:
         other += (other >= low) * (high - low)
         start = self.corpus.segments.starts[other] + self._cuts(other, u[:, 1])
         return start, self.corpus.tokens.offsets[documents[other] + 1] - start
-
-    def _noise(self, pair: Pair, text: np.ndarray, u: np.ndarray) -> np.ndarray:
-        """bool [B,raw]; a [SEP] between documents is never hidden."""
-        objective, vocabulary, starts = self.corpus.objective, self.corpus.vocabulary, None
-        between = text == vocabulary.sep
-        if objective.falls.on_words:  # and a piece or a document begins one, whatever came before it
-            second = np.arange(self.lengths.raw) == pair.lengths[:, :1]
-            starts = vocabulary.word_starts[text] | second | between
-            starts[:, 1:] |= between[:, :-1]
-        lengths = pair.lengths.sum(1)
-        mask = objective.falls.mask(objective, Drawn(lengths, u, 0, starts))
-        return mask & length_mask(lengths, self.lengths.raw) & ~between
-
-    def _features(self, pair: Pair, u: np.ndarray) -> Batch:
-        objective, vocabulary, paired = self.corpus.objective, self.corpus.vocabulary, int(self.paired)
-        text, first = self._read(pair), pair.lengths[:, :1]
-        noise = self._noise(pair, text, u)
-        visible, _ = INPUTS[objective.inputs].show(text, noise, u[:, -1], vocabulary)
-        positions = np.arange(self.lengths.inputs)
-        second = paired * (positions > first + 1)
-        end = pair.lengths.sum(1)[:, None] + 1 + paired  # where the last [SEP] stands
-        row = positions <= end
-        words = (positions > 0) & (positions < end) & ((positions != first + 1) | (not paired))
-        frame = np.where(positions > 0, vocabulary.sep, vocabulary.cls) * row + PAD * ~row
-        source = np.clip(positions - 1 - second, 0, self.lengths.raw - 1)
-        visible, text, noise = (np.take_along_axis(side, source, axis=1) for side in (visible, text, noise))
-        batch = {
-            "encoder_input_tokens": np.where(words, visible, frame).astype(np.int32),
-            "encoder_target_tokens": np.where(words, text, frame).astype(np.int32),
-            "encoder_loss_weights": (words & noise).astype(np.float32),
-            "encoder_content": words & noise,
-            "encoder_segment_ids": row.astype(np.int32),
-            "encoder_positions": (positions * row).astype(np.int32),
-        }
-        if paired:
-            batch["encoder_token_types"] = (second * row).astype(np.int32)
-        if objective.targets == "replaced":  # the discriminator judges every token
-            batch["text_loss_weights"] = row.astype(np.float32)
-        return batch

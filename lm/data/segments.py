@@ -1,16 +1,23 @@
-"""A corpus as one running text, cut into the segments that rows are made of."""
+"""The text of a window of a corpus, cut into the segments that rows are made of, in the order of an epoch."""
 
 import functools
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Uncached
-from lm.data.objectives import Objective
-from lm.data.text.tokens import Stored, Tokens
+from lm.data.batches import Uncached, generator
+from lm.data.objectives import Lengths, Objective
+from lm.data.text.streams import Streams, Walk, WindowPlace
+from lm.data.text.tokens import Tokens
 from lm.data.text.vocabulary import Vocabulary
-from lm.settings import SettingError
+
+SEGMENTS = "segments"  # what is counted of a window, if not what they are packed into
+ORDER, DRAWS = 0, 1  # uses of a window's random numbers
+KEPT = 2  # windows of a stream in memory, those last read [windows]
 
 
 class Segments(NamedTuple):
@@ -22,9 +29,12 @@ class Segments(NamedTuple):
 
 
 class RunningText(NamedTuple):
-    """Documents strung together as one text, with ``separator`` between two of them if there is one."""
+    """Documents strung together as one text, with ``separator`` between two of them if there is one.
 
-    tokens: np.ndarray | Stored  # of all documents, one after the other, read at arrays of positions [tokens]
+    Where it marks a document's end, it stands behind the last one too, unless that is cut.
+    """
+
+    tokens: np.ndarray  # of all documents, one after the other [tokens]
     separators: np.ndarray  # positions in the text, int64, ascending
     separator: int | None
 
@@ -42,10 +52,12 @@ class RunningText(NamedTuple):
         return tokens
 
 
-def running(tokens: np.ndarray | Stored, offsets: np.ndarray, separator: int | None) -> RunningText:
+def running(
+    tokens: np.ndarray, offsets: np.ndarray, separator: int | None, *, behind_last: bool
+) -> RunningText:
     """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; empty ones leave no trace in it."""
-    inner = np.unique(offsets)[1:-1]
-    separators = inner + np.arange(len(inner)) if separator is not None else inner[:0]
+    ends = np.unique(offsets)[1:] if behind_last else np.unique(offsets)[1:-1]
+    separators = ends + np.arange(len(ends)) if separator is not None else ends[:0]
     return RunningText(tokens, separators, separator)
 
 
@@ -74,7 +86,7 @@ def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Corpus(Uncached):
-    """The text of a corpus as an objective reads it."""
+    """Documents as an objective reads them."""
 
     tokens: Tokens
     objective: Objective
@@ -83,18 +95,119 @@ class Corpus(Uncached):
 
     @functools.cached_property
     def text(self) -> RunningText:
-        separator = self.vocabulary.sep if self.objective.in_place else self.vocabulary.eos
+        in_place, tokens = self.objective.in_place, self.tokens
+        separator = self.vocabulary.sep if in_place else self.vocabulary.eos
         separator = separator if self.objective.separates else None
-        return running(self.tokens.tokens, self.tokens.offsets, separator)
+        behind_last = not in_place and not tokens.goes_on
+        return running(tokens.tokens, tokens.offsets, separator, behind_last=behind_last)
 
     @functools.cached_property
     def segments(self) -> Segments:
-        """Of the whole text where the objective concatenates documents, else of each document."""
+        """Of the whole text where the objective concatenates documents, else of each document.
+
+        None where pairs need another document and there is one alone.
+        """
         if self.objective.pairs == "none":
             whole = np.array([0, self.text.length])
             return full(whole if self.objective.concatenates else self.tokens.offsets, self.raw)
         segments = even(self.tokens.offsets, self.raw)
-        alone = self.objective.pairs == "next-sentence" and np.ptp(segments.documents) == 0
-        if not len(segments.starts) or alone:
-            raise SettingError("data.corpus needs two documents of two tokens each for objective.pairs")
+        if self.objective.pairs == "next-sentence" and len(np.unique(segments.documents)) == 1:
+            return Segments(*(values[:0] for values in segments))
         return segments
+
+
+class WindowRows(NamedTuple):
+    """Rows of one window, and where in the batch they stand."""
+
+    place: WindowPlace
+    numbers: np.ndarray  # among the rows of the window, int64 [rows]
+    at: np.ndarray  # in the batch, int64 [rows]
+
+
+Size = Callable[[WindowPlace], int]  # how many rows a window has
+
+
+@dataclass(frozen=True)
+class CorpusReading(Uncached):
+    """How the rows of batches read a corpus: which window each is of, and the segments of that."""
+
+    streams: Streams
+    objective: Objective
+    lengths: Lengths
+    batch_size: int  # of all hosts [rows]
+
+    @property
+    def seed(self) -> int:
+        return self.streams.seed or 0
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.streams.corpus.vocabulary
+
+    def rows(self, numbers: np.ndarray, size: Size, what: str) -> list[WindowRows]:
+        """Rows by number, from the first batch on, int64 [B]; ``what`` names those that ``size`` counts."""
+        share = self.batch_size // self.streams.count
+        streams = numbers % self.batch_size // share
+        return self.at(streams, numbers // self.batch_size * share + numbers % share, size, what)
+
+    def at(self, streams: np.ndarray, nth: np.ndarray, size: Size, what: str) -> list[WindowRows]:
+        """The nth rows of their streams, int64 [B], those of each window together."""
+        pairs = zip(streams.tolist(), nth.tolist(), strict=True)
+        found = [self.walk(stream, size, what).find(row) for stream, row in pairs]
+        numbers = np.array([number for _, number in found])
+        places = list(dict.fromkeys(place for place, _ in found))
+        which = np.array([places.index(place) for place, _ in found])
+        return [
+            WindowRows(place, numbers[which == k], np.flatnonzero(which == k))
+            for k, place in enumerate(places)
+        ]
+
+    def walk(self, stream: int, size: Size, what: str) -> Walk:
+        """Through the windows of a stream, which it counts once."""
+        if (stream, what) not in self._walks:
+            self._walks[stream, what] = Walk(self.streams, stream, size, self.notes(stream, what))
+        return self._walks[stream, what]
+
+    def notes(self, stream: int, what: str) -> Path | None:
+        """The file of a walk's notes."""
+        if self.streams.notes is None:
+            return None
+        key = f"{self.streams.fingerprint} {self.objective} {self.lengths} {what}"
+        return self.streams.notes / hashlib.sha256(key.encode()).hexdigest()[:16] / f"{stream}.txt"
+
+    def streams_of(self, rows: Sequence[slice]) -> list[int]:
+        """The streams that rows of a batch are dealt to."""
+        numbers = np.concatenate([np.arange(self.batch_size)[part] for part in rows])
+        return np.unique(numbers * self.streams.count // self.batch_size).tolist()
+
+    @functools.cached_property
+    def _walks(self) -> dict[tuple[int, str], Walk]:
+        return {}
+
+    @functools.cached_property
+    def corpus(self) -> Callable[[WindowPlace], Corpus]:
+        """The documents of a window."""
+        return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._corpus)
+
+    def _corpus(self, place: WindowPlace) -> Corpus:
+        return Corpus(self.streams.tokens(place), self.objective, self.vocabulary, self.lengths.raw)
+
+    def segments_of(self, place: WindowPlace) -> int:
+        """How many there are in a window."""
+        return len(self.corpus(place).segments.starts)
+
+    def rows_of_epoch(self, most: int, size: Size, what: str) -> int:
+        """Of the first epoch of a corpus in one stream, at most ``most``."""
+        return self.walk(0, size, what).rows_of_epoch(most)
+
+    @functools.cached_property
+    def order(self) -> Callable[[WindowPlace], np.ndarray]:
+        """int64 [segments]: the segments of a window in the order of its epoch."""
+        return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._order)
+
+    def _order(self, place: WindowPlace) -> np.ndarray:
+        return self.random(place, ORDER).permutation(self.segments_of(place))
+
+    def random(self, place: WindowPlace, use: int) -> np.random.Generator:
+        """Random numbers of a window in one epoch."""
+        return generator(self.seed, place.key >> 24 | use << 41)

@@ -14,37 +14,49 @@ from lm.data.checks import check_architecture
 from lm.data.denoised import Denoised
 from lm.data.objectives import Lengths
 from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room
+from lm.data.tasks.task import Row, Task
+from lm.data.text.vocabulary import Vocabulary
 from lm.settings import SettingError
 
 Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
 
 ROWS_A_BLOCK = 128  # whose examples are read together, to know where a row begins [rows]
-PASSES = 1_000  # over the corpus, before the noise of a task in a mixture repeats itself
+ENDLESS = 2**31  # examples of a corpus; grain numbers fewer than 2^32
 
 
 @dataclass(frozen=True)
 class Unsupervised(Sequence[Example]):
-    """A corpus as one task of a mixture: each segment many times, each time with other noise.
-
-    grain shuffles fewer than 2^32 examples; a mixture that outlasts PASSES over the corpus repeats its noise.
-    """
+    """A corpus as one task of a mixture: its segments in random order, in every epoch with other noise."""
 
     source: Denoised
 
     def __post_init__(self) -> None:
-        if self.source.corpus.objective.separates:
+        if self.source.objective.separates:
             why = "where mixing.pretraining reads tasks too: an example of a mixture ends with EOS"
             raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")
 
     def __len__(self) -> int:
-        count = len(self.source.corpus.segments.starts)
-        return count * max(min(PASSES, 2**31 // count), 1)
+        return ENDLESS
 
     def __getitem__(self, number: Any) -> Any:
-        numbers = np.array([number])
-        segments = numbers % len(self.source.corpus.segments.starts)
-        inputs, targets = self.source.examples(segments, numbers)
+        inputs, targets = self.source.example(number)
         return _without_eos(inputs), _without_eos(targets)
+
+
+@dataclass(frozen=True)
+class Encoded(Sequence[Example]):
+    """The rows of a task as (input ids, target ids), encoded as they are asked for."""
+
+    task: Task
+    rows: Sequence[Row]
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        inputs, targets = self.task.to_text(self.rows[place])
+        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
 
 
 def _without_eos(example: Ragged) -> Marked:
@@ -84,8 +96,10 @@ class Mixed(Uncached):
         import grain
 
         def endless(name: str) -> grain.MapDataset:
-            seed = zlib.crc32(f"{self.seed} {name}".encode())
-            return grain.MapDataset.source(self.examples_by_task[name]).shuffle(seed=seed).repeat()
+            examples = grain.MapDataset.source(self.examples_by_task[name])
+            if isinstance(self.examples_by_task[name], Unsupervised):  # has an order of its own
+                return examples.repeat()
+            return examples.shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode())).repeat()
 
         tasks = [endless(name) for name in self.examples_by_task]
         return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from lm.data.objectives import OBJECTIVES, Lengths, Objective
 from lm.data.packing import ARCHITECTURES
 from lm.data.supervised import Mixed, Unsupervised, eval_batches
 from lm.data.tasks.labelled import LABELLED
+from lm.data.text.streams import Streams
+from lm.data.text.tokens import Tokens
 from lm.settings import SettingError
 
 PLACE = Path(__file__).with_name("batches.json")
@@ -73,11 +75,23 @@ class Vocabulary:
         return [3 + zlib.crc32(piece.encode()) % 270 for piece in re.findall(r" ?\w{1,3}| ?[^\w\s]", text)]
 
 
-def corpus() -> SimpleNamespace:
+class OneWindow:
+    """Tokens as a corpus of one window."""
+
+    fingerprint, shards = "", (None,)
+
+    def __init__(self, tokens: Tokens, vocabulary: Any):
+        self.tokens, self.vocabulary = tokens, vocabulary
+
+    def read(self, _shard: int, window: int) -> Tokens | None:
+        return None if window else self.tokens
+
+
+def corpus() -> Tokens:
     """Documents of 0 to 299 tokens, some 6,000 in all."""
     random = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum([*random.integers(1, 300, 40), 0, 1, 2])])
-    return SimpleNamespace(tokens=random.integers(3, 273, offsets[-1]).astype(np.uint16), offsets=offsets)
+    return Tokens(random.integers(3, 273, offsets[-1]).astype(np.uint16), offsets)
 
 
 CORPUS, VOCABULARY = corpus(), Vocabulary()
@@ -111,8 +125,9 @@ def examples(count: int) -> list[tuple[list[int], list[int]]]:
 def pretraining(
     objective: Objective, architecture: str, length: int = 48, vocabulary: Vocabulary = VOCABULARY
 ):
-    settings = {"architecture": architecture, "inputs_length": length, "seed": 7}
-    return Batches(pretraining_rows(CORPUS, objective, vocabulary, **settings), 6)
+    streams = Streams(OneWindow(CORPUS, vocabulary), 1, 7)
+    settings = {"architecture": architecture, "inputs_length": length, "batch_size": 6}
+    return Batches(pretraining_rows(streams, objective, **settings), 6)
 
 
 def mixed(architecture: str, names: tuple[str, ...], corpus: str | None) -> Batches:

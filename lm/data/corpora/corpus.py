@@ -1,8 +1,9 @@
 """A corpus or a dataset by its name. The documentation is written when it is first needed.
 
-A corpus is ``documentation`` (what is installed here) or ``documentation/PART``, ``text:PATH`` (a file, a
-folder of .txt files or a glob) or ``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as
-``tfds:c4/en``), or several with " + " between them, one after the other.
+A corpus is ``documentation`` (what is installed here) or ``documentation/PART``, ``text:PATH``,
+``jsonl:PATH`` or ``parquet:PATH`` (a file, a folder or a glob; of the last two the field "text"), or
+``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as ``tfds:c4/en``), or several with " + "
+between them.
 """
 
 import os
@@ -10,33 +11,36 @@ import sys
 from pathlib import Path
 
 from lm.data.text import tfds
-from lm.data.text.sources import Documents, Joined, text_files, tfds_texts
+from lm.data.text.readers import WINDOW_READERS
+from lm.data.text.shards import Shard, tfds_shards
+from lm.data.text.sources import Split, file_shards
 from lm.data.text.tfds import Corrupt, StoredRows
 from lm.settings import SettingError, nearest
 
 
-def documents(spec: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Documents:
-    """The texts of a corpus, ``train`` or ``validation``, with a ``fingerprint`` of their content.
+def corpus_shards(spec: str, split: Split, cache: Path, corrupt: Corrupt = "stop") -> tuple[Shard, ...]:
+    """The shards of a corpus, ``train`` or ``validation``; next to nothing of them is read.
 
-    ``corrupt="skip"`` skips records of a TFDS set that cannot be read.
+    ``corrupt="skip"`` skips records that cannot be read.
     """
     if split not in ("train", "validation"):
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
     if " + " in spec:
-        return Joined(tuple(documents(part.strip(), split, cache, corrupt) for part in spec.split(" + ")))
+        parts = (corpus_shards(part.strip(), split, cache, corrupt) for part in spec.split(" + "))
+        return sum(parts, ())
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data.corpora import documentation  # imports TFDS, which takes seconds
 
         part = kind.partition("/")[2]
         write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
-        return documentation.texts(part, split, cache, corrupt)
+        return documentation.documentation_shards(part, split, cache, corrupt)
     if kind == "tfds" and name:
         write_documentation(name, cache)
-        return tfds_texts(name, split, cache, corrupt)
-    if kind == "text" and name:
-        return text_files(name, split)
-    kinds = ("documentation", "documentation/PART", "text:PATH", "tfds:NAME")
+        return tfds_shards(name, split, cache, corrupt)
+    if kind in WINDOW_READERS and name:
+        return file_shards(kind, name, split, corrupt)
+    kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in WINDOW_READERS), "tfds:NAME")
     is_path = ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec))
     why = f"should be 'text:{spec}'" if is_path else f"is unknown{nearest(kind, kinds)}"
     raise SettingError(f"data.corpus={spec!r} {why}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from lm.data.text.sources import BLANK_LINE, document, pieces
+from lm.data.text.readers import BLANK_LINE, document, pieces
 from lm.settings import SettingError
 
 # what one process reads at a time, of small sources less; a compressed file is never split [bytes]

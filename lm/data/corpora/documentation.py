@@ -8,7 +8,6 @@ chosen, ``report`` the half on which it is then scored. ``roles`` is made of the
 """
 
 import contextlib
-import dataclasses
 import io
 import os
 import random
@@ -28,7 +27,8 @@ from lm.data.corpora.exercises import makers, word_groups
 from lm.data.corpora.harvest import DEFAULT, STDLIB, Document, harvest, share, unfiltered
 from lm.data.corpora.roles import role_rows
 from lm.data.corpora.sequences import LONGEST_SEQUENCES, random_sequences
-from lm.data.text import sources
+from lm.data.text.shards import StoredShard, chosen_records, tfds_shards
+from lm.data.text.sources import Split
 from lm.data.text.tfds import Corrupt, Row, serialized
 from lm.settings import SettingError, nearest
 
@@ -162,16 +162,17 @@ def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Pat
         os.replace(builder.data_dir, folder)
 
 
-def texts(part: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> sources.Texts:
+def documentation_shards(
+    part: str, split: Split, cache: Path, corrupt: Corrupt = "stop"
+) -> tuple[StoredShard, ...]:
     """The whole corpus (""), "unfiltered", or a view of the modules of one of CORPUS_PARTS."""
     if part in ("", "unfiltered"):
-        return sources.tfds_texts(f"documentation/{part or 'corpus'}", split, cache, corrupt)
+        return tfds_shards(f"documentation/{part or 'corpus'}", split, cache, corrupt)
     if part not in CORPUS_PARTS:
         near = nearest(part, (*CORPUS_PARTS, "unfiltered"))
         raise SettingError(f"documentation has no part {part!r}{near}")
-    corpus = sources.tfds_texts("documentation/corpus", split, cache, corrupt)
-    chosen = (i for i, row in enumerate(corpus.rows) if row["name"].partition(".")[0] in CORPUS_PARTS[part])
-    return dataclasses.replace(corpus, chosen=tuple(chosen))
+    shards = tfds_shards("documentation/corpus", split, cache, corrupt)
+    return chosen_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])
 
 
 def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:

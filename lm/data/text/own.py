@@ -242,7 +242,7 @@ def _merges(model: Any) -> list[tuple[str, str]]:
 def train_sentencepiece(
     texts: Iterable[str], size: int, path: Path, unknown: Unknown = "unk", kind: PieceKind = "unigram"
 ) -> Path:
-    """Train a model of ``size`` pieces on a sample of ``texts`` and ``write_sealed`` it.
+    """Train a model of ``size`` pieces on the first of ``texts`` and ``write_sealed`` it.
 
     The same texts give the same model. As in T5, normalisation is nmt_nfkc and unknown characters have id 2;
     94 required characters cover all of ASCII. With ``unknown="bytes"`` 256 of the pieces are bytes, by which
@@ -274,10 +274,7 @@ def train_sentencepiece(
 
 
 def sampled_lines(texts: Iterable[str], count: int) -> Iterator[str]:
-    """Lines of ``count`` characters in all: of a sequence in random order, else from its start."""
-    if isinstance(texts, Sequence):
-        order = np.random.Generator(np.random.Philox(key=[0, 0])).permutation(len(texts))
-        texts = map(texts.__getitem__, order.tolist())
+    """Lines of ``count`` characters in all, from the first text on."""
     for text in texts:
         for line in text[:count].splitlines():
             yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))

@@ -1,202 +1,145 @@
-"""Texts of files and of TFDS sets as sequences: random access, decoded when read."""
+"""Shards of a user's own files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
 
-import dataclasses
+Files named for a split (valid, val, dev, test) are that split; where none is named for validation, a share of
+the documents is held out by their content. Text files are cut into documents at blank lines.
+"""
+
 import functools
 import glob
 import hashlib
-import mmap
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
-import numpy as np
-
-from lm.data.text.tfds import Corrupt, StoredRows, find_prepared, open_set, prepared_rows, stamp
+from lm.data.text.readers import FILE_ENDINGS, WINDOW_READERS
+from lm.data.text.shards import (
+    HELD_OUT,
+    SMALLEST_WINDOW,
+    Shard,
+    WindowText,
+    digested,
+    documents_of,
+    file_digest,
+)
+from lm.data.text.tfds import Corrupt, stamp
 from lm.settings import DataError, SettingError
 
-DOCUMENT = 8192  # a longer file is cut, at a blank line if there is one in the second half [bytes]
-HELD_OUT = 0.05  # share of the documents that are validation where no file is named for it
+SAMPLE = 1 << 24  # of a corpus, from its start, whose documents say where the held-out share ends [bytes]
 TEXT_SPLITS = dict.fromkeys(("valid", "val", "dev", "validation"), "validation") | {"test": "test"}
-BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+Split = Literal["train", "validation"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Joined(Sequence[str]):
-    """Several corpora, one after the other."""
+class HeldOut(NamedTuple):
+    """Which documents a split has: those whose digest is at most ``edge`` are for validation."""
 
-    parts: tuple[Any, ...]  # sequences of texts with fingerprints
+    edge: bytes
+    split: Split
 
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def __getitem__(self, index: Any) -> Any:
-        index = range(len(self))[index]
-        for part in self.parts:
-            if index < len(part):
-                return part[index]
-            index -= len(part)
-        raise IndexError(index)
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(" + ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
+    def keeps(self, text: str) -> bool:
+        return (digest_of(text) <= self.edge) == (self.split == "validation")
 
 
-def left_out(texts: Sequence[Any]) -> int:
-    """How many corrupt records ``texts``, or rows, skip."""
-    if isinstance(texts, Joined):
-        return sum(map(left_out, texts.parts))
-    return len(getattr(getattr(texts, "rows", texts), "left_out", ()))
+def digest_of(text: str) -> bytes:
+    return hashlib.sha256(text.strip().encode(errors="surrogatepass")).digest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Texts(Sequence[str]):
-    """One text feature of ``rows``, of all or of those that are ``chosen``."""
-
-    rows: StoredRows
-    feature: str
-    chosen: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[self.chosen[index]][self.feature]
-
-    @property
-    def fingerprint(self) -> str:
-        """That of the rows where all are chosen."""
-        digest = self.rows.fingerprint
-        if len(self) == len(self.rows):
-            return digest
-        return hashlib.sha256(digest.encode() + np.array(self.chosen, np.int64).tobytes()).hexdigest()
-
-
-def tfds_texts(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> Texts:
-    """The texts of a TFDS set; the last of ``train`` are held out if it has no validation split."""
-    folder = find_prepared(name, cache)
-    info = open_set(folder).info
-    features = [key for key, feature in info.features.items() if type(feature).__name__ == "Text"]
-    if "text" not in features and len(features) != 1:
-        raise SettingError(f"{name} at {folder} should have a text feature 'text', or only one: {features}")
-    validation = next((key for key in ("validation", "valid", "dev") if key in info.splits), None)
-    percent = round(100 * (1 - HELD_OUT))
-    train = "train" if validation else f"train[:{percent}%]"
-    part = train if split == "train" else validation or f"train[{percent}%:]"
-    rows = prepared_rows(name, part, cache, corrupt)
-    if not len(rows):
-        raise SettingError(f"{name} at {folder}: split {part!r} has no rows")
-    return Texts(rows, "text" if "text" in features else features[0], range(len(rows)))
-
-
-# Text files
-
-
-@dataclasses.dataclass(frozen=True)
-class TextFiles(Sequence[str]):
-    """Pieces of UTF-8 files; ``pieces[i]`` is (index of a path, first byte, byte behind the last)."""
+@dataclass(frozen=True)
+class FileShard:
+    """One file, or small text files together."""
 
     paths: tuple[Path, ...]
-    pieces: np.ndarray
-    fingerprint: str
+    kind: str  # one of WINDOW_READERS
+    end: int  # what is read at either end of a file to tell it from others [bytes]
+    corrupt: Corrupt = "stop"
+    held_out: HeldOut | None = None  # None: all documents
 
-    def __len__(self) -> int:
-        return len(self.pieces)
+    @property
+    def name(self) -> str:
+        more = f" and {len(self.paths) - 1} more" * (len(self.paths) > 1)
+        return f"{self.paths[0]}{more}"
 
-    def __getitem__(self, index: Any) -> Any:
-        path, start, end = self.pieces[index].tolist()
-        return document(self.paths[path], start, end)
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
+
+    @property
+    def fingerprint(self) -> str:
+        digests = " ".join(file_digest(path, self.end) for path in self.paths)
+        return f"{self.kind} {digests} {self.held_out}"
+
+    def read(self, number: int, size: int) -> WindowText | None:
+        try:
+            window = WINDOW_READERS[self.kind](self.paths, number, size, self.corrupt)
+        except OSError as error:
+            raise DataError(f"{self.name} cannot be read: {error}") from error
+        if window is None or self.held_out is None:
+            return window
+        return window._replace(documents=[*filter(self.held_out.keeps, window.documents)])
 
 
-Documents = Joined | Texts | TextFiles  # texts with a ``fingerprint`` of their content
-
-
-def document(path: Path, start: int, end: int) -> str:
-    with path.open("rb") as file:
-        file.seek(start)
-        text = file.read(end - start)
-    try:
-        return text.decode().lstrip("\ufeff").replace("\r\n", "\n").strip()
-    except UnicodeDecodeError as error:
-        reason = f"are no longer valid text ({error}); has the file changed?"
-        raise DataError(f"{path}: bytes {start} to {end} {reason}") from error
-
-
-def text_files(pattern: str, split: str) -> TextFiles:
-    """Validation is what is named so (valid, val, dev), else a share chosen by content; test is skipped."""
-    return _text_files(pattern, split, tuple((path, *stamp(path)) for path in matches(pattern)))
+def file_shards(kind: str, pattern: str, split: Split, corrupt: Corrupt = "stop") -> tuple[FileShard, ...]:
+    """The shards of the files that a pattern names, of one split; SettingError if they hold no text."""
+    files = tuple((path, *stamp(path)) for path in matches(kind, pattern))
+    return _file_shards(kind, pattern, split, corrupt, files)
 
 
 @functools.lru_cache(maxsize=32)
-def _text_files(pattern: str, split: str, files: tuple[tuple[Path, int, int], ...]) -> TextFiles:
-    """The text of ``files``, (path, size, time of the last change): read once while they do not change."""
+def _file_shards(
+    kind: str, pattern: str, split: Split, corrupt: Corrupt, files: tuple[tuple[Path, int, int], ...]
+) -> tuple[FileShard, ...]:
+    """Of ``files``, (path, size, time of the last change): a sample is read once while they do not change."""
     paths = [path for path, *_ in files]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     splits = [next(filter(None, map(_split_of, path.relative_to(base).parts)), "train") for path in paths]
     has_validation = "validation" in splits
     name = split if has_validation else "train"
-    chosen = tuple(path for path, named in zip(paths, splits, strict=True) if named == name)
-    texts = [(i, *piece) for i, path in enumerate(chosen) for piece in pieces(path)]
-    if not has_validation:
-        edge = sorted(digest for *_, digest in texts)[: max(1, round(HELD_OUT * len(texts)))][-1:]
-        texts = [text for text in texts if ([text[3]] <= edge) == (split == "validation")]
-    if not texts:
-        raise SettingError(f"data.corpus=text:{pattern}: no text for {split!r} in {len(paths)} files")
-    fingerprint = hashlib.sha256(b"".join(digest for *_, digest in texts)).hexdigest()
-    return TextFiles(chosen, np.array([text[:3] for text in texts], np.int64), fingerprint)
+    chosen = [path for path, named in zip(paths, splits, strict=True) if named == name]
+    end = digested(len(files))
+    shards = [FileShard(group, kind, end, corrupt) for group in _groups(kind, chosen)]
+    sample = [*_sample(shards)]
+    if len(sample) < (1 if has_validation or split == "validation" else 2):
+        raise SettingError(f"data.corpus={kind}:{pattern}: no text for {split!r} in {len(paths)} files")
+    if has_validation:
+        return tuple(shards)
+    edge = sorted(map(digest_of, sample))[max(1, round(HELD_OUT * len(sample))) - 1]
+    held_out = HeldOut(edge, split)
+    return tuple(FileShard(shard.paths, kind, end, corrupt, held_out) for shard in shards)
 
 
-def matches(pattern: str) -> list[Path]:
-    """The file or files that a pattern or a folder of .txt files stands for, in order of name."""
+def _groups(kind: str, paths: Sequence[Path]) -> list[tuple[Path, ...]]:
+    """Text files in order, those together that fill no window alone; of other kinds each file alone."""
+    groups, room = list[list[Path]](), 0
+    for path in paths:
+        if kind != "text" or (room := room - path.stat().st_size) < 0:
+            groups.append([])
+            room = SMALLEST_WINDOW - path.stat().st_size
+        groups[-1].append(path)
+    return [tuple(group) for group in groups]
+
+
+def _sample(shards: Sequence[Shard]) -> Iterator[str]:
+    read = 0
+    for text in documents_of(shards):
+        yield text
+        if (read := read + len(text)) > SAMPLE:
+            return
+
+
+def matches(kind: str, pattern: str) -> list[Path]:
+    """The file or files that a pattern or a folder stands for, in order of name."""
     pattern = os.path.expanduser(pattern)
-    inner = f"{glob.escape(pattern)}/**/*.txt" if os.path.isdir(pattern) else pattern
-    names = [pattern] if os.path.isfile(pattern) else glob.glob(inner, recursive=True)
-    if files := sorted(path for path in map(Path, names) if path.is_file()):
+    if os.path.isdir(pattern):
+        inner = [f"{glob.escape(pattern)}/**/*{ending}" for ending in FILE_ENDINGS[kind]]
+    else:
+        inner = [pattern]
+    names = [pattern] if os.path.isfile(pattern) else sum((glob.glob(x, recursive=True) for x in inner), [])
+    if files := sorted({path for path in map(Path, names) if path.is_file()}):
         return files
-    raise SettingError(f"data.corpus=text:{pattern}: no file matches {os.path.abspath(inner)}")
+    raise SettingError(f"data.corpus={kind}:{pattern}: no file matches {os.path.abspath(inner[0])}")
 
 
 def _split_of(part: str) -> str | None:
     return TEXT_SPLITS.get(re.split(r"[._-]", part.lower())[0])
-
-
-def pieces(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """(start, end, digest) of a file's documents that hold text; SettingError where it is not UTF-8."""
-    size = path.stat().st_size if end is None else end
-    if not size:
-        return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        while start < size:
-            window = data[start : min(start + DOCUMENT, size)]
-            piece = window if start + len(window) == size else window[: _end_of_document(window)]
-            _check_text(piece, path, start)
-            if piece.strip():
-                yield start, start + len(piece), hashlib.sha256(piece.strip()).digest()
-            start += len(piece)
-
-
-def _end_of_document(window: bytes) -> int:
-    """Behind the last blank line of the second half, else behind its last line, word or character."""
-    half = len(window) // 2
-    if blank := list(BLANK_LINE.finditer(window, half)):
-        return blank[-1].end()
-    for mark in (b"\n", b" "):
-        if (end := window.rfind(mark, half)) >= 0:
-            return end + 1
-    end = len(window)
-    while end > half and window[end - 1] & 0xC0 == 0x80:  # inside a UTF-8 sequence
-        end -= 1
-    return end - 1 if window[end - 1] & 0x80 else end
-
-
-def _check_text(piece: bytes, path: Path, start: int) -> None:
-    try:
-        piece.decode()
-        fault = piece.find(b"\0")
-    except UnicodeDecodeError as error:
-        fault = error.start
-    if fault >= 0:
-        byte = f"byte {piece[fault]:#04x} at offset {start + fault}"
-        raise SettingError(f"{path}: {byte} is not UTF-8 text; leave this file out")

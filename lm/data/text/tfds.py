@@ -29,6 +29,7 @@ READ_AT_ONCE = 1_024  # records, to find the corrupt ones
 MEND = "restore the files, or delete the folder and prepare the set again"
 MACHINE = re.compile(r"\w\(\) failed:")  # the machine's fault: "open() failed: Too many open files"
 LISTED_FAULTS = 5  # of a set's faults are listed; all are counted
+OPENED = 64  # a corpus of more files is not opened before it is read [files]
 
 
 def prepared_rows(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> "StoredRows":
@@ -45,6 +46,16 @@ def prepared_rows(name: str, split: str, cache: Path, corrupt: Corrupt = "stop")
     check_files(folder, split)
     skipped = corrupt_records(StoredRows(folder, split), cache) if corrupt == "skip" else ()
     return StoredRows(folder, split, skipped)
+
+
+def prepared_split(name: str, split: str, cache: Path) -> "StoredRows":
+    """Rows of a corpus: where it has many files, they are only looked for, and opened when they are read."""
+    folder = find_prepared(name, cache)
+    check_files(folder, split, OPENED)
+    rows = StoredRows(folder, split)
+    if not sum(file.take for file in files_of(folder, split)):
+        raise SettingError(f"{name} at {folder}: split {split!r} has no rows")
+    return rows
 
 
 def find_prepared(name: str, cache: Path) -> Path:
@@ -157,20 +168,24 @@ def files_of(folder: Path, split: str) -> list[Any]:
     return files
 
 
-def check_files(folder: Path, split: str) -> None:
-    """DataError unless all files of ``split`` are there with as many records as dataset_info.json says."""
+def check_files(folder: Path, split: str, opened: int | None = None) -> None:
+    """DataError unless all files of ``split`` are there with as many records as dataset_info.json says.
+
+    The records are not counted of more than ``opened`` files, if that is given.
+    """
     files = {Path(file.filename): file.examples_in_shard for file in files_of(folder, split)}
     if outside := [path for path in files if path.parent != folder]:
         raise DataError(f"{folder} names {outside[0]}, which lies elsewhere: {MEND}")
-    if faults := [fault for path, count in files.items() if (fault := _fault(path, count))]:
+    counted = opened is None or len(files) <= opened
+    if faults := [fault for path, count in files.items() if (fault := _fault(path, count, counted))]:
         damage = f"{len(faults)} of {len(files)} files are damaged ({MEND}):"
         raise DataError("\n  ".join([f"{folder}, split {split!r}: {damage}", *faults[:LISTED_FAULTS]]))
 
 
-def _fault(path: Path, count: int) -> str | None:
+def _fault(path: Path, count: int, counted: bool) -> str | None:
     if not path.is_file() or not path.stat().st_size:
         return f"{path.name} is {'empty' if path.exists() else 'missing'}"
-    if "array_record" not in path.name:
+    if "array_record" not in path.name or not counted:
         return None
     records = _count_records(path, *stamp(path))
     if isinstance(records, str):
@@ -265,6 +280,13 @@ class StoredRows(Sequence[Row]):
                 f"read: {MEND}; data.corrupt_records='skip' leaves such records out of training, never out "
                 f"of evaluation. {type(error).__name__}: {error}"
             ) from error
+
+    def several(self, numbers: Sequence[int]) -> list[Row]:
+        """Rows of these numbers, read together; DataError for the first that cannot be read."""
+        try:
+            return [plain_values(row) for row in self.source.__getitems__([*numbers])]
+        except Exception:  # says nothing of which it was
+            return [self[number] for number in numbers]
 
     def _location(self, number: int) -> str:
         for file in files_of(self.folder, self.split):

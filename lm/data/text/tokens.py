@@ -1,192 +1,242 @@
-"""A corpus as one flat array of tokens on disk: encoded once, then read through the page cache."""
+"""A corpus as tokens: each window of its shards is encoded when it is first needed, by any process, and kept.
 
+A file of tokens is complete or absent, is named by all that it depends on, and is checked when it is read: a
+damaged one is made again. So processes, runs and machines share a folder without knowing of each other.
+"""
+
+import contextlib
+import fcntl
 import functools
 import hashlib
+import io
 import os
-import shutil
-import time
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
+from lm.data.text.shards import Shard, Texts, deal, fingerprints_of, window_size
+from lm.data.text.tfds import Corrupt
 from lm.data.text.vocabulary import Vocabulary
-from lm.files import complete_folder, draft_of, seal, unseal, write
-from lm.settings import DataError, SettingError
+from lm.files import complete, naming
+from lm.settings import DataError
 
-CHUNK = 4_000_000  # text that is encoded at a time [characters]
-ABANDONED = 3600  # a draft to which nothing was written for so long is deleted [seconds]
-BLOCK = 1 << 18  # of tokens with a checksum of its own [bytes]
-# at each end of the tokens, checked before they are used; the rest is checked when it is first read [bytes]
-CHECKED_AT_START = 1 << 28
-ORDER_SEED = 0  # seed of the order in which documents are stored
+ENCODED_AT_ONCE = 1 << 20  # text of one call of the tokenizer [characters]
+TRIMMED_EVERY = 32  # windows that a process writes between looks at how much is kept [windows]
+TOKENS_FOLDER = "tokens"  # in a cache: the folder of what is kept
+GIGABYTE = 10**9
+
+
+class Tokens(NamedTuple):
+    """Encoded documents without EOS, one after the other."""
+
+    tokens: np.ndarray  # uint16 or uint32 [tokens]
+    offsets: np.ndarray  # int64 [documents + 1]: document d is tokens[offsets[d]:offsets[d + 1]]
+    left_out: int = 0  # corrupt records that were skipped
+    goes_on: bool = False  # the last document is cut
+
+    def cut(self, count: int) -> "Tokens":
+        """The first ``count`` tokens; the last document may be cut."""
+        if count >= len(self.tokens):
+            return self
+        offsets = np.append(self.offsets[self.offsets < count], count)
+        return Tokens(self.tokens[:count], offsets, self.left_out, count not in self.offsets)
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Encoded documents without EOS, one after the other; cheap to send to another process."""
+class EncodedCorpus:
+    """The shards of a corpus as the windows of tokens that they become; cheap to send to another process."""
 
-    folder: Path
-    first: int | None = None  # how many are read, from the start; None: all [tokens]
-
-    @functools.cached_property
-    def tokens(self) -> "Stored":
-        """uint16 or uint32 [tokens], mapped from disk."""
-        return Stored(self.folder, self.record["dtype"], self.first)
-
-    @functools.cached_property
-    def offsets(self) -> np.ndarray:
-        """int64 [documents + 1]: document d is ``tokens[offsets[d]:offsets[d + 1]]``; the last may be cut."""
-        offsets = np.load(self.folder / "offsets.npy")
-        end = offsets[-1] if self.first is None else min(self.first, offsets[-1])
-        return np.append(offsets[offsets < end], end)
+    shards: tuple[Shard, ...]  # at least as many as streams
+    vocabulary: Vocabulary
+    folder: Path  # of the windows that are kept
+    window: int  # [bytes]
+    streams: int  # that its shards can be dealt to
+    corrupt: Corrupt = "stop"  # what its shards do with corrupt records
+    most: float = 0.0  # kept in the folder; beyond that those last read longest ago go; 0: all [gigabytes]
 
     @functools.cached_property
-    def record(self) -> dict[str, Any]:
-        return unseal((self.folder / "about.json").read_bytes(), self.folder / "about.json")
-
-    @property
     def fingerprint(self) -> str:
-        return self.record["fingerprint"]
+        key = f"{self.fingerprints} {self.vocabulary.fingerprint} {self.window}"
+        return hashlib.sha256(key.encode()).hexdigest()
 
-    def cut(self, count: int) -> "Tokens":
-        """The first ``count`` tokens, of documents that are stored in random order."""
-        return Tokens(self.folder, count)
+    @functools.cached_property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of each shard when this was first asked, in this process or in that which sent the corpus to it."""
+        return fingerprints_of(self.shards)
 
-    def __getstate__(self) -> dict[str, Any]:  # without the memory map, which would be pickled as a copy
-        return {"folder": self.folder, "first": self.first}
+    def path(self, shard: int, number: int) -> Path:
+        """Where a window of a shard is kept; DataError if the shard is not what it was."""
+        if self.shards[shard].fingerprint != self.fingerprints[shard]:
+            raise DataError(f"{self.shards[shard].name} has changed since it was first read: restore it")
+        skips = "skip" * (self.corrupt == "skip")  # a window without some records is another
+        key = f"{self.fingerprints[shard]} {number} {self.window} {self.vocabulary.fingerprint} {skips}"
+        name = hashlib.sha256(key.encode()).hexdigest()[:32]
+        return self.folder / name[:2] / f"{name}.npz"
 
+    def read(self, shard: int, number: int) -> Tokens | None:
+        """The tokens of a window of a shard, encoded if need be; None: the window before was the last."""
+        path = self.path(shard, number)
+        if (kept := _load(path)) is None:
+            with _alone(path):  # another process may be at it
+                if (kept := _load(path)) is None:
+                    kept = self._encode(shard, number)
+                    _save(path, kept)
+                    self._trim()
+        return None if kept.ended else kept.tokens
 
-class Stored:
-    """Tokens mapped from disk, read by indices or slices; a block is checked when any of it is first read.
+    def is_kept(self, shard: int, number: int) -> bool:
+        return self.path(shard, number).exists()
 
-    DataError if a block is not as it was written.
-    """
+    def _encode(self, shard: int, number: int) -> "_Kept":
+        window = self.shards[shard].read(number, self.window)
+        if window is None:
+            return _Kept(encode([], self.vocabulary), True)
+        if window.left_out:
+            name = self.shards[shard].name
+            print(f"warning: {window.left_out} corrupt records of {name} are left out", flush=True)
+        return _Kept(encode(window.documents, self.vocabulary)._replace(left_out=window.left_out), False)
 
-    def __init__(self, folder: Path, dtype: str, first: int | None):
-        self._folder, self._bytes = folder, np.memmap(folder / "tokens", np.uint8, mode="r")
-        self._tokens = self._bytes.view(dtype)[:first]
-        self._sums = np.load(folder / "sums.npy")
-        self._unchecked = np.ones(len(self._sums), bool)
-        self._count = len(self._sums)  # of unchecked blocks
+    def first(self, count: int | None = None) -> Tokens:
+        """The first ``count`` tokens of the corpus in its own order, or all of them, in memory."""
+        parts, room = list[Tokens](), count
+        for shard in range(len(self.shards)):
+            number = 0
+            while (room is None or room > 0) and (tokens := self.read(shard, number)) is not None:
+                parts.append(tokens)
+                room = None if room is None else room - len(tokens.tokens)
+                number += 1
+        joined = join(parts)
+        return joined if count is None else joined.cut(count)
 
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __getitem__(self, index: np.ndarray | slice) -> np.ndarray:
-        if self._count:
-            self._check(np.arange(len(self))[index] if isinstance(index, slice) else index)
-        return np.asarray(self._tokens[index])
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        return np.array(self[:], dtype)
-
-    def tolist(self) -> list[int]:
-        return self[:].tolist()
-
-    def _check(self, index: np.ndarray) -> None:
-        blocks = np.ravel(index) // (BLOCK // self._tokens.itemsize)
-        for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
-            start, end = block * BLOCK, (block + 1) * BLOCK
-            if zlib.crc32(self._bytes[start:end].data) != self._sums[block]:
-                damage = f"{self._folder / 'tokens'} is damaged in bytes {start:,} to {end:,}"
-                raise DataError(f"{damage}: delete {self._folder}, and the corpus is encoded again")
-            self._unchecked[block] = False
-            self._count -= 1
-
-
-def encode_corpus(documents: Sequence[str], vocabulary: Vocabulary, folder: Path) -> Tokens:
-    """The encoded corpus, from ``folder`` if it is there undamaged. Documents are stored shuffled, once."""
-    key = f"{_fingerprint(documents)} {vocabulary.fingerprint} {ORDER_SEED}"
-    fingerprint = hashlib.sha256(key.encode()).hexdigest()
-    path = Path(folder) / fingerprint[:16]
-    if is_intact(path, fingerprint):
-        return Tokens(path)
-    if path.exists():
-        print(f"warning: {path} is damaged, or older than this release, and is encoded again", flush=True)
-    for draft in path.parent.glob(f".{path.name}-*"):  # of processes that were killed, none at work
-        with suppress(OSError):
-            if time.time() - (draft / "tokens").stat().st_mtime > ABANDONED:
-                shutil.rmtree(draft)
-    damaged = draft_of(path)
-    try:
-        with complete_folder(path) as draft:
-            _encode_into(documents, vocabulary, draft, fingerprint)
-            if path.exists() and not is_intact(path, fingerprint):
-                os.rename(path, damaged)
-    except OSError:
-        if not is_intact(path, fingerprint):  # else another process was faster, with the same result
-            raise
-    finally:
-        shutil.rmtree(damaged, ignore_errors=True)
-    return Tokens(path)
+    def _trim(self) -> None:
+        """Once in TRIMMED_EVERY windows: delete those last read longest ago until ``most`` is kept."""
+        _WRITTEN[self.folder] = _WRITTEN.get(self.folder, 0) + 1
+        if not self.most or _WRITTEN[self.folder] % TRIMMED_EVERY:
+            return
+        files = []
+        for path in self.folder.glob("*/*.npz"):
+            with contextlib.suppress(OSError):  # another process trims too
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
+        excess = sum(size for _, size, _ in files) - self.most * GIGABYTE
+        for _, size, path in sorted(files):
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= size
 
 
-def is_intact(folder: Path, fingerprint: str) -> bool:
-    """Whether an encoded corpus is as it was written, except for blocks that are checked when first read."""
-    try:
-        record = unseal((folder / "about.json").read_bytes(), folder)
-        item = np.dtype(record["dtype"]).itemsize
-        if record["fingerprint"] != fingerprint or record["sums"] != _sums(folder):
-            return False
-        if (folder / "tokens").stat().st_size != record["tokens"] * item:
-            return False
-        stored = Stored(folder, record["dtype"], None)
-        starts, ends = np.arange(0, len(stored), BLOCK // item), CHECKED_AT_START // item
-        stored[starts[(starts < ends) | (starts >= len(stored) - ends)]]
-    except (OSError, SettingError, KeyError, TypeError, ValueError):
-        return False
-    return True
+def kept_bytes(folder: Path) -> int:
+    """How much encoded text a folder holds [bytes]."""
+    sizes = 0
+    for path in folder.glob("*/*.npz"):
+        with contextlib.suppress(OSError):  # another process deletes them
+            sizes += path.stat().st_size
+    return sizes
 
 
-def _sums(folder: Path) -> dict[str, int]:
-    """CRC-32 of each file but the tokens, whose blocks have theirs in one of these."""
-    return {name: zlib.crc32((folder / name).read_bytes()) for name in ("offsets.npy", "sums.npy")}
+_WRITTEN: dict[Path, int] = {}  # windows, by this process
 
 
-def _fingerprint(documents: Sequence[str]) -> str:
-    """The source's own fingerprint, or that of the text of a plain sequence."""
-    if fingerprint := getattr(documents, "fingerprint", None):
-        return fingerprint
-    digest = hashlib.sha256()
-    for text in documents:
-        digest.update(f"{len(text)} {text}".encode(errors="surrogatepass"))
-    return digest.hexdigest()
+def encoded_corpus(
+    shards: Sequence[Shard], vocabulary: Vocabulary, folder: Path, streams: int
+) -> EncodedCorpus:
+    """Shards as ``streams`` read them."""
+    size = window_size(shards, streams)
+    return EncodedCorpus(tuple(deal(shards, streams)), vocabulary, Path(folder), size, streams)
 
 
-def _encode_into(documents: Sequence[str], vocabulary: Vocabulary, folder: Path, fingerprint: str) -> None:
-    """Appends chunk by chunk, so that memory does not grow with the text."""
+def encode_texts(
+    documents: Sequence[str], vocabulary: Vocabulary, folder: Path, streams: int = 1
+) -> EncodedCorpus:
+    """A corpus of documents that are there already."""
+    return encoded_corpus([Texts(tuple(documents))], vocabulary, folder, streams)
+
+
+def encode(documents: Sequence[str], vocabulary: Vocabulary) -> Tokens:
+    """Documents -> their tokens, one after the other."""
     dtype = np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.uint32)
-    counts = [np.zeros(1, np.int64)]
-    with open(folder / "tokens", "wb") as file:
-        for texts in _chunks(documents):
-            encoded = vocabulary.encode_batch(texts)
-            counts.append(np.array([len(ids) for ids in encoded], np.int64))
-            file.write(np.concatenate(encoded).astype(dtype).tobytes())
-    offsets = np.cumsum(np.concatenate(counts))
-    if not offsets[-1]:
-        raise SettingError("data.corpus has no text to train on; name one with at least one document of text")
-    np.save(folder / "offsets.npy", offsets)
-    with (folder / "tokens").open("rb") as file:
-        blocks = iter(functools.partial(file.read, BLOCK), b"")
-        np.save(folder / "sums.npy", np.array([zlib.crc32(block) for block in blocks], np.uint32))
-    record = {"fingerprint": fingerprint, "dtype": dtype.name, "documents": len(documents)}
-    write(folder / "about.json", seal(record | {"tokens": int(offsets[-1]), "sums": _sums(folder)}))
+    counts, parts = [np.zeros(1, np.int64)], [np.zeros(0, dtype)]
+    for texts in _chunks(documents):
+        encoded = vocabulary.encode_batch(texts)
+        counts.append(np.array([len(ids) for ids in encoded], np.int64))
+        parts.append(np.concatenate(encoded).astype(dtype))
+    return Tokens(np.concatenate(parts), np.cumsum(np.concatenate(counts)))
+
+
+def join(parts: Sequence[Tokens]) -> Tokens:
+    """One after the other."""
+    if not parts:
+        return Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64))
+    before = np.cumsum([0, *(len(part.tokens) for part in parts)])
+    offsets = [part.offsets[1:] + start for part, start in zip(parts, before[:-1], strict=True)]
+    tokens = np.concatenate([part.tokens for part in parts])
+    return Tokens(tokens, np.concatenate([[0], *offsets]), sum(part.left_out for part in parts))
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:
-    """The documents in their stored order, about CHUNK characters at a time."""
-    order = np.random.Generator(np.random.Philox(key=[ORDER_SEED, 0])).permutation(len(documents))
-    texts, size = [], 0
-    for index in order.tolist():
-        texts.append(documents[index])
-        size += len(texts[-1])
-        if size >= CHUNK:
+    texts, size = list[str](), 0
+    for text in documents:
+        texts.append(text)
+        size += len(text)
+        if size >= ENCODED_AT_ONCE:
             yield texts
             texts, size = [], 0
     if texts:
         yield texts
+
+
+# ---- files of tokens
+
+
+class _Kept(NamedTuple):
+    tokens: Tokens
+    ended: bool  # there is no such window
+
+
+def _save(path: Path, kept: _Kept) -> None:
+    tokens = kept.tokens
+    numbers = np.array([tokens.left_out, kept.ended], np.int64)
+    contents = io.BytesIO()
+    np.savez(
+        contents, tokens=tokens.tokens, lengths=np.diff(tokens.offsets).astype(np.uint32), numbers=numbers
+    )
+    with naming(path), complete(path) as file:
+        file.write(contents.getbuffer())
+
+
+def _load(path: Path) -> _Kept | None:
+    """What is kept; None: nothing, or it is damaged (zip files have a checksum of each array)."""
+    try:
+        with np.load(path) as arrays:
+            lengths, (left_out, ended) = arrays["lengths"], arrays["numbers"].tolist()
+            tokens = Tokens(
+                arrays["tokens"], np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), left_out
+            )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        print(f"warning: {path} is damaged, and is encoded again", flush=True)
+        return None
+    with contextlib.suppress(OSError):  # what was read last is kept longest
+        os.utime(path)
+    return _Kept(tokens, bool(ended))
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process of this machine makes ``path`` meanwhile; where nothing can be locked, one may."""
+    lock = path.with_suffix(".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

@@ -1,0 +1,51 @@
+"""Corpora as tests read them: all documents, what tells a corpus from others, and shards that are watched."""
+
+from dataclasses import dataclass, field
+
+from lm.data.batches import Batches
+from lm.data.corpora.corpus import corpus_shards
+from lm.data.denoised import pretraining_rows
+from lm.data.objectives import OBJECTIVES
+from lm.data.text.own import Bytes
+from lm.data.text.shards import Texts, deal, documents_of, fingerprint_of
+from lm.data.text.streams import Streams
+from lm.data.text.tokens import EncodedCorpus
+
+VOCABULARY = Bytes(100)
+WORDS = [f"document {i} " + "of some length " * (i % 13) for i in range(400)]
+
+
+def documents(spec, split, cache, corrupt="stop"):
+    return [*documents_of(corpus_shards(spec, split, cache, corrupt))]
+
+
+def fingerprint(spec, split, cache):
+    return fingerprint_of(corpus_shards(spec, split, cache))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A shard that notes what is read of it."""
+
+    texts: Texts
+    name: str
+    read_windows: list = field(default_factory=list, hash=False, compare=False)
+    size = property(lambda self: self.texts.size)
+    fingerprint = property(lambda self: self.texts.fingerprint)
+
+    @staticmethod
+    def several(count=8):
+        """WORDS, dealt to shards."""
+        return [Watched(Texts(tuple(WORDS[i::count])), str(i)) for i in range(count)]
+
+    def read(self, number, size):
+        self.read_windows.append(number)
+        return self.texts.read(number, size)
+
+
+def rows_in_streams(shards, folder, streams=4, notes=None, unique=None, name="mass-style", seed=3):
+    """Batches of 8 rows of shards in windows of 1000 bytes."""
+    corpus = EncodedCorpus(tuple(deal(shards, streams)), VOCABULARY, folder, 1000, streams)
+    reading = Streams(corpus, streams, seed, unique, notes)
+    settings = {"architecture": "encoder-decoder", "inputs_length": 32, "batch_size": 8}
+    return Batches(pretraining_rows(reading, OBJECTIVES[name], **settings), 8)

@@ -1,0 +1,338 @@
+"""Laws of a corpus in shards: read in windows of any size, dealt to streams, encoded when needed and once."""
+
+import gzip
+import itertools
+import json
+import platform
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow
+import pytest
+from feeding import VOCABULARY, WORDS, Watched, rows_in_streams
+from pyarrow import parquet
+
+from experiments.runs import checks
+from experiments.study.registry import build
+from lm.data.batches import stream
+from lm.data.corpora.corpus import corpus_shards
+from lm.data.text import bulk
+from lm.data.text import tokens as encoding
+from lm.data.text.ahead import encoding_ahead
+from lm.data.text.shards import LARGEST_WINDOW, Texts, WindowText, documents_of, sample_documents
+from lm.data.text.streams import Streams, stream_count
+from lm.data.text.tokens import EncodedCorpus
+from lm.settings import DataError, SettingError
+
+
+def text_of(batch):
+    """Of mass-style, whose targets are the text."""
+    ids = batch["decoder_target_tokens"]
+    return ids[batch["decoder_loss_weights"] > 0]
+
+
+@pytest.mark.parametrize("name", ["mass-style", "prefix-lm"])
+def test_hosts_read_the_shards_of_their_own_rows_and_no_others(tmp_path, name):
+    read = []
+    for host in range(4):
+        shards = Watched.several()
+        made = rows_in_streams(shards, tmp_path / str(host), name=name)
+        for step in range(400):
+            made(step, slice(2 * host, 2 * host + 2))
+        read.append({shard.name for shard in shards if shard.read_windows})
+    assert [len(names) for names in read] == [2] * 4
+    assert set().union(*read) == set("01234567")
+
+
+def test_the_first_batch_reads_a_window_or_two_of_each_stream(tmp_path):
+    shards = Watched.several()
+    rows_in_streams(shards, tmp_path)(0, slice(None))
+    assert sum(len(set(shard.read_windows)) for shard in shards) <= 2 * 4
+    assert sum(1 for shard in shards if shard.read_windows) == 4
+
+
+def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tmp_path):
+    made = rows_in_streams(Watched.several(), tmp_path)
+    whole = np.sort(np.concatenate(VOCABULARY.encode_batch(WORDS)))
+    walks = [made.rows.reading.walk(s, made.rows.rows_of, "segments") for s in range(4)]
+    rows = [walk.rows_of_epoch(10**6) for walk in walks]
+    epochs = []
+    for epoch in (0, 1):
+        texts = []
+        for number, count in enumerate(rows):
+            nth = np.arange(epoch * count, (epoch + 1) * count)
+            numbers = nth // 2 * 8 + number * 2 + nth % 2  # two rows of each batch are the stream's
+            texts += [text_of(made.rows(numbers))]
+        epochs.append(np.concatenate(texts))
+    for text in epochs:
+        assert np.sort(text[text > 1]).tolist() == whole.tolist()
+    assert (epochs[0] != epochs[1]).any()
+
+
+@pytest.mark.parametrize("name", ["mass-style", "prefix-lm"])
+def test_going_on_reads_nothing_before_and_gives_the_same_rows_whatever_the_notes_say(tmp_path, name):
+    whole = rows_in_streams(Watched.several(), tmp_path / "a", name=name)
+    expected = [whole(step, slice(None)) for step in range(700)]
+    notes, folder = tmp_path / "notes", tmp_path / "b"
+    first = rows_in_streams(Watched.several(), folder, notes=notes, name=name)
+    for step in range(600):
+        first(step, slice(None))
+    files = sorted(notes.rglob("*.txt"))
+    assert len(files) == 4
+    kept = [path.read_text() for path in files]
+    for change in (str, lambda text: text[:-9], lambda text: text.replace("1", "2"), lambda text: ""):
+        for path, text in zip(files, kept, strict=True):
+            path.write_text(change(text))
+        shards = Watched.several()
+        resumed = rows_in_streams(
+            shards, tmp_path / f"c{change('1 2 3 4 5 6 7 8 9')}", notes=notes, name=name
+        )
+        batch = resumed(601, slice(None))
+        assert all((batch[key] == expected[601][key]).all() for key in batch)
+        if change is str:
+            assert sum(len(set(shard.read_windows)) for shard in shards) <= 4 * 3
+    del first
+
+
+def test_a_cut_corpus_repeats_its_first_tokens_and_needs_no_others(tmp_path):
+    shards = Watched.several()
+    made = rows_in_streams(shards, tmp_path, unique=4 * 300)
+    texts = [text_of(made(step, slice(None))) for step in range(200)]
+    words = np.concatenate(texts)
+    assert sum(len(set(shard.read_windows)) for shard in shards) <= 4 * 2
+    rows = -(-300 // 32)  # of a stream in an epoch, the last of which is short
+    assert 200 * 2 % rows == 0
+    assert (np.unique(words[words > 1], return_counts=True)[1] % (200 * 2 // rows) == 0).all()
+    assert len(words[words > 1]) == 200 * 2 // rows * 4 * 300
+
+
+def test_what_is_kept_is_not_read_again_and_no_more_is_kept_than_is_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "TRIMMED_EVERY", 1)
+    shards = Watched.several()
+    first = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path, 1000, 4).first()
+    read = [len(shard.read_windows) for shard in shards]
+    again = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path, 1000, 4).first()
+    assert again.tokens.tolist() == first.tokens.tolist()
+    assert [len(shard.read_windows) for shard in shards] == read
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.npz"))
+    most = size // 3 / 1e9
+    small = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path / "small", 1000, 4, most=most)
+    assert small.first().tokens.tolist() == first.tokens.tolist()
+    assert sum(path.stat().st_size for path in (tmp_path / "small").rglob("*.npz")) <= size // 3
+    assert small.first().tokens.tolist() == first.tokens.tolist()
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "gz", "parquet"])
+@pytest.mark.parametrize("size", [300, 5_000, LARGEST_WINDOW])
+def test_windows_of_any_size_in_any_order_hold_each_document_once(tmp_path, kind, size):
+    documents = [f"{i} is a document of {'many ' * (i % 40)}words" for i in range(300)]
+    if kind == "text":
+        (tmp_path / "a.txt").write_text("\n\n".join(documents[:200]))
+        for i, text in enumerate(documents[200:]):
+            (tmp_path / f"b{i:03}.txt").write_text(text)
+    elif kind == "parquet":
+        table = pyarrow.table({"text": documents})
+        parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    else:
+        lines = "".join(
+            json.dumps({"text": text}) + "\n\n" * (i % 2) + "\n" for i, text in enumerate(documents)
+        )
+        opened = gzip.open if kind == "gz" else open
+        with opened(tmp_path / ("a.jsonl.gz" if kind == "gz" else "a.jsonl"), "wt") as file:
+            file.write(lines)
+    kind = "jsonl" if kind == "gz" else kind
+    found = []
+    for split in ("train", "validation"):
+        for shard in corpus_shards(f"{kind}:{tmp_path}", split, tmp_path):
+            windows = {}
+            for number in itertools.count():
+                if (window := shard.read(number, size)) is None:
+                    break
+                windows[number] = window.documents
+            order = np.random.default_rng(0).permutation(len(windows)).tolist()
+            assert {number: shard.read(number, size).documents for number in order} == windows
+            assert shard.read(len(windows) + 3, size) is None
+            found += sum(windows.values(), [])
+    pieces = " ".join(" ".join(found).split()) if kind == "text" else sorted(found)
+    assert sorted(pieces.split() if kind == "text" else pieces) == sorted(
+        " ".join(documents).split() if kind == "text" else documents
+    )
+
+
+def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": 3}\n{"text": "two"}\n' + '{"text": "more"}\n' * 50)
+    with pytest.raises(DataError, match=r"a\.jsonl: the line at byte 16 .*data.corrupt_records='skip'"):
+        corpus_shards(f"jsonl:{path}", "train", tmp_path)
+    shards = corpus_shards(f"jsonl:{path}", "train", tmp_path, "skip")
+    assert [shard.read(0, LARGEST_WINDOW).left_out for shard in shards] == [1]
+    whole = gzip.compress(b'{"text": "a line"}\n' * 40_000)
+    (tmp_path / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"b\.jsonl\.gz is damaged or cut off"):
+        corpus_shards(f"jsonl:{tmp_path / 'b.jsonl.gz'}", "train", tmp_path)
+    parquet.write_table(pyarrow.table({"words": ["a"]}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match=r"c\.parquet has no column 'text', but \['words'\]"):
+        corpus_shards(f"parquet:{tmp_path / 'c.parquet'}", "train", tmp_path)
+    (tmp_path / "d.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match=r"d\.parquet cannot be read as parquet"):
+        corpus_shards(f"parquet:{tmp_path / 'd.parquet'}", "train", tmp_path)
+
+
+FULL = """
+import resource, sys; from pathlib import Path
+from lm.data.text import tokens
+from lm.data.text.own import Bytes
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # of a file: as a full disk has it
+try:
+    tokens.encode_texts(["word " * 10_000], Bytes(100), Path(sys.argv[1])).first()
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_nothing(tmp_path):
+    ran = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True)
+    assert "File too large" in ran.stdout and str(tmp_path) in ran.stdout
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], ran.stderr
+
+
+def test_a_sample_is_of_all_of_a_corpus_and_reads_a_part_of_it():
+    shards = Watched.several(80)
+    sample = [*itertools.islice(sample_documents(shards), 40)]
+    assert sum(1 for shard in shards if shard.read_windows) <= 20
+    numbers = [int(text.split()[1]) for text in sample]
+    assert min(numbers) < 100 and max(numbers) > 300
+    assert sorted(sample_documents(Watched.several(80))) == sorted(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "batch", "size", "count"),
+    [(0, 128, 1e9, 16), (0, 12, 1e9, 4), (0, 128, 3e5, 4), (6, 12, 1, 6)],
+)
+def test_streams_divide_a_batch_and_are_few_where_there_is_little(wanted, batch, size, count):
+    assert stream_count(wanted, batch, int(size)) == count
+
+
+def test_streams_that_divide_no_batch_are_refused():
+    with pytest.raises(SettingError, match="data.streams=5 should divide the 12 sequences of a batch"):
+        stream_count(5, 12, 10**9)
+
+
+def test_a_stream_without_text_is_refused_with_the_mend(tmp_path):
+    made = rows_in_streams([Texts(("only one",))], tmp_path)
+    with pytest.raises(SettingError, match="no text to train on in stream .* of 4.*data.streams lower"):
+        made(0, slice(None))
+
+
+def test_the_documents_of_a_window_are_those_of_its_shard():
+    assert [*documents_of([Texts(tuple(WORDS))], 900)] == WORDS
+    assert isinstance(Texts(("a",)).read(0, 1), WindowText)
+
+
+@pytest.mark.parametrize("change", ["appended", "cut", "missing"])
+def test_a_shard_that_is_not_what_it_was_is_named_and_refused(tmp_path, change):
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name} {i}"}}\n' for i in range(50)))
+    shards = corpus_shards(f"jsonl:{tmp_path}/*.jsonl", "train", tmp_path)
+    corpus = EncodedCorpus(shards, VOCABULARY, tmp_path / "kept", 1000, 1)
+    assert corpus.read(0, 0) is not None
+    path = tmp_path / "b.jsonl"
+    whole = path.read_text()
+    if change == "missing":
+        path.unlink()
+    else:
+        path.write_text(whole + '{"text": "more"}\n' if change == "appended" else whole[: len(whole) // 2])
+    assert corpus.read(0, 1) is not None or corpus.read(2, 0) is not None
+    with pytest.raises(DataError, match=r"b\.jsonl (has changed|cannot be read)"):
+        corpus.read(1, 0)
+
+
+@pytest.mark.parametrize("name", ["mass-style", "prefix-lm"])
+def test_another_number_of_hosts_goes_on_with_the_same_data(tmp_path, name):
+    whole, step = rows_in_streams(Watched.several(), tmp_path / "a", name=name), 100
+    for hosts in (1, 4, 2):
+        parts = []
+        for host in range(hosts):
+            share = 8 // hosts
+            made = rows_in_streams(Watched.several(), tmp_path / "b", notes=tmp_path / "notes", name=name)
+            rows = slice(host * share, (host + 1) * share)
+            parts.append([*stream(made, step, step + 20, rows=(rows,))])
+        for nth in range(20):
+            expected = whole(step + nth, slice(None))
+            for key, values in expected.items():
+                assert (np.concatenate([part[nth][key] for part in parts]) == values).all()
+        step += 20
+
+
+def test_a_part_that_another_process_has_claimed_is_left_to_it_while_that_runs(tmp_path):
+    corpus = EncodedCorpus((Texts(tuple(WORDS)),), VOCABULARY, tmp_path, 1000, 1)
+    task = bulk.Windows(0, 0, 3)
+    claim = corpus.path(0, 0).with_suffix(".claim")
+    assert bulk.claimed(claim)
+    assert bulk.encode_windows(corpus, task) is None and not corpus.is_kept(0, 0)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    claim.write_text(f"{platform.node()} {dead.pid}")
+    assert bulk.encode_windows(corpus, task) == 3 and corpus.is_kept(0, 2) and not claim.exists()
+    claim.write_text(f"{platform.node()}-other {dead.pid}")
+    assert bulk.encode_windows(corpus, task) is None
+
+
+def test_what_is_to_be_encoded_ahead_is_what_the_streams_read_first_and_as_much_as_is_asked_for(tmp_path):
+    shards = [Texts(tuple(WORDS[i::40]), str(i)) for i in range(40)]  # each less than a window
+    size = sum(shard.size for shard in shards)
+    for window in (200, 10_000):
+        corpus = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path / str(window), window, 4)
+        tasks = bulk.windows_of(Streams(corpus, 4, 3), size // 2)
+        stored = sum(shards[number].size for number in {task.shard for task in tasks})
+        assert size // 2 <= stored < size * 0.7
+        first = [Streams(corpus, 4, 3).shards(stream, 0)[0] for stream in range(4)]
+        assert [task.shard for task in tasks[:4]] == first
+
+
+@pytest.mark.slow
+def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
+    shards = [Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)]
+    made = rows_in_streams(shards, tmp_path / "kept", notes=tmp_path / "notes")
+    reading = made.rows.reading
+    notes = {number: reading.notes(number, made.rows.kind) for number in range(4)}
+    made(0, slice(None))
+    with encoding_ahead(reading.streams, notes, 2):
+        deadline = time.monotonic() + 120
+        while len([*(tmp_path / "kept").rglob("*.npz")]) < 4 * 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+    watched = Watched.several()
+    again = rows_in_streams(watched, tmp_path / "kept", notes=tmp_path / "notes")
+    alone = rows_in_streams(Watched.several(), tmp_path / "alone")
+    for step in range(12):
+        batch, expected = again(step, slice(None)), alone(step, slice(None))
+        assert all((batch[key] == expected[key]).all() for key in batch)
+    assert not any(shard.read_windows for shard in watched)
+
+
+@pytest.mark.slow
+def test_after_a_corpus_is_prepared_nothing_is_read_of_it(tmp_path):
+    made = rows_in_streams([Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)], tmp_path / "kept")
+    done = []
+    assert bulk.encode_ahead(made.rows.reading.streams, None, 2, done.append) == []
+    assert sum(done) == len([*(tmp_path / "kept").rglob("*.npz")]) - 8  # behind each shard its end is kept
+    watched = Watched.several()
+    again = rows_in_streams(watched, tmp_path / "kept")
+    for step in range(12):
+        again(step, slice(None))
+    assert not any(shard.read_windows for shard in watched)
+
+
+def test_a_disk_that_is_too_small_for_the_encoded_text_is_told_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
+    large = SimpleNamespace(size=10**12)
+    corpus = SimpleNamespace(shards=(large,), folder=tmp_path / "tokens")
+    prepared = SimpleNamespace(train=corpus, vocabulary=VOCABULARY, cache=tmp_path)
+    base = build("t5/1-baseline/baseline", "base")
+    with pytest.raises(SettingError, match=r"will keep 69 GB .* where 1 GB are free: .*data.cache_size"):
+        checks.check_space(base, prepared)
+    checks.check_space(build("t5/1-baseline/baseline", "base", {"data.cache_size": 0.9}), prepared)
+    checks.check_space(build("t5/1-baseline/baseline", "nano"), prepared)
