@@ -261,7 +261,8 @@ def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients
             np.testing.assert_allclose(other[parameter], value, rtol=1e-5, atol=1e-5, err_msg=parameter)
 
 
-@pytest.mark.parametrize("kind", ["none", pytest.param("additive", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["none", "additive"])
 def test_a_model_trains_alike_on_one_device_and_on_eight(kind):
     sizes = {"num_heads": 8, "d_kv": 2, "layers": "unroll"}
     model = replace(

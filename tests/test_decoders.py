@@ -42,6 +42,8 @@ VALUES = {
     "unrolled-windows": {"sparsity": ALTERNATING, "layers": "unroll", "remat": "full"},
     "projected-tokens": {"d_embed": 8, "projected": "tokens", "logits": "tied", "positions": "learned"},
 }
+# by test_parity.py too, with published weights
+DECODED = {"query-and-key-norms", "one-norm", "unrolled-windows", "projected-tokens"}
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
 
 
@@ -65,7 +67,9 @@ def logits(model, tokens=TOKENS):
     return jax.jit(Transformer.__call__)(model, {"decoder_input_tokens": tokens})
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DECODED)) for name in VALUES]
+)
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole_row(name):
     model = made(replace(BASE, **VALUES[name]))
     whole = logits(model)

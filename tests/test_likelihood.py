@@ -71,7 +71,11 @@ def masked_by_hand(model, context, continuation):
 
 
 # Every architecture, and what differs in how places are told apart, seen or written to a cache.
-NAMES = [*ARCHITECTURES, "decoder, learned", "decoder, rotary", "windowed decoder", "bart-base"]
+NAMES = [*ARCHITECTURES, "windowed decoder"]
+NAMES += [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("decoder, learned", "decoder, rotary", "bart-base")
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -93,7 +93,9 @@ def read(place):
     ("task", "given"),
     [
         (TASKS["xquad_enro"], TEXTS),
-        (TASKS["xquad_enro"], TEXTS | {"model.architecture": "prefix-decoder"}),
+        pytest.param(
+            TASKS["xquad_enro"], TEXTS | {"model.architecture": "prefix-decoder"}, marks=pytest.mark.slow
+        ),
         (LABELLED["cola"], HEADS),
     ],
 )
@@ -274,7 +276,7 @@ def test_lines_without_a_continuation_are_named(name, text, message, tmp_path):
         texts_of(tmp_path / name)
 
 
-@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("architecture", ["decoder", pytest.param("encoder-decoder", marks=pytest.mark.slow)])
 def test_a_prompt_is_answered_by_the_likeliest_candidate_after_the_examples(architecture, runs):
     folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
     score_run(folder, ["boolq@1"], "", Rows(limit=2))  # of three: the last is the example
@@ -305,7 +307,7 @@ def ends_questions(trained):
     return trained.encode("a")[-1] == EOS
 
 
-@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("architecture", [pytest.param("decoder", marks=pytest.mark.slow), "encoder-decoder"])
 def test_a_prompt_is_answered_greedily_up_to_a_newline(architecture, runs, monkeypatch):
     folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
     score_run(folder, ["xquad_enro@0"], "", Rows())

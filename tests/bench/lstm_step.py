@@ -3,7 +3,8 @@
     .venv/bin/python tests/bench/lstm_step.py TORCH_PYTHON     its Python has torch
 
 Both sides are processes of their own that take turns, a block of steps each; the ratio is of neighbouring
-blocks. The same shapes, float32, AdamW, gradients clipped; torch's LSTM is its fused one.
+blocks. The same shapes, float32, AdamW, gradients clipped; torch has its fused LSTM. Both have the memory
+tunables that `lm run` sets for itself.
 """
 
 import os
@@ -103,11 +104,14 @@ def answer(side, shape):
 
 
 def main(torch_python):
+    from experiments.processes.memory import TUNABLES
+
+    text = ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    options["env"] = os.environ | {"GLIBC_TUNABLES": text}
     for shape in SHAPES:
         sides = {
-            side: subprocess.Popen(
-                [python, __file__, side, shape], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            side: subprocess.Popen([python, __file__, side, shape], **options)
             for side, python in (("jax", sys.executable), ("torch", torch_python))
         }
         seconds = {side: [] for side in sides}

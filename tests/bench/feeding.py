@@ -1,6 +1,6 @@
 """How fast a corpus like C4 in shape is fed to a model.
 
-    python tests/benchmark_feeding.py FOLDER --gigabytes 10 --shards 1024
+    python tests/bench/feeding.py FOLDER --gigabytes 10 --shards 1024
 
 writes JSON lines of the documentation's sentences in random order, once, and then measures, each in a process
 of its own: the time to the first batch from a cold start and the memory of the feeding process; a second run,
