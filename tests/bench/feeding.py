@@ -4,10 +4,9 @@
 
 writes JSON lines of the documentation's sentences in random order, once, and then measures, each in a process
 of its own: the time to the first batch from a cold start and the memory of the feeding process; a second run,
-which finds what the first has kept; and the text that encoding processes get through, one and several, over
-that of the tokenizer alone on one thread. Beside each time stands that of the CPU, which other work on the
-machine does not lengthen: of it the rates for one core are made, from two sizes, so that starting processes
-does not count.
+which finds what the first has kept; and, in turns, the text that one and several processes get through by the
+clock: with the tokenizer alone, and with all that encoding does (read, encode, keep). What the machine itself
+lacks for two processes to be twice as fast as one, the tokenizer alone shows too.
 """
 
 import argparse
@@ -17,7 +16,9 @@ import os
 import resource
 import shutil
 import time
+from itertools import islice, product
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -25,9 +26,11 @@ from experiments.runs.prepare import find_vocabulary, prepare, pretraining_batch
 from experiments.study.registry import build
 from lm.data.corpora.corpus import corpus_shards
 from lm.data.text.bulk import encode_ahead
+from lm.data.text.own import SentencePiece
 from lm.data.text.shards import documents_of
 
 DOCUMENT = 2_200  # mean of C4 [bytes]
+DOCUMENTS = 30_000  # that the tokenizer alone encodes
 STEPS = 20  # batches that are read [batches]
 ROW = "t5/1-baseline/baseline"
 
@@ -69,37 +72,38 @@ def feed(corpus: Path, vocabulary: Path, cache: Path, told: multiprocessing.Queu
 
 
 def encode(corpus: Path, vocabulary: Path, cache: Path, workers: int, size: int, told) -> None:
-    """Seconds in which so many processes start and encode ``size`` bytes, and their CPU seconds."""
+    """Bytes a second that so many processes encode of ``size`` bytes, once each has its first shard."""
+    shutil.rmtree(cache / "tokens", ignore_errors=True)
     experiment = settings(corpus, vocabulary)
-    streams = training_streams(experiment, prepare(experiment, cache, print))
+    streams, done = training_streams(experiment, prepare(experiment, cache, print)), list[float]()
+    encode_ahead(streams, size, workers, lambda _: done.append(time.perf_counter()))
+    shards = [shard.size for shard in streams.corpus.shards]
+    told.put(sum(shards) / len(shards) * (len(done) - workers) / (done[-1] - done[workers - 1]))
+
+
+def tokenize(corpus: Path, vocabulary: Path, ready, told) -> None:
+    """Bytes a second of one thread of the tokenizer alone, on text that is in memory."""
+    shards = corpus_shards(f"jsonl:{corpus}/*.jsonl", "train", corpus)
+    texts = [*islice(documents_of(shards), DOCUMENTS)]
+    processor, size = SentencePiece(vocabulary, 100).processor, sum(len(text.encode()) for text in texts)
+    ready.wait()
     begin = time.perf_counter()
-    encode_ahead(streams, size, workers, lambda windows: None)
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    told.put((time.perf_counter() - begin, children.ru_utime + children.ru_stime))
+    processor.encode(texts, num_threads=1)
+    told.put(size / (time.perf_counter() - begin))
 
 
-def alone(function, *arguments):
-    """What a function tells in a fresh process."""
+def together(count: int, function, *arguments) -> list:
+    """What a function tells in each of so many fresh processes."""
     context = multiprocessing.get_context("spawn")
     told = context.Queue()
-    process = context.Process(target=function, args=(*arguments, told))
-    process.start()
-    found = told.get()
-    process.join()
+    more = (context.Barrier(count),) if function is tokenize else ()
+    processes = [context.Process(target=function, args=(*arguments, *more, told)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    found = [told.get() for _ in processes]
+    for process in processes:
+        process.join()
     return found
-
-
-def tokenizer_alone(corpus: Path, vocabulary: Path) -> float:
-    """Bytes a CPU second of one thread."""
-    from itertools import islice
-
-    from lm.data.text.own import SentencePiece
-
-    shards = corpus_shards(f"jsonl:{corpus}/*.jsonl", "train", corpus)
-    texts = [*islice(documents_of(shards), 10_000)]
-    processor, begin = SentencePiece(vocabulary, 100).processor, time.process_time()
-    processor.encode(texts, num_threads=1)
-    return sum(len(text.encode()) for text in texts) / (time.process_time() - begin)
 
 
 def main() -> None:
@@ -107,7 +111,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--shards", type=int, default=1024)
-    parser.add_argument("--encoded", type=int, default=200, help="by so many processes [MB]")
+    parser.add_argument("--encoded", type=int, default=400, help="by each process [MB]")
+    parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     corpus, cache = options.folder / f"{options.gigabytes:g}GB", options.folder / "cache"
     documentation = corpus_shards("documentation", "train", cache)
@@ -117,21 +122,24 @@ def main() -> None:
     shutil.rmtree(cache / "tokens", ignore_errors=True)
     shutil.rmtree(cache / "rows", ignore_errors=True)
     for start in ("cold", "kept"):
-        first, first_cpu, whole, cpu, memory = alone(feed, corpus, vocabulary, cache)
+        [(first, first_cpu, whole, cpu, memory)] = together(1, feed, corpus, vocabulary, cache)
         times = (
             f"first batch {first:.1f} s (CPU {first_cpu:.1f}), {STEPS} batches {whole:.1f} s (CPU {cpu:.1f})"
         )
         print(f"{start}: {times}, {memory:.0f} MB", flush=True)
-    rate, size = tokenizer_alone(corpus, vocabulary), options.encoded * 1_000_000
-    print(f"tokenizer alone: {rate / 1e6:.1f} MB a CPU second", flush=True)
-    for workers in [count for count in (1, 2, 4) if count <= len(os.sched_getaffinity(0))]:
-        spent = []
-        for part in (size // 4, size):
-            shutil.rmtree(cache / "tokens", ignore_errors=True)
-            spent.append(alone(encode, corpus, vocabulary, cache, workers, part))
-        seconds, cpu = np.diff(spent, axis=0)[0] / (size - size // 4) * 1e6
-        share = f"{1 / cpu:.1f} MB a CPU second, {1e6 / cpu / rate:.2f} x the tokenizer"
-        print(f"{workers} processes: {1 / seconds:.1f} MB/s; {share}", flush=True)
+    counts = [count for count in (1, 2, 4) if count <= len(os.sched_getaffinity(0))]
+    rates: dict[tuple[str, int], list[float]] = {}
+    for turn, workers in product(range(options.turns), counts):
+        size = options.encoded * 1_000_000 * workers
+        alone = sum(together(workers, tokenize, corpus, vocabulary))
+        [whole] = together(1, encode, corpus, vocabulary, cache, workers, size)
+        rates.setdefault(("tokenizer", workers), []).append(alone / 1e6)
+        rates.setdefault(("encoding", workers), []).append(whole / 1e6)
+        ratio = f"{whole / alone:.2f} of the tokenizer"
+        print(f"{workers} processes, turn {turn}: {whole / 1e6:.1f} MB/s, {ratio}", flush=True)
+    for (what, workers), values in rates.items():
+        times = median(values) / median(rates[what, 1])
+        print(f"{what}, {workers} processes: {median(values):.1f} MB/s, {times:.2f} times that of one")
 
 
 if __name__ == "__main__":

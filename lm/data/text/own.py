@@ -32,7 +32,6 @@ CANDIDATES_PER_PIECE = 5
 REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, however rare in the text
 ROOM = 10  # a smaller vocabulary has no room for characters that the text lacks [pieces per required one]
 LONGEST_LINE = 1_000  # the trainer drops lines of more than 4,192 bytes [characters]
-THREADS = 2  # of encoding; the trainer is faster with one
 PieceKind = Literal["unigram", "bpe"]  # of a SentencePiece model
 Unknown = Literal["unk", "bytes"]  # what stands for a character without a piece: <unk>, or those of its bytes
 # types of a piece, in sentencepiece_model.proto: of text, and one that stands for a byte
@@ -149,7 +148,7 @@ class SentencePiece(Own):
         return self.processor.encode(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.asarray(ids, np.int32) for ids in self.processor.encode(list(texts), num_threads=THREADS)]
+        return [np.asarray(ids, np.int32) for ids in self.processor.encode(list(texts), num_threads=1)]
 
     def _plain(self, ids: list[int]) -> str:
         return self.processor.decode(ids)
