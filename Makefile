@@ -11,6 +11,9 @@ test test-fast test-slow test-faults test-beam soak: export GLIBC_TUNABLES ?= gl
 
 MINUTES ?= 30
 
+# Python keeps what it compiles, whatever the shell says: else each command compiles jax again, for four seconds.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-fast test-slow test-faults test-beam soak lint wheel clean
 
 demo: $(VENV)/ready
