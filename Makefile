@@ -14,7 +14,7 @@ MINUTES ?= 30
 # Python keeps what it compiles, whatever the shell says: else each command compiles jax again, for four seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-slow test-faults test-beam soak lint wheel clean
+.PHONY: demo test test-fast test-slow test-faults test-beam soak lint docs wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE) --seeds $(SEEDS)
@@ -53,6 +53,14 @@ $(VENV)/beam: $(VENV)/ready constraints-beam.txt
 # A row and its baseline, swept with a random fault about every minute, come to what they do without.
 soak: $(VENV)/ready
 	$(BIN)/python tests/faults/soak.py $(MINUTES)
+
+# The site of docs/, in dist/site, without network; fails on a broken link.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+$(VENV)/docs: $(VENV)/ready
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 wheel: $(VENV)/ready
 	$(BIN)/python -m pip wheel --no-deps -w dist .

@@ -2,7 +2,7 @@
 
 A row's settings are those of ``BASELINE`` (experiments/study/experiment.py) with the changes beside its name.
 ``times(2)`` doubles what the chosen scale has. ``scores.json`` holds each row's scores in the paper and where
-they were read. Choices made where paper and released code differ: README.md beside this.
+they were read. Choices made where paper and released code differ: docs/choices.md.
 
 The comment above a table says how to train it here, and how long that takes on a core that other jobs share.
 """

@@ -1,0 +1,120 @@
+"""README and docs: links lead somewhere, commands are accepted as they stand, code blocks are Python.
+
+Commands are parsed by the command line itself, with its rows and settings, and not carried out: what they
+need, such as a finished run or a data set, is not here.
+"""
+
+import ast
+import functools
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import tyro
+
+from experiments.__main__ import dispatch
+from experiments.cli import COMMANDS
+from experiments.drawings import DRAWINGS
+from experiments.study.registry import find
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "launch/README.md")),
+]
+PLACEHOLDERS = {"COMMAND", "RUN", "ROW", "FOLDER"}
+ROWS_FIRST = ("list", "show", "diff", "run", "sweep", "report", "plan", "prepare", "examples")
+
+
+def text_of(page):
+    return page.read_text("utf-8")
+
+
+def anchors(page):
+    """The names under which the headings of a page are linked to, as GitHub and mkdocs make them."""
+    return {
+        re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-")
+        for title in re.findall(r"(?m)^#+ (.*)$", text_of(page))
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_leads_to_a_file_and_a_heading_that_are_there(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def commands():
+    """(page, command line) of all lines of code that begin with ``lm``; lines that go on are joined."""
+    for page in PAGES:
+        joined = re.sub(r"\\\n\s*", "", text_of(page))
+        for line in re.findall(r"(?m)^(?: {4}|\$ )?(lm (?!=).*)$", joined):
+            # what stands behind two spaces or # explains it
+            yield page.name, re.split(r"\s{2,}|\s+#", line)[0]
+
+
+class Accepted(Exception):
+    """The command would begin now."""
+
+
+def accepted(arguments, monkeypatch):
+    """The exit code of a command line that is parsed as ``lm`` does, and not carried out."""
+
+    def stopped(function):
+        def begin(*_, **__):
+            raise Accepted
+
+        return functools.wraps(function)(begin)
+
+    cli, from_dict = tyro.cli, tyro.extras.subcommand_cli_from_dict
+    monkeypatch.setattr(tyro, "cli", lambda function, **options: cli(stopped(function), **options))
+    monkeypatch.setattr(
+        tyro.extras,
+        "subcommand_cli_from_dict",
+        lambda functions, **options: from_dict({k: stopped(f) for k, f in functions.items()}, **options),
+    )
+    try:
+        return dispatch(arguments)
+    except Accepted:
+        return 0
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize("line", sorted({line for _, line in commands()}))
+def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("bad")
+    _, *arguments = shlex.split(line)
+    if arguments[0] in PLACEHOLDERS or arguments[-1] == "...":
+        return
+    assert arguments[0] in COMMANDS or arguments[0].startswith("-"), line
+    first = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
+    if first and arguments[0] in ROWS_FIRST and first not in PLACEHOLDERS and "--costs" not in arguments:
+        assert find(first)
+    if first and arguments[0] == "draw":
+        assert first in DRAWINGS
+        return
+    if first in PLACEHOLDERS:
+        arguments[1] = "t5/1-baseline/baseline"
+    assert accepted(arguments, monkeypatch) == 0, capsys.readouterr()
+
+
+def test_blocks_of_python_are_python():
+    for page in PAGES:
+        for code in re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL):
+            ast.parse(code)
+
+
+def test_readme_is_short_and_names_every_page():
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 150
+    nav = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert str(page.relative_to(ROOT / "docs")) in nav
