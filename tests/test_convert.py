@@ -293,7 +293,9 @@ def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
 
 def test_the_library_example_of_the_docs_runs_as_it_stands(tmp_path, monkeypatch):
     code = re.search(
-        r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "library.md").read_text("utf-8"), re.DOTALL
+        r"```python\n(.*?)```",
+        (Path(__file__).parents[1] / "docs" / "library.md").read_text("utf-8"),
+        re.DOTALL,
     )[1]
     small = replace(
         SIZES["t5-small"],
