@@ -63,7 +63,7 @@ $(VENV)/docs: $(VENV)/ready
 	@touch $@
 
 wheel: $(VENV)/ready
-	$(BIN)/python -m pip wheel --no-deps -w dist .
+	$(BIN)/uv build --quiet --out-dir dist .
 
 # uv installs in seconds what pip installs in minutes; it comes from the same index that pip uses.
 $(VENV)/ready: pyproject.toml constraints.txt
