@@ -73,12 +73,14 @@ def tokenizer_of(family: str) -> Tokenizer:
 
 
 def write(family: str, folder: Path, seed: int = 0, **settings) -> Path:
-    """A folder with config.json, safetensors and tokenizer of a random model, with other ``settings``."""
+    """A folder with config.json, safetensors and tokenizer of a random model, unless it is there."""
+    if folder.exists():
+        return folder
     size, _, _, ids = FAMILIES[family]
     tokenizer = tokenizer_of(family)
     special = SpecialTokens(*ids)
     rows = tokenizer.get_vocab_size()
-    config = replace(SIZES[size], **SMALL, vocab_size=rows, special=special, max_length=96)
+    config = replace(SIZES[size], **SMALL, vocab_size=rows, special=special, max_length=256)
     config = replace(config, num_key_value_heads=None, **settings)
     model = Transformer(config, nnx.Rngs(params=jax.random.key(seed)))
     names = {"tokenizer.json": tokenizer.to_str().encode()}

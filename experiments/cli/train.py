@@ -51,8 +51,7 @@ class Options:
     allow: str = ""
     # restart up to N times after a crash or exit code 42; not after bad settings, a loss of NaN, or a signal
     restart: int = 0
-    # start from this model: a folder with config.json, safetensors, tokenizer; a run, RUN:STAGE; or hf:NAME
-    start: str = ""
+    start: str = ""  # train from this model: a folder in the published format, a run, RUN:STAGE, or hf:NAME
 
     @property
     def cache(self) -> Path:
@@ -134,7 +133,7 @@ def sweep_command(arguments: Sequence[str]) -> None:
 
 
 def started_by(arguments: Sequence[str]) -> Changes:
-    """What --start, of these arguments, changes in a row."""
+    """What --start changes in a row."""
     return started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
 
 
@@ -170,9 +169,8 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
 
     try:
         said = ["lm", "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
-        said += ["--start", options.start] if options.start else []
-        named = {path: new for path, new in named_changes(changes).items() if path != "start.model"}
-        command = shlex.join([*said, *(f"--{path}={value}" for path, value in named.items())])
+        said += [f"--{path}={x}" for path, x in named_changes(changes).items() if path != "start.model"]
+        command = shlex.join([*said, *(["--start", options.start] if options.start else [])])
         print_report(tables(rows), options.scale, (str(options.runs),), changes, command)
     except SettingError:
         if not failed:
