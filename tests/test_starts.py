@@ -3,13 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import published
 import pytest
 from tiny import TINY
 from tokenizers import Tokenizer
 
-from experiments.runs.checks import check
+from experiments.runs.checks import check, check_answers
 from experiments.runs.recipes import RECIPES
 from experiments.runs.stages import stages, start_of
 from experiments.starts import started_from
@@ -220,3 +221,16 @@ def test_a_checkpoint_of_the_hub_without_a_network_is_an_error_that_says_so(runs
 def test_special_ids_that_config_json_does_not_name_are_the_tokenizers(runs):
     found = {family: started(runs, family).model.special for family in ("gpt2", "llama")}
     assert {name: (x.pad, x.eos, x.start) for name, x in found.items()} == {n: ids_of(n) for n in found}
+
+
+def test_an_answer_that_would_be_cut_is_refused_with_its_tokens_and_the_room(runs):
+    experiment = build(ROW, "tiny", TEXT)
+    vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "acceptable")), affixes=None)
+    with pytest.raises(SettingError, match="'acceptable' of task 'acceptability' has 90 tokens here, and"):
+        check_answers(experiment, SimpleNamespace(vocabulary=vocabulary))
+
+
+def test_a_label_that_the_task_lacks_is_refused_with_those_it_has(runs):
+    reader = Reader(LABELLED["follows"], find_tokenizer(Path(checkpoint(runs, "bert")), 400), "encoder", 60)
+    with pytest.raises(SettingError, match="'follows' has a row with label 2; its labels are 0 to 1"):
+        reader.example({"sentence1": "the cat", "sentence2": "sat", "label": 2})

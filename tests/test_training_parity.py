@@ -28,10 +28,10 @@ OPTIMIZERS = {
     "adafactor": OptimizerConfig(schedule="constant", learning_rate=1e-2, factor_from=1),
 }
 CASES = [(name, "adamw") for name in ("t5_v1_0", "bert", "gpt2", "llama_gqa")]
-CASES += [
-    (name, "adafactor") for name in ("t5_v1_0", "bert", "llama_gqa")
-]  # GPT-2 stores three matrices as one
-QUICK = {("gpt2", "adamw"), ("t5_v1_0", "adafactor")}
+# by Adafactor not GPT-2, which stores three matrices as one, nor BERT: a bias of keys has no gradient but
+# rounding, which Adafactor makes as large as any
+CASES += [(name, "adafactor") for name in ("t5_v1_0", "llama_gqa")]
+QUICK = {("llama_gqa", "adamw")}
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from experiments.runs.prepare import (
 )
 from experiments.runs.result import check_settings
 from experiments.runs.stages import Stage, stages, start_of
+from experiments.runs.vocabularies import text_frame
 from experiments.study.experiment import Experiment, setting_changes
 from experiments.study.folders import home_of
 from lm import sharding
@@ -34,6 +35,7 @@ from lm.data.checks import check_architecture
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
+from lm.data.tasks.mixtures import mixture
 from lm.data.text.tokens import GIGABYTE, kept_bytes
 from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
@@ -84,6 +86,7 @@ def check(
     for start in (stage.settings for stage in stages(experiment) if stage.is_start):
         check_heads(start)
         check_length(start, [pretraining_batches(start, prepared, "validation").lengths])
+    check_answers(experiment, prepared)
     for name in tuning.heads if tunes else ():
         reader_of(experiment, find_labelled(name), prepared.vocabulary)
     mesh = sharding.make_mesh(experiment.mesh)
@@ -287,6 +290,20 @@ def check_start_parameters(experiment: Experiment, home: Path) -> None:
                 f"pretraining.steps={experiment.pretraining.steps}: {given.name} has no {part}, "
                 f"which is trained with model.heads={model.heads}; tune it as it is"
             )
+
+
+def check_answers(experiment: Experiment, prepared: Prepared) -> None:
+    """SettingError if an answer to choose from is longer than its room: cut, it would never be right."""
+    frame = text_frame(experiment, prepared.vocabulary)
+    for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
+        room = mixture(name).targets_length - len(frame.before) - 1
+        for task in mixture(name):
+            longest = max(task.labels, key=lambda label: len(prepared.vocabulary.encode(label)), default="")
+            if (count := len(prepared.vocabulary.encode(longest))) > room:
+                raise SettingError(
+                    f"tuning.mixtures: the answer {longest!r} of task {task.name!r} has {count} tokens here, "
+                    f"and {name!r} has room for {room}"
+                )
 
 
 def check_folder(

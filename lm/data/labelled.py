@@ -119,6 +119,11 @@ class Reader:
         rows = [self._framed([self._encoded(text) for text in parts]) for parts in texts]
         target = self.task.target(row)
         known = self.task.kind == "regression" or target >= 0  # test sets have labels of -1
+        if self.task.kind == "classes" and target >= len(self.task.labels):
+            raise SettingError(
+                f"task {self.task.name!r} has a row with label {target}; its labels are 0 to "
+                f"{len(self.task.labels) - 1}: {', '.join(self.task.labels)}"
+            )
         return LabelledExample(rows, target if known else 0, float(known))
 
     def answer(self, row: Row, output: np.ndarray) -> Any:
