@@ -18,8 +18,9 @@ from test_vocabulary import TEXTS
 from toy import damages
 
 from experiments.cli import doctor
-from experiments.runs.prepare import find_vocabulary, fingerprints
+from experiments.runs.prepare import fingerprints
 from experiments.runs.stages import stages
+from experiments.runs.vocabularies import find_vocabulary
 from experiments.study.experiment import Experiment
 from lm.data import batches
 from lm.data.corpora import crawl

@@ -24,7 +24,7 @@ RESTORE = {"document": "b", "summary": "a very long one"}
 
 
 def asked(name, *rows):
-    return choices_of(TASKS[name], rows, Bytes(100), INPUTS_LENGTH, TARGETS_LENGTH)
+    return choices_of(TASKS[name], rows, Bytes(100), (INPUTS_LENGTH, TARGETS_LENGTH))
 
 
 def test_rows_are_asked_as_in_training_cut_to_length_with_their_eos():

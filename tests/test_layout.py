@@ -16,7 +16,9 @@ from experiments.cli import COMMANDS, HELP
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("lm/**/*.py"), *ROOT.glob("experiments/**/*.py"), *ROOT.glob("launch/**/*.py")])
 
-BELOW_CLI = "console study processes runs report plan drawings"  # the last three never import each other
+BELOW_CLI = (
+    "console study processes runs starts report plan drawings"  # the last three never import each other
+)
 # A package may import itself and what is listed; lm.settings and lm.files are open to all.
 ALLOWED = {
     "lm.settings": set(),
@@ -40,6 +42,7 @@ ALLOWED = {
     "experiments.study": {"lm"},
     "experiments.processes": {"lm"},
     "experiments.runs": {"lm", "experiments.study", "experiments.processes"},
+    "experiments.starts": {"lm", "experiments.study", "experiments.runs"},
     "experiments.report": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.drawings": {"lm", "experiments.runs"},

@@ -13,7 +13,7 @@ from lm.data.denoised import denoise, noise_mask
 from lm.data.noise import NOISES, Drawn, NoiseName, length_mask, prefix_lengths
 from lm.data.objectives import OBJECTIVES, Lengths, Objective, lengths_of, sizes
 from lm.data.packing import Ragged
-from lm.data.text.vocabulary import EOS
+from lm.data.text.vocabulary import EOS, UNK
 from lm.data.views import INPUTS, InputsName
 from lm.settings import SettingError
 
@@ -22,7 +22,8 @@ def symbols(size=1000, num_sentinels=100):
     """A vocabulary in which every fifth id begins a word and every seventh ends a sentence."""
     ids = np.arange(size)
     marks = {"word_starts": ids % 5 == 0, "sentence_ends": ids % 7 == 0}
-    return SimpleNamespace(size=size, num_sentinels=num_sentinels, eos=EOS, mask=size - 1, **marks)
+    ids = {"eos": EOS, "mask": size - 1, "first_piece": UNK + 1}
+    return SimpleNamespace(size=size, num_sentinels=num_sentinels, **ids, **marks)
 
 
 VOCABULARY = symbols()

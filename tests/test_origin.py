@@ -19,14 +19,15 @@ from test_run import SMALL
 
 from experiments.cli.convert import export_checkpoint
 from experiments.cli.train import Options, train_row
+from experiments.processes.progress import reporting
 from experiments.report.results import results
 from experiments.runs import origin, session
-from experiments.runs.prepare import find_vocabulary, fingerprints
-from experiments.runs.progress import reporting
+from experiments.runs.prepare import fingerprints
 from experiments.runs.result import check_settings
 from experiments.runs.run import run
 from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, open_run
+from experiments.runs.vocabularies import find_vocabulary
 from experiments.study.experiment import BASELINE, result_settings
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
@@ -297,7 +298,7 @@ TWICE = """
 import sys, time
 from pathlib import Path
 from experiments.runs import run as module
-from experiments.runs.progress import reporting
+from experiments.processes.progress import reporting
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 SCALES["tiny"] = eval(sys.argv[3])

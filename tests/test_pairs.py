@@ -31,6 +31,7 @@ VOCABULARY = SimpleNamespace(
     sep=EOS,
     mask=MASK,
     cls=CLS,
+    first_piece=3,
     word_starts=(IDS % 3 == 0) | (IDS % 40 == 1),
     sentence_ends=IDS % 40 == 0,
 )

@@ -325,7 +325,7 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
             Mixed(examples, rates, **common)
     with pytest.raises(SettingError, match="writes no text"):
         eval_batches([], architecture="encoder", lengths=LIMITS, batch_size=1)
-    with pytest.raises(SettingError, match="data.sentinels=0"):
+    with pytest.raises(SettingError, match="no sentinels"):
         batches("baseline", "decoder", replace(corpus, vocabulary=Bytes(0)))
 
 

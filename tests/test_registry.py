@@ -13,7 +13,7 @@ from golden import make_study
 
 from experiments import __main__ as cli
 from experiments.cli import COMMANDS
-from experiments.runs.progress import duration, reporting
+from experiments.processes.progress import duration, reporting
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
 from experiments.study.experiment import BASELINE, Experiment

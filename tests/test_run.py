@@ -13,10 +13,10 @@ from tiny import TINY
 
 from experiments import __main__ as cli
 from experiments.cli.models import count_written, generate, show_examples
-from experiments.cli.train import Options, RowRun, summary, train_one, train_rows
-from experiments.runs.progress import reporting
+from experiments.cli.train import Options, RowRun, train_one, train_rows
+from experiments.processes.progress import reporting
 from experiments.runs.recipes import start_from, steps_of
-from experiments.runs.result import read_result, write_result
+from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.run import check, run
 from experiments.runs.scores import best_of, columns
 from experiments.runs.stages import Stage, save_settings, stages_of

@@ -1,6 +1,7 @@
 """How command lines become arguments of a function, whose signature and docstring are the help."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tyro
@@ -12,6 +13,16 @@ from lm.settings import SettingError, leaves
 
 NUMBERS = ConstructorRegistry()
 FLAT = tyro.conf.arg(name="")  # Annotated[Options, FLAT]: the fields of Options are options of their own
+
+
+@dataclass(frozen=True)
+class StartOption:
+    """What is read before the others are parsed, as their defaults depend on it."""
+
+    start: str = ""  # that rows have: a folder in the published format, a run, RUN:STAGE, or hf:NAME
+
+
+NO_START = StartOption()
 
 
 def parse(function: Callable, program: str, arguments: Sequence[str]) -> Any:

@@ -21,7 +21,7 @@ import tensorflow_datasets as tfds
 import tyro
 
 from experiments.console import RUNS
-from experiments.runs.progress import Reporter, reporting
+from experiments.processes.progress import Reporter, reporting
 from lm.data.corpora import cleaning, crawl, sieve
 from lm.data.corpora.sieve import BOTH_SPLITS, Cleaning
 from lm.data.text.shards import HELD_OUT

@@ -1,21 +1,16 @@
 """``lm convert``: published checkpoints become runs, for ``lm generate`` and ``lm fill``, and runs such."""
 
-import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from experiments.console import UNBROKEN
-from experiments.runs.origin import code, record
-from experiments.runs.prepare import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
-from experiments.runs.stages import PRETRAINING, save_settings, stages, stages_of
-from experiments.study.experiment import Experiment, result_settings
-from lm.data.text.published import FILES, find_tokenizer
-from lm.files import complete_folder
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError, changes
+from experiments.runs.prepare import FOLDER, stored_vocabulary
+from experiments.runs.stages import PRETRAINING, stages_of
+from experiments.starts import import_published
+from lm.settings import SettingError
 
 
 def import_or_export(arguments: Sequence[str]) -> None:
@@ -33,45 +28,19 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
         folder: holds config.json, safetensors and the tokenizer.
         run: folder of the run to make.
     """
-    from experiments.runs.recipes import prefix_of
-    from lm import convert, sharding
-    from lm.train.checkpoints import Checkpoints
-    from lm.train.config import CheckpointConfig
-    from lm.train.log import packages
-    from lm.train.step import StepSpec, build
+    from lm.train import manifest
 
     if run.exists():
         raise SettingError(f"{run} already exists; choose another folder")
-    _check_links(folder)
-    config, model = convert.load(folder)
-    has_tokenizer = any((folder / name).exists() for name in FILES)
-    # SettingError if it does not belong to the embedding
-    vocabulary = find_tokenizer(folder, config.vocab_size) if has_tokenizer else None
-    experiment = imported(config)
-    mesh = sharding.make_mesh(experiment.mesh)
-    state = build(StepSpec(config, experiment.pretraining.optimizer), mesh).init(experiment.seed)
-    prefix = prefix_of(stages(experiment)[0])
-    state = replace(state, params={prefix + name: array for name, array in sharding.named(model).items()})
-    origin = {
-        "settings": result_settings(experiment),
-        "code": code(),
-        "packages": packages(),
-        "data": digests(folder),
-        "vocabulary": {"fingerprint": vocabulary.fingerprint if vocabulary else UNKNOWN},
-    }
-    with complete_folder(run) as draft:
-        phase = draft / PRETRAINING
-        (phase / FOLDER).mkdir(parents=True)
-        if vocabulary:
-            store_vocabulary(phase, vocabulary)
-        with Checkpoints(str(phase / "checkpoints"), CheckpointConfig()) as checkpoints:
-            checkpoints.save(state)
-        record(phase, origin)
-        save_settings(draft, experiment)
-    size = sum(array.size for array in state.params.values()) / 1e6
+    config = import_published(folder, run).model
+    phase = run / PRETRAINING
+    ((step, path),) = manifest.steps(phase / "checkpoints").items()
+    arrays = manifest.read_manifest(path, step)["arrays"]
+    shapes = [shape for name, (shape, _) in arrays.items() if name.startswith("params.")]
+    size = sum(map(prod, shapes)) / 1e6
     _describe(json.loads(config.published), f"({size:.1f} M parameters) from {folder} into {run}")
-    if not vocabulary:
-        UNBROKEN.print(f"{folder} has no tokenizer; put its files into {run / PRETRAINING / FOLDER}")
+    if not any((phase / FOLDER).iterdir()):
+        UNBROKEN.print(f"{folder} has no tokenizer; put its files into {phase / FOLDER}")
 
 
 def _describe(published: dict[str, Any], what: str) -> None:
@@ -83,36 +52,6 @@ def _describe(published: dict[str, Any], what: str) -> None:
     UNBROKEN.print(f"imported {kind} {what}")
     if unknown := unknown_fields(published, PUBLISHED[kind]):
         UNBROKEN.print(f"not read from config.json: {', '.join(unknown)}; an export writes it again")
-
-
-def _check_links(folder: Path) -> None:
-    """SettingError if a file that the run copies, not weights, is a link out of the folder.
-
-    Allowed are links of the cache of Hugging Face, from ``snapshots/REVISION/NAME`` to ``blobs``.
-    """
-    root = folder.resolve()
-    homes = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    for path in (folder / name for name in ("config.json", *FILES)):
-        target = path.resolve()
-        if path.is_symlink() and not any(target.is_relative_to(home) for home in homes):
-            raise SettingError(
-                f"{path} is a link to {target}, outside of the folder: copy that file if it is the model's"
-            )
-
-
-def imported(config: ModelConfig) -> Experiment:
-    """The settings of a run that holds a model trained elsewhere; its tokenizer lies in the run."""
-    new = {"data.vocabulary": FOLDER, "data.corpus": "documentation", "tuning.mixtures": ()}
-    return replace(changes(Experiment(), new), model=config)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """``{name: sha256}`` of the files of a published model."""
-    sums = {}
-    for path in sorted((folder / "config.json", *folder.glob("*.safetensors"))):
-        with path.open("rb") as file:
-            sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return sums
 
 
 def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:

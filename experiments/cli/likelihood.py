@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from experiments.cli.arguments import FLAT
 from experiments.console import CONSOLE, listing
-from experiments.runs.stages import Stage, cache_of, stages_of
+from experiments.runs.stages import Stage, stages_of
+from experiments.study.folders import cache_of
 from lm import files
 from lm.data.corpora.corpus import corpus_shards
 from lm.data.text.readers import WINDOW_READERS
@@ -163,13 +164,13 @@ def pairs_of(run: "Trained", context: str, continuation: str, scoring: Scoring) 
     from lm.evaluate.likelihood import Window, windows
 
     config, scored = run.config, run.vocabulary.encode(continuation)
-    begin, end = frame(run.stage, run.vocabulary) if config.has_decoder else (None, None)
+    begin, _ = frame(run.stage, run.vocabulary) if config.has_decoder else (None, None)
     if scoring.end and config.special.eos is not None:
         scored = [*scored, config.special.eos]
     if context:
         if config.has_decoder:  # which reads the start token by itself
-            begin = None if begin == config.special.start else begin
-            yield run.vocabulary.encode_framed(context, begin, end), scored
+            ids = run.encode(context)
+            yield ids[ids[:1] == [config.special.start] :], scored
         else:
             yield run.vocabulary.encode(context), scored
         return

@@ -12,14 +12,24 @@ from rich.markup import escape
 
 from experiments.cli.arguments import FLAT
 from experiments.console import RUNS, UNBROKEN
-from experiments.runs.prepare import Encoded, prepare, pretraining_batches, tuning_lengths
+from experiments.runs.prepare import (
+    Encoded,
+    Prepared,
+    prepare,
+    pretraining_batches,
+    reads_corpus,
+    tuning_lengths,
+)
+from experiments.runs.vocabularies import text_frame
+from experiments.starts import started_from
+from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from lm.data.batches import Batch
 from lm.data.supervised import eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
-from lm.data.text.vocabulary import BLANK, EOS, MASK, Vocabulary
+from lm.data.text.vocabulary import BLANK, MASK, Vocabulary
 from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError, at_least
 
@@ -32,7 +42,9 @@ GREEDY = Decoding()
 Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
-def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
+def show_examples(
+    name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS, start: str = ""
+) -> None:
     """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 
     Args:
@@ -40,17 +52,13 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
         scale: size of the study: nano, mini, mini-real, small, medium or base.
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
+        start: the checkpoint whose tokenizer is used, as for lm run.
     """
-    experiment, cache = build(name, scale), runs / "cache"
+    experiment, cache = build(name, scale, started_from(start, runs)), runs / "cache"
     data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
-    batches = pretraining_batches(experiment, data, "train")
-    UNBROKEN.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
-    rows = range(min(count, experiment.pretraining.batch_size))
-    # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
-    masks = "mask" in experiment.objective.inputs
-    vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
-    batch = batches(0, slice(0, len(rows)))
-    _print_examples(_parts(batch, row, vocabulary) for row in rows)
+    if reads_corpus(experiment):
+        _show_pretraining(experiment, data, count)
+    frame = text_frame(experiment, data.vocabulary)
     for name in tuning.mixtures:
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
@@ -59,13 +67,28 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
             UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
             few = [examples[index] for index in range(min(count, len(examples)))]
             size = len(few)
-            for batch in eval_batches(few, architecture=architecture, lengths=lengths, batch_size=size):
+            batches = eval_batches(
+                few, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
+            )
+            for batch in batches:
                 _print_examples(_parts(batch, row, data.vocabulary) for row in range(len(few)))
     for labelled in map(find_labelled, tuning.heads):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
         note = f"examples for a head, {_column(labelled.column)}"
         UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
         _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))
+
+
+def _show_pretraining(experiment: Experiment, data: Prepared, count: int) -> None:
+    """Rows of the first batch."""
+    batches = pretraining_batches(experiment, data, "train")
+    UNBROKEN.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
+    rows = range(min(count, experiment.pretraining.batch_size))
+    # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
+    masks = "mask" in experiment.objective.inputs
+    vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
+    batch = batches(0, slice(0, len(rows)))
+    _print_examples(_parts(batch, row, vocabulary) for row in rows)
 
 
 def _column(name: str | None) -> str:
@@ -77,6 +100,10 @@ class MaskShown:
     """Decodes as ``vocabulary``, but for the mask, which is shown as [MASK]."""
 
     vocabulary: Vocabulary
+
+    @property
+    def eos(self) -> int | None:
+        return self.vocabulary.eos
 
     def decode(self, ids: Iterable[int]) -> str:
         mask = self.vocabulary.decode([self.vocabulary.mask])
@@ -107,7 +134,7 @@ def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | MaskShown") -> Iter
         for kind, (side, tokens) in kinds.items():
             if tokens in batch:
                 ids = batch[tokens][row][batch[f"{side}_segment_ids"][row] == example]
-                text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids))))
+                text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids, vocabulary.eos))))
                 yield kind, f"{len(ids)} tokens", text
         yield from _content(batch, row, example, vocabulary)
     if "encoder_target_tokens" in batch:
@@ -122,16 +149,16 @@ def _content(batch: Batch, row: int, example: int, vocabulary: "Vocabulary | Mas
     if "decoder_content" in batch:
         inside = batch["decoder_segment_ids"][row] == example
         ids, content = batch["decoder_target_tokens"][row][inside], batch["decoder_content"][row][inside]
-        if content.sum() < (ids != EOS).sum():
+        if content.sum() < (ids != vocabulary.eos).sum():
             words = " · ".join(vocabulary.decode([token]) for token in ids[content])
             yield "content", f"{content.sum()} tokens", words
 
 
-def _sentences(ids: Sequence[int]) -> Iterator[list[int]]:
+def _sentences(ids: Sequence[int], eos: int | None) -> Iterator[list[int]]:
     """Cut after each EOS: a decoder's row holds inputs, EOS, targets, EOS."""
     start = 0
     for end, token in enumerate(ids, 1):
-        if token == EOS or end == len(ids):
+        if token == eos or end == len(ids):
             yield list(ids[start:end])
             start = end
 

@@ -8,11 +8,12 @@ from typing import Annotated
 
 from rich.progress import Progress
 
-from experiments.cli.arguments import FLAT, check_first, first_word, option, parse
+from experiments.cli.arguments import FLAT, NO_START, StartOption, check_first, first_word, option, parse
 from experiments.console import RUNS, UNBROKEN
 from experiments.runs.prepare import prepare as find_data
 from experiments.runs.prepare import training_streams
-from experiments.study.experiment import BASELINE, Experiment
+from experiments.starts import started_from
+from experiments.study.experiment import BASELINE, Experiment, apply
 from experiments.study.registry import build, find
 from lm.data.text.bulk import cost_of, encode_ahead
 from lm.settings import at_least
@@ -24,15 +25,17 @@ def plan(arguments: Sequence[str]) -> None:
 
     early = (("--scale", PlanOptions.scale), ("--size", PlanOptions.size), ("--mesh", PlanOptions.mesh))
     scale_size_mesh = [option(arguments, flag, default) for flag, default in early]
+    started = started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
     rows, options = {}, (defaults := PlanOptions())
     for row in find(first_word(arguments)):
-        default = row_of(row.name, *scale_size_mesh)
+        default = apply(row_of(row.name, *scale_size_mesh), started)
 
         def plan(
             pattern: str,
             /,
             settings: Annotated[Experiment, FLAT] = default,
             options: Annotated[PlanOptions, FLAT] = defaults,
+            _start: Annotated[StartOption, FLAT] = NO_START,
         ) -> tuple[Experiment, PlanOptions]:
             """Compile the training step of rows for a TPU slice with libtpu, here, and print what it needs.
 

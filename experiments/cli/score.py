@@ -13,8 +13,10 @@ from rich.markup import escape
 from experiments.cli.arguments import FLAT
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.runs import origin
-from experiments.runs.prepare import rows_of, stored_vocabulary
-from experiments.runs.stages import Stage, cache_of, load_settings, stages_of
+from experiments.runs.prepare import stored_vocabulary
+from experiments.runs.stages import Stage, load_settings, stages_of
+from experiments.runs.vocabularies import rows_of
+from experiments.study.folders import cache_of
 from lm import files
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.choices import Choices

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 from rich.markup import escape
 
-from experiments.cli.arguments import FLAT, first_word, named_settings, option, parse
+from experiments.cli.arguments import FLAT, NO_START, StartOption, first_word, named_settings, option, parse
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.report.results import results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
+from experiments.starts import started_from
 from experiments.study.experiment import Experiment
 from experiments.study.registry import baseline_of, build, find, find_one, run_folder, tables
 from lm.nn.config import ModelConfig
@@ -158,7 +159,9 @@ def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
 
 def report_command(arguments: Sequence[str]) -> None:
     """Write the tables of all finished runs beside the paper's: Markdown, a web page, data and pictures."""
-    default = build(find(first_word(arguments, "t5/*"))[0].name, option(arguments, "--scale", "nano"))
+    started = started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
+    first = find(first_word(arguments, "t5/*"))[0].name
+    default = build(first, option(arguments, "--scale", "nano"), started)
 
     def report(
         pattern: str = "t5/*",
@@ -167,6 +170,7 @@ def report_command(arguments: Sequence[str]) -> None:
         scale: str = "nano",
         runs: tuple[str, ...] = (str(RUNS),),
         watch: bool = False,
+        _start: Annotated[StartOption, FLAT] = NO_START,
     ) -> None:
         """Write the tables of all finished runs beside the paper's: Markdown, a web page, data and pictures.
 
@@ -180,7 +184,7 @@ def report_command(arguments: Sequence[str]) -> None:
         """
         from experiments.report import report  # whose pictures and page need more than listing rows does
 
-        wanted, changes = tables(find(pattern)), named_settings(arguments, settings)
+        wanted, changes = tables(find(pattern)), started | named_settings(arguments, settings)
         if watch:
             report.watch(wanted, scale, runs, overrides=changes)
         else:

@@ -18,12 +18,24 @@ from experiments.processes.group import agreed, cache_compiled
 from experiments.processes.jobs import Jobs, cores, handed_out
 from experiments.processes.line import Line
 from experiments.processes.place import find_place, has_accelerator
+from experiments.processes.progress import JobReporter, Reporter, Told, duration, reporting
 from experiments.runs import origin
-from experiments.runs.progress import JobReporter, Reporter, Told, duration, reporting
-from experiments.runs.result import check_settings, read_result
-from experiments.runs.stages import check_runs, home_of, stages
+from experiments.runs.result import check_settings, read_result, summary
+from experiments.runs.stages import stages
+from experiments.starts import started_from
 from experiments.study.experiment import Changes, Experiment
-from experiments.study.registry import baseline_of, build, by_hand, find, run_folder, tables, twin
+from experiments.study.folders import check_runs, home_of
+from experiments.study.registry import (
+    baseline_of,
+    build,
+    by_hand,
+    check_start,
+    find,
+    named_changes,
+    run_folder,
+    tables,
+    twin,
+)
 from experiments.study.scales import ONE_CORE
 from lm.files import write
 from lm.settings import SettingError
@@ -39,6 +51,7 @@ class Options:
     allow: str = ""
     # restart up to N times after a crash or exit code 42; not after bad settings, a loss of NaN, or a signal
     restart: int = 0
+    start: str = ""  # train from this model: a folder in the published format, a run, RUN:STAGE, or hf:NAME
 
     @property
     def cache(self) -> Path:
@@ -64,7 +77,7 @@ class RowRun(NamedTuple):
 
 def run_command(arguments: Sequence[str]) -> None:
     """Train, fine-tune and evaluate one row; any of its settings can be changed on the command line."""
-    default = build(first_word(arguments), option(arguments, "--scale", "nano"))
+    default = build(first_word(arguments), option(arguments, "--scale", "nano"), started_by(arguments))
 
     def run(
         name: str,
@@ -82,6 +95,7 @@ def run_command(arguments: Sequence[str]) -> None:
             check: only check settings, data, vocabulary and folder; train nothing.
         """
         check_first(name, arguments, "run")
+        check_start(default, named_settings(arguments, settings))
         train_row(name, settings, options, check)
 
     parse(run, "lm run", arguments)
@@ -89,7 +103,8 @@ def run_command(arguments: Sequence[str]) -> None:
 
 def sweep_command(arguments: Sequence[str]) -> None:
     """Train and evaluate every row that matches and has not finished, then write the report."""
-    default = build(find(first_word(arguments))[0].name, option(arguments, "--scale", "nano"))
+    started = started_by(arguments)
+    default = build(find(first_word(arguments))[0].name, option(arguments, "--scale", "nano"), started)
 
     def sweep(
         pattern: str,
@@ -111,9 +126,15 @@ def sweep_command(arguments: Sequence[str]) -> None:
         """
         check_first(pattern, arguments, "sweep")
         changes = named_settings(arguments, settings)
-        train_rows(pattern, seeds, changes, options, _job_count(jobs, options.scale))
+        check_start(default, changes)
+        train_rows(pattern, seeds, started | changes, options, _job_count(jobs, options.scale))
 
     parse(sweep, "lm sweep", arguments)
+
+
+def started_by(arguments: Sequence[str]) -> Changes:
+    """What --start changes in a row."""
+    return started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
 
 
 def _job_count(jobs: int, scale: str) -> int:
@@ -148,7 +169,8 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
 
     try:
         said = ["lm", "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
-        command = shlex.join([*said, *(f"--{path}={value}" for path, value in changes.items())])
+        said += [f"--{path}={x}" for path, x in named_changes(changes).items() if path != "start.model"]
+        command = shlex.join([*said, *(["--start", options.start] if options.start else [])])
         print_report(tables(rows), options.scale, (str(options.runs),), changes, command)
     except SettingError:
         if not failed:
@@ -285,21 +307,6 @@ def _saved(trace: str, folder: Path) -> str:
     except OSError:
         return ""
     return f"\n  more in {path}"
-
-
-def summary(folder: Path) -> str:
-    """The scores of a finished run, in a line."""
-    result = read_result(folder)
-    if result is None:
-        return "not finished"
-    scores = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
-    if scores:
-        return scores
-    if (likelihood := result.likelihood()) is not None:
-        return (
-            f"perplexity {likelihood.word_perplexity:.1f} a word, {likelihood.bits_per_byte:.3f} bits a byte"
-        )
-    return "nothing to score" if result.held_out_loss is None else f"held-out loss {result.held_out_loss:.3f}"
 
 
 def train_row(name: str, experiment: Experiment, options: Options, check: bool) -> None:

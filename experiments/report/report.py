@@ -28,7 +28,7 @@ from experiments.report.scoreboard import (
 from experiments.report.statistics import DRAWS, LEVEL
 from experiments.runs.result import Result
 from experiments.study.experiment import Changes, Table
-from experiments.study.registry import REGISTRY, TABLES, baseline_of, build, with_overrides
+from experiments.study.registry import REGISTRY, TABLES, baseline_of, build, named_changes, with_overrides
 from experiments.study.t5.claims import Counts, repeat_of_paper
 from lm.files import seal, write
 from lm.settings import SettingError
@@ -99,7 +99,9 @@ def write_report(
     The page for a browser reloads itself every ``refresh`` seconds; 0: never. ``command`` made the report.
     """
     all_runs, left_out = collect(tables, scale, runs, overrides)
-    folder = roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), overrides or {})
+    folder = (
+        roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), named_changes(overrides or {}))
+    )
     folder.mkdir(parents=True, exist_ok=True)
     settings = {name: build(name, scale, overrides) for name in all_runs}
     all_finished = [
@@ -124,10 +126,8 @@ def write_report(
         sections.append(Section(table.name, "\n\n".join(text), folded))
     waiting, left_out = [table.name for table in tables if table.name not in sheets], list(damaged)
     top, path = header(all_finished, scale, left_out, waiting), folder / "report.md"
-    if overrides:
-        top += (
-            "\n\nIn every row: " + ", ".join(f"`{name}={value}`" for name, value in overrides.items()) + "."
-        )
+    if given := [f"`{name}={value}`" for name, value in named_changes(overrides or {}).items()]:
+        top += f"\n\nIn every row: {', '.join(given)}."
     top += all_claims(found, [table for table in tables if table.name in sheets])
     write(path, "\n\n".join([top, *(section.markdown for section in sections)]) + "\n")
     write(path.with_suffix(".csv"), table_csv(all_finished))

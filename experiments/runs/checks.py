@@ -21,16 +21,21 @@ from experiments.runs.prepare import (
     prepare,
     pretraining_batches,
     reader_of,
+    reads_corpus,
     tuning_lengths,
 )
 from experiments.runs.result import check_settings
-from experiments.runs.stages import Stage, home_of, stages
+from experiments.runs.stages import Stage, stages, start_of
+from experiments.runs.vocabularies import text_frame
 from experiments.study.experiment import Experiment, setting_changes
+from experiments.study.folders import home_of
 from lm import sharding
-from lm.data.batches import Batches, check_size
+from lm.data.batches import check_size
 from lm.data.checks import check_architecture
+from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
+from lm.data.tasks.mixtures import mixture
 from lm.data.text.tokens import GIGABYTE, kept_bytes
 from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
@@ -56,7 +61,9 @@ def check(
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
-    check_heads(experiment)
+    pretrains = reads_corpus(experiment)
+    if pretrains:
+        check_heads(experiment)
     check_mixing(experiment)
     check_counts(experiment)
     architecture, tuning = experiment.model.architecture, experiment.tuning
@@ -66,17 +73,20 @@ def check(
         check_mask(experiment.model)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
+    agreed(lambda: check_start_parameters(experiment, home_of(folder, cache)))
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
     prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
     check_alike(origin_of_run(experiment, prepared, cache))
     agreed(lambda: check_space(experiment, prepared))
     if experiment.mixing.pretraining != "corpus":
         mixed_batches(experiment, experiment.tuning.mixtures, prepared)
-    for times in experiment.data.held_out_lengths:  # objective and lengths against the architecture
-        check_length(experiment, pretraining_batches(experiment, prepared, "validation", times))
+    check_length(experiment, [])
+    for times in experiment.data.held_out_lengths if pretrains else ():  # and of objective and architecture
+        check_length(experiment, [pretraining_batches(experiment, prepared, "validation", times).lengths])
     for start in (stage.settings for stage in stages(experiment) if stage.is_start):
         check_heads(start)
-        check_length(start, pretraining_batches(start, prepared, "validation"))
+        check_length(start, [pretraining_batches(start, prepared, "validation").lengths])
+    check_answers(experiment, prepared)
     for name in tuning.heads if tunes else ():
         reader_of(experiment, find_labelled(name), prepared.vocabulary)
     mesh = sharding.make_mesh(experiment.mesh)
@@ -150,14 +160,14 @@ def check_alike(record: origin.Origin) -> None:
         raise SettingError(f"all processes should train the same run; they differ in:{''.join(lines)}")
 
 
-def check_length(experiment: Experiment, batches: Batches) -> None:
-    """SettingError if rows are longer than the positions that the model has learned."""
+def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
+    """SettingError if rows, of these ``lengths`` or of tasks, exceed the positions that the model learned."""
     model, tuning = experiment.model, experiment.tuning
     has_tasks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
-    lengths = [batches.lengths, *(tuning_lengths(experiment, (x,)) for x in tuning.mixtures if has_tasks)]
-    rows = [max(length.inputs, row_length(model.architecture, length)) for length in lengths]
-    longest = max(*rows, tuning.inputs_length)
-    sharding.check_length(max(rows), experiment.mesh.sizes(jax.device_count()))
+    tasks = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if has_tasks]
+    rows = [max(length.inputs, row_length(model.architecture, length)) for length in (*lengths, *tasks)]
+    longest = max(*rows, tuning.inputs_length, 0)
+    sharding.check_length(max(rows, default=1), experiment.mesh.sizes(jax.device_count()))
     if model.positions == "learned" and longest > model.max_length:
         raise SettingError(
             f"model.max_length={model.max_length} is less than the {longest} of the longest row"
@@ -171,6 +181,7 @@ NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model tha
     ("pairs", "sentence-order"): {"pooler", "sentence-order"},
     ("targets", "replaced"): {"replaced-token"},
 }
+PARTS_OF_HEADS = {"replaced-token": "generator", "backward": "backward"}  # modules beside the model
 NEEDED_OBJECTIVES = {
     "replaced-token": {"targets": "replaced"},
     "backward": {"noise": "everything", "inputs": "drop"},
@@ -253,6 +264,46 @@ def check_branches(every: Sequence[Stage]) -> None:
                 f"{parent.folder} is trained beyond step {stage.parent_step} and did not keep it, where "
                 f"tuning.branches={branches} starts: delete that folder to pre-train again, or leave this out"
             )
+
+
+def check_start_parameters(experiment: Experiment, home: Path) -> None:
+    """SettingError if a checkpoint lacks what pre-training is to go on with, or there is nothing to tune."""
+    model, given = experiment.model, start_of(experiment, home, home)
+    if given is None:
+        return
+    if experiment.counts.model != "none":
+        raise SettingError(
+            f"counts.model={experiment.counts.model!r} is counted, and starts from no checkpoint"
+        )
+    if not experiment.pretraining.steps:
+        return
+    if not model.has_decoder and model.logits == "none" and "replaced-token" not in model.heads:
+        raise SettingError(
+            f"pretraining.steps={experiment.pretraining.steps}: {given.name} has no output matrix "
+            "(model.logits='none'), by which an encoder predicts hidden tokens; tune it as it is"
+        )
+    path = manifest.steps(given.folder / "checkpoints").get(0)
+    names = manifest.read_manifest(path, 0)["arrays"] if path else ()
+    for head, part in PARTS_OF_HEADS.items():
+        if head in model.heads and not any(name.startswith(f"params.{part}.") for name in names):
+            raise SettingError(
+                f"pretraining.steps={experiment.pretraining.steps}: {given.name} has no {part}, "
+                f"which is trained with model.heads={model.heads}; tune it as it is"
+            )
+
+
+def check_answers(experiment: Experiment, prepared: Prepared) -> None:
+    """SettingError if an answer to choose from is longer than its room: cut, it would never be right."""
+    frame = text_frame(experiment, prepared.vocabulary)
+    for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
+        room = mixture(name).targets_length - len(frame.before) - 1
+        for task in mixture(name):
+            longest = max(task.labels, key=lambda label: len(prepared.vocabulary.encode(label)), default="")
+            if (count := len(prepared.vocabulary.encode(longest))) > room:
+                raise SettingError(
+                    f"tuning.mixtures: the answer {longest!r} of task {task.name!r} has {count} tokens here, "
+                    f"and {name!r} has room for {room}"
+                )
 
 
 def check_folder(

@@ -19,7 +19,14 @@ FILE = "origin.json"
 
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished stage
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that resumes
-CODE = ("stages", "prepare", "recipes", "session", "run")  # modules beside this that change numbers
+CODE = (
+    "stages",
+    "vocabularies",
+    "prepare",
+    "recipes",
+    "session",
+    "run",
+)  # modules beside this that change numbers
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value
 

@@ -3,42 +3,43 @@
 What is missing or does not fit together is named; checks.py asks for that before anything compiles.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from experiments.runs import origin
-from experiments.runs.stages import Stage, stages
+from experiments.runs.stages import Stage, stages, start_of
+from experiments.runs.vocabularies import (
+    Say,
+    check_special,
+    find_vocabulary,
+    rows_of,
+    text_frame,
+    vocabulary_corpus,
+)
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
-from lm.data.corpora.corpus import corpus_shards, examples
+from lm.data.corpora.corpus import corpus_shards
 from lm.data.denoised import Denoised, pretraining_rows
 from lm.data.labelled import Reader
 from lm.data.masked import Masked
 from lm.data.objectives import Lengths
-from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Encoded, Example, Mixed, Unsupervised
-from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Scored
-from lm.data.text.own import REQUIRED, train_sentencepiece
 from lm.data.text.published import open_vocabulary
-from lm.data.text.shards import Shard, fingerprint_of, sample_documents
+from lm.data.text.shards import Shard, Texts, fingerprint_of, sample_documents
 from lm.data.text.sources import Split
 from lm.data.text.streams import LEAST_ROWS, Streams, largest_divisor, stream_count
-from lm.data.text.tfds import StoredRows
 from lm.data.text.tokens import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
-from lm.data.text.vocabulary import EOS, PAD, TRAINED_KINDS, Vocabulary
-from lm.data.text.wordpiece import train_wordpieces
-from lm.files import is_sealed, write
+from lm.data.text.vocabulary import Vocabulary
+from lm.files import write
 from lm.metrics import Likelihood
 from lm.settings import SettingError
 
-Say = Callable[[str], object]
 NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture
 READ_ORDER = "in shards, by streams"  # in which a corpus is read; recorded with each stage
@@ -72,7 +73,11 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     skipped = {name: count for name, count in skipped.items() if count}
     for name, count in skipped.items():
         say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
-    vocabulary = find_vocabulary(experiment, cache, say)
+    start = start_of(experiment, cache.parent, cache)
+    if start is None:
+        vocabulary = find_vocabulary(experiment, cache, say)
+    else:
+        vocabulary = stored_vocabulary(start.folder, experiment)
     check_special(experiment, vocabulary)
     if vocabulary.size > experiment.model.vocab_size:
         raise SettingError(
@@ -89,11 +94,18 @@ def encoded_split(
     """The corpus as tokens, encoded as it is read, by as many streams as are right for it or given."""
     data = experiment.data
     corrupt = data.corrupt_records if split == "train" else "stop"
-    shards = corpus_shards(data.corpus, split, cache, corrupt)
+    shards: Sequence[Shard] = [Texts(())]
+    if reads_corpus(experiment):
+        shards = corpus_shards(data.corpus, split, cache, corrupt)
     size = sum(shard.size for shard in shards)
     count = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
     corpus = encoded_corpus(shards, vocabulary, cache / TOKENS_FOLDER, streams or count)
     return replace(corpus, corrupt=corrupt, most=data.cache_size)
+
+
+def reads_corpus(experiment: Experiment) -> bool:
+    """False where a checkpoint is tuned as it is."""
+    return not experiment.start.model or experiment.pretraining.steps > 0
 
 
 def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary) -> Reader:
@@ -115,12 +127,6 @@ def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
     return {"train": train, "validation": validation, "report": report}
 
 
-def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows:
-    """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
-    corrupt = experiment.data.corrupt_records if split == "train" else "stop"
-    return examples(task.source, getattr(task, split), cache, corrupt)
-
-
 def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
     """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
     tuning = stage.settings.tuning
@@ -137,7 +143,7 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     """``{"corpus train": fingerprint, ...}`` of every split that a stage reads."""
     data = stage.settings.data
     texts: dict[str, Sequence[Shard]] = {}
-    for split in SPLITS:
+    for split in SPLITS if reads_corpus(stage.settings) else ():
         corrupt = data.corrupt_records if split == "train" else "stop"
         texts[f"{CORPUS} {split}"] = corpus_shards(data.corpus, split, cache, corrupt)
     if corpus := vocabulary_corpus(stage.settings):
@@ -149,53 +155,6 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
         rows = {task.name: rows_of(task, part, stage.settings, cache) for task in tasks}
         found |= {f"{name} {part}": stored.fingerprint for name, stored in rows.items()}
     return found
-
-
-def vocabulary_corpus(experiment: Experiment) -> str:
-    """The corpus that ``data.vocabulary`` names to be trained on; "" if it names none."""
-    kind, _, named = experiment.data.vocabulary.partition(":")
-    return named if kind in TRAINED_KINDS else ""
-
-
-def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
-    """SettingError if text of a decoder would not begin, end and be padded as in ``lm.data.packing``."""
-    model, special = experiment.model, experiment.model.special
-    if not model.has_decoder:
-        return
-    if (vocabulary.pad, vocabulary.eos) != (PAD, EOS):
-        raise SettingError(
-            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos} and pads it "
-            f"with {vocabulary.pad}, training writes {EOS} and {PAD}"
-        )
-    starts = (PAD,) if model.architecture in ENCODER_DECODERS else (PAD, None)
-    if (special.pad, special.eos) != (PAD, EOS) or special.start not in starts:
-        raise SettingError(f"model.special={special} should have pad {PAD}, eos {EOS}, start {PAD}")
-
-
-def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
-    """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
-    data = experiment.data
-    kind = next((kind for kind in TRAINED_KINDS if kind == data.vocabulary.partition(":")[0]), None)
-    if kind is None:
-        return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
-    name = vocabulary_corpus(experiment) or data.corpus
-    corpus = corpus_shards(name, "train", cache, data.corrupt_records)
-    tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
-    task_keys = [f"{task} {rows.fingerprint}" for task, rows in tasks.items()]
-    bytes_ = [data.unknown] * (data.unknown == "bytes")
-    ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
-    key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
-    suffix = "txt" if kind == "wordpiece" else "model"
-    path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
-    if not is_sealed(path):
-        texts_of = name + " and the tasks" * bool(tasks)
-        say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
-        texts = _with_tasks(sample_documents(corpus), tasks)
-        if kind == "wordpiece":
-            train_wordpieces(texts, data.vocabulary_size, path)
-        else:
-            train_sentencepiece(texts, data.vocabulary_size, path, data.unknown, kind)
-    return open_vocabulary(path, data.sentinels, experiment.model.vocab_size)
 
 
 def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
@@ -225,22 +184,6 @@ def stored_vocabulary(stage: Path, experiment: Experiment) -> Vocabulary:
     return vocabulary
 
 
-def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> Iterator[str]:
-    """Documents and, after each of them, the texts of a row of each task, while there are any."""
-    rows = [map(TASKS[task].to_text, stored) for task, stored in tasks.items()]
-    for document in documents:
-        yield document
-        for texts in rows:
-            yield from next(texts, ())
-    yield from chain.from_iterable(chain.from_iterable(rows))
-
-
-def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
-    """The training sets of all tasks that the experiment is tuned on, by task."""
-    tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
-    return {task.name: rows_of(task, "train", experiment, cache) for task in tasks}
-
-
 def unique_tokens(experiment: Experiment) -> int:
     """How many tokens pre-training reads ``data.repeats`` times; one row's at least."""
     phase, data = experiment.pretraining, experiment.data
@@ -265,6 +208,7 @@ class HeldOutText(NamedTuple):
     """Whole documents, of which every language model is asked how likely they and their ends are."""
 
     documents: Sequence[Sequence[int]]  # ids of each, with EOS behind it
+    eos: int
     words: int  # between blanks
     bytes: int  # as UTF-8
 
@@ -279,7 +223,12 @@ def held_out_text(experiment: Experiment, prepared: Prepared) -> HeldOutText:
     shards = corpus_shards(data.corpus, "validation", prepared.cache)
     chosen = [*islice(sample_documents(shards), data.held_out_documents)]
     ids = [[*text, prepared.vocabulary.eos] for text in prepared.vocabulary.encode_batch(chosen)]
-    return HeldOutText(ids, sum(len(x.split()) for x in chosen), sum(len(x.encode()) for x in chosen))
+    return HeldOutText(
+        ids,
+        prepared.vocabulary.eos,
+        sum(len(x.split()) for x in chosen),
+        sum(len(x.encode()) for x in chosen),
+    )
 
 
 def pretraining_batches(
@@ -305,6 +254,7 @@ def pretraining_batches(
         architecture=experiment.model.architecture,
         inputs_length=data.inputs_length * times,
         batch_size=size,
+        frame=text_frame(experiment, prepared.vocabulary),
     )
     return Batches(source, size)
 
@@ -328,7 +278,8 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
     tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
     shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
-    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed)
+    frame = text_frame(experiment, prepared.vocabulary)
+    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, experiment.pretraining.batch_size)
 
 

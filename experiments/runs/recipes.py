@@ -26,6 +26,7 @@ from experiments.runs.prepare import (
     tuning_lengths,
 )
 from experiments.runs.stages import Stage
+from experiments.runs.vocabularies import text_frame
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
@@ -126,7 +127,8 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
     examples = encoded_tasks(experiment, stage.on, prepared)
     sizes, limit = {task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit
     shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
-    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed)
+    frame = text_frame(experiment, prepared.vocabulary)
+    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, stage.training.batch_size)
 
 
@@ -190,11 +192,12 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     length = max(mixture(name).targets_length for name in stage.scored_on if task.name in mixture(name).tasks)
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
     lengths = (stage.settings.tuning.inputs_length, length)
+    frame = text_frame(stage.settings, prepared.vocabulary)
     others = first(task.rows("validation", prepared.cache), most)
-    choices = choices_of(task, others, prepared.vocabulary, *lengths)
+    choices = choices_of(task, others, prepared.vocabulary, lengths, frame)
     if half == "validation":
         return replace(asked, choices=choices)
-    return replace(asked, choices=choices_of(task, rows, prepared.vocabulary, *lengths), fit=choices)
+    return replace(asked, choices=choices_of(task, rows, prepared.vocabulary, lengths, frame), fit=choices)
 
 
 def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[Questions]:
@@ -224,7 +227,10 @@ def questions(
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
-        batches = eval_batches(prompts, architecture=architecture, lengths=lengths, batch_size=size)
+        frame = text_frame(experiment, vocabulary)
+        batches = eval_batches(
+            prompts, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
+        )
         output, answer = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
     return Questions(task, rows, _of_process(mesh, size, batches), output, answer)
 
@@ -302,11 +308,15 @@ def _restored(stage: Stage, steps: Steps, prefix: str, step: int | None = None) 
 def start_from(parent: Stage, steps: Steps, step: int | None = None) -> State:
     """The first state of other steps, with what pre-training in ``parent`` has learnt by ``step`` or its end.
 
-    As in T5 the optimiser's memory comes along; steps count from 0 again.
+    As in T5 the optimiser's memory comes along, if it was trained here; steps count from 0 again.
     """
-    last, learnt = step or parent.training.steps, steps_of(parent, steps.mesh).abstract
+    last = step or parent.training.steps
     with checkpoints_of(parent) as checkpoints:
         fresh = steps.init(parent.settings.seed)
+        if parent.kind == "given":
+            known = partial(composed.source_of, checkpoints.parameters(last))
+            return checkpoints.restore_model(fresh, last, known).restarted(fresh)
+        learnt = steps_of(parent, steps.mesh).abstract
         like = replace(steps.abstract, average=learnt.average)
         if sharding.named(like).keys() == sharding.named(learnt).keys():
             state = checkpoints.restore(like, last)

@@ -226,3 +226,18 @@ def read_result(folder: Path) -> Result | None:
     except (SettingError, TypeError) as error:  # a TypeError: more or less than a result has
         cause = "the run diverged, or the file is damaged"
         raise DataError(f"{path} does not count: {error}; {cause}: {mend}") from error
+
+
+def summary(folder: Path) -> str:
+    """The scores of a finished run, in a line."""
+    result = read_result(folder)
+    if result is None:
+        return "not finished"
+    scores = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
+    if scores:
+        return scores
+    if (likelihood := result.likelihood()) is not None:
+        return (
+            f"perplexity {likelihood.word_perplexity:.1f} a word, {likelihood.bits_per_byte:.3f} bits a byte"
+        )
+    return "nothing to score" if result.held_out_loss is None else f"held-out loss {result.held_out_loss:.3f}"

@@ -17,10 +17,10 @@ import jax
 
 from experiments.processes.group import agreed, trains
 from experiments.processes.place import wait
+from experiments.processes.progress import Reporter
 from experiments.runs.checks import check
 from experiments.runs.counted import COUNT_MODELS, counts_of, tagged_by
 from experiments.runs.prepare import Half, HeldOutText, Prepared, held_out_text, rows_of_half, tasks_of
-from experiments.runs.progress import Reporter
 from experiments.runs.recipes import (
     RECIPES,
     checkpoints_of,
@@ -49,10 +49,10 @@ from experiments.runs.session import (
     locked,
     train_vectors,
 )
-from experiments.runs.stages import COUNTS_FILE, Stage, home_of, save_settings, stages
+from experiments.runs.stages import COUNTS_FILE, Stage, save_settings, stages
 from experiments.study.experiment import Experiment
+from experiments.study.folders import home_of
 from lm.data.tasks.labelled import AnyTask
-from lm.data.text.vocabulary import EOS
 from lm.evaluate.likelihood import Window, documents_log_prob
 from lm.evaluate.questions import score_task, write_predictions
 from lm.nn.composed import Ensemble
@@ -210,7 +210,7 @@ def document_values(
         return {}
     length = experiment.data.inputs_length
     model, window = cast(Transformer, state.model), Window(length, -(-length // 2))
-    log_prob = documents_log_prob(model, text.documents, window, EOS, steps.put)
+    log_prob = documents_log_prob(model, text.documents, window, text.eos, steps.put)
     return recorded(text.likelihood(log_prob))
 
 

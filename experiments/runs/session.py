@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.processes.group import agreed, trains
+from experiments.processes.progress import Reporter
 from experiments.runs import origin
 from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store_vocabulary
-from experiments.runs.progress import Reporter
 from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding

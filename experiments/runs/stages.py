@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
+from experiments.study.folders import cache_of, home_of, start_folder
 from lm.files import is_sealed, seal, unseal, write
 from lm.settings import SettingError, diff, from_json, nearest, to_json
 from lm.train import manifest
@@ -24,6 +25,7 @@ COUNTS = "counts"  # what the stage and folder of n-grams are called, and the fo
 COUNTS_FILE = "counts.npz"  # in the folder of such a stage
 START = "start"  # what the stage before it is called, which lies beside it
 AT_ONCE = PhaseConfig(steps=1)  # the training of counts
+GIVEN = PhaseConfig(steps=0)  # that of a checkpoint, here
 VECTORS = "vectors"  # what the stage before both is called
 BRANCH = "at-"  # before the share of pre-training after which a fine-tuning starts, if that is not all of it
 
@@ -35,8 +37,8 @@ class Stage:
     group: str  # its name without the member: the stages of one group answer together
     member: int | None  # of the ensemble; None: the run has one model, or its members share this stage
     # text, head: fine-tuned to answer in words, or by a head; count: counts are its model; vectors: of word
-    # pieces, by skip-gram
-    kind: Literal["pretrain", "text", "head", "count", "vectors"]
+    # pieces, by skip-gram; given: a checkpoint that others start from, which is no stage of the run itself
+    kind: Literal["pretrain", "text", "head", "count", "vectors", "given"]
     # mixtures of tasks, in pre-training besides the corpus; for a head or a tagger the labelled task
     on: tuple[str, ...]
     settings: Experiment  # with the seed of the member
@@ -74,8 +76,8 @@ class Stage:
     @property
     def training(self) -> PhaseConfig:
         """Its length, batch size and optimiser; a step of vectors is a pass over the text."""
-        if self.kind == "count":
-            return AT_ONCE
+        if self.kind in ("count", "given"):
+            return AT_ONCE if self.kind == "count" else GIVEN
         if self.kind == "vectors":
             return PhaseConfig(self.settings.vectors.epochs, save_every=1, keep_hours=0.0, log_every=1)
         return self.settings.pretraining if self.kind == "pretrain" else self.settings.finetuning
@@ -110,7 +112,7 @@ def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -
     for (member, settings), target in product(models, targets or ("",)):
         model = (None, replace(settings, seed=experiment.seed)) if shared else (member, settings)
         before = (
-            _pretraining(*model, target, (folder, home)) if pretrains else _vectors(*model, (folder, home))
+            _pretraining(*model, target, (folder, home)) if pretrains else _before(*model, (folder, home))
         )
         parents[member, target] = before
     tuned = []
@@ -120,12 +122,13 @@ def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -
             kind: Literal["head", "text"] = "head" if target in tuning.heads else "text"
             group = target if share == 1 else f"{BRANCH}{share}/{target}"
             parent = parents[member, target]
-            after = branch_step(experiment, share) if pretrains else experiment.vectors.epochs
-            stage = Stage(group, member, kind, (target,), settings, folder, parent, after if parent else None)
+            after = branch_step(experiment, share) if pretrains else parent.training.steps if parent else None
+            stage = Stage(group, member, kind, (target,), settings, folder, parent, after)
             tuned.append(replace(stage, folder=folder / "finetuning" / stage.name))
     pretrained = [stage for stage in parents.values() if stage is not None]
     # Most targets have the same pre-training: each stage is there once.
-    return (*dict.fromkeys((*_ancestors(pretrained), *pretrained)), *tuned)
+    once = dict.fromkeys((*_ancestors(pretrained), *pretrained))
+    return (*(stage for stage in once if stage.kind != "given"), *tuned)
 
 
 def _ancestors(stages: list[Stage]) -> list[Stage]:
@@ -194,7 +197,7 @@ def _pretraining(member: int | None, settings: Experiment, target: str, folders:
     on = () if decisive.mixing.pretraining == "corpus" else decisive.tuning.mixtures
     texts = settings.tuning.mixtures if settings.data.vocabulary_texts == "corpus+tasks" else ()
     folder = _shared_folder(_pretraining_settings(complete, ""), texts, *folders)
-    start = _start if _has_start(settings) else _vectors
+    start = _start if _has_start(settings) else _before
     parent = start(member, settings, folders)
     step = parent.training.steps if parent else None
     return Stage(f"{PRETRAINING}{without}", member, "pretrain", on, complete, folder, parent, step)
@@ -215,6 +218,21 @@ def _start(member: int | None, settings: Experiment, folders: tuple[Path, Path])
         start=BASELINE.start,
     )
     return replace(_pretraining(member, first, "", folders), group=START)
+
+
+def _before(member: int | None, settings: Experiment, folders: tuple[Path, Path]) -> Stage | None:
+    """What comes before all training on text in rows: a checkpoint, vectors, or nothing."""
+    given = start_of(settings, *folders)
+    if given is not None:
+        return given if settings.start.weights == "trained" else None
+    return _vectors(member, settings, folders)
+
+
+def start_of(settings: Experiment, folder: Path, home: Path) -> Stage | None:
+    """The checkpoint whose model a run in ``folder`` has; None: it has none's."""
+    if not (name := settings.start.model):
+        return None
+    return Stage(name, None, "given", (), settings, start_folder(name, folder, home) / PRETRAINING, None)
 
 
 def _vectors(member: int | None, settings: Experiment, folders: tuple[Path, Path]) -> Stage | None:
@@ -247,7 +265,8 @@ def _vectors_settings(experiment: Experiment) -> Experiment:
 
 
 def _has_start(experiment: Experiment) -> bool:
-    return experiment.start.steps > 0 and experiment.model.has_decoder
+    start = experiment.start
+    return start.steps > 0 and not start.model and experiment.model.has_decoder
 
 
 def _shared_folder(decisive: Experiment, texts: tuple[str, ...], folder: Path, home: Path) -> Path:
@@ -273,12 +292,13 @@ _FREE_DATA: Mapping[str, Any] = {
 def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
     """The settings that pre-training depends on, of a model that is then fine-tuned on ``target``."""
     data, mixing, tuning = experiment.data, experiment.mixing, experiment.tuning
+    chosen: Any = {"model": experiment.start.model, "weights": experiment.start.weights}
     decisive = replace(
         BASELINE,
         objective=experiment.objective,
         model=experiment.model,
         vectors=experiment.vectors if experiment.vectors.epochs else BASELINE.vectors,
-        start=experiment.start if _has_start(experiment) else BASELINE.start,
+        start=experiment.start if _has_start(experiment) else replace(BASELINE.start, **chosen),
         pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
         data=replace(data, **_FREE_DATA),
         generator_share=experiment.generator_share,
@@ -299,15 +319,6 @@ def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
     return replace(decisive, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
 
 
-def check_runs(runs: Path) -> None:
-    """SettingError if nothing can be written to ``runs`` as to a folder."""
-    if runs.parts[:1] == ("gs:",):
-        raise SettingError(
-            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does "
-            "on TPUs (gcsfuse --implicit-dirs --rename-dir-limit=1000000 BUCKET FOLDER)"
-        )
-
-
 def save_settings(folder: Path, experiment: Experiment) -> None:
     """Write the settings of the run in ``folder``, sealed."""
     write(folder / "settings.json", seal(json.loads(to_json(experiment))))
@@ -323,15 +334,3 @@ def load_settings(folder: Path) -> Experiment:
         return from_json(Experiment, json.dumps(unseal(path.read_bytes(), path)))
     except (SettingError, OSError) as error:
         raise SettingError(f"{path} cannot be read: {error}") from error
-
-
-def cache_of(folder: Path) -> Path:
-    """The cache beside a run's folder: that of the folder ``runs`` it lies in."""
-    caches = (parent / "cache" for parent in folder.resolve().parents)
-    return next(filter(Path.is_dir, caches), Path("runs") / "cache")
-
-
-def home_of(folder: Path, cache: Path) -> Path:
-    """The folder of a run's scale, where what its runs share lies; elsewhere the run's own folder."""
-    runs, folder = cache.parent.resolve(), folder.resolve()  # the cache may be a link
-    return runs / folder.relative_to(runs).parts[0] if folder.is_relative_to(runs) else folder

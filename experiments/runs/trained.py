@@ -53,8 +53,14 @@ class Trained:
         return self.stage.settings.model
 
     def encode(self, text: str) -> list[int]:
-        """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks."""
-        return self.vocabulary.encode_framed(text, *frame(self.stage, self.vocabulary))
+        """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks.
+
+        A decoder that was tuned reads it as in its tuning, whatever its tokenizer puts around a text.
+        """
+        begin, end = frame(self.stage, self.vocabulary)
+        if self.stage.kind == "text" and not self.config.has_encoder:
+            return Vocabulary.encode_framed(self.vocabulary, text, begin, end)
+        return self.vocabulary.encode_framed(text, begin, end)
 
     def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of a text whose gaps are written [MASK], and the sentinels in them; none: masks are."""

@@ -99,10 +99,13 @@ class PhaseConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """A start of pre-training that rows share: part of the instrument, not of what a row measures.
-
-    A decoder learns late where to look in what it reads; an objective whose targets copy teaches it early.
+    """A checkpoint to start from; or a start of pre-training that rows share, part of the instrument, not of
+    what a row measures: a decoder learns late where to look, and early by an objective whose targets copy.
     """
+
+    model: str = ""  # a folder of ``starts`` beside the runs, made and named by the option --start
+    # random: its shape and vocabulary alone, as a control
+    weights: Literal["trained", "random"] = "trained"
 
     # updates before pre-training, on the corpus, with its optimiser and batch size; of encoders none [steps]
     steps: int = 0
@@ -110,6 +113,8 @@ class StartConfig:
 
     def __post_init__(self):
         at_least(self, "start.", steps=0)
+        if self.weights == "random" and not self.model:
+            raise SettingError("start.weights='random' needs a checkpoint: name one with --start")
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,11 @@ from experiments.study import classic, history, sequences, vectors
 from experiments.study.experiment import BASELINE, FREE, Changes, Experiment, Row, Table, apply
 from experiments.study.scales import SCALES
 from experiments.study.t5 import tables as t5
-from lm.settings import SettingError, diff, nearest
+from lm.settings import SettingError, diff, leaves, nearest
 
+# where a row starts from a checkpoint, these settings of a model stay the row's, those of data are not
+OF_TRAINING = ("dropout", "dtype", "attention", "layers", "remat")
+OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
 BASELINE_ROW = "t5/1-baseline/baseline"
 
 TABLES = (*t5.TABLES, *classic.TABLES, *history.TABLES, *sequences.TABLES, *vectors.TABLES)
@@ -80,8 +83,47 @@ def twin(name: str) -> str:
 
 def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:
     """In what ``experiment`` differs from row ``name`` and is therefore called otherwise."""
-    changed = diff(build(name, scale), experiment).items()
+    started = {path: new for path, new in start_changes(experiment).items() if path != "start.model"}
+    changed = diff(build(name, scale, started), experiment).items()
     return {path: new for path, (_, new) in changed if not path.startswith(FREE)}
+
+
+def start_changes(experiment: Experiment) -> Changes:
+    """What a row takes over where it starts from the checkpoint that this experiment has; {} without one.
+
+    That is the shape of the model, its vocabulary and special ids. Pre-training is left out, unless it is
+    asked for by its steps; the rate of dropout, and how the model is compiled, stay the row's.
+    """
+    if not experiment.start.model:
+        return {}
+    model = {f"model.{path}": new for path, new in leaves(experiment.model) if path not in OF_TRAINING}
+    data = {f"data.{name}": getattr(experiment.data, name) for name in OF_VOCABULARY}
+    vectors = {f"vectors.{path}": new for path, new in leaves(BASELINE.vectors)}
+    left_out = vectors | {"start.steps": 0, "pretraining.steps": 0}
+    return model | data | left_out | {"start.model": experiment.start.model}
+
+
+def named_changes(changes: Changes) -> Changes:
+    """``changes`` without what follows from ``start.model`` among them."""
+
+    def follows(path: str, new: Any) -> bool:
+        group, _, name = path.partition(".")
+        shape = group == "model" and name not in OF_TRAINING
+        words = group == "data" and name in OF_VOCABULARY
+        return shape or words or group == "vectors" or (path.endswith(".steps") and new == 0)
+
+    is_started = "start.model" in changes
+    return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
+
+
+def check_start(experiment: Experiment, changes: Changes) -> None:
+    """SettingError for a setting in ``changes`` that contradicts the checkpoint of ``experiment``."""
+    for path, due in start_changes(experiment).items():
+        if path in changes and path != "pretraining.steps" and changes[path] != due:
+            raise SettingError(
+                f"--{path} {changes[path]} contradicts --start: the checkpoint {experiment.start.model} has "
+                f"{due!r:.60}; leave it out"
+            )
 
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:

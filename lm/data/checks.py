@@ -53,7 +53,7 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
             f"encoder, and only that, predicts tokens in their places ({' or '.join(map(repr, IN_PLACE))})"
         )
     if "sentinels" in (objective.inputs, objective.targets) and vocabulary.num_sentinels < 1:
-        raise SettingError("data.sentinels=0 should be at least 1 for this objective, such as 100")
+        raise SettingError("the vocabulary has no sentinels for this objective: set data.sentinels to 100")
     has_masks = objective.inputs in (*ONE_FOR_ONE, "span-masks")
     check_symbols(vocabulary, ["mask"] if has_masks else [], architecture)
 

@@ -16,15 +16,21 @@ from lm.data.checks import check_architecture, check_objective
 from lm.data.masked import Masked
 from lm.data.noise import Drawn, length_mask, limit_runs, limit_targets
 from lm.data.objectives import Lengths, Objective, lengths_of, sizes
-from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room
+from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room, with_start
 from lm.data.segments import DRAWS, KEPT, SEGMENTS, CorpusReading, WindowRows
 from lm.data.text.streams import Streams, WindowPlace
-from lm.data.text.vocabulary import PAD, Vocabulary
+from lm.data.text.vocabulary import PAD, T5_FRAME, TextFrame, Vocabulary
 from lm.data.views import INPUTS, TARGETS, permutation
 
 
 def pretraining_rows(
-    streams: Streams, objective: Objective, *, architecture: str, inputs_length: int, batch_size: int
+    streams: Streams,
+    objective: Objective,
+    *,
+    architecture: str,
+    inputs_length: int,
+    batch_size: int,
+    frame: TextFrame = T5_FRAME,
 ) -> "Denoised | Masked":
     """The rows of a corpus under an objective, of encoders ``Masked``; checks every setting first."""
     check_architecture(architecture, streams.seed or 0)
@@ -34,7 +40,7 @@ def pretraining_rows(
         # A prefix LM puts inputs and targets into one row, both with an EOS: one raw token less makes room.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
     reading = CorpusReading(streams, objective, lengths, batch_size)
-    return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture)
+    return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture, frame)
 
 
 def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
@@ -92,6 +98,14 @@ def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int 
     return Ragged(gathered, counts + np.int32(eos is not None), marks)
 
 
+def _prefixed(text: Ragged, before: tuple[int, ...]) -> Ragged:
+    """The texts [B,L] behind the ids ``before``."""
+    count, rows = len(before), len(text.lengths)
+    tokens = np.concatenate([np.tile(np.array(before, np.int32), (rows, 1)), text.tokens], axis=1)
+    content = np.concatenate([np.zeros((rows, count), bool), text.content], axis=1)
+    return Ragged(tokens, text.lengths + np.int32(count), content) if count else text
+
+
 class Packed(NamedTuple):
     """The rows that the segments of a window fill in their order, and numbers that decide how many fit."""
 
@@ -109,10 +123,12 @@ class Denoised(Uncached):
 
     reading: CorpusReading
     architecture: str
+    frame: TextFrame = T5_FRAME
 
     @property
     def lengths(self) -> Lengths:
-        return self.reading.lengths
+        before, lengths = len(self.frame.before), self.reading.lengths
+        return lengths._replace(inputs=lengths.inputs + before, targets=lengths.targets + before)
 
     @property
     def objective(self) -> Objective:
@@ -123,8 +139,10 @@ class Denoised(Uncached):
         found = self.reading.rows(numbers, self.rows_of, self.kind)
         parts = [self._packed_texts(rows) if packs else self._texts(rows, numbers) for rows in found]
         text, keys, draws, at = _joined(parts)
-        inputs, targets = self._denoised(text, keys, draws if packs else None)
-        return features(inputs, targets, at, self.architecture, self.lengths, len(numbers))
+        sides = self._denoised(text, keys, draws if packs else None)
+        inputs, targets = (_prefixed(side, self.frame.before) for side in sides)
+        batch = features(inputs, targets, at, self.architecture, self.lengths, len(numbers))
+        return with_start(batch, self.frame.start)
 
     def rows_of_epoch(self, most: int) -> int:
         """Of the first epoch of a corpus in one stream, at most ``most``."""
@@ -164,7 +182,7 @@ class Denoised(Uncached):
         u = uniforms(self.reading.seed, keys, self.objective.draws, self.lengths.raw)
         if draws is not None:
             u[:, 0, 0] = draws
-        return denoise(self.objective, text, u, self.reading.vocabulary, self.lengths)
+        return denoise(self.objective, text, u, self.reading.vocabulary, self.reading.lengths)
 
     def example(self, number: int) -> tuple[Ragged, Ragged]:
         """An example alone, of a mixture: the streams take turns, each goes on through its segments."""
@@ -182,7 +200,7 @@ class Denoised(Uncached):
         order = self.reading.order(place)
         draws = self.reading.random(place, DRAWS).random(len(order), dtype=np.float32)
         counts = self.reading.corpus(place).segments.lengths[order]
-        sides = np.stack(sizes(self.objective, counts, draws), axis=1)
+        sides = np.stack(sizes(self.objective, counts, draws), axis=1) + len(self.frame.before)
         if self.architecture not in ENCODER_DECODERS:
             sides = sides.sum(axis=1, keepdims=True)
         return Packed(fill_rows(sides, row_room(self.architecture, self.lengths)), draws)

@@ -1,9 +1,10 @@
 """Rows of labelled tasks -> features and labels for a head, and a head's outputs -> what metrics compare.
 
 A row reads [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last
-token; both sides of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1). A decoder
-may read START A DELIM B EXTRACT instead, and its head EXTRACT (Radford et al. 2018, section 3.3). Words whose
-labels or places matter are encoded one by one: for most tokenizers that gives the pieces of the whole text.
+token; a published tokenizer puts its own tokens around texts, as RoBERTa's <s> A </s></s> B </s>. Both sides
+of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1). A decoder may read START A
+DELIM B EXTRACT instead, and its head EXTRACT (Radford et al. 2018, section 3.3). Words whose labels or places
+matter are encoded one by one: for most tokenizers that gives the pieces of the whole text.
 """
 
 import functools
@@ -36,8 +37,9 @@ class RowFrame(NamedTuple):
     """The ids around the texts of a row."""
 
     begin: tuple[int, ...]
-    between: int  # behind each text but the last
-    end: int  # behind the last
+    between: tuple[int, ...]  # behind each text but the last
+    end: tuple[int, ...]  # behind the last
+    second_type: int = 1  # token type of the second text
 
 
 class Framed(NamedTuple):
@@ -117,6 +119,11 @@ class Reader:
         rows = [self._framed([self._encoded(text) for text in parts]) for parts in texts]
         target = self.task.target(row)
         known = self.task.kind == "regression" or target >= 0  # test sets have labels of -1
+        if self.task.kind == "classes" and target >= len(self.task.labels):
+            raise SettingError(
+                f"task {self.task.name!r} has a row with label {target}; its labels are 0 to "
+                f"{len(self.task.labels) - 1}: {', '.join(self.task.labels)}"
+            )
         return LabelledExample(rows, target if known else 0, float(known))
 
     def answer(self, row: Row, output: np.ndarray) -> Any:
@@ -149,22 +156,27 @@ class Reader:
     def _frame(self) -> RowFrame:
         if self.layout != "ended":
             start, delim, extract = (getattr(self.vocabulary, name) for name in GPT_MARKS)
-            return RowFrame((start,), delim, extract)
+            return RowFrame((start,), (delim,), (extract,))
+        affixes, eos, sep = self.vocabulary.affixes, (self.vocabulary.eos,), (self.vocabulary.sep,)
+        if affixes is not None and affixes.behind:
+            return RowFrame(*affixes)
         if self.architecture == "encoder":
-            return RowFrame((self.vocabulary.cls,), self.vocabulary.sep, self.vocabulary.sep)
-        return RowFrame((), self.vocabulary.eos, self.vocabulary.eos)
+            return RowFrame((self.vocabulary.cls,), sep, sep)
+        return RowFrame(affixes.before if affixes else (), eos, eos)  # of Llama only <s> before it
 
     def _framed(self, parts: Sequence[np.ndarray]) -> Framed:
-        begin, between, end = self._frame
-        counts = shortened([len(part) for part in parts], self.length - len(begin) - len(parts))
+        begin, between, end, second_type = self._frame
         ends = [between] * (len(parts) - 1) + [end]
+        room = self.length - len(begin) - sum(map(len, ends))
+        counts = shortened([len(part) for part in parts], room)
         pieces = [
-            np.append(part[:count], last) for part, count, last in zip(parts, counts, ends, strict=True)
+            np.append(part[:count], last).astype(np.int32)
+            for part, count, last in zip(parts, counts, ends, strict=True)
         ]
         tokens = np.concatenate([np.array(begin, np.int32), *pieces])
-        types = np.repeat(np.arange(len(parts)), [len(piece) for piece in pieces])
+        types = np.repeat(np.arange(len(parts)) * second_type, [len(piece) for piece in pieces])
         types = np.concatenate([np.zeros(len(begin), np.int32), types])
-        return Framed(tokens, types, len(tokens) - len(pieces[-1]), len(tokens) - 1)
+        return Framed(tokens, types, len(tokens) - len(pieces[-1]), len(tokens) - len(end))
 
     def _words(self, row: Row) -> Words:
         """The last part of the text, word by word."""

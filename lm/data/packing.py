@@ -2,8 +2,8 @@
 
 Names and rules are those of seqio's converters, but every batch is written as a packed one: a row with one
 example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0 in each
-segment; the decoder reads the targets shifted right by one within each segment, beginning with padding (T5's
-start token).
+segment; the decoder reads the targets shifted right by one within each segment, beginning with padding, T5's
+start token, until ``with_start`` puts that of another model there.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from lm.data.noise import length_mask
 from lm.data.objectives import Lengths
-from lm.data.text.vocabulary import EOS, PAD
+from lm.data.text.vocabulary import PAD, T5_FRAME, TextFrame
 from lm.settings import SettingError
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
@@ -44,16 +44,27 @@ class Marked(NamedTuple):
 Ids = Sequence[int] | np.ndarray | Marked
 
 
-def ragged(sequences: Sequence[Ids], room: int) -> Ragged:
-    """Token ids without EOS -> [B,L] with EOS. What exceeds ``room`` is cut off before the EOS."""
-    marked = [ids if isinstance(ids, Marked) else Marked(ids, np.ones(len(ids), bool)) for ids in sequences]
+def ragged(sequences: Sequence[Ids], room: int, frame: TextFrame = T5_FRAME) -> Ragged:
+    """Token ids alone -> [B,L] with those of ``frame`` before and behind them.
+
+    What exceeds ``room`` is cut off before the EOS.
+    """
+    marked = [_marked(ids, frame.before) for ids in sequences]
     lengths = np.array([min(len(ids), room - 1) for ids, _ in marked], np.int32) + 1
     tokens = np.full((len(marked), int(lengths.max(initial=0))), PAD, np.int32)
     marks = np.zeros(tokens.shape, bool)
     for row, mark, length, (ids, content) in zip(tokens, marks, lengths - 1, marked, strict=True):
-        row[:length], row[length] = ids[:length], EOS
+        row[:length], row[length] = ids[:length], frame.eos
         mark[:length] = content[:length]
     return Ragged(tokens, lengths, marks)
+
+
+def _marked(ids: Ids, before: tuple[int, ...]) -> Marked:
+    """Ids and what of them is content, behind the ids ``before``, which are not."""
+    ids, content = ids if isinstance(ids, Marked) else Marked(ids, np.ones(len(ids), bool))
+    if not before:
+        return Marked(ids, content)
+    return Marked([*before, *ids], np.concatenate([np.zeros(len(before), bool), content]))
 
 
 def join_sides(inputs: Ragged, targets: Ragged) -> Ragged:
@@ -125,6 +136,12 @@ def features(
         prefix[text] = np.repeat(inputs.lengths, targets.lengths)
         batch["decoder_causal_attention"] = (text & (positions <= prefix)).astype(np.int32)
     return batch
+
+
+def with_start(batch: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
+    """A batch whose decoder reads ``start`` at the beginning of each segment."""
+    first = (batch["decoder_positions"] == 0) & (batch["decoder_segment_ids"] > 0)
+    return batch | {"decoder_input_tokens": np.where(first, np.int32(start), batch["decoder_input_tokens"])}
 
 
 def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:

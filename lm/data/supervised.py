@@ -13,9 +13,9 @@ from lm.data.batches import Batch, Uncached, in_parts
 from lm.data.checks import check_architecture
 from lm.data.denoised import Denoised
 from lm.data.objectives import Lengths
-from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room
+from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room, with_start
 from lm.data.tasks.task import Row, Task
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.text.vocabulary import T5_FRAME, TextFrame, Vocabulary
 from lm.settings import SettingError
 
 Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
@@ -79,6 +79,7 @@ class Mixed(Uncached):
     architecture: str
     lengths: Lengths
     seed: int
+    frame: TextFrame = T5_FRAME
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture, self.seed, writes=True)
@@ -108,7 +109,9 @@ class Mixed(Uncached):
         rows = [self._block(number // ROWS_A_BLOCK)[number % ROWS_A_BLOCK] for number in numbers.tolist()]
         examples = [example for row in rows for example in row]
         places = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        return features(*_sides(examples, self.lengths), places, self.architecture, self.lengths, len(rows))
+        sides = _sides(examples, self.lengths, self.frame)
+        batch = features(*sides, places, self.architecture, self.lengths, len(rows))
+        return with_start(batch, self.frame.start)
 
     @functools.cached_property
     def _block(self) -> Callable[[int], list[list[Example]]]:
@@ -126,7 +129,7 @@ class Mixed(Uncached):
         while len(starts) < ROWS_A_BLOCK + 2:  # the last row may have room for more
             count = begin + len(examples)
             examples += [self._dataset[number] for number in range(count, count + ROWS_A_BLOCK)]
-            inputs, targets = _sides(examples, self.lengths)
+            inputs, targets = _sides(examples, self.lengths, self.frame)
             sizes = np.stack([inputs.lengths, targets.lengths], axis=1)
             if self.architecture in DECODERS:
                 sizes = sizes.sum(axis=1, keepdims=True)
@@ -135,18 +138,24 @@ class Mixed(Uncached):
 
 
 def eval_batches(
-    examples: Sequence[Example], *, architecture: str, lengths: Lengths, batch_size: int
+    examples: Sequence[Example],
+    *,
+    architecture: str,
+    lengths: Lengths,
+    batch_size: int,
+    frame: TextFrame = T5_FRAME,
 ) -> list[Batch]:
     """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
     check_architecture(architecture, writes=True)
     parts = in_parts(examples, batch_size)
-    return [
-        features(*_sides(part, lengths), np.arange(len(part)), architecture, lengths, batch_size)
+    batches = [
+        features(*_sides(part, lengths, frame), np.arange(len(part)), architecture, lengths, batch_size)
         for part in parts
     ]
+    return [with_start(batch, frame.start) for batch in batches]
 
 
-def _sides(examples: Sequence[Example], lengths: Lengths) -> tuple[Ragged, Ragged]:
+def _sides(examples: Sequence[Example], lengths: Lengths, frame: TextFrame) -> tuple[Ragged, Ragged]:
     """The inputs and the targets of examples, cut to these lengths."""
-    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs)
-    return inputs, ragged([targets for _, targets in examples], lengths.targets)
+    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, frame)
+    return inputs, ragged([targets for _, targets in examples], lengths.targets, frame)

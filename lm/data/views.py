@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lm.data.noise import Selection, latest, length_mask, runs_of, tie_broken
-from lm.data.text.vocabulary import UNK, Vocabulary
+from lm.data.text.vocabulary import Vocabulary
 
 RANDOM_SHARE = 0.1  # share that becomes any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
 SAME_SHARE = 0.1  # share of noise tokens that an encoder sees unchanged [Devlin et al. 2019, 3.1]
@@ -47,7 +47,8 @@ def _masks(tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, vocabulary: Vo
 
 
 def _or_random(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
-    anything = UNK + 1 + (u / RANDOM_SHARE * (vocabulary.size - UNK - 1)).astype(np.int32)
+    first = vocabulary.first_piece
+    anything = first + (u / RANDOM_SHARE * (vocabulary.size - first)).astype(np.int32)
     shown = np.where(u < RANDOM_SHARE, anything, vocabulary.mask)
     return np.where(noise, shown, tokens), np.ones_like(noise)
 

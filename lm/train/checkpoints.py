@@ -151,6 +151,13 @@ class Checkpoints:
         params = state.params | {name: arrays[saved] for name, saved in sources.items()}
         return replace(state, params=params, average=None)
 
+    def parameters(self, step: int) -> frozenset[str]:
+        """The names of the parameters that were saved after ``step``; CheckpointError if it is not there."""
+        if step not in self.steps():
+            raise CheckpointError(f"there is no checkpoint {step} in {self.folder}")
+        saved = manifest.read_manifest(self._path(step), step)["arrays"]
+        return frozenset(name.removeprefix("params.") for name in saved if name.startswith("params."))
+
     def best(self, name: str = "score") -> int | None:
         """The step with the best score of this name; None if no step has one."""
         return manifest.best(manifest.manifests(self.folder), name, self.config.best)

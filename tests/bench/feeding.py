@@ -22,7 +22,8 @@ from statistics import median
 
 import numpy as np
 
-from experiments.runs.prepare import find_vocabulary, prepare, pretraining_batches, training_streams
+from experiments.runs.prepare import prepare, pretraining_batches, training_streams
+from experiments.runs.vocabularies import find_vocabulary
 from experiments.study.registry import build
 from lm.data.corpora.corpus import corpus_shards
 from lm.data.text.bulk import encode_ahead

@@ -54,6 +54,7 @@ class Vocabulary:
     num_sentinels: int = 20
     size: int = 300
     pad, eos, sep = 0, 1, 1
+    first_piece, affixes = 3, None
 
     @property
     def mask(self) -> int:

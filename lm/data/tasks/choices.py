@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm.data.tasks.task import Row, Task
-from lm.data.text.vocabulary import EOS, Vocabulary
+from lm.data.text.vocabulary import T5_FRAME, TextFrame, Vocabulary
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 
@@ -13,7 +13,7 @@ IdPair = tuple[Sequence[int], Sequence[int]]
 class Choices:
     """Of every row of a task the pairs to choose from, the bytes of their answers, and which pair is right.
 
-    A pair is the ids of inputs and of an answer, EOS included.
+    A pair is the ids of inputs and of an answer, with all that frames them.
 
     Rows with one pair let choose nothing: how likely their answer is counts alone.
     """
@@ -28,18 +28,29 @@ class Choices:
 
 
 def choices_of(
-    task: Task, rows: Sequence[Row], vocabulary: Vocabulary, inputs_length: int, targets_length: int
+    task: Task,
+    rows: Sequence[Row],
+    vocabulary: Vocabulary,
+    lengths: tuple[int, int],
+    frame: TextFrame = T5_FRAME,
 ) -> Choices:
-    """The likelihoods to measure of ``rows``, as ids cut to these lengths, EOS counted, as in training."""
+    """The likelihoods to measure of ``rows``, framed as in training.
+
+    ``lengths``: to which inputs and answers are cut, all that frames them counted [tokens].
+    """
+    inputs_length, targets_length = lengths
 
     def ids(text: str, length: int) -> list[int]:
-        return [*vocabulary.encode(text)[: length - 1], EOS]
+        return [*[*frame.before, *vocabulary.encode(text)][: length - 1], frame.eos]
 
     pairs, sizes, places = [], [], []
     for row in rows:
         texts, right = task.choices(row)
         pairs.append([(ids(inputs, inputs_length), ids(answer, targets_length)) for inputs, answer in texts])
-        sizes.append([answer_bytes(answer, ids(answer, targets_length), vocabulary) for _, answer in texts])
+        kept = [ids(answer, targets_length)[len(frame.before) :] for _, answer in texts]
+        sizes.append(
+            [answer_bytes(*pair, vocabulary) for pair in zip((x for _, x in texts), kept, strict=True)]
+        )
         places.append(right)
     return Choices(pairs, sizes, places)
 

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import sentencepiece
 import tokenizers
 
 from lm.data.text.own import MODEL, TOKENIZER_CONFIG, Bytes, SentencePiece, read_sentencepiece
-from lm.data.text.vocabulary import BLANK, MASK, TRAINED_KINDS, Vocabulary
+from lm.data.text.vocabulary import BLANK, MASK, TRAINED_KINDS, Affixes, Vocabulary
 from lm.data.text.wordpiece import PIECES, WordPiece
 from lm.settings import SettingError, nearest, parse_json, read_object
 
@@ -26,6 +27,7 @@ SPELLINGS = {  # what a special token is for, and its usual spellings
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
 }
+PROBE = "a"  # a text, to see what stands around it
 BYTE_BLANK = "\u0120"  # how GPT-2's pieces of bytes write the blank before a word
 SENTINELS = 100  # of T5, above the pieces of its SentencePiece model [tokens]
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm")
@@ -43,6 +45,7 @@ class Published(Vocabulary):
     """What all published tokenizers share."""
 
     path: Path
+    first_piece = 0  # as in the code of BERT: the special tokens have no common place
 
     @property
     def size(self) -> int:
@@ -50,7 +53,8 @@ class Published(Vocabulary):
 
     @functools.cached_property
     def num_sentinels(self) -> int:
-        return sum(f"<extra_id_{k}>" in self.ids for k in range(SENTINELS))
+        numbered = (self.ids.get(f"<extra_id_{k}>") == self.size - 1 - k for k in range(SENTINELS))
+        return sum(itertools.takewhile(bool, numbered))
 
     @functools.cached_property
     def special(self) -> Mapping[str, int | None]:
@@ -130,6 +134,21 @@ class Fast(Published):
         with usable(self.path):
             encoding = self.tokenizer.encode(first, second)
         return encoding.ids, encoding.type_ids
+
+    @property
+    def affixes(self) -> Affixes | None:
+        return self._affixes
+
+    @functools.cached_property
+    def _affixes(self) -> Affixes | None:
+        text = self.encode(PROBE)
+        one, (two, types) = self.framed(PROBE)[0], self.framed(PROBE, PROBE)
+        places = [k for k in range(len(two)) if two[k : k + len(text)] == text]
+        if len(places) != 2 or one[: places[0]] != two[: places[0]]:
+            return None
+        first, second = places
+        end = first + len(text)
+        return Affixes(tuple(one[:first]), tuple(two[end:second]), tuple(one[end:]), types[second])
 
     def _text(self, ids: list[int]) -> str:
         with usable(self.path):

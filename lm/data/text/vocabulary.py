@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -19,6 +19,26 @@ TRAINED_KINDS: tuple[TrainedKind, ...] = get_args(TrainedKind)
 STOPS = (".", "?", "!")  # end a sentence
 
 
+class TextFrame(NamedTuple):
+    """The ids around what a model with a decoder reads and writes; T5's by default."""
+
+    eos: int = EOS  # ends inputs and targets
+    start: int = PAD  # what a decoder reads first
+    before: tuple[int, ...] = ()  # in front of inputs, and of targets, of an encoder-decoder
+
+
+T5_FRAME = TextFrame()
+
+
+class Affixes(NamedTuple):
+    """The ids that a published tokenizer puts around one text, or two."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    behind: tuple[int, ...]
+    second_type: int  # token type of the second text
+
+
 class Vocabulary(abc.ABC):
     """Pieces of text and their ids; sentinel k has the id ``size - 1 - k``."""
 
@@ -32,6 +52,7 @@ class Vocabulary(abc.ABC):
     start = property(lambda self: self.sentinel(2))
     delim = property(lambda self: self.sentinel(3))
     extract = property(lambda self: self.sentinel(4))
+    first_piece = UNK + 1  # lowest id that a random token may have
 
     @property
     @abc.abstractmethod
@@ -42,6 +63,11 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def special(self) -> Mapping[str, int | None]:
         """pad, eos, mask, cls and sep; None: the vocabulary has no such token."""
+
+    @property
+    def affixes(self) -> Affixes | None:
+        """Its own way to frame texts; None: that of models trained here."""
+        return None
 
     @property
     @abc.abstractmethod

@@ -1,0 +1,101 @@
+"""The vocabulary of a run, found or trained, and the ids that stand around texts as its model reads them."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+
+from experiments.study.experiment import Experiment
+from lm.data.corpora.corpus import corpus_shards, examples
+from lm.data.packing import ENCODER_DECODERS
+from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.task import Scored
+from lm.data.text.own import REQUIRED, train_sentencepiece
+from lm.data.text.published import open_vocabulary
+from lm.data.text.shards import fingerprint_of, sample_documents
+from lm.data.text.tfds import StoredRows
+from lm.data.text.vocabulary import PAD, TRAINED_KINDS, TextFrame, Vocabulary
+from lm.data.text.wordpiece import train_wordpieces
+from lm.files import is_sealed
+from lm.settings import SettingError
+
+Say = Callable[[str], object]
+
+
+def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
+    """SettingError if a decoder's special ids are not those with which its vocabulary frames texts."""
+    model, special = experiment.model, experiment.model.special
+    if not model.has_decoder:
+        return
+    if vocabulary.eos is None or vocabulary.eos != special.eos:
+        raise SettingError(
+            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos}, the model "
+            f"with model.special.eos={special.eos}: they should be the same"
+        )
+    if vocabulary.first_piece > 0 and (special.pad, special.start) not in ((PAD, PAD), (PAD, None)):
+        raise SettingError(
+            f"model.special={special} should have pad {PAD} and start {PAD} with this vocabulary"
+        )
+
+
+def text_frame(experiment: Experiment, vocabulary: Vocabulary) -> TextFrame:
+    """The ids around the inputs and targets of a model with a decoder."""
+    model, special, affixes = experiment.model, experiment.model.special, vocabulary.affixes
+    before = affixes.before if affixes and model.architecture in ENCODER_DECODERS else ()
+    start = special.pad if special.start is None else special.start
+    return TextFrame(special.pad if special.eos is None else special.eos, start, before)
+
+
+def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
+    """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
+    data = experiment.data
+    kind = next((kind for kind in TRAINED_KINDS if kind == data.vocabulary.partition(":")[0]), None)
+    if kind is None:
+        return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
+    name = vocabulary_corpus(experiment) or data.corpus
+    corpus = corpus_shards(name, "train", cache, data.corrupt_records)
+    tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
+    task_keys = [f"{task} {rows.fingerprint}" for task, rows in tasks.items()]
+    bytes_ = [data.unknown] * (data.unknown == "bytes")
+    ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
+    key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
+    suffix = "txt" if kind == "wordpiece" else "model"
+    path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
+    if not is_sealed(path):
+        texts_of = name + " and the tasks" * bool(tasks)
+        say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
+        texts = _with_tasks(sample_documents(corpus), tasks)
+        if kind == "wordpiece":
+            train_wordpieces(texts, data.vocabulary_size, path)
+        else:
+            train_sentencepiece(texts, data.vocabulary_size, path, data.unknown, kind)
+    return open_vocabulary(path, data.sentinels, experiment.model.vocab_size)
+
+
+def vocabulary_corpus(experiment: Experiment) -> str:
+    """The corpus that ``data.vocabulary`` names to be trained on; "" if it names none."""
+    kind, _, named = experiment.data.vocabulary.partition(":")
+    return named if kind in TRAINED_KINDS else ""
+
+
+def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> Iterator[str]:
+    """Documents and, after each of them, the texts of a row of each task, while there are any."""
+    rows = [map(TASKS[task].to_text, stored) for task, stored in tasks.items()]
+    for document in documents:
+        yield document
+        for texts in rows:
+            yield from next(texts, ())
+    yield from chain.from_iterable(chain.from_iterable(rows))
+
+
+def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
+    """The training sets of all tasks that the experiment is tuned on, by task."""
+    tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
+    return {task.name: rows_of(task, "train", experiment, cache) for task in tasks}
+
+
+def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows:
+    """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
+    corrupt = experiment.data.corrupt_records if split == "train" else "stop"
+    return examples(task.source, getattr(task, split), cache, corrupt)

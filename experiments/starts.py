@@ -1,0 +1,262 @@
+"""What training starts from, made a run of its own: a published checkpoint, one of the hub, or a run's model.
+
+It lies in ``starts`` beside the runs, is named by the digest of its files, and is made once.
+"""
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.runs import origin
+from experiments.runs.prepare import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
+from experiments.runs.stages import (
+    PRETRAINING,
+    Stage,
+    is_main,
+    load_settings,
+    save_settings,
+    stages,
+    stages_of,
+)
+from experiments.study.experiment import Experiment, StartConfig, result_settings
+from experiments.study.folders import STARTS_FOLDER, check_runs
+from experiments.study.registry import start_changes
+from lm.data.text.published import FILES, find_tokenizer
+from lm.data.text.vocabulary import Vocabulary
+from lm.files import complete_folder
+from lm.nn.config import ModelConfig, SpecialTokens
+from lm.settings import SettingError, changes, nearest
+
+HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
+HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *FILES)
+DIGITS = 16  # of a digest in the name of a start
+SETTINGS, CONFIG = "settings.json", "config.json"
+
+
+def started_from(where: str, runs: Path) -> dict[str, Any]:
+    """What a row takes over that starts from ``where``, which becomes a run below ``runs``; {} for "".
+
+    ``where``: a folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. SettingError for
+    anything else, and for a checkpoint whose files do not fit each other.
+    """
+    if not where:
+        return {}
+    folder, stage = _found(where)
+    parts = _digests_of_run(folder, stage) if stage else digests(folder)
+    check_runs(runs)
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
+    home = runs / STARTS_FOLDER
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("a") as lock:
+        with suppress(OSError):  # all at once where the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        place = next(home.glob(f"*-{digest}"), None)
+        if place is None:
+            place = home / f"{_kind(folder, stage)}-{digest}"
+            _copy_stage(stage, place, parts) if stage else import_published(folder, place)
+    return start_changes(_started(place))
+
+
+def _started(place: Path) -> Experiment:
+    """The settings of a start, with all special ids that training needs."""
+    experiment, (stage,) = load_settings(place), stages_of(place)
+    if origin.read(stage.folder)["vocabulary"]["fingerprint"] == UNKNOWN:
+        raise SettingError(
+            f"--start: the checkpoint has no tokenizer: put one of {', '.join(FILES)} beside it"
+        )
+    vocabulary = stored_vocabulary(stage.folder, experiment)
+    model = replace(experiment.model, special=special_ids(experiment.model, vocabulary))
+    return replace(experiment, model=model, start=StartConfig(model=place.name))
+
+
+def special_ids(model: ModelConfig, vocabulary: Vocabulary) -> SpecialTokens:
+    """Those of the model; where config.json names none, those of its tokenizer.
+
+    A decoder's first token is what its tokenizer puts before a text, else its bos_token_id, else its EOS, as
+    GPT-2 has it.
+    """
+    special, affixes = model.special, vocabulary.affixes
+    eos = vocabulary.eos if special.eos is None else special.eos
+    if special.start is not None or not model.has_decoder:
+        return replace(special, eos=eos)
+    before = affixes.before[:1] if affixes else ()
+    named = json.loads(model.published or "{}").get("bos_token_id")
+    bos = named if isinstance(named, int) and 0 <= named < vocabulary.size else eos
+    return replace(special, eos=eos, start=before[0] if before else bos)
+
+
+def _found(where: str) -> tuple[Path, Stage | None]:
+    """A folder in the published format and None, or a run and the stage whose model is meant."""
+    if where.startswith(HUB):
+        return _from_hub(where.removeprefix(HUB)), None
+    folder, name = Path(where), ""
+    if not folder.exists():
+        before, _, name = where.rpartition(":")
+        folder = Path(before) if before and Path(before).is_dir() else folder
+    if (folder / SETTINGS).exists():
+        models = {stage.name: stage for stage in stages_of(folder) if stage.has_model}
+        if load_settings(folder).counts.model != "none":
+            raise SettingError(f"--start {where}: its model is made of counts, and training needs a network")
+        if not models or name not in ("", *models):
+            raise SettingError(f"--start {where}: {folder} has no stage {name!r}{nearest(name, models)}")
+        return folder, models[name or next(filter(is_main, models))]
+    if (folder / CONFIG).exists() and not name:
+        return folder, None
+    what = "has neither config.json nor settings.json" if folder.is_dir() else "does not exist"
+    raise SettingError(
+        f"--start {where}: {folder} {what}; it should be a folder with config.json, safetensors and "
+        f"tokenizer, a run's folder, RUN:STAGE, or {HUB}NAME"
+    )
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a checkpoint of the hub, downloaded unless it is in the hub's cache."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise SettingError(
+            f"--start {HUB}{name} needs the package huggingface_hub: pip install it"
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # of the network, of the hub, or of the name; none has a common class
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise SettingError(
+            f"--start {HUB}{name} cannot be downloaded ({reason:.200}); without a network name a folder that "
+            "has config.json, safetensors and tokenizer"
+        ) from error
+
+
+def _kind(folder: Path, stage: Stage | None) -> str:
+    """What kind of model it is, as its name begins."""
+    if stage is not None:
+        return stage.settings.model.architecture
+    kind = json.loads((folder / CONFIG).read_text()).get("model_type")
+    return "".join(letter for letter in str(kind) if letter.isalnum() or letter in "-_")[:40]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """``{name: sha256}`` of the files of a published model."""
+    paths = [folder / name for name in (CONFIG, *FILES)]
+    found = sorted((*(path for path in paths if path.exists()), *folder.glob("*.safetensors")))
+    sums = {}
+    for path in found:
+        with path.open("rb") as file:
+            sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
+
+
+def _digests_of_run(folder: Path, stage: Stage) -> dict[str, str]:
+    """``{what: digest}`` of a stage's best checkpoint and its vocabulary."""
+    from lm.train import manifest
+
+    saved = {step: each for step, each in manifest.manifests(stage.folder / "checkpoints").items() if each}
+    if not saved:
+        raise SettingError(f"--start {folder}: {stage.folder} has no checkpoint yet; train the run first")
+    step = manifest.best(saved, "score", "highest") or max(saved)
+    arrays = json.dumps(saved[step]["files"], sort_keys=True)
+    vocabulary = origin.read(stage.folder)["vocabulary"]["fingerprint"]
+    return {"checkpoint": hashlib.sha256(arrays.encode()).hexdigest(), "vocabulary": vocabulary}
+
+
+# ---- a run of a checkpoint
+
+
+def import_published(folder: Path, run: Path) -> Experiment:
+    """Make ``run`` of a folder with config.json and safetensors; its settings. SettingError for a bad one."""
+    from lm import convert, sharding
+
+    _check_links(folder)
+    config, model = convert.load(folder)
+    has_tokenizer = any((folder / name).exists() for name in FILES)
+    # SettingError if it does not belong to the embedding
+    vocabulary = find_tokenizer(folder, config.vocab_size) if has_tokenizer else None
+    experiment = imported(config)
+    _save_run(run, experiment, vocabulary, _prefixed(experiment, sharding.named(model)), digests(folder))
+    return experiment
+
+
+def _prefixed(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a Transformer as pre-training calls them."""
+    from experiments.runs.recipes import prefix_of
+
+    return {prefix_of(stages(experiment)[0]) + name: array for name, array in params.items()}
+
+
+def _copy_stage(stage: Stage, run: Path, parts: Mapping[str, str]) -> None:
+    """Make ``run`` of the model of a stage of another, whose head is left behind."""
+    from experiments.runs.recipes import RECIPES, trained
+    from lm import sharding
+    from lm.nn.composed import BODY
+
+    settings, state = stage.settings, trained(stage, sharding.make_mesh(stage.settings.mesh))
+    model = RECIPES[stage.kind].step(stage).model
+    vocabulary = stored_vocabulary(stage.folder, settings)
+    kept = {name: getattr(settings.data, name) for name in ("vocabulary_size", "unknown", "sentinels")}
+    words = "bytes" if settings.data.vocabulary == "bytes" else FOLDER
+    experiment = imported(model)
+    experiment = replace(experiment, data=replace(experiment.data, vocabulary=words, **kept))
+    params = state.params if state.average is None else state.average
+    if stage.kind == "head":
+        params = {name.removeprefix(BODY): x for name, x in params.items() if name.startswith(BODY)}
+    _save_run(run, experiment, vocabulary, dict(params), parts)
+
+
+def _save_run(
+    run: Path,
+    experiment: Experiment,
+    vocabulary: Vocabulary | None,
+    params: dict[str, Any],
+    data: Mapping[str, str],
+) -> None:
+    """Write a run whose pre-training has these parameters, whole or not at all."""
+    from lm import sharding
+    from lm.train.checkpoints import Checkpoints
+    from lm.train.config import CheckpointConfig
+    from lm.train.log import packages
+    from lm.train.step import StepSpec, build
+
+    mesh = sharding.make_mesh(experiment.mesh)
+    state = build(StepSpec(experiment.model, experiment.pretraining.optimizer), mesh).init(experiment.seed)
+    record = {
+        "settings": result_settings(experiment),
+        "code": origin.code(),
+        "packages": packages(),
+        "data": dict(data),
+        "vocabulary": {"fingerprint": vocabulary.fingerprint if vocabulary else UNKNOWN},
+    }
+    with complete_folder(run) as draft:
+        phase = draft / PRETRAINING
+        (phase / FOLDER).mkdir(parents=True)
+        if vocabulary:
+            store_vocabulary(phase, vocabulary)
+        with Checkpoints(str(phase / "checkpoints"), CheckpointConfig()) as checkpoints:
+            checkpoints.save(replace(state, params=params))
+        origin.record(phase, record)
+        save_settings(draft, experiment)
+
+
+def _check_links(folder: Path) -> None:
+    """SettingError if a file that the run copies, not weights, is a link out of the folder.
+
+    Allowed are links of the cache of Hugging Face, from ``snapshots/REVISION/NAME`` to ``blobs``.
+    """
+    root = folder.resolve()
+    homes = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+    for path in (folder / name for name in (CONFIG, *FILES)):
+        target = path.resolve()
+        if path.is_symlink() and not any(target.is_relative_to(home) for home in homes):
+            raise SettingError(
+                f"{path} is a link to {target}, outside of the folder: copy that file if it is the model's"
+            )
+
+
+def imported(config: ModelConfig) -> Experiment:
+    """The settings of a run that holds a model trained elsewhere; its tokenizer lies in the run."""
+    new = {"data.vocabulary": FOLDER, "data.corpus": "documentation", "tuning.mixtures": ()}
+    return replace(changes(Experiment(), new), model=config)

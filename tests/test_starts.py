@@ -1,0 +1,236 @@
+"""Training from a checkpoint: whose model, vocabulary and special ids a run has, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import published
+import pytest
+from tiny import TINY
+from tokenizers import Tokenizer
+
+from experiments.runs.checks import check, check_answers
+from experiments.runs.recipes import RECIPES
+from experiments.runs.stages import stages, start_of
+from experiments.starts import started_from
+from experiments.study.registry import build, by_hand, check_start, named_changes
+from experiments.study.scales import SCALES
+from lm.convert import load
+from lm.data.corpora import documentation
+from lm.data.labelled import Reader
+from lm.data.tasks.labelled import LABELLED
+from lm.data.text.published import find_tokenizer
+from lm.nn.composed import BODY, source_of
+from lm.settings import SettingError
+from lm.sharding import named
+from lm.train.checkpoints import Checkpoints
+from lm.train.config import CheckpointConfig
+
+ROW = "t5/1-baseline/baseline"
+TEXT = {"tuning.mixtures": ("documentation-words",), "tuning.heads": ()}
+WRITERS = ("t5", "bart", "gpt2", "llama")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder of runs with a small documentation corpus."""
+    folder = tmp_path_factory.mktemp("started")
+    documentation.prepare_sets(folder / "cache", packages=documentation.STDLIB)
+    SCALES["tiny"] = SCALES["nano"] | TINY | {"tuning.inputs_length": 60, "finetuning.steps": 2}
+    yield folder
+    del SCALES["tiny"]
+
+
+def checkpoint(runs, family):
+    return str(published.write(family, runs / family))
+
+
+def started(runs, family, row=ROW, **settings):
+    changes = started_from(checkpoint(runs, family), runs)
+    return build(row, "tiny", changes | TEXT | settings)
+
+
+def whole(tokens, segments):
+    """The ids of the first segment of a row."""
+    return tokens[0][segments[0] == 1].tolist()
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(x, marks=[] if x == "bart" else pytest.mark.slow) for x in WRITERS]
+)
+def test_texts_are_framed_by_the_ids_of_the_checkpoint_and_no_others(runs, family):
+    experiment = started(runs, family)
+    prepared, _ = check(experiment, runs / "tiny" / family, runs / "cache", print)
+    (stage,) = stages(experiment, runs / "tiny" / family, runs / "tiny")
+    batch = RECIPES["text"].batches(stage, prepared)(0, slice(0, 1))
+    tokenizer, (_, eos, start) = Tokenizer.from_file(str(runs / family / "tokenizer.json")), ids_of(family)
+    targets = whole(batch["decoder_target_tokens"], batch["decoder_segment_ids"])
+    assert whole(batch["decoder_input_tokens"], batch["decoder_segment_ids"]) == [start, *targets[:-1]]
+    sides = [targets]
+    if experiment.model.has_encoder:
+        sides += [whole(batch["encoder_input_tokens"], batch["encoder_segment_ids"])]
+        assert all(ids == tokenizer.encode(tokenizer.decode(ids)).ids for ids in sides)
+    else:
+        question, answer = targets[: targets.index(eos)], targets[targets.index(eos) + 1 : -1]
+        assert targets == [*question, eos, *answer, eos]
+        assert question == tokenizer.encode(tokenizer.decode(question), add_special_tokens=False).ids
+
+
+def ids_of(family):
+    """pad, end and start of a checkpoint, those that config.json does not name by its tokenizer."""
+    pad, eos, start = published.FAMILIES[family][3]
+    return pad, eos, {"gpt2": eos, "llama": 1}.get(family, start)
+
+
+@pytest.mark.parametrize(
+    ("family", "between", "second_type"), [("bert", 1, 1), ("roberta", 2, 0), ("bart", 2, 0)]
+)
+def test_pairs_for_a_head_are_framed_as_the_tokenizer_frames_them(runs, family, between, second_type):
+    vocabulary = find_tokenizer(Path(checkpoint(runs, family)), 400)
+    architecture = "encoder-decoder" if family == "bart" else "encoder"
+    reader = Reader(LABELLED["follows"], vocabulary, architecture, 60)
+    row = {"sentence1": "the cat sat", "sentence2": "a dog ran", "label": 1}
+    (example,) = reader.example(row).rows
+    encoding = Tokenizer.from_file(str(runs / family / "tokenizer.json")).encode("the cat sat", "a dog ran")
+    assert (example.tokens.tolist(), example.types.tolist()) == (encoding.ids, encoding.type_ids)
+    assert max(encoding.type_ids) == second_type and len(vocabulary.affixes.between) == between
+
+
+@pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "gpt2"])
+def test_training_starts_with_every_parameter_of_the_checkpoint(runs, family):
+    experiment = started(runs, family, "bert/base", **{"tuning.mixtures": (), "tuning.heads": ("follows",)})
+    given, (stage,) = start_of(experiment, runs, runs / "tiny"), stages(experiment, runs / "tiny" / "x", runs)
+    assert (stage.parent.folder, stage.parent_step) == (given.folder, 0)
+    with Checkpoints(given.folder / "checkpoints", CheckpointConfig()) as checkpoints:
+        names = checkpoints.parameters(0)
+    _, model = load(runs / family)
+    assert {source_of(names, BODY + name) for name in named(model)} == set(named(model)) == set(names)
+
+
+def test_a_start_is_made_once_and_named_by_its_files_wherever_they_lie(runs, tmp_path):
+    changes = started_from(checkpoint(runs, "gpt2"), runs)
+    shutil.copytree(runs / "gpt2", tmp_path / "other-name")
+    assert started_from(str(tmp_path / "other-name"), runs) == changes
+    made = sorted(path.name for path in (runs / "starts").glob("gpt2-*"))
+    assert made == [changes["start.model"]]
+    other = published.write("gpt2", tmp_path / "seed-1", seed=1)
+    assert started_from(str(other), runs)["start.model"] != changes["start.model"]
+
+
+def test_a_run_is_a_start_too_with_its_own_vocabulary(runs):
+    first = started_from(checkpoint(runs, "llama"), runs)
+    again = started_from(str(runs / "starts" / first["start.model"]), runs)
+    model = {path: value for path, value in first.items() if path.startswith(("model.", "data."))}
+    assert {path: again[path] for path in model} == model and again["start.model"] != first["start.model"]
+    with pytest.raises(SettingError, match="has no stage 'squad'"):
+        started_from(f"{runs / 'starts' / first['start.model']}:squad", runs)
+
+
+def test_pre_training_goes_on_from_the_checkpoint_where_its_steps_are_named(runs):
+    tuned, continued = (
+        stages(started(runs, "bart", **{"pretraining.steps": steps}), runs / "tiny" / "x", runs / "tiny")
+        for steps in (0, 3)
+    )
+    assert [stage.kind for stage in tuned] == ["text"] and tuned[0].parent.kind == "given"
+    assert [(stage.kind, stage.parent.kind) for stage in continued] == [
+        ("pretrain", "given"),
+        ("text", "pretrain"),
+    ]
+    fresh = stages(build(ROW, "tiny", {"pretraining.steps": 3}), runs / "tiny" / "x", runs / "tiny")
+    assert continued[0].folder != next(s for s in fresh if s.kind == "pretrain").folder
+    control = stages(started(runs, "bart", **{"start.weights": "random"}), runs / "tiny" / "x", runs / "tiny")
+    assert [stage.parent for stage in control] == [None]
+
+
+def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
+    experiment = started(runs, "gpt2", **{"model.dropout": 0.25})
+    name = experiment.start.model
+    expected = {"start.model": name, "model.dropout": 0.25, "tuning.mixtures": TEXT["tuning.mixtures"]}
+    assert by_hand(ROW, "tiny", experiment) == expected
+    changes = started_from(checkpoint(runs, "gpt2"), runs)
+    assert named_changes(changes | {"model.dropout": 0.25}) == {"start.model": name, "model.dropout": 0.25}
+    assert named_changes({"model.d_model": 8}) == {"model.d_model": 8}
+
+
+def without(name, folder):
+    (folder / name).unlink()
+
+
+def longer(folder):
+    """A tokenizer with more ids than the embedding has rows."""
+    table = json.loads((folder / "tokenizer.json").read_text())
+    table["added_tokens"].append(table["added_tokens"][-1] | {"id": 900, "content": "<more>"})
+    (folder / "tokenizer.json").write_text(json.dumps(table))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: without("tokenizer.json", folder), "has no tokenizer"),
+        (lambda folder: without("config.json", folder), "has neither config.json nor settings.json"),
+        (lambda folder: without("model.safetensors", folder), "has neither model.safetensors nor"),
+        (shutil.rmtree, "does not exist"),
+        (longer, "they do not belong together"),
+    ],
+)
+def test_a_start_that_is_not_whole_is_refused_by_name(runs, tmp_path, spoil, message):
+    shutil.copytree(checkpoint(runs, "bart"), tmp_path / "bart")
+    spoil(tmp_path / "bart")
+    with pytest.raises(SettingError, match=message):
+        started_from(str(tmp_path / "bart"), tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("family", "row", "settings", "message"),
+    [
+        ("bert", ROW, {}, "model.architecture='encoder' writes no text"),
+        ("gpt2", ROW, {"pretraining.steps": 2}, "the vocabulary has no sentinels"),
+        ("gpt2", "bart/base", {"pretraining.steps": 2}, "no token for mask"),
+        ("bert", "t5/1-baseline/baseline", {"pretraining.steps": 2}, "writes no text"),
+        ("gpt2", "history/trigram", {}, "starts from no checkpoint"),
+    ],
+)
+def test_a_start_that_lacks_what_the_row_needs_is_refused(runs, family, row, settings, message):
+    experiment = started(runs, family, row, **settings)
+    with pytest.raises(SettingError, match=message):
+        check(experiment, runs / "tiny" / "refused", runs / "cache", print)
+
+
+def test_a_setting_that_contradicts_the_checkpoint_is_refused_and_one_of_training_is_not(runs):
+    experiment = started(runs, "gpt2")
+    check_start(experiment, {"model.dropout": 0.3, "pretraining.steps": 9, "model.d_model": 16})
+    for path, value in (("model.d_model", 32), ("data.vocabulary", "bpe"), ("vectors.epochs", 2)):
+        with pytest.raises(SettingError, match=f"--{path} {value} contradicts --start"):
+            check_start(experiment, {path: value})
+
+
+def test_a_checkpoint_of_the_hub_without_a_network_is_an_error_that_says_so(runs, monkeypatch):
+    import huggingface_hub
+
+    def unreachable(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(SettingError, match="hf:ours/model cannot be downloaded .no route to host"):
+        started_from("hf:ours/model", runs)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(runs / name))
+    assert started_from("hf:gpt2", runs) == started_from(checkpoint(runs, "gpt2"), runs)
+
+
+def test_special_ids_that_config_json_does_not_name_are_the_tokenizers(runs):
+    found = {family: started(runs, family).model.special for family in ("gpt2", "llama")}
+    assert {name: (x.pad, x.eos, x.start) for name, x in found.items()} == {n: ids_of(n) for n in found}
+
+
+def test_an_answer_that_would_be_cut_is_refused_with_its_tokens_and_the_room(runs):
+    experiment = build(ROW, "tiny", TEXT)
+    vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "acceptable")), affixes=None)
+    with pytest.raises(SettingError, match="'acceptable' of task 'acceptability' has 90 tokens here, and"):
+        check_answers(experiment, SimpleNamespace(vocabulary=vocabulary))
+
+
+def test_a_label_that_the_task_lacks_is_refused_with_those_it_has(runs):
+    reader = Reader(LABELLED["follows"], find_tokenizer(Path(checkpoint(runs, "bert")), 400), "encoder", 60)
+    with pytest.raises(SettingError, match="'follows' has a row with label 2; its labels are 0 to 1"):
+        reader.example({"sentence1": "the cat", "sentence2": "sat", "label": 2})
