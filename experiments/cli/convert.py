@@ -16,6 +16,7 @@ from lm.data.text.published import FILES, find_tokenizer
 from lm.files import complete_folder
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, changes
+from lm.train.config import Weights
 
 
 def import_or_export(arguments: Sequence[str]) -> None:
@@ -115,20 +116,28 @@ def digests(folder: Path) -> dict[str, str]:
     return sums
 
 
-def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
+def export_checkpoint(
+    run: Path,
+    folder: Path,
+    /,
+    mixture: str = "",
+    weights: Weights = "scored",
+) -> None:
     """Write a run's model as a checkpoint that other programs read.
 
     Args:
         run: folder of a run.
         folder: where config.json and safetensors go.
         mixture: which fine-tuned model; by default the pre-trained one.
+        weights: average: the moving average of the parameters (optimizer.ema); last: the parameters
+            themselves; scored: the average where one is kept, as everywhere.
     """
     from experiments.runs.recipes import trained_body
     from experiments.runs.trained import chosen, frame
     from lm import convert, sharding
 
     stage = chosen(run, {stage.name: stage for stage in stages_of(run) if stage.has_model}, mixture)
-    model = trained_body(stage, sharding.make_mesh(stage.settings.mesh))
+    model = trained_body(stage, sharding.make_mesh(stage.settings.mesh), weights)
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one

@@ -51,6 +51,11 @@ ROWS = {
         "max-pooling": BERT | {"tuning.pool": "max"},
         "no-pretraining": BERT | {"pretraining.steps": 0},
     },
+    # lm sweep rates --scale nano: 5 rows that share one pre-training
+    ("rates", "Fine-tuning: learning rates"): {
+        rate: BERT | {"finetuning.optimizer.learning_rate": float(rate)}
+        for rate in ("3e-4", "3e-5", "1e-4", "1e-3", "3e-3")
+    },
     # lm sweep gpt --scale nano: 5 rows, half a minute to a minute each; tasks near chance
     ("gpt", "Decoders"): {
         "base": GPT,
