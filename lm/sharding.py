@@ -34,6 +34,7 @@ PARAMETER_AXES: dict[str, str | None] = {
     "length": None,
     "kv": None,
     "adapter": None,
+    "lora": None,
     "classes": None,
 }
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -20,10 +21,15 @@ from experiments.runs.trained import open_run
 from lm.convert import load, save
 from lm.convert.config_json import config_json, model_config, parts_in
 from lm.convert.families import FAMILIES
+from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, change
+from lm.sharding import make_mesh, named
+from lm.train.checkpoints import Checkpoints
+from lm.train.config import CheckpointConfig, OptimizerConfig
+from lm.train.step import StepSpec, build
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/model.safetensors"))
@@ -342,3 +348,24 @@ def test_exported_files_are_for_whom_the_umask_says(tmp_path):
     assert {
         path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()
     } == dict.fromkeys(["config.json", MODEL, "vocab.txt"], "0o640")
+
+
+def test_the_average_or_the_parameters_themselves_are_exported_on_request(tmp_path):
+    source, _ = copied("bert", tmp_path / "in")
+    run, checkpoints = tmp_path / "run", tmp_path / "run" / "pretraining" / "checkpoints"
+    import_checkpoint(source, run)
+    with pytest.raises(
+        SettingError, match=r"checkpoints keeps no average of the parameters .optimizer.ema=0"
+    ):
+        export_checkpoint(run, tmp_path / "average", weights="average")
+    config, model = load(source)
+    spec = StepSpec(config, OptimizerConfig(ema=0.9))
+    state = build(spec, make_mesh(MeshConfig(), jax.devices()[:1])).init(0)
+    due = named(model)
+    average = {name: value + 1 for name, value in due.items()}
+    with Checkpoints(checkpoints, CheckpointConfig()) as keeper:
+        keeper.save(replace(state, step=jnp.int32(1), params=due, average=average))
+    for weights, more in (("average", 1), ("scored", 1), ("last", 0)):
+        export_checkpoint(run, tmp_path / weights, weights=weights)
+        for name, value in named(load(tmp_path / weights)[1]).items():
+            np.testing.assert_array_equal(value, due[name] + more, err_msg=f"{weights} {name}")

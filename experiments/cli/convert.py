@@ -11,6 +11,7 @@ from experiments.runs.prepare import FOLDER, stored_vocabulary
 from experiments.runs.stages import PRETRAINING, stages_of
 from experiments.starts import import_published
 from lm.settings import SettingError
+from lm.train.config import Weights
 
 
 def import_or_export(arguments: Sequence[str]) -> None:
@@ -54,20 +55,28 @@ def _describe(published: dict[str, Any], what: str) -> None:
         UNBROKEN.print(f"not read from config.json: {', '.join(unknown)}; an export writes it again")
 
 
-def export_checkpoint(run: Path, folder: Path, /, mixture: str = "") -> None:
+def export_checkpoint(
+    run: Path,
+    folder: Path,
+    /,
+    mixture: str = "",
+    weights: Weights = "scored",
+) -> None:
     """Write a run's model as a checkpoint that other programs read.
 
     Args:
         run: folder of a run.
         folder: where config.json and safetensors go.
         mixture: which fine-tuned model; by default the pre-trained one.
+        weights: average: the moving average of the parameters (optimizer.ema); last: the parameters
+            themselves; scored: the average where one is kept, as everywhere.
     """
     from experiments.runs.recipes import trained_body
     from experiments.runs.trained import chosen, frame
     from lm import convert, sharding
 
     stage = chosen(run, {stage.name: stage for stage in stages_of(run) if stage.has_model}, mixture)
-    model = trained_body(stage, sharding.make_mesh(stage.settings.mesh))
+    model = trained_body(stage, sharding.make_mesh(stage.settings.mesh), weights)
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one

@@ -47,7 +47,7 @@ from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train import optimizers
 from lm.train.checkpoints import CheckpointError, Checkpoints
-from lm.train.config import CheckpointConfig
+from lm.train.config import CheckpointConfig, Weights
 from lm.train.losses import both_directions, labelled, masked_lm, replaced_tokens
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
@@ -81,14 +81,17 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
 
 
 def text_spec(experiment: Experiment) -> StepSpec:
-    """The step of fine-tuning to answer in words: of all parameters, some at first, or adapters alone."""
+    """The step of fine-tuning to answer in words: of all parameters, some first, adapters or LoRA alone."""
     model, training, adapters = experiment.model, experiment.finetuning, experiment.tuning.adapters
+    lora = experiment.tuning.lora
     tune: optimizers.Tune = optimizers.every_parameter
     if adapters:
         tune = optimizers.adapters_only
+    elif lora.rank:
+        tune = optimizers.lora_only
     elif experiment.tuning.unfreezing == "gradual":
         tune = optimizers.GradualUnfreezing(model, training.steps)
-    model = replace(model, adapter_width=round(adapters * model.d_model))
+    model = replace(model, adapter_width=round(adapters * model.d_model), lora=lora)
     parts, guard = training.microbatches, experiment.guard
     return StepSpec(model, training.optimizer, tune=tune, microbatches=parts, guard=guard)
 
@@ -277,9 +280,11 @@ def trained(stage: Stage, mesh: Mesh, step: int | None = None) -> State:
     return _restored(stage, steps_of(stage, mesh), "", step)
 
 
-def trained_body(stage: Stage, mesh: Mesh) -> Transformer:
-    """The Transformer after a stage, without a head or ELECTRA's generator."""
-    return cast(Transformer, _restored(stage, body_steps(stage, mesh), prefix_of(stage)).model)
+def trained_body(stage: Stage, mesh: Mesh, weights: Weights = "scored") -> Transformer:
+    """The Transformer after a stage, without a head or ELECTRA's generator; low-rank updates are merged."""
+    state = _restored(stage, body_steps(stage, mesh), prefix_of(stage), weights=weights)
+    model = cast(Transformer, state.model)
+    return composed.merged(model) if model.config.lora.rank else model
 
 
 def body_steps(stage: Stage, mesh: Mesh) -> Steps:
@@ -294,13 +299,15 @@ def prefix_of(stage: Stage) -> str:
     return composed.BODY + inner if tuned else composed.DISCRIMINATOR if "replaced-token" in heads else inner
 
 
-def _restored(stage: Stage, steps: Steps, prefix: str, step: int | None = None) -> State:
+def _restored(
+    stage: Stage, steps: Steps, prefix: str, step: int | None = None, weights: Weights = "scored"
+) -> State:
     with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig(best="highest")) as checkpoints:
         if not checkpoints.steps():
             raise SettingError(f"{stage.folder} has no checkpoint yet; train the run first")
         try:
             chosen = step or checkpoints.best()
-            return checkpoints.restore_model(steps.abstract, chosen, lambda path: prefix + path)
+            return checkpoints.restore_model(steps.abstract, chosen, lambda path: prefix + path, weights)
         except CheckpointError as error:
             raise SettingError(str(error)) from error
 

@@ -51,6 +51,11 @@ ROWS = {
         "max-pooling": BERT | {"tuning.pool": "max"},
         "no-pretraining": BERT | {"pretraining.steps": 0},
     },
+    # lm sweep rates --scale nano: 5 rows that share one pre-training
+    ("rates", "Fine-tuning: learning rates"): {
+        rate: BERT | {"finetuning.optimizer.learning_rate": float(rate)}
+        for rate in ("3e-4", "3e-5", "1e-4", "1e-3", "3e-3")
+    },
     # lm sweep gpt --scale nano: 5 rows, half a minute to a minute each; tasks near chance
     ("gpt", "Decoders"): {
         "base": GPT,
@@ -69,7 +74,7 @@ ROWS = {
         "base": BART,
         "t5-objective": BART | objective("baseline"),
     },
-    # lm sweep positions --scale mini --seeds 3, of width 128 (options in docs/positions.md): 6 rows, 3.5 min a
+    # lm sweep positions --scale mini --seeds 3, of width 128 (options: docs/positions.md): 6 rows, 3.5 min a
     # seed; perplexity 105.2 (rotary) - 129.0 (none) at 64 tokens, 103.3 (ALiBi) - 169.4 (sinusoidal) at 512
     ("positions", "Trained on short rows, tested on long ones"): {
         name: DECODER | {"model.positions": name}

@@ -9,12 +9,11 @@ from functools import cache
 from math import ceil
 from typing import Any, Literal
 
-from lm.counts.markov import MarkovConfig
-from lm.counts.ngrams import HIGHEST_ORDER
+from lm.counts.config import CountsConfig
 from lm.data.objectives import OBJECTIVES, Objective
 from lm.data.text.vocabulary import Layout
 from lm.mesh import MeshConfig
-from lm.nn.config import HeadLayers, ModelConfig, Pool
+from lm.nn.config import HeadLayers, LoraConfig, ModelConfig, Pool
 from lm.settings import SettingError, at_least, changes, leaves
 from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
 from lm.vectors.config import VectorsConfig
@@ -152,6 +151,7 @@ class TuningConfig:
     # sentinels of the vocabulary (Radford et al. 2018)
     layout: Layout = "ended"
     adapters: float = 0.0  # width of adapters over d_model, which alone are trained; 0: all parameters are
+    lora: LoraConfig = LoraConfig()  # low-rank updates, which alone are trained; merged in what is exported
     unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
     # shares of pre-training after each of which fine-tuning starts, so that a run is scored at all of them
     branches: tuple[float, ...] = (1.0,)
@@ -171,11 +171,12 @@ class TuningConfig:
             raise SettingError(
                 f"tuning.branches={self.branches} should rise from above 0 to 1.0, such as (0.25, 0.5, 1.0)"
             )
-        if self.adapters < 0 or (self.adapters and self.unfreezing == "gradual"):
-            raise SettingError(
-                f"tuning.adapters={self.adapters} should be at least 0, and 0 with "
-                "tuning.unfreezing='gradual'"
-            )
+        at_least(self, "tuning.", adapters=0)
+        which = {f"adapters={self.adapters}": self.adapters, f"lora.rank={self.lora.rank}": self.lora.rank}
+        which |= {"unfreezing='gradual'": self.unfreezing == "gradual"}
+        which |= {f"layers={self.layers!r}": self.lora.rank and self.layers.endswith("frozen")}
+        if len(chosen := [f"tuning.{name}" for name, on in which.items() if on]) > 1:
+            raise SettingError(f"{' and '.join(chosen)} say different things of what is trained: choose one")
 
 
 @dataclass(frozen=True)
@@ -187,25 +188,6 @@ class EnsembleConfig:
 
     def __post_init__(self):
         at_least(self, "ensemble.", members=1)
-
-
-@dataclass(frozen=True)
-class CountsConfig:
-    """A model made of counts in the place of a network, which is then neither pre-trained nor fine-tuned."""
-
-    # ngram: interpolated Kneser-Ney, of the text that pre-training would read, once over
-    # tagger: hidden Markov, of each of tuning.heads
-    model: Literal["none", "ngram", "tagger"] = "none"
-    order: int = 3  # of n-grams: the predicted token and its context [tokens]
-    # how a tagger decides: each word alone, or the path of tags by beams of width 1, beam_width, or all tags
-    tagging: Literal["most-frequent", "greedy", "beam", "viterbi"] = "viterbi"
-    beam_width: int = 4  # of tagging="beam" [tags]
-    markov: MarkovConfig = MarkovConfig(smoothing=0.1)
-
-    def __post_init__(self):
-        at_least(self, "counts.", beam_width=1)
-        if not 1 <= self.order <= HIGHEST_ORDER:
-            raise SettingError(f"counts.order={self.order} should be from 1 to {HIGHEST_ORDER}")
 
 
 @dataclass(frozen=True)
@@ -233,6 +215,8 @@ class Experiment:
     def __post_init__(self):
         self.pretraining.check("pretraining")
         self.finetuning.check("finetuning")
+        if rank := self.model.lora.rank:
+            raise SettingError(f"model.lora.rank={rank}: what is tuned alone is set by tuning.lora.rank")
         most = 2**32 // self.ensemble.members - 1  # jax takes seeds of 32 bits, and each member has its own
         if not 0 <= self.seed <= most:
             raise SettingError(f"seed={self.seed} should be a whole number from 0 to {most}")

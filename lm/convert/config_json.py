@@ -111,15 +111,15 @@ def config_json(config: ModelConfig) -> Json:
 
     A published one stays as it is, but for what has been changed since.
     """
-    meaning, unfit = _meaning(config), dict[str, list[str]]()
+    due, unfit = meaning(config), dict[str, list[str]]()
     for family, write in _writers(config):
         try:
             theirs = write(family, config)
-            back = _meaning(model_config(theirs, parts_of(config)))
+            back = meaning(model_config(theirs, parts_of(config)))
         except SettingError as error:
             unfit[family] = [str(error)]
             continue
-        other = {path: value for path, value in meaning.items() if value != back.get(path)}
+        other = {path: value for path, value in due.items() if value != back.get(path)}
         unfit[family] = [
             f"model.{path}={value!r} should be {back.get(path)!r}" for path, value in other.items()
         ]
@@ -164,14 +164,19 @@ def _read_rotary(theirs: Json, table: Family) -> Json:
     if table.rotary is None:
         return {}
     base, fraction, usual = table.rotary
-    old = {"rope_theta": theirs.get(base, 10_000.0), "partial_rotary_factor": theirs.get(fraction, usual)}
+    old = {
+        "rope_theta": theirs.get(base, 10_000.0),
+        "partial_rotary_factor": theirs.get(fraction or "", usual),
+    }
     given = old | {key: theirs[key] for key in old if key in theirs}
     given |= {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
     kind = given.pop("rope_type", given.pop("type", "default"))
     if kind not in _SCALINGS:
         raise SettingError(f"config.json: rope_type={kind!r} is not supported{nearest(str(kind), _SCALINGS)}")
-    base, fraction = given.pop("rope_theta"), given.pop("partial_rotary_factor")
-    ours = {"rotary.base": base, "rotary.fraction": fraction, "rotary.scaling": _SCALINGS[kind]}
+    base, share = given.pop("rope_theta"), given.pop("partial_rotary_factor")
+    if fraction is None and share != usual:
+        raise SettingError(f"config.json: partial_rotary_factor={share!r} is not supported, only {usual}")
+    ours = {"rotary.base": base, "rotary.fraction": share, "rotary.scaling": _SCALINGS[kind]}
     if kind != "default":
         ours["rotary.original_length"] = theirs.get("max_position_embeddings", 2_048)
     for key, value in given.items():
@@ -191,10 +196,11 @@ def _write_rotary(config: ModelConfig, table: Family) -> Json:
         unread = _UNSTRETCHED[rotary.scaling]
         scaling = {"rope_type": rotary.scaling}
         scaling |= {k: getattr(rotary, ours) for k, ours in _STRETCH.items() if not ours.startswith(unread)}
-    return {base: rotary.base, fraction: rotary.fraction, "rope_scaling": scaling}
+    partial = {} if fraction is None else {fraction: rotary.fraction}
+    return {base: rotary.base, **partial, "rope_scaling": scaling}
 
 
-def _meaning(config: ModelConfig) -> Json:
+def meaning(config: ModelConfig) -> Json:
     """The settings that decide which function a model computes, of those alone that are read by it."""
     settings = dict(leaves(config)) | {
         "num_key_value_heads": config.key_value_heads,

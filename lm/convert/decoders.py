@@ -204,7 +204,7 @@ DECODER_FAMILIES["llama"] = Family(
     ),
     fixed=_LLAMA_VALUES,
     idle="pretraining_tp",
-    rotary=("rope_theta", "partial_rotary_factor", 1.0),
+    rotary=("rope_theta", None, 1.0),  # the reference turns whole heads, whatever partial_rotary_factor says
     prefix="model.",
     base=names("""
         {embed,decoder.norm}              {embed_tokens,norm}

@@ -38,7 +38,7 @@ FAMILIES["t5"] = Family(
     classes="T5ForConditionalGeneration",
     keys=t5_keys("""vocab_size d_model d_kv d_ff num_heads num_layers=num_encoder_layers
         dropout_rate=dropout:0.1 relative_attention_num_buckets=relative_buckets
-        layer_norm_epsilon=norm_epsilon:1e-6 relative_attention_max_distance=relative_max_distance:128
+        layer_norm_epsilon=norm_epsilon:1e-6
         pad_token_id=special.pad:0 eos_token_id=special.eos:1 decoder_start_token_id=special.start:0"""),
     fixed=values("architecture=encoder-decoder positions=relative scores=dot"),
     only=values("is_encoder_decoder=true"),

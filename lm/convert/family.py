@@ -47,8 +47,8 @@ class Family:
     only: dict[str, Any] = field(default_factory=dict)  # of theirs: the one value that is implemented
     aliases: str = ""  # their other names of settings, "other=usual"
     idle: str = ""  # of theirs: without effect on what is computed, but for dropout in training
-    # their names of the base and the fraction of rotary positions, and the usual fraction
-    rotary: tuple[str, str, float] | None = None
+    # their names of the base and the fraction of rotary positions, and the usual fraction; None: the only one
+    rotary: tuple[str, str | None, float] | None = None
     says_tied: bool = False  # its files may say that the output matrix is the embedding where it is not
     prefix: str = ""  # of tensors that a model without its output layers has too, and is saved without
     base: dict[str, str]  # our module -> theirs; "a.b+c" are a.b and a.c, fused into one of theirs
@@ -212,6 +212,17 @@ after_padding = Key(
 )
 
 
+def _max_distance(value: Any, theirs: Json) -> int:
+    """T5's farthest distance; the reference's buckets are out of order if it has a bucket of its own."""
+    exact = theirs["relative_attention_num_buckets"] // 2
+    if value <= exact:
+        beyond = f"half of relative_attention_num_buckets, {exact}"
+        raise SettingError(
+            f"config.json: relative_attention_max_distance={value} should be more than {beyond}"
+        )
+    return value
+
+
 def _t5_logits(_: Any, theirs: Json) -> str:
     """Whether states are scaled by d_model^-0.5 stands in a setting of its own since transformers 5, where a
     matrix of its own is known by its tensor; before, a matrix that was the embedding (T5 1.0) was scaled,
@@ -248,6 +259,7 @@ def t5_keys(table: str) -> tuple[Key, ...]:
     return keys(
         table,
         Key("num_decoder_layers", "num_decoder_layers", None, lambda n, theirs: n or theirs["num_layers"]),
+        Key("relative_attention_max_distance", "relative_max_distance", 128, _max_distance),
         mlp,
         repeated("is_gated_act", gated),
         repeated("dense_act_fn", activation),

@@ -56,7 +56,7 @@ def accounted(table: Family) -> set[str]:
 def read_fields(table: Family) -> set[str]:
     """Those of them on which it depends what is computed here, or whether it is refused."""
     read = {row.theirs for row in table.keys} | {*table.usual_names, *ELSEWHERE, *ONLY, *table.only}
-    return read if table.rotary is None else read | {*ROTARY, *table.rotary[:2]}
+    return read if table.rotary is None else read | {*ROTARY, *filter(None, table.rotary[:2])}
 
 
 def check_fields(theirs: Json, table: Family) -> None:

@@ -1,4 +1,4 @@
-"""Models made of models: one with a head to fine-tune, ELECTRA's and ELMo's pairs, and ensembles."""
+"""Models made of models: with a head to fine-tune, ELECTRA's and ELMo's pairs, ensembles, LoRA merged."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -9,14 +9,14 @@ from flax import nnx
 from jax import Array
 
 from lm.nn.cache import Cache
-from lm.nn.config import HeadConfig, ModelConfig
+from lm.nn.config import HeadConfig, LoraConfig, ModelConfig
 from lm.nn.heads import POOL, Head, LayerMixture
 from lm.nn.layers import Embed, split
 from lm.nn.stack import Stack
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.settings import SettingError
-from lm.sharding import constrain
+from lm.sharding import constrain, named
 
 # how names of the parameters of the model inside begin
 BODY, DISCRIMINATOR, FORWARD = "body.", "discriminator.", "forward."
@@ -174,6 +174,17 @@ def source_of(learnt: Collection[str], name: str) -> str | None:
     olds = [name, bare, DISCRIMINATOR + bare, FORWARD + bare]
     olds += [bare.removeprefix(DISCRIMINATOR), bare.removeprefix(FORWARD)]  # from vectors
     return next((old for old in olds if old in learnt), None)
+
+
+def merged(model: Transformer) -> Transformer:
+    """The same function without low-rank updates, each added to its matrix (Hu et al. 2021, section 4.1)."""
+    lora, params = model.config.lora, named(model)
+    plain = jax.eval_shape(lambda: Transformer(replace(model.config, lora=LoraConfig()), nnx.Rngs(params=0)))
+    for down in [name for name in params if name.endswith(".lora.down")]:
+        linear = down.removesuffix("lora.down")
+        update = jnp.einsum("...ir,...ro->...io", params[down], params[f"{linear}lora.up"])
+        params[f"{linear}kernel"] += update * (lora.alpha / lora.rank)
+    return jax.tree.unflatten(jax.tree.structure(plain), [params[name] for name in named(plain)])
 
 
 class Ensemble(nnx.Module):

@@ -21,6 +21,9 @@ HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"]
+LoraMatrix = Literal[
+    "query", "key", "value", "out", "mlp"
+]  # of each attention, own and cross; all of the MLP
 # backward: a second language model, which reads the text from its end (ELMo)
 PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"]
 
@@ -32,6 +35,20 @@ class SideConfig:
     d_ff: int | None = None  # width of the feed-forward layer [features]
     d_kv: int | None = None  # width of one attention head [features]
     num_heads: int | None = None  # attention heads [heads]
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank updates of matrices, which are tuned in their place (LoRA, Hu et al. 2021)."""
+
+    rank: int = 0  # inner width of an update; 0: there are none [features]
+    alpha: float = 8.0  # over the rank: what updates are multiplied by
+    matrices: tuple[LoraMatrix, ...] = ("query", "value")  # that have an update
+
+    def __post_init__(self):
+        at_least(self, "lora.", rank=0)
+        if not (self.alpha > 0 and self.matrices):
+            raise SettingError(f"lora.alpha={self.alpha} should be above 0, lora.matrices name one or more")
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,7 @@ class ModelConfig:
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
     mlp: Activation = "relu"  # activation of the feed-forward layer; none: there is no such layer
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
+    lora: LoraConfig = LoraConfig()
     norm: Literal["rms", "layer", "none"] = "rms"  # T5 and Llama leave out the mean and the bias
     # where norms are; parallel: GPT-NeoX, with one norm for all sub-layers of a block: GPT-J; none: as
     # pre-norm, but no sub-layer's input is added to its output
@@ -191,6 +209,10 @@ class ModelConfig:
         if self.mixer == "attention":
             return
         mixer = f"model.mixer={self.mixer!r}"
+        if self.lora.rank and self.lora.matrices != ("mlp",):
+            raise SettingError(
+                f"{mixer} has no attention for lora.matrices={self.lora.matrices}: use ('mlp',)"
+            )
         if self.mixer == "none" and self.residual == "none":
             raise SettingError(f"{mixer} passes nothing on with model.residual='none': choose 'pre-norm'")
         if self.mask == "none":
@@ -231,6 +253,8 @@ class ModelConfig:
         if self.mlp == "none" and (self.logits_transform or "replaced-token" in self.heads):
             readers = "model.logits_transform=True or the head 'replaced-token'"
             raise SettingError(f"model.mlp='none' leaves {readers} no activation: choose another, or neither")
+        if self.mlp == "none" and self.lora.rank and "mlp" in self.lora.matrices:
+            raise SettingError(f"model.mlp='none' has no matrix for lora.matrices={self.lora.matrices}")
         if self.encoder != SideConfig():
             if self.architecture != "encoder-decoder":
                 message = f"model.encoder={self.encoder} needs model.architecture='encoder-decoder'"

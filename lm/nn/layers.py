@@ -1,6 +1,6 @@
 """The layers of a Transformer; each parameter names its axes where it is made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -80,18 +80,36 @@ def _product_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Arr
 product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_backward)
 
 
+class LowRank(nnx.Module):
+    """x [B,T,in] to [B,T,out] by two matrices [in,rank] and [rank,out], 0 when new (Hu et al. 2021)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str]):
+        self.config = config.lora
+        self.down = param(normal(rngs, (shape[0], config.lora.rank), shape[0] ** -0.5), axes[0], "lora")
+        self.up = param(jnp.zeros((config.lora.rank, shape[1]), jnp.float32), "lora", axes[1])
+
+    def __call__(self, x: Array) -> Array:
+        low = product(x, self.down[...].astype(x.dtype))
+        return product(low, self.up[...].astype(x.dtype)) * (self.config.alpha / self.config.rank)
+
+
 class Linear(nnx.Module):
-    """x [B,T,in] times a kernel [in,out], plus a bias [out] if the model has biases, in the dtype of x."""
+    """x [B,T,in] times a kernel [in,out], plus a bias [out] if the model has biases, in the dtype of x.
+
+    ``lora`` is what is added to the product, once ``add_low_rank`` has set it.
+    """
 
     def __init__(
         self, config: ModelConfig, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], std: float
     ):
         self.kernel = param(normal(rngs, shape, std), *axes)
         self.bias = param(jnp.zeros(shape[1:], jnp.float32), axes[1]) if config.bias else None
+        self.lora: LowRank | None = nnx.data(None)  # which a module may replace
 
     def __call__(self, x: Array) -> Array:
-        x = product(x, self.kernel[...].astype(x.dtype))
-        return x if self.bias is None else x + along(self.bias[...], x)
+        y = product(x, self.kernel[...].astype(x.dtype))
+        y = y if self.lora is None else y + self.lora(x)
+        return y if self.bias is None else y + along(self.bias[...], y)
 
 
 def along(vector: Array, x: Array) -> Array:
@@ -182,6 +200,20 @@ class Mlp(nnx.Module):
     def _outward(self, hidden: Array, linear: Array | None, keep: Array | None) -> Array:
         hidden = ACTIVATIONS[self.config.mlp](hidden)
         return self.out(dropout(hidden if linear is None else hidden * linear, keep, self.config.dropout))
+
+
+def add_low_rank(
+    config: ModelConfig, rngs: nnx.Rngs, attentions: Iterable[nnx.Module], mlp: nnx.Module | None
+) -> None:
+    """Give those linear layers of a block that ``model.lora.matrices`` names an update."""
+    matrices = config.lora.matrices if config.lora.rank else ()
+    chosen: list[tuple[nnx.Module, str]] = []
+    chosen += [(module, name) for module in attentions for name in matrices if name != "mlp"]
+    chosen += [(mlp, name) for name in ("hidden", "linear", "out") if mlp is not None and "mlp" in matrices]
+    for module, name in chosen:
+        if isinstance(linear := getattr(module, name, None), Linear):
+            width, out = linear.kernel.shape
+            linear.lora = LowRank(config, rngs, (width, out), linear.kernel.axes)
 
 
 class Adapter(nnx.Module):

@@ -15,7 +15,18 @@ from jax import Array
 
 from lm.nn.cache import Carry, KeyValue
 from lm.nn.config import ModelConfig
-from lm.nn.layers import Adapter, Embed, Keep, Linear, Mlp, Norm, RelativeBias, draw_keep, dropout
+from lm.nn.layers import (
+    Adapter,
+    Embed,
+    Keep,
+    Linear,
+    Mlp,
+    Norm,
+    RelativeBias,
+    add_low_rank,
+    draw_keep,
+    dropout,
+)
 from lm.nn.mixers import CROSS_ATTENTION, MIXERS, Attention, Mixer
 from lm.nn.view import View
 from lm.ops.masks import periods
@@ -43,6 +54,8 @@ class Block(nnx.Module):
         self.mlp_norm = None if one_norm or config.mlp == "none" else Norm(config, config.d_model)
         self.mlp = Mlp(config, rngs) if config.mlp != "none" else None
         self.adapter = Adapter(config, rngs) if config.adapter_width else None
+        attentions = self.attention, getattr(self.attention, "globals", None), self.cross
+        add_low_rank(config, rngs, filter(None, attentions), self.mlp)
 
     def __call__(
         self, x: Array, view: View, keep: Keep, carry: Carry | None, crossed: KeyValue | None

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from lm import sharding
 from lm.settings import SettingError
 from lm.train import manifest
-from lm.train.config import EVERY_UPDATE, CheckpointConfig, GuardConfig
+from lm.train.config import EVERY_UPDATE, CheckpointConfig, GuardConfig, Weights
 from lm.train.manifest import UNFINISHED, Manifest
 from lm.train.state import State
 
@@ -132,19 +132,24 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in like])
 
     def restore_model(
-        self, state: State, step: int | None = None, source: Callable[[str], str | None] = str
+        self,
+        state: State,
+        step: int | None = None,
+        source: Callable[[str], str | None] = str,
+        weights: Weights = "scored",
     ) -> State:
         """``state`` with only the parameters from here; CheckpointError if there is no checkpoint.
 
-        Where a mean of the parameters was kept, they are that. ``source`` gives the name here of a parameter
-        of ``state``, None for one that stays as it is.
+        ``source`` gives the name here of a parameter of ``state``, None for one that stays as it is.
         """
         step = self._good_step(step)
         if step is None:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
         arrays_there = manifest.read_manifest(self._path(step), step)["arrays"]
         has_mean = any(name.startswith("average.") for name in arrays_there)
-        kind = "average" if has_mean else "params"
+        if weights == "average" and not has_mean:
+            raise CheckpointError(f"{self.folder} keeps no average of the parameters (optimizer.ema=0)")
+        kind = "average" if has_mean and weights != "last" else "params"
         sources = {name: f"{kind}.{saved}" for name in state.params if (saved := source(name)) is not None}
         like = sharding.described(state.params)
         arrays = self._read(step, {saved: like[name] for name, saved in sources.items()}, complete=False)

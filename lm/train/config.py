@@ -189,6 +189,10 @@ class LossConfig:
     label_smoothing: float = 0.0  # probability taken from the target and spread over all other tokens
 
 
+# of a checkpoint: the parameters, their average (optimizer.ema), or the average where one is kept, as scored
+Weights = Literal["scored", "average", "last"]
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
     """When the state is saved and what is kept."""

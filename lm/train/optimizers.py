@@ -122,14 +122,24 @@ def adapters_only(updates: Updates, _step: jax.Array) -> Updates:
     """Adapters and all norms are trained, as the paper says; the released code trains the adapters' norms
     alone.
     """
+    return _alone(
+        updates, lambda modules: "adapter" in modules or any(each.endswith("norm") for each in modules[-1:])
+    )
+
+
+def lora_only(updates: Updates, _step: jax.Array) -> Updates:
+    """Low-rank updates alone are trained, and a new head (Hu et al. 2021, section 4)."""
+    return _alone(updates, lambda modules: "lora" in modules)
+
+
+def _alone(updates: Updates, trained: Callable[[list[str]], bool]) -> Updates:
+    """Those of a new head, and of parameters in ``trained`` modules, outermost first; the others are 0."""
     has_body = any(name.startswith(BODY) for name in updates)
 
-    def trained(name):
-        *modules, _ = name.split(".")
-        new = has_body and not name.startswith(BODY)
-        return new or "adapter" in modules or any(name.endswith("norm") for name in modules[-1:])
+    def moves(name):
+        return has_body and not name.startswith(BODY) or trained(name.split(".")[:-1])
 
-    return {name: value if trained(name) else jnp.zeros_like(value) for name, value in updates.items()}
+    return {name: value if moves(name) else jnp.zeros_like(value) for name, value in updates.items()}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     def attention(side, queries, keys):  # query and output are as many, and key and value
         width = side.d_kv + side.value_width  # of a head's key and value
         heads, groups = side.num_heads * width, side.key_value_heads * width
-        return side.d_model * (heads * queries + groups * keys) + heads * queries * keys
+        products = side.d_model * (heads * queries + groups * keys) + _low_rank(side, queries, keys)
+        return products + heads * queries * keys
 
     def crossing(
         queries, keys
@@ -66,7 +67,8 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
 
     def mlp(side):
         matrices = 0 if side.mlp == "none" else 3 if side.mlp.startswith("gated") else 2
-        return side.d_model * (side.d_ff * matrices + 2 * side.adapter_width)
+        rank = matrices * side.lora.rank * ("mlp" in side.lora.matrices)
+        return side.d_model * (side.d_ff * matrices + 2 * side.adapter_width + rank) + side.d_ff * rank
 
     encoder = config.encoder_side
     words = 0 if config.logits == "none" else config.vocab_size
@@ -80,6 +82,15 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     if "backward" in config.heads:  # as much again, from the other end
         products *= 2
     return 6.0 * rows * products
+
+
+def _low_rank(side: ModelConfig, queries: int, keys: int) -> int:
+    """The products with low-rank updates of an attention's matrices."""
+    positions = {"query": queries, "key": keys, "value": keys, "out": queries}
+    widths = {"key": side.key_value_heads * side.d_kv, "value": side.key_value_heads * side.value_width}
+    widths |= {"query": side.num_heads * side.d_kv, "out": side.num_heads * side.value_width}
+    updated = [name for name in side.lora.matrices if name in positions]
+    return side.lora.rank * sum(positions[name] * (side.d_model + widths[name]) for name in updated)
 
 
 class Costs(NamedTuple):

@@ -1,22 +1,26 @@
 """Walk the fields of every config.json, and record what the reference computes where one is changed.
 
-``python make_variants.py`` needs torch and transformers 5. Of each type a tiny model is saved and each of its
-fields is changed in turn, the weights being the same: ``fields.json`` holds the fields that are written, and
-whether a change shows in the outputs ("computes"), does not ("idle"), or cannot be made with these weights or
-at all ("untried"). ``variants.json`` and ``variants.npz`` hold configs, weights (by name, float16 where that
-is exact) and logits of the models in which a change shows, and of the shapes in ``SHAPES``.
+``python make_variants.py`` needs torch and transformers 5. Of each type a tiny model is made, and each field
+that is written, or that the source of the model reads, is changed in turn. ``fields.json`` holds of every
+field the default, what was tried instead and the effect: the logits are other ones ("computes") or the same
+("idle") with the same weights, there are other tensors ("shapes"), or the reference cannot have it
+("refused") or keeps what it had ("kept"). ``variants.json`` holds the differing configs and shapes of tensors
+of all models whose effect is "computes" or "shapes" and of those in ``SHAPES``, ``variants.npz`` their
+logits. Weights are those of ``drawn.py``; only tensors that are not drawn, as sinusoids, are kept.
 """
 
 import copy
+import inspect
 import json
 import logging
+import re
 import tempfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from drawn import drawn
 from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent
@@ -89,6 +93,7 @@ OPT = {
     "ffn_dim": 12,
     "max_position_embeddings": 16,
 }
+SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 TYPES = {  # class, the sizes of its tiny model
     "t5": ("T5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", T5),
@@ -104,8 +109,8 @@ TYPES = {  # class, the sizes of its tiny model
     "gpt_neo": ("GPTNeoForCausalLM", NEO),
     "opt": ("OPTForCausalLM", OPT),
     "mistral": ("MistralForCausalLM", BERT | {"num_key_value_heads": 1, "sliding_window": 3}),
-    "qwen2": ("Qwen2ForCausalLM", BERT | {"num_key_value_heads": 1}),
-    "qwen3": ("Qwen3ForCausalLM", BERT | {"num_key_value_heads": 1, "head_dim": 6}),
+    "qwen2": ("Qwen2ForCausalLM", BERT | {"num_key_value_heads": 1} | SLIDING),
+    "qwen3": ("Qwen3ForCausalLM", BERT | {"num_key_value_heads": 1, "head_dim": 6} | SLIDING),
     "distilbert": ("DistilBertForMaskedLM", DISTIL),
     "bert": ("BertForMaskedLM", BERT),
     "roberta": ("RobertaForMaskedLM", BERT),
@@ -119,6 +124,10 @@ APART = {
     "encoder_ffn_dim": 10,
     "decoder_ffn_dim": 14,
 }
+ROPE = {"rope_theta": 500.0, "original_max_position_embeddings": 4, "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+PARTIAL = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+YARN = {"rope_type": "yarn", "attention_factor": 0.7}
 # type: name: (what is changed, the tensors that are drawn anew though the reference repeats another there)
 SHAPES = {
     "t5": {
@@ -134,48 +143,75 @@ SHAPES = {
     "marian": {"sides_apart": (APART, ())},
     "llama": {
         "both_biases": ({"attention_bias": True, "mlp_bias": True}, ()),
+        "yarn": ({"rope_parameters": ROPE | {"rope_type": "yarn"}}, ()),
+        "yarn_attention_factor": ({"rope_parameters": ROPE | YARN}, ()),
+        "llama3": ({"rope_parameters": ROPE | LLAMA3}, ()),
+        "dynamic": ({"rope_parameters": ROPE | {"rope_type": "dynamic"}}, ()),
+        "partial": ({"rope_parameters": PARTIAL}, ()),
     },
+    "gpt_neox": {
+        "partial": ({"rope_parameters": PARTIAL}, ()),
+        "linear": ({"rope_parameters": {**PARTIAL, "rope_type": "linear", "factor": 4.0}}, ()),
+    },
+    "gpt_neo": {"deeper": ({"num_layers": 3, "attention_types": [[["global", "local", "local"], 1]]}, ())},
     "opt": {"projected": ({"word_embed_proj_dim": 6, "do_layer_norm_before": False}, ())},
     "mistral": {"no_window": ({"sliding_window": None}, ())},
     "qwen2": {
         "window_from_a_layer_on": (
-            {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+            {"num_hidden_layers": 3},
             (),
         ),
     },
-    "longformer": {"window_by_layer": ({"num_hidden_layers": 4, "attention_window": [4, 8, 8, 4]}, ())},
+    "longformer": {
+        "window_by_layer": ({"num_hidden_layers": 4, "attention_window": [4, 8, 8, 4]}, ()),
+        "attention_window": ({"attention_window": 8}, ()),
+    },
     "electra": {"generator_as_wide": ({"embedding_size": 8}, ())},
     "bert": {"null_pad": ({"pad_token_id": None}, ())},
 }
-OTHERS = {  # what is tried where a field is no number; of numbers another is taken
-    "activation_function": "relu",
-    "hidden_act": "relu",
-    "activation": "relu",
-    "afn": "relu",
-    "feed_forward_proj": "gated-gelu",
-    "dense_act_fn": "silu",
-    "n_inner": 20,
-    "summary_type": "last",
-    "summary_activation": "tanh",
-    "classifier_dropout": 0.5,
-    "pad_token_id": 3,
-    "bos_token_id": 4,
-    "eos_token_id": 5,
-    "sep_token_id": 6,
-    "problem_type": "regression",
-    "attention_types": [[["local", "global"], 1]],
-    "attention_layers": ["local", "global"],
-    "layer_types": ["sliding_attention", "full_attention"],
-    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
+OTHERS = {  # what is tried in place of a value that is no number, the first that differs
+    "activation_function": ["relu", "gelu"],
+    "hidden_act": ["relu"],
+    "activation": ["relu"],
+    "afn": ["relu"],
+    "feed_forward_proj": ["gated-gelu", "relu"],
+    "dense_act_fn": ["silu"],
+    "relative_attention_max_distance": [3],
+    "n_inner": [20],
+    "head_dim": [6, 8],
+    "intermediate_size": [20],
+    "summary_type": ["last"],
+    "summary_activation": ["tanh"],
+    "summary_proj_to_labels": [False],
+    "classifier_dropout": [0.5],
+    "pad_token_id": [3],
+    "bos_token_id": [4],
+    "eos_token_id": [5],
+    "sep_token_id": [6],
+    "decoder_start_token_id": [7],
+    "forced_eos_token_id": [8],
+    "problem_type": ["regression"],
+    "position_embedding_type": ["relative_key"],
+    "attention_types": [[[["local", "global"], 1]]],
+    "attention_layers": [["local", "global"]],
+    "layer_types": [["sliding_attention", "full_attention"]],
+    "rope_parameters": [{"rope_type": "linear", **ROPE}],
+    "id2label": [{"0": "a", "1": "b", "2": "c"}],
+    "label2id": [{"a": 0, "b": 1, "c": 2}],
+    "attention_window": [[2, 4], 2],
+    "quantization_config": [{"bits": 4}],
 }
 UNTRIED = ("transformers_version", "architectures", "dtype", "model_type")  # of the file and not of the model
+CALLS = {"output_attentions", "output_hidden_states", "return_dict", "use_cache", "_attn_implementation"}
 INPUTS = np.array([[7, 9, 12, 6, 8, 15, 10, 11], [13, 8, 6, 14, 17, 9, 18, 16]])
 TARGETS = INPUTS[::-1, :5].copy()
+EFFECTS = ("computes", "shapes")  # of which the models are kept
 
 
 def build(kind, changed, apart=()):
+    """A model of the class ``kind`` with drawn weights; its modules ``apart`` have such of their own."""
     model_class = getattr(transformers, kind)
-    config = model_class.config_class(**changed)
+    config = model_class.config_class(**copy.deepcopy(changed))
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     for module in apart:
@@ -184,11 +220,8 @@ def build(kind, changed, apart=()):
     for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
         fixed = getattr(config, "sinusoidal_pos_embds", False) and "position_embeddings" in name
         if parameter.requires_grad and not fixed or name.endswith("final_logits_bias"):
-            rng = np.random.default_rng(zlib.crc32(name.encode()))
-            drawn = rng.standard_normal(tuple(parameter.shape)) * (0.6 if parameter.ndim > 1 else 0.3)
-            drawn += "norm" in name.lower() and name.endswith("weight")
             with torch.no_grad():
-                parameter.copy_(torch.from_numpy(drawn.astype(np.float16).astype(np.float32)))
+                parameter.copy_(torch.from_numpy(drawn(name, tuple(parameter.shape))))
     return model
 
 
@@ -209,63 +242,96 @@ def saved(model):
         )
 
 
-def other(name, value):
+def others(name, value):
+    """What is tried in place of a value, best first."""
     if name in OTHERS:
-        return copy.deepcopy(OTHERS[name])
+        return [other for other in OTHERS[name] if other != value]
     if isinstance(value, bool):
-        return not value
-    if isinstance(value, (int, float)):
-        return value + 1 if isinstance(value, int) else min(value + 0.3, 0.9)
-    return None
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 2 * value or 2]
+    return [min(value + 0.3, 0.9)] if isinstance(value, float) else []
+
+
+def fields_of(kind, config):
+    """``{field: its value}``: of those that are written and those that the source of the model reads."""
+    model_class = getattr(transformers, kind)
+    source = Path(inspect.getfile(model_class)).read_text()
+    read = {
+        *re.findall(r"config\.(\w+)", source),
+        *re.findall(r'getattr\((?:self\.)?config, "(\w+)"', source),
+    }
+    read -= CALLS | {*model_class.config_class.attribute_map}
+    own = model_class.config_class()
+    return {
+        name: getattr(own, name, None) for name in sorted(read) if not callable(getattr(own, name, 0))
+    } | config
+
+
+def effect(kind, sizes, name, new, due):
+    """(what the change does, the changed model)"""
+    (config, tensors), logits = due
+    try:
+        model = build(kind, {**sizes, name: new})
+        theirs, changed = saved(model)
+        if theirs.get(name) != new:
+            return "kept", model
+        if {k: t.shape for k, t in changed.items()} != {k: t.shape for k, t in tensors.items()}:
+            outputs(model)
+            return "shapes", model
+        found = outputs(model)
+        alike = found.shape == logits.shape and np.allclose(found, logits, atol=2e-5)  # of 20 or so: rounding
+        return "idle" if alike else "computes", model
+    except Exception as error:  # whatever the reference has against it
+        print(f"  {kind} {name}={new!r}: {type(error).__name__} {str(error).splitlines()[0]:.80}")
+        return "refused", None
 
 
 def walk(kind, sizes):
-    """``({field: what a change of it does}, {field: the changed model})``, of fields as they are written."""
+    """``({field: default, what was tried and its effect}, {name: changed model})``."""
     base = build(kind, sizes)
-    config, tensors = saved(base)
-    due, found, models = outputs(base), {}, {}
-    for name, value in config.items():
-        found[name], new = "untried", other(name, value)
-        if name in UNTRIED or new is None:
-            continue
-        try:
-            model = build(kind, {**sizes, name: new})
-            if saved(model)[0].get(name) != new:  # the reference has it as it was, whatever is asked for
-                continue
-            shapes = {key: tensor.shape for key, tensor in saved(model)[1].items()}
-            same = shapes == {key: tensor.shape for key, tensor in tensors.items()}
-            logits = outputs(model)
-        except Exception as error:  # whatever the reference has against it
-            print(f"  {kind} {name}={new!r}: {type(error).__name__} {str(error).splitlines()[0]:.80}")
-            continue
-        if same:
-            alike = logits.shape == due.shape and np.allclose(logits, due, atol=1e-6)
-            found[name] = "idle" if alike else "computes"
-        if isinstance(value, bool) and found[name] != "idle":
-            models[f"{name}_{str(new).lower()}"] = model
-    return found, models
+    due = saved(base), outputs(base)
+    fields, models = {}, {"base": base}
+    for name, value in fields_of(kind, due[0][0]).items():
+        fields[name] = {"default": value}
+        for new in [] if name in UNTRIED else others(name, value):
+            found, model = effect(kind, sizes, name, new, due)
+            if "effect" not in fields[name] or found in (*EFFECTS, "idle"):
+                fields[name] |= {"tried": new, "effect": found}
+            if found in EFFECTS:
+                models[name] = model
+                break
+    return fields, models
 
 
-def kept(name, model, configs, arrays):
-    config, tensors = saved(model)
-    configs[name] = config
-    for key, tensor in tensors.items():
-        half = tensor.astype(np.float16)
-        arrays[f"{name}/{key}"] = half if np.array_equal(half.astype(tensor.dtype), tensor) else tensor
-    arrays[f"{name}/logits"] = outputs(model)
+def changes(new, old):
+    """What of ``new`` differs; None: it is gone."""
+    return {key: new.get(key) for key in [*new, *(old.keys() - new)] if new.get(key) != old.get(key)}
 
 
 def main():
-    fields, configs, arrays = {}, {}, {}
+    fields, variants, arrays = {}, {}, {}
     for family, (kind, sizes) in TYPES.items():
-        fields[family], models = walk(kind, sizes)
+        found, models = walk(kind, sizes)
+        fields |= {f"{family}/{field}": told for field, told in found.items()}
         models |= {
             name: build(kind, sizes | new, apart) for name, (new, apart) in SHAPES.get(family, {}).items()
         }
+        base = None
         for name, model in models.items():
-            kept(f"{family}/{name}", model, configs, arrays)
-    (HERE / "fields.json").write_text(json.dumps(fields, indent=1) + "\n")
-    (HERE / "variants.json").write_text(json.dumps(configs, indent=1) + "\n")
+            config, tensors = saved(model)
+            shapes = {key: [*tensor.shape] for key, tensor in tensors.items()}
+            base = base or (config, shapes)
+            both = {"config": (config, base[0]), "tensors": (shapes, base[1])}
+            variants[f"{family}/{name}"] = {
+                part: new if name == "base" else changes(new, old) for part, (new, old) in both.items()
+            }
+            arrays[f"{family}/{name}/logits"] = outputs(model)
+            fixed = {k: t for k, t in tensors.items() if not np.array_equal(t, drawn(k, t.shape))}
+            arrays |= {f"{family}/{name}/{key}": tensor for key, tensor in fixed.items()}
+    for name, table in (("fields", fields), ("variants", variants)):
+        lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items())
+        (HERE / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     np.savez_compressed(HERE / "variants.npz", **arrays)
 
 

@@ -1,0 +1,27 @@
+"""The settings of a model made of counts."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lm.counts.markov import MarkovConfig
+from lm.counts.ngrams import HIGHEST_ORDER
+from lm.settings import SettingError, at_least
+
+
+@dataclass(frozen=True)
+class CountsConfig:
+    """A model made of counts in the place of a network, which is then neither pre-trained nor fine-tuned."""
+
+    # ngram: interpolated Kneser-Ney, of the text that pre-training would read, once over
+    # tagger: hidden Markov, of each of tuning.heads
+    model: Literal["none", "ngram", "tagger"] = "none"
+    order: int = 3  # of n-grams: the predicted token and its context [tokens]
+    # how a tagger decides: each word alone, or the path of tags by beams of width 1, beam_width, or all tags
+    tagging: Literal["most-frequent", "greedy", "beam", "viterbi"] = "viterbi"
+    beam_width: int = 4  # of tagging="beam" [tags]
+    markov: MarkovConfig = MarkovConfig(smoothing=0.1)
+
+    def __post_init__(self):
+        at_least(self, "counts.", beam_width=1)
+        if not 1 <= self.order <= HIGHEST_ORDER:
+            raise SettingError(f"counts.order={self.order} should be from 1 to {HIGHEST_ORDER}")
