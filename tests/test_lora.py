@@ -10,7 +10,7 @@ from flax import nnx
 from test_nn import CONFIGS, TINY, example
 from test_sharding import transformer_batch
 
-from experiments.cli.convert import imported
+from experiments.starts import imported
 from experiments.runs.recipes import head_spec, text_spec, trained_body
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
