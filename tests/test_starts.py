@@ -224,9 +224,9 @@ def test_special_ids_that_config_json_does_not_name_are_the_tokenizers(runs):
 
 
 def test_an_answer_that_would_be_cut_is_refused_with_its_tokens_and_the_room(runs):
-    experiment = build(ROW, "tiny", TEXT)
-    vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "acceptable")), affixes=None)
-    with pytest.raises(SettingError, match="'acceptable' of task 'acceptability' has 90 tokens here, and"):
+    experiment = build(ROW, "tiny", {"tuning.mixtures": ("glue_small",)})
+    vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "positive")), affixes=None)
+    with pytest.raises(SettingError, match="'positive' of task 'sst2' has 90 tokens here, and 'glue_small'"):
         check_answers(experiment, SimpleNamespace(vocabulary=vocabulary))
 
 
