@@ -10,9 +10,9 @@ from flax import nnx
 from test_nn import CONFIGS, TINY, example
 from test_sharding import transformer_batch
 
-from experiments.starts import imported
 from experiments.runs.recipes import head_spec, text_spec, trained_body
 from experiments.runs.stages import stages
+from experiments.starts import imported
 from experiments.study.experiment import Experiment
 from lm import convert, sharding
 from lm.data.tasks.labelled import find_labelled
