@@ -21,7 +21,7 @@ from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
 from lm.data.text.vocabulary import BLANK, EOS, MASK, Vocabulary
 from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError, at_least
+from lm.settings import SettingError, at_least, changes
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -32,7 +32,9 @@ GREEDY = Decoding()
 Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
-def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
+def show_examples(
+    name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS, tasks: str = ""
+) -> None:
     """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 
     Args:
@@ -40,8 +42,14 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
         scale: size of the study: nano, mini, mini-real, small, medium or base.
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
+        tasks: mixtures (of encoders: heads) or task files, separated by commas, instead of the row's.
     """
     experiment, cache = build(name, scale), runs / "cache"
+    if tasks:
+        encodes = experiment.model.architecture == "encoder"
+        named: dict[str, tuple[str, ...]] = {"tuning.mixtures": (), "tuning.heads": ()}
+        named["tuning.heads" if encodes else "tuning.mixtures"] = tuple(tasks.split(","))
+        experiment = changes(experiment, named)
     data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
     batches = pretraining_batches(experiment, data, "train")
     UNBROKEN.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
@@ -55,6 +63,7 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
+            task.check(source)
             examples = Encoded(task, source, data.vocabulary)
             UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
             few = [examples[index] for index in range(min(count, len(examples)))]
@@ -63,6 +72,7 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
                 _print_examples(_parts(batch, row, data.vocabulary) for row in range(len(few)))
     for labelled in map(find_labelled, tuning.heads):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
+        labelled.check(source)
         note = f"examples for a head, {_column(labelled.column)}"
         UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
         _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))

@@ -31,6 +31,9 @@ from lm.data.batches import Batches, check_size
 from lm.data.checks import check_architecture
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
+from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.names import is_task_file
+from lm.data.tasks.task import LabelledTask, Task
 from lm.data.text.tokens import GIGABYTE, kept_bytes
 from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
@@ -67,7 +70,9 @@ def check(
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
+    declared = declared_tasks(experiment) if tunes or experiment.mixing.pretraining != "corpus" else []
     prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
+    agreed(lambda: check_declared(declared, prepared, say))
     check_alike(origin_of_run(experiment, prepared, cache))
     agreed(lambda: check_space(experiment, prepared))
     if experiment.mixing.pretraining != "corpus":
@@ -234,6 +239,44 @@ def check_counts(experiment: Experiment) -> None:
             f"counts.model='tagger' needs tuning.mixtures=() and tuning.heads that tag words, such as roles, "
             f"not {tuning.mixtures} and {tuning.heads}"
         )
+
+
+def declared_tasks(experiment: Experiment) -> list[Task | LabelledTask]:
+    """The tasks of files that a run is tuned on; SettingError if one has no rows to train or evaluate on."""
+    tuning = experiment.tuning
+    tasks: list[Task | LabelledTask] = [
+        task for name in tuning.mixtures if is_task_file(name) for task in mixture(name)
+    ]
+    tasks += [find_labelled(name) for name in tuning.heads if is_task_file(name)]
+    for task in tasks:
+        for split in ("train", "validation"):
+            if getattr(task, split) is None:
+                raise SettingError(f"{task.file}: [splits] lacks {split!r}, which fine-tuning reads")
+    return tasks
+
+
+def check_declared(
+    tasks: Sequence[Task | LabelledTask], prepared: Prepared, say: Callable[[str], object]
+) -> None:
+    """SettingError if rows do not fit the file that declares their task, or targets are longer than it says.
+
+    Where it has them cut, it is said how many are.
+    """
+    for task in tasks:
+        for split in filter(None, ("train", "validation", "report" if task.report else None)):
+            rows = task.rows(split, prepared.cache)
+            task.check(rows)
+            if not isinstance(task, Task) or task.targets_length is None:
+                continue
+            targets = prepared.vocabulary.encode_batch([task.to_text(row)[1] for row in rows])
+            lengths = [len(ids) + 1 for ids in targets]  # EOS
+            if not (longer := sum(length > task.targets_length for length in lengths)):
+                continue
+            what = f"{longer:,} of {len(rows):,} targets in {split!r} exceed targets_length"
+            what += f"={task.targets_length}, the longest has {max(lengths):,} tokens, EOS counted"
+            if task.longer_targets == "stop":
+                raise SettingError(f'{task.file}: {what}: raise it, or set longer_targets = "cut"')
+            say(f"{task.file}: {what}, and lose their end")
 
 
 def check_branches(every: Sequence[Stage]) -> None:

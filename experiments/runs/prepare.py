@@ -15,16 +15,16 @@ from experiments.runs.stages import Stage, stages
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
 from lm.data.corpora.corpus import corpus_shards, examples
+from lm.data.corpora.tables import TableRows
 from lm.data.denoised import Denoised, pretraining_rows
 from lm.data.labelled import Reader
 from lm.data.masked import Masked
 from lm.data.objectives import Lengths
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.supervised import Encoded, Example, Mixed, Unsupervised
-from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Scored
+from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.own import REQUIRED, train_sentencepiece
 from lm.data.text.published import open_vocabulary
 from lm.data.text.shards import Shard, fingerprint_of, sample_documents
@@ -43,6 +43,7 @@ NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture
 READ_ORDER = "in shards, by streams"  # in which a corpus is read; recorded with each stage
 SPLITS: tuple[Split, ...] = ("train", "validation")
+TaskRows = tuple[Task, StoredRows | TableRows]
 Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
 FOLDER = "tokenizer"  # in the folder of a stage: its vocabulary, which outlives its corpus
 UNKNOWN = ""  # the fingerprint in the record of a model that was imported without its tokenizer
@@ -115,7 +116,7 @@ def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
     return {"train": train, "validation": validation, "report": report}
 
 
-def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows:
+def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows | TableRows:
     """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
     return examples(task.source, getattr(task, split), cache, corrupt)
@@ -148,6 +149,7 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     for part, tasks in tasks_of(stage).items():
         rows = {task.name: rows_of(task, part, stage.settings, cache) for task in tasks}
         found |= {f"{name} {part}": stored.fingerprint for name, stored in rows.items()}
+        found |= {f"{task.name} file": task.digest for task in tasks if task.digest}
     return found
 
 
@@ -180,8 +182,8 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
         return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
     name = vocabulary_corpus(experiment) or data.corpus
     corpus = corpus_shards(name, "train", cache, data.corrupt_records)
-    tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
-    task_keys = [f"{task} {rows.fingerprint}" for task, rows in tasks.items()]
+    tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else []
+    task_keys = [f"{task.name} {rows.fingerprint}" for task, rows in tasks]
     bytes_ = [data.unknown] * (data.unknown == "bytes")
     ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
@@ -225,9 +227,9 @@ def stored_vocabulary(stage: Path, experiment: Experiment) -> Vocabulary:
     return vocabulary
 
 
-def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> Iterator[str]:
+def _with_tasks(documents: Iterator[str], tasks: Sequence[TaskRows]) -> Iterator[str]:
     """Documents and, after each of them, the texts of a row of each task, while there are any."""
-    rows = [map(TASKS[task].to_text, stored) for task, stored in tasks.items()]
+    rows = [map(task.to_text, stored) for task, stored in tasks]
     for document in documents:
         yield document
         for texts in rows:
@@ -235,10 +237,10 @@ def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> It
     yield from chain.from_iterable(chain.from_iterable(rows))
 
 
-def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
-    """The training sets of all tasks that the experiment is tuned on, by task."""
+def task_rows(experiment: Experiment, cache: Path) -> list[TaskRows]:
+    """The training sets of all tasks that the experiment is tuned on."""
     tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
-    return {task.name: rows_of(task, "train", experiment, cache) for task in tasks}
+    return [(task, rows_of(task, "train", experiment, cache)) for task in tasks]
 
 
 def unique_tokens(experiment: Experiment) -> int:
