@@ -4,13 +4,18 @@ import json
 import os
 import resource
 import shutil
+import sys
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
+import toy
+from experiments.runs.progress import Tools
 
+from experiments.runs import progress
 from experiments.runs.session import finished
-from lm.settings import DataError
+from lm.settings import DataError, SettingError
 from lm.train import log
 from lm.train.log import Log, records
 
@@ -192,3 +197,45 @@ def test_tensorboard_has_every_number_of_every_start(tmp_path):
     assert list((tmp_path / "tensorboard" / "t5" / "row" / "seed-0").iterdir())
     due = [("start", 1), *(("train/loss", step) for step in (1, 2, 3, 4))]
     assert seen == [*due, ("start", 3), *(("train/loss", step) for step in (3, 4, 5, 6))]
+
+
+def test_weights_and_biases_gets_every_number_under_a_name_that_stays_the_same_when_the_run_goes_on(
+    tmp_path, monkeypatch
+):
+    asked, logged, ended = [], [], []
+    fake = SimpleNamespace(
+        init=lambda **given: asked.append(given) or fake,
+        log=lambda values, step: logged.append((step, values)),
+        finish=lambda: ended.append(True),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for first in (0, 1):
+        with Log(tmp_path, {"model": {"d_ff": 8}, "folder": tmp_path}, project="lm") as made:
+            made.start(first)
+            made.write(first + 1, "train", {"loss": 0.5, "odd": float("nan")})
+            made.write(first + 1, "eval", {"sst2/accuracy": 90.0})
+    assert logged == [
+        (step, values) for step in (1, 2) for values in ({"train/loss": 0.5}, {"eval/sst2/accuracy": 90.0})
+    ]
+    before, after = asked
+    assert before == after and before["project"] == "lm" and before["resume"] == "allow"
+    assert before["config"] == {"model": {"d_ff": 8}, "folder": str(tmp_path)} and len(ended) == 2
+
+
+def test_a_trace_is_of_the_steps_that_are_named_and_bad_ones_are_refused(tmp_path):
+    toy.run(tmp_path / "traced", 4, profile=(2, 3))
+    assert [*(tmp_path / "traced" / "profile").rglob("*.xplane.pb")]
+    toy.run(tmp_path / "plain", 4, profile=(9, 12))
+    assert not (tmp_path / "plain" / "profile").exists()
+    assert Tools(profile="10:15").steps == (10, 15) and Tools().steps is None
+    for wrong in ("10", "15:10", "0:3", "a:b"):
+        with pytest.raises(SettingError, match=f"--profile {wrong} should be FIRST:LAST, such as 10:15"):
+            Tools(profile=wrong)
+
+
+def test_a_tracker_that_is_not_installed_is_said_before_anything_is_trained(monkeypatch):
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    with pytest.raises(
+        SettingError, match=r"--wandb mine needs its package: pip install 'lm-study\[wandb\]'"
+    ):
+        Tools(wandb="mine")

@@ -81,6 +81,7 @@ def run(
     keep=3,
     optimizer=OPTIMIZER,
     looks=None,
+    profile=None,
 ):
     """Train ``total`` steps in ``folder``, going on from what is there; on a mesh of these sizes, of all
     processes.
@@ -97,7 +98,9 @@ def run(
                 on_batch(step)
             yield part(step)
 
-    config = LoopConfig(total, log_every, evaluate_every=looks or every, guard=guarding, patience=patience)
+    config = LoopConfig(
+        total, log_every, evaluate_every=looks or every, guard=guarding, patience=patience, profile=profile
+    )
     with (
         Log(folder, {"seed": seed}) as log,
         Checkpoints(

@@ -18,6 +18,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "tasks": "doctor:show_tasks",
     "score": "score:score",
     "likelihood": "likelihood:likelihood",
+    "harness": "likelihood:harness",
     "generate": "models:generate",
     "fill": "models:fill_in",
     "draw": "draw:draw",
@@ -28,7 +29,7 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "doctor": "doctor:examine",
 }
 # read their arguments themselves: what their options are depends on them
-RAW = ("run", "sweep", "report", "plan", "prepare", "convert", "draw")
+RAW = ("run", "sweep", "report", "plan", "prepare", "convert", "draw", "harness")
 HELP = """\
 list       List the rows of the study, what each changes, and how many seeds of it have finished.
 show       Show every setting of a row or a published model, or --stages of its run, or what it --costs.
@@ -43,6 +44,7 @@ clean      Turn a folder of texts, JSON lines or WET files into a corpus by the 
 tasks      List the tasks: how each is answered and scored, and the rows of what is prepared here.
 score      Score a run or an imported checkpoint on tasks, or predictions that were made elsewhere.
 likelihood Show the log-probability of texts, or of continuations of contexts: nats, and bits per byte.
+harness    Evaluate a run by lm-evaluation-harness: its options, with --model_args run=RUN.
 generate   Show what a run's model writes after prompts: greedy, sampled or beam search.
 fill       Show what a masked language model puts for each [MASK] of a text: "Paris is the [MASK] of France."
 draw       Draw masks, positions, what a model does with a text, what it costs here; alone: list the pictures.

@@ -27,6 +27,12 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from lm.evaluate.likelihood import Continued, Masking
 
 SHOWN_TEXT = 60  # of a text [characters]
+HARNESS_HELP = """Evaluate a run by lm-evaluation-harness, which pip install 'lm-study[harness]' brings.
+
+usage: lm harness --model_args run=RUN[,mixture=NAME][,max_length=N] --tasks NAME,NAME [OPTIONS]
+
+mixture: which fine-tuned model answers, by default the pre-trained one; max_length: tokens read at once.
+All other options are those of `lm_eval run --help`."""
 CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
 
 
@@ -43,6 +49,22 @@ class Scoring:
 
     def __post_init__(self):
         at_least(self, "", texts=0)
+
+
+def harness(arguments: Sequence[str]) -> None:
+    """Evaluate a run by lm-evaluation-harness: its command `lm_eval run`, whose model is a run."""
+    if not arguments or {"-h", "--help"} & {*arguments}:
+        print(HARNESS_HELP)
+        return
+    try:
+        from lm_eval.__main__ import cli_evaluate
+        from lm_eval.api.registry import model_registry
+    except ImportError as error:
+        needed = "pip install 'lm-study[harness]'"
+        raise SettingError(f"lm harness needs lm-evaluation-harness and torch: {needed}") from error
+    model_registry.register("lm", target="experiments.harness:StudyModel")
+    sys.argv = ["lm_eval", "run", "--model", "lm", *arguments]
+    cli_evaluate()
 
 
 def likelihood(

@@ -31,7 +31,7 @@ from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
 from lm.data.text.vocabulary import BLANK, MASK, Vocabulary
 from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError, at_least
+from lm.settings import SettingError, at_least, changes
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -43,7 +43,7 @@ Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
 def show_examples(
-    name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS, start: str = ""
+    name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS, start: str = "", tasks: str = ""
 ) -> None:
     """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 
@@ -53,8 +53,14 @@ def show_examples(
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
         start: the checkpoint whose tokenizer is used, as for lm run.
+        tasks: mixtures (of encoders: heads) or task files, separated by commas, instead of the row's.
     """
     experiment, cache = build(name, scale, started_from(start, runs)), runs / "cache"
+    if tasks:
+        encodes = experiment.model.architecture == "encoder"
+        named: dict[str, tuple[str, ...]] = {"tuning.mixtures": (), "tuning.heads": ()}
+        named["tuning.heads" if encodes else "tuning.mixtures"] = tuple(tasks.split(","))
+        experiment = changes(experiment, named)
     data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
     if reads_corpus(experiment):
         _show_pretraining(experiment, data, count)
@@ -63,6 +69,7 @@ def show_examples(
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
+            task.check(source)
             examples = Encoded(task, source, data.vocabulary)
             UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
             few = [examples[index] for index in range(min(count, len(examples)))]
@@ -74,6 +81,7 @@ def show_examples(
                 _print_examples(_parts(batch, row, data.vocabulary) for row in range(len(few)))
     for labelled in map(find_labelled, tuning.heads):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
+        labelled.check(source)
         note = f"examples for a head, {_column(labelled.column)}"
         UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
         _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))

@@ -18,10 +18,11 @@ from experiments.runs.stages import Stage, load_settings, stages_of
 from experiments.runs.vocabularies import rows_of
 from experiments.study.folders import cache_of
 from lm import files
-from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.choices import Choices
-from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask
-from lm.data.tasks.mixtures import MIXTURES
+from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask, find_labelled
+from lm.data.tasks.mixtures import MIXTURES, mixture
+from lm.data.tasks.names import is_task_file, task_name
 from lm.data.tasks.prompts import Prompted, draw_examples, find_prompted, is_prompted
 from lm.data.tasks.task import Row, Scored, Task
 from lm.settings import SettingError, nearest, parse_json
@@ -49,6 +50,7 @@ class Rows:
         if self.limit < 0:
             raise SettingError(f"--limit {self.limit} should be at least 0; 0 takes all rows")
         rows = task.rows(self.split, cache)
+        task.check(rows)
         return [rows[index] for index in range(min(self.limit or len(rows), len(rows)))]
 
 
@@ -67,8 +69,8 @@ def score(
 
     Args:
         run: folder of a run.
-        tasks: names of tasks or mixtures, separated by commas, such as glue_small,squad; squad@3 asks the
-            task by a prompt with three examples, squad@0 with none.
+        tasks: names of tasks or mixtures, or task files, separated by commas, such as glue_small,squad or
+            my_task.toml; squad@3 asks the task by a prompt with three examples, squad@0 with none.
         mixture: which fine-tuned model answers; by default one tuned for the task, else the pre-trained one.
         predictions: file of predictions to score: a text a line, or .jsonl with {"prediction": ...} lines.
         task: the task that the predictions are for.
@@ -124,18 +126,19 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
     experiment = load_settings(folder)
     stages = [stage for stage in stages_of(folder) if stage.has_model]
     heads, writes = experiment.tuning.heads, experiment.model.has_decoder
-    tuned = [name] if name in heads else []
-    tuned += [mixture for mixture in experiment.tuning.mixtures if name in MIXTURES[mixture].tasks]
+    asked, known = task_name(name), experiment.tuning.mixtures
+    tuned = [asked] if asked in map(task_name, heads) else []
+    tuned += [task_name(each) for each in known if asked == task_name(each) or mixture(each).has(asked)]
     teams: dict[str, list[Stage]] = {}
     for stage in stages:
         teams.setdefault(stage.group, []).append(stage)
     default = next((group for group in tuned if group in teams), "")
     team = chosen(folder, {stage.name: [stage] for stage in stages} | teams, wanted or default)
     head = team[0].on[0] if team[0].on and team[0].kind in ("head", "count") else None
-    if head == name:
-        return LABELLED[name], team[:1]
-    if head is None and writes and (name in TASKS or is_prompted(name)):
-        return find_prompted(name) if is_prompted(name) else TASKS[name], team
+    if head is not None and task_name(head) == asked:
+        return find_labelled(name), team[:1]
+    if head is None and writes and (name in TASKS or is_task_file(name) or is_prompted(name)):
+        return find_prompted(name) if is_prompted(name) else find_task(name), team
     reason = f"its heads are {', '.join(heads) or 'none'}"
     reason += "" if writes else ", and an encoder writes no text"
     raise SettingError(f"{folder} has no model that answers {name!r}: {reason}")
@@ -163,7 +166,8 @@ def answers_by_counts(stage: Stage, rows: Sequence[Row]) -> list[Any]:
 
 def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:
     """What a model, or several together, write to inputs of at most ``width`` tokens."""
-    length = answer_length(task.name, "".join(models[0].stage.on))
+    tuned = "".join(models[0].stage.on)
+    length = task.targets_length if task.file and task.targets_length else answer_length(task.name, tuned)
     inputs = prompts(models[0], [task.to_text(row)[0] for row in rows], width, length)
     return written(models, task, rows, inputs, length)
 
@@ -272,7 +276,7 @@ def warn_of_other_rows(task: Scored, split: str, stage: Stage, prepared: Path) -
 
 def score_file(path: Path, name: str, rows: Rows) -> None:
     """Print the metrics of predictions: a text a line, or .jsonl with answers or {"prediction": answer}."""
-    if name not in KNOWN:
+    if name not in KNOWN and not is_task_file(name):
         raise SettingError(f"--task: there is no task {name!r}{nearest(name, KNOWN)}")
     try:
         lines = files.lines_of(path.read_bytes().decode())
@@ -280,7 +284,7 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
         answers = [line["prediction"] if isinstance(line, dict) else line for line in answers]
     except (OSError, ValueError, KeyError) as error:
         raise SettingError(f"--predictions {path} should hold one answer a line ({error!r})") from error
-    task = TASKS.get(name) or LABELLED[name]
+    task = LABELLED[name] if name in LABELLED.keys() - TASKS.keys() else find_task(name)
     examples = rows.of(task, rows.runs / "cache")
     if len(answers) != len(examples):
         raise SettingError(
@@ -308,6 +312,9 @@ def named_tasks(names: Sequence[str]) -> list[str]:
     """The names of tasks, and of all that are in the mixtures among them."""
     tasks: list[str] = []
     for name in names:
+        if is_task_file(name):
+            tasks.append(name)
+            continue
         if is_prompted(name):
             find_prompted(name)  # SettingError if there is none
         elif name not in KNOWN | MIXTURES.keys():

@@ -18,7 +18,15 @@ from experiments.processes.group import agreed, cache_compiled
 from experiments.processes.jobs import Jobs, cores, handed_out
 from experiments.processes.line import Line
 from experiments.processes.place import find_place, has_accelerator
-from experiments.processes.progress import JobReporter, Reporter, Told, duration, reporting
+from experiments.processes.progress import (
+    NO_TOOLS,
+    JobReporter,
+    Reporter,
+    Told,
+    Tools,
+    duration,
+    reporting,
+)
 from experiments.runs import origin
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
@@ -52,6 +60,7 @@ class Options:
     # restart up to N times after a crash or exit code 42; not after bad settings, a loss of NaN, or a signal
     restart: int = 0
     start: str = ""  # train from this model: a folder in the published format, a run, RUN:STAGE, or hf:NAME
+    tools: Annotated[Tools, FLAT] = NO_TOOLS
 
     @property
     def cache(self) -> Path:
@@ -277,7 +286,7 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
     try:
         finished = agreed(lambda: read_result(run.folder) is not None)  # SettingError if it is damaged
         allowed = options.allowed - {"settings"} if finished else options.allowed
-        train(run.experiment, run.folder, options.cache, reporter, allowed)
+        train(run.experiment, run.folder, options.cache, reporter, allowed, options.tools)
         scores = agreed(lambda: summary(run.folder))
     except Interrupted as stopped:
         reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")

@@ -1,16 +1,44 @@
-"""What a user sees while rows train: one bar with the time left, one line for each finished part."""
+"""What a user sees while rows train: one bar with the time left, a line for each finished part, and tools."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from experiments.processes.place import STARTED
+from lm.settings import SettingError
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What watches training besides, and changes none of it."""
+
+    # first and last step of each stage to trace with jax's profiler, such as 10:15: FOLDER/profile
+    profile: str = ""
+    wandb: str = ""  # project of Weights & Biases to log to besides; WANDB_MODE, WANDB_ENTITY, ... hold
+
+    def __post_init__(self):
+        if self.profile and not (self.steps and 0 < self.steps[0] <= self.steps[1]):
+            raise SettingError(f"--profile {self.profile} should be FIRST:LAST, such as 10:15 [steps]")
+        if self.wandb and find_spec("wandb") is None:
+            raise SettingError(f"--wandb {self.wandb} needs its package: pip install 'lm-study[wandb]'")
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """The first and the last that are traced; None: none."""
+        match = re.fullmatch(r"(\d+):(\d+)", self.profile)
+        return match and (int(match[1]), int(match[2]))
+
+
+NO_TOOLS = Tools()
 
 
 class Reporter:

@@ -34,8 +34,11 @@ from lm.data.batches import check_size
 from lm.data.checks import check_architecture
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
+from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.names import is_task_file
+from lm.data.tasks.task import LabelledTask, Task
 from lm.data.text.tokens import GIGABYTE, kept_bytes
 from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
@@ -75,7 +78,9 @@ def check(
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     agreed(lambda: check_start_parameters(experiment, home_of(folder, cache)))
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
+    declared = declared_tasks(experiment) if tunes or experiment.mixing.pretraining != "corpus" else []
     prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
+    agreed(lambda: check_declared(declared, prepared.cache, prepared.vocabulary, say))
     check_alike(origin_of_run(experiment, prepared, cache))
     agreed(lambda: check_space(experiment, prepared))
     if experiment.mixing.pretraining != "corpus":
@@ -245,6 +250,20 @@ def check_counts(experiment: Experiment) -> None:
             f"counts.model='tagger' needs tuning.mixtures=() and tuning.heads that tag words, such as roles, "
             f"not {tuning.mixtures} and {tuning.heads}"
         )
+
+
+def declared_tasks(experiment: Experiment) -> list[Task | LabelledTask]:
+    """The tasks of files that a run is tuned on; SettingError if one has no rows to train or evaluate on."""
+    tuning = experiment.tuning
+    tasks: list[Task | LabelledTask] = [
+        task for name in tuning.mixtures if is_task_file(name) for task in mixture(name)
+    ]
+    tasks += [find_labelled(name) for name in tuning.heads if is_task_file(name)]
+    for task in tasks:
+        for split in ("train", "validation"):
+            if getattr(task, split) is None:
+                raise SettingError(f"{task.file}: [splits] lacks {split!r}, which fine-tuning reads")
+    return tasks
 
 
 def check_branches(every: Sequence[Stage]) -> None:

@@ -154,6 +154,7 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     for part, tasks in tasks_of(stage).items():
         rows = {task.name: rows_of(task, part, stage.settings, cache) for task in tasks}
         found |= {f"{name} {part}": stored.fingerprint for name, stored in rows.items()}
+        found |= {f"{task.name} file": task.digest for task in tasks if task.digest}
     return found
 
 

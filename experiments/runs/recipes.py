@@ -192,7 +192,7 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     rows, most = rows_of_half(stage, prepared, task, half), stage.settings.tuning.evaluation_examples
     answers = task.measure == "score" or (half == "report" and stage.is_main)
     answered = first(rows, most) if answers else []
-    length = max(mixture(name).targets_length for name in stage.scored_on if task.name in mixture(name).tasks)
+    length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
     lengths = (stage.settings.tuning.inputs_length, length)
     frame = text_frame(stage.settings, prepared.vocabulary)

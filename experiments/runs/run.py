@@ -17,7 +17,7 @@ import jax
 
 from experiments.processes.group import agreed, trains
 from experiments.processes.place import wait
-from experiments.processes.progress import Reporter
+from experiments.processes.progress import NO_TOOLS, Reporter, Tools
 from experiments.runs.checks import check
 from experiments.runs.counted import COUNT_MODELS, counts_of, tagged_by
 from experiments.runs.prepare import Half, HeldOutText, Prepared, held_out_text, rows_of_half, tasks_of
@@ -68,7 +68,12 @@ COMPARED = 1_000  # of held-out text, at most, on which rows of different length
 
 
 def run(
-    experiment: Experiment, folder: Path, cache: Path, reporter: Reporter, allow: frozenset[str] = frozenset()
+    experiment: Experiment,
+    folder: Path,
+    cache: Path,
+    reporter: Reporter,
+    allow: frozenset[str] = frozenset(),
+    tools: Tools = NO_TOOLS,
 ) -> None:
     """Train and score the run in ``folder``, from where it stopped; SettingError before anything compiles.
 
@@ -79,7 +84,7 @@ def run(
         save_settings(folder, experiment)
     home = home_of(folder, cache)
     title = os.path.relpath(folder.resolve(), home).replace("/", ".")[-200:]  # a file's name has 255 at most
-    session = Session(prepared, mesh, reporter, allow, title)
+    session = Session(prepared, mesh, reporter, allow, title, tools)
     every = stages(experiment, folder, home)
     scores: dict[str, dict] = {}
     branches: dict[str, dict[str, dict]] = {}
@@ -136,7 +141,8 @@ def _train(stage: Stage, session: Session) -> None:
     batches = RECIPES[stage.kind].batches(stage, session.prepared)
     looks = stage.settings.pretraining.evaluate_every if stage.kind == "pretrain" else 0
     every, guard = (training.log_every, looks or training.save_every), stage.settings.guard
-    loop = LoopConfig(training.steps, *every, "score", guard, patience=wait("LM_STEP_TIMEOUT"))
+    patience, profile = wait("LM_STEP_TIMEOUT"), session.tools.steps
+    loop = LoopConfig(training.steps, *every, "score", guard, patience, profile)
     with checkpoints_of(stage) as checkpoints, ShownLog(stage, session) as log:
         run = Run(
             stage.settings.seed,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.processes.group import agreed, trains
-from experiments.processes.progress import Reporter
+from experiments.processes.progress import NO_TOOLS, Reporter, Tools
 from experiments.runs import origin
 from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store_vocabulary
 from experiments.runs.stages import Stage, saved_steps
@@ -49,6 +49,7 @@ class Session:
     reporter: Reporter
     allow: frozenset[str] = field(default_factory=frozenset)  # of origin.ORIGINS: what may have changed
     title: str = ""  # of the run: its row and seed
+    tools: Tools = NO_TOOLS
 
 
 def data(stage: Stage, session: Session, batches: Batches, first: int) -> Iterator[Batch]:
@@ -222,7 +223,8 @@ class ShownLog(Log):
         skipped = {"corrupt_records_left_out": dict(session.prepared.left_out)}
         hashed = stage.kind in ("pretrain", "vectors")  # a hash is the name of its folder
         title = session.title if hashed else ""
-        super().__init__(stage.folder, asdict(stage.settings) | skipped, title)
+        settings = asdict(stage.settings) | skipped
+        super().__init__(stage.folder, settings, title, session.tools.wandb)
         self._reporter = session.reporter
 
     def began(self, compiling: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from experiments.study.folders import cache_of, home_of, start_folder
+from lm.data.tasks.names import task_name
 from lm.files import is_sealed, seal, unseal, write
 from lm.settings import SettingError, diff, from_json, nearest, to_json
 from lm.train import manifest
@@ -120,7 +121,7 @@ def stages(experiment: Experiment, folder: Path = Path(), home: Path = Path()) -
     for target, share, (member, settings) in product(targets, shares, models):
         if experiment.finetuning.steps:
             kind: Literal["head", "text"] = "head" if target in tuning.heads else "text"
-            group = target if share == 1 else f"{BRANCH}{share}/{target}"
+            group = task_name(target) if share == 1 else f"{BRANCH}{share}/{task_name(target)}"
             parent = parents[member, target]
             after = branch_step(experiment, share) if pretrains else parent.training.steps if parent else None
             stage = Stage(group, member, kind, (target,), settings, folder, parent, after)
@@ -189,7 +190,7 @@ def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
 
 def _pretraining(member: int | None, settings: Experiment, target: str, folders: tuple[Path, Path]) -> Stage:
     """The pre-training of a model that is then fine-tuned on ``target``; folders: of the run, its scale."""
-    without = f"/without-{target}" if settings.mixing.pretraining == "corpus+other-tasks" else ""
+    without = f"/without-{task_name(target)}" if settings.mixing.pretraining == "corpus+other-tasks" else ""
     decisive = _pretraining_settings(settings, target)
     names = ("data", "mesh", "guard", "pretraining", "finetuning")  # have settings that change no number
     kept = replace(decisive.tuning, branches=settings.tuning.branches)  # which decides of checkpoints alone

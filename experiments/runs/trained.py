@@ -13,9 +13,11 @@ from experiments.runs.recipes import body_steps, trained, trained_body
 from experiments.runs.stages import Stage, is_main, load_settings, stages_of
 from lm import sharding
 from lm.data.text.vocabulary import MASK, Vocabulary
+from lm.evaluate.texts import TextModel
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
+from lm.notebook import text_model
 from lm.settings import SettingError, nearest
 from lm.train.manifest import manifests
 from lm.train.optimizers import EMBEDDING
@@ -119,6 +121,12 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = trained_body(stage, mesh), body_steps(stage, mesh).put
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size)
+
+
+def texts_of_run(trained: Trained, max_length: int | None = None) -> TextModel:
+    """A run's model and its vocabulary, to be asked in texts of at most ``max_length`` tokens."""
+    framed = frame(trained.stage, trained.vocabulary)
+    return text_model(trained.model, trained.vocabulary, trained.put, framed, max_length)
 
 
 def embedding_of(folder: Path, stages: Mapping[str, Stage], name: str) -> WordVectors:

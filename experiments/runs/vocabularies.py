@@ -1,16 +1,16 @@
 """The vocabulary of a run, found or trained, and the ids that stand around texts as its model reads them."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
 from experiments.study.experiment import Experiment
 from lm.data.corpora.corpus import corpus_shards, examples
+from lm.data.corpora.tables import TableRows
 from lm.data.packing import ENCODER_DECODERS
-from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.mixtures import mixture
-from lm.data.tasks.task import Scored
+from lm.data.tasks.task import Scored, Task
 from lm.data.text.own import REQUIRED, train_sentencepiece
 from lm.data.text.published import open_vocabulary
 from lm.data.text.shards import fingerprint_of, sample_documents
@@ -21,6 +21,7 @@ from lm.files import is_sealed
 from lm.settings import SettingError
 
 Say = Callable[[str], object]
+TaskRows = tuple[Task, StoredRows | TableRows]
 
 
 def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
@@ -55,8 +56,8 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
         return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
     name = vocabulary_corpus(experiment) or data.corpus
     corpus = corpus_shards(name, "train", cache, data.corrupt_records)
-    tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else {}
-    task_keys = [f"{task} {rows.fingerprint}" for task, rows in tasks.items()]
+    tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else []
+    task_keys = [f"{task.name} {rows.fingerprint}" for task, rows in tasks]
     bytes_ = [data.unknown] * (data.unknown == "bytes")
     ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
@@ -79,9 +80,9 @@ def vocabulary_corpus(experiment: Experiment) -> str:
     return named if kind in TRAINED_KINDS else ""
 
 
-def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> Iterator[str]:
+def _with_tasks(documents: Iterator[str], tasks: Sequence[TaskRows]) -> Iterator[str]:
     """Documents and, after each of them, the texts of a row of each task, while there are any."""
-    rows = [map(TASKS[task].to_text, stored) for task, stored in tasks.items()]
+    rows = [map(task.to_text, stored) for task, stored in tasks]
     for document in documents:
         yield document
         for texts in rows:
@@ -89,13 +90,13 @@ def _with_tasks(documents: Iterator[str], tasks: Mapping[str, StoredRows]) -> It
     yield from chain.from_iterable(chain.from_iterable(rows))
 
 
-def task_rows(experiment: Experiment, cache: Path) -> dict[str, StoredRows]:
-    """The training sets of all tasks that the experiment is tuned on, by task."""
+def task_rows(experiment: Experiment, cache: Path) -> list[TaskRows]:
+    """The training sets of all tasks that the experiment is tuned on."""
     tasks = [task for name in experiment.tuning.mixtures for task in mixture(name) if task.train]
-    return {task.name: rows_of(task, "train", experiment, cache) for task in tasks}
+    return [(task, rows_of(task, "train", experiment, cache)) for task in tasks]
 
 
-def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows:
+def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows | TableRows:
     """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
     return examples(task.source, getattr(task, split), cache, corrupt)

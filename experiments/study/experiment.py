@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from lm.counts.config import CountsConfig
 from lm.data.objectives import OBJECTIVES, Objective
+from lm.data.tasks.names import task_name
 from lm.data.text.vocabulary import Layout
 from lm.mesh import MeshConfig
 from lm.nn.config import HeadLayers, LoraConfig, ModelConfig, Pool
@@ -162,9 +163,10 @@ class TuningConfig:
 
     def __post_init__(self):
         at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, report_examples=0, examples_limit=1)
-        if both := set(self.mixtures) & set(self.heads):
+        names = [*map(task_name, (*self.mixtures, *self.heads))]
+        if both := sorted({name for name in names if names.count(name) > 1}):
             raise SettingError(
-                f"tuning.mixtures and tuning.heads both name {sorted(both)}: answer in words or by a head"
+                f"tuning.mixtures and tuning.heads both name {both}, or one does twice: once is enough"
             )
         rising = all(low < high for low, high in zip((0.0, *self.branches), self.branches, strict=False))
         if not rising or self.branches[-1:] != (1.0,):

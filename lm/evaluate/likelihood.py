@@ -66,19 +66,27 @@ def continuation_log_probs(
 
     SettingError for a row that is too long for the model, or a first token that nothing comes before.
     """
+    return scored_continuations(model, pairs, put, masking)[0]
+
+
+def scored_continuations(
+    model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """``continuation_log_probs``, and bool [N]: whether every token is the likeliest in its place."""
     rows = [
         row
         for number, (context, continuation) in enumerate(pairs)
         for row in _rows(model.config, context, (continuation,), number, masking)
     ]
-    totals = np.zeros(len(pairs))
+    totals, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
     sizes = np.array([[len(row.encoder), len(row.decoder), len(row.asked[0])] for row in rows], np.int64)
     sizes = sizes.reshape(-1, 3)
     if model.config.has_decoder:
         sizes[:, 1] += np.maximum(sizes[:, 2] - 1, 0)
     for row, answer in zip(rows, _asked(_log_probs, model, rows, sizes, put), strict=True):
-        totals[row.question] += answer
-    return totals
+        totals[row.question] += answer[0]
+        greedy[row.question] &= answer[1] == 0
+    return totals, greedy
 
 
 def candidate_log_probs(
@@ -270,7 +278,7 @@ def _padded(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarr
 
 @jax.jit
 def _log_probs(model, batch):
-    """float32 [B]: of what is asked, ``asked`` [B,T]."""
+    """float32 [B,2]: of what is asked, ``asked`` [B,T]; and how many of it are not the likeliest tokens."""
     asked = batch["asked"]
     places = jnp.arange(asked.shape[1])[None] + batch["place"][:, None]
 
@@ -281,7 +289,9 @@ def _log_probs(model, batch):
 
     members = model.members if isinstance(model, Ensemble) else [model]
     found = sum(map(logits, members)) / len(members)
-    return _sums(found, asked, batch["asked_lengths"])
+    lengths = batch["asked_lengths"]
+    others = (found.argmax(-1) != asked) & (jnp.arange(asked.shape[1])[None] < lengths[:, None])
+    return jnp.stack([_sums(found, asked, lengths), others.sum(-1).astype(jnp.float32)], axis=-1)
 
 
 @jax.jit

@@ -253,4 +253,5 @@ class LoopConfig:
     score: str = "loss"  # the number of an evaluation by which checkpoints are ranked
     guard: GuardConfig = EVERY_UPDATE
     patience: float = 0.0  # time without a step or a batch of an evaluation, then it ends; 0: any [seconds]
+    profile: tuple[int, int] | None = None  # first and last step of which a trace is written; None: none
     prefetch: int = 2  # batches sent to the devices ahead of their step [batches]

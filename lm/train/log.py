@@ -1,5 +1,6 @@
 """The records of a run: run.json, metrics.jsonl (the truth), TensorBoard. Written by the first process."""
 
+import hashlib
 import json
 import math
 import os
@@ -48,13 +49,14 @@ class Log:
 
     ``run.json`` describes this start of the run and, in "starts", all of them: one that did not end in order
     "vanished". TensorBoard names a run after its folder, and after ``title`` where readers do not know the
-    folder. OSError, with the name of the file, where a record cannot be written.
+    folder; with a ``project`` the numbers go to Weights & Biases too. OSError, with the name of the file,
+    where a record cannot be written.
     """
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any], title: str = ""):
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any], title: str = "", project: str = ""):
         self.folder, self._writes = Path(folder), jax.process_index() == 0
-        self._events = self.folder / "tensorboard" / title
-        self._tracker: Tracker | None = None
+        self._events, self._project = self.folder / "tensorboard" / title, project
+        self._trackers: list[Tracker] = []
         self._file: TextIO | None = None
         self._checksum = ""  # of the last line
         self._start = time.perf_counter()
@@ -79,8 +81,8 @@ class Log:
     def __exit__(self, kind: type | None, error: BaseException | None, _):
         if not self._writes:
             return
-        if self._tracker is not None:
-            self._tracker.close()
+        for tracker in self._trackers:
+            tracker.close()
         self._life |= {"status": "finished" if kind is None else f"{kind.__name__}: {error}", "ended": now()}
         for finish in (self._close, self._write_run):
             try:
@@ -99,13 +101,16 @@ class Log:
         self._file = self._path.open("a")
         self._life["from_step"] = step
         self._write_run()
-        self._tracker = Tracker("TensorBoard", partial(tensorboard, self._events, step + 1))
+        self._trackers = [Tracker("TensorBoard", partial(tensorboard, self._events, step + 1))]
+        if self._project:
+            opened = partial(weights_and_biases, self._project, self.folder, self._run["settings"])
+            self._trackers.append(Tracker("Weights & Biases", opened))
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Write one line of numbers after ``step`` updates; ``kind``: "train", "eval" or another."""
         if not self._writes:
             return
-        assert self._file is not None and self._tracker is not None, "start comes first"
+        assert self._file is not None, "start comes first"
         values = {name: value for name, value in values.items() if value is not None}
         if not self._path.exists():  # what is written into a file that has no name any more is lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
@@ -117,7 +122,8 @@ class Log:
             self._close()
             self._file = self._path.open("a")
         numbers = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
-        self._tracker.write(step, {f"{kind}/{name}": value for name, value in numbers.items()})
+        for tracker in self._trackers:
+            tracker.write(step, {f"{kind}/{name}": value for name, value in numbers.items()})
 
     def _line(self, record: Mapping[str, Any]) -> str:
         """``record`` as the line that follows those before, by whose checksum a lost one is noticed."""
@@ -240,6 +246,27 @@ def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
         yield write
     finally:
         writer.close()
+
+
+@contextmanager
+def weights_and_biases(project: str, folder: Path, settings: Mapping[str, Any]) -> Iterator[WriteScalars]:
+    """To a project of W&B: a run for each folder, which goes on where that does; WANDB_* hold as usual."""
+    import wandb  # an optional dependency
+
+    place = folder.resolve()
+    identity = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    run = wandb.init(
+        project=project,
+        name="/".join(place.parts[-4:]),
+        id=identity,
+        resume="allow",
+        config=json.loads(json.dumps(settings, default=str)),
+        dir=str(folder),
+    )
+    try:
+        yield lambda step, values: run.log(dict(values), step=step)
+    finally:
+        run.finish()
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:

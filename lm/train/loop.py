@@ -22,7 +22,7 @@ from lm.settings import SettingError
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss
-from lm.train.meter import Meter
+from lm.train.meter import Meter, Profile
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
 from lm.train.stopping import Stopping
@@ -68,7 +68,8 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
     restored = run.checkpoints.restore(steps.abstract)
     start = run.start(restored, config)
     stacks = run.log.folder / f"stuck-{jax.process_index()}.txt"
-    with Stopping(config.patience, stacks) as stopping, _bad_batch_saved(run):
+    profile = Profile(run.log.folder / "profile", config.profile)
+    with Stopping(config.patience, stacks) as stopping, _bad_batch_saved(run), profile:
         meter = Meter(run.log, config, run.flops)
         milestones = Milestones(run, config, meter, stopping)
         batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
@@ -80,7 +81,9 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
         train_step.wait(stopping, start)
         for step in range(start + 1, config.steps + 1):
             batch = next(batches)
+            profile.before(step)
             state, metrics = train_step(state, batch)
+            profile.after(step, metrics)
             meter.add(step, metrics, batch)  # reads the step before
             stopping.beat()
             milestones.reach(state, step)  # saves, evaluates, stops

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,39 @@ from lm.train.throughput import peak
 
 # Metrics of every step that are checked. "left_out": 1 if the update was skipped (a key of metrics.jsonl).
 CHECKED = ("loss", "grad_norm", "left_out", "left_out_in_a_row")
+
+
+class Profile:
+    """A trace of the steps from the first to the last, by jax's profiler; a context, whose end ends it too.
+
+    ``tensorboard --logdir FOLDER`` (with its profile plugin) and https://ui.perfetto.dev show it.
+    """
+
+    def __init__(self, folder: Path, steps: tuple[int, int] | None):
+        self.folder, self.steps, self._runs = folder, steps, False
+
+    def before(self, step: int) -> None:
+        """Start, if this step is one to be traced and none was before."""
+        if self.steps and not self._runs and self.steps[0] <= step <= self.steps[1]:
+            jax.profiler.start_trace(self.folder)
+            self._runs = True
+
+    def after(self, step: int, metrics: Metrics) -> None:
+        """End, once the last step is done on the devices."""
+        if self._runs and self.steps and step >= self.steps[1]:
+            jax.block_until_ready(metrics)
+            self._stop()
+
+    def _stop(self) -> None:
+        self._runs = False
+        jax.profiler.stop_trace()
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._runs:
+            self._stop()
 
 
 class Meter:

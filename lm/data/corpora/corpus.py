@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from lm.data.corpora.tables import TableRows, read_hub, read_table
 from lm.data.text import tfds
 from lm.data.text.readers import WINDOW_READERS
 from lm.data.text.shards import Shard, tfds_shards
@@ -46,8 +47,16 @@ def corpus_shards(spec: str, split: Split, cache: Path, corrupt: Corrupt = "stop
     raise SettingError(f"data.corpus={spec!r} {why}")
 
 
-def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> StoredRows:
-    """``prepared_rows`` of a dataset; those of the documentation are written first if need be."""
+def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> StoredRows | TableRows:
+    """``prepared_rows`` of a dataset; those of the documentation are written first if need be.
+
+    Of ``file:FOLDER`` a split is a file there; ``hf:NAME`` is a set of the Hugging Face Hub.
+    """
+    kind, _, place = name.partition(":")
+    if kind == "file":
+        return read_table(Path(place) / split)
+    if kind == "hf":
+        return read_hub(place, split)
     write_documentation(name, cache)
     return tfds.prepared_rows(name, split, cache, corrupt)
 

@@ -12,6 +12,8 @@ from operator import itemgetter
 from typing import Any
 
 from lm import metrics
+from lm.data.tasks.declared import declared_task
+from lm.data.tasks.names import is_task_file
 from lm.data.tasks.sequences import COPY, REVERSE
 from lm.data.tasks.task import Column, Row, Task, fields, label_word, to_class
 from lm.settings import SettingError, nearest
@@ -320,10 +322,12 @@ TASKS: Mapping[str, Task] = {task.name: task for task in _TABLE}
 
 
 def find_task(name: str) -> Task:
-    """``TASKS[name]``, or a SettingError with the nearest name."""
+    """``TASKS[name]``, or that of a file; SettingError with the nearest name."""
+    if is_task_file(name):
+        return declared_task(name)
     if name not in TASKS:
         raise SettingError(f"there is no task {name!r}{nearest(name, TASKS)}")
     return TASKS[name]
 
 
-copyreg.pickle(Task, lambda task: (find_task, (task.name,)))  # its functions do not pickle, its name does
+copyreg.pickle(Task, lambda task: (find_task, (task.handle,)))  # its functions do not pickle, its name does

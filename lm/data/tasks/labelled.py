@@ -1,58 +1,30 @@
 """Tasks answered by a head not in words: classes, numbers, word labels, spans, choices."""
 
-import dataclasses
+import copyreg
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lm import metrics
 from lm.data.corpora.roles import ROLES
 from lm.data.tasks.benchmarks import ACCEPTABLE, ACCURACY, CLASS, TASKS, TRUTH
-from lm.data.tasks.task import Row, Scored, Task
-from lm.data.text.tfds import Corrupt
+from lm.data.tasks.declared import declared_head
+from lm.data.tasks.names import is_task_file
+from lm.data.tasks.task import Kind, LabelledTask, Row, Task, Texts
 from lm.settings import SettingError, nearest
 
-Texts = Callable[[Row], tuple[Any, ...]]  # of a row
-Kind = Literal["classes", "regression", "tokens", "span", "choice"]
 HALVES = ("sentence", "damaged")  # of a minimal pair
 UPOS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split())
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelledTask(Scored):
-    """``texts`` of a row is what the model reads.
-
-    Classes and regression read one text or two, tokens a list of words, a span the question and the context;
-    a choice reads such texts for each candidate. Targets and predictions are a class, a number, the words'
-    classes, answers and an answer, and the number of a candidate.
-    """
-
-    kind: Kind
-    texts: Texts
-    _: dataclasses.KW_ONLY
-    # where a span's answer stands in the context [characters)
-    answer_span: Callable[[Row], tuple[int, int] | None] | None = None
-    derive: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from the source's; None: the same
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return find_labelled, (self.name,)  # its functions do not pickle, its name does
-
-    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
-        rows = super().rows(split, cache, corrupt)
-        return self.derive(rows) if self.derive else rows
-
-    def to_text(self, row: Row) -> tuple[Any, Any]:
-        """What the model reads, and what it should answer."""
-        return self.texts(row), self.target(row)
 
 
 AnyTask = Task | LabelledTask
 
 
 def find_labelled(name: str) -> LabelledTask:
-    """``LABELLED[name]``, or a SettingError with the nearest name."""
+    """``LABELLED[name]``, or that of a file; SettingError with the nearest name."""
+    if is_task_file(name):
+        return declared_head(name)
     if name not in LABELLED:
         raise SettingError(f"tuning.heads: there is no labelled task {name!r}{nearest(name, LABELLED)}")
     return LABELLED[name]
@@ -166,3 +138,5 @@ _TASKS = (
 )
 
 LABELLED: Mapping[str, LabelledTask] = {task.name: task for task in _TASKS}
+
+copyreg.pickle(LabelledTask, lambda task: (find_labelled, (task.handle,)))

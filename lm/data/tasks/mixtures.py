@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.benchmarks import TASKS, find_task
+from lm.data.tasks.names import is_task_file
 from lm.data.tasks.sequences import COPY, REVERSE, TARGETS_LENGTH
 from lm.data.tasks.task import Task
 from lm.settings import SettingError, nearest
@@ -12,13 +13,17 @@ from lm.settings import SettingError, nearest
 
 @dataclass(frozen=True)
 class Mixture:
-    """Names of ``TASKS``, and the length beyond which targets are cut, EOS counted [tokens]."""
+    """Names of tasks, or a task file, and the length beyond which targets are cut, EOS counted [tokens]."""
 
     tasks: tuple[str, ...]
     targets_length: int
 
     def __iter__(self) -> Iterator[Task]:
-        return iter(TASKS[name] for name in self.tasks)
+        return map(find_task, self.tasks)
+
+    def has(self, task: str) -> bool:
+        """Whether a task of this name is in it."""
+        return task in [each.name for each in self]
 
     @property
     def evaluated(self) -> list[Task]:
@@ -47,7 +52,9 @@ MIXTURES: Mapping[str, Mixture] = {
 
 
 def mixture(name: str) -> Mixture:
-    """The mixture of that name; SettingError with the nearest name."""
+    """The mixture of that name, or a task file alone; SettingError with the nearest name."""
+    if is_task_file(name):
+        return Mixture((name,), find_task(name).targets_length or 0)
     if name not in MIXTURES:
         raise SettingError(f"tuning.mixtures: there is no mixture {name!r}{nearest(name, MIXTURES)}")
     return MIXTURES[name]

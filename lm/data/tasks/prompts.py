@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from lm.data.tasks.benchmarks import EXACT, TASKS
+from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Row, Task
 from lm.settings import SettingError, nearest
 
@@ -117,7 +118,7 @@ def _identity(row: Row) -> str:
 
 def is_prompted(name: str) -> bool:
     """Whether a name is one of a task by prompts."""
-    return AT in name
+    return AT in name and not is_task_file(name)
 
 
 def find_prompted(name: str) -> Prompted:

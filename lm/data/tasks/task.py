@@ -1,6 +1,7 @@
 """A task turns rows of a dataset into text, and text back into what its metrics compare."""
 
 import dataclasses
+import hashlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from lm.settings import SettingError
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
 # What counts of a task: the mean of its metrics, or one of those by likelihood (lm.evaluate.gold).
 Measure = Literal["score", "bits_above_chance", "bits_per_byte"]
+
+Texts = Callable[[Row], tuple[Any, ...]]  # of a row
+Kind = Literal["classes", "regression", "tokens", "span", "choice"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +39,33 @@ class Scored:
     report: str | None = None
     like: Column | None = None  # the paper's column of the same kind, for a task that the paper has not
     measure: Measure = "score"
+    file: Path | None = None  # that declares it; None: this package does
+    # SettingError for rows that do not fit what a file declares; None: rows are as this package knows them
+    checked: Callable[[Sequence[Row]], None] | None = None
 
     def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
         """The rows to train on, to evaluate on, or of another split; only training may skip corrupt ones."""
-        stored = {"train": self.train, "validation": self.validation}.get(split, split)
-        if stored is None:
-            raise SettingError(f"task {self.name!r} has no {split} split in the study")
+        named = {"train": self.train, "validation": self.validation}
+        named |= {"report": self.report} if self.file else {}
+        if (stored := named.get(split, split)) is None:
+            has = f"is not in [splits] of {self.file}" if self.file else "is not in the study"
+            raise SettingError(f"task {self.name!r} has no {split} split: it {has}")
         return examples(self.source, stored, cache, corrupt)
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """SettingError or DataError, with file and line, for rows that the task cannot have."""
+        if self.checked is not None:
+            self.checked(rows)
+
+    @property
+    def handle(self) -> str:
+        """By which the task is found again: its name, or the file that declares it."""
+        return str(self.file or self.name)
+
+    @property
+    def digest(self) -> str | None:
+        """Of the file that declares it."""
+        return hashlib.sha256(self.file.read_bytes()).hexdigest() if self.file else None
 
     @property
     def better(self) -> Literal[1, -1]:
@@ -70,6 +94,7 @@ class Task(Scored):
     premises: Callable[[Row], tuple[str, ...]] | None = None
     # longer targets are cut where the task is fine-tuned on alone, EOS counted [tokens]; None: it never is
     targets_length: int | None = None
+    longer_targets: Literal["stop", "cut"] = "cut"  # stop: longer targets are an error before training
 
     def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)
@@ -89,6 +114,31 @@ class Task(Scored):
         return pairs, pairs.index(right)
 
 
+@dataclasses.dataclass(frozen=True)
+class LabelledTask(Scored):
+    """``texts`` of a row is what the model reads.
+
+    Classes and regression read one text or two, tokens a list of words, a span the question and the context;
+    a choice reads such texts for each candidate. Targets and predictions are a class, a number, the words'
+    classes, answers and an answer, and the number of a candidate.
+    """
+
+    kind: Kind
+    texts: Texts
+    _: dataclasses.KW_ONLY
+    # where a span's answer stands in the context [characters)
+    answer_span: Callable[[Row], tuple[int, int] | None] | None = None
+    derive: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from the source's; None: the same
+
+    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+        rows = super().rows(split, cache, corrupt)
+        return self.derive(rows) if self.derive else rows
+
+    def to_text(self, row: Row) -> tuple[Any, Any]:
+        """What the model reads, and what it should answer."""
+        return self.texts(row), self.target(row)
+
+
 def to_class(labels: Sequence[str]) -> Callable[[str, Row], int]:
     """Text to class: the position of a label word, -1 for any other text."""
     return lambda text, row: list(labels).index(text) if text in labels else -1
@@ -102,3 +152,8 @@ def label_word(labels: Sequence[str], row: Row) -> str:
 def fields(name: str, row: Row, names: Sequence[str]) -> str:
     """``"name field: value field: value"``, the paper's format of an input."""
     return " ".join([name, *(f"{key}: {row[key]}" for key in names)])
+
+
+def field_texts(name: str, names: Sequence[str]) -> str:
+    """That format, with the fields in braces."""
+    return fields(name, {key: f"{{{key}}}" for key in names}, names)

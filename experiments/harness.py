@@ -1,0 +1,48 @@
+"""A run as a model of lm-evaluation-harness: ``lm harness --model_args run=RUN --tasks NAME,NAME``.
+
+Imported only with the harness (``pip install 'lm-study[harness]'``), which finds it by the name "lm".
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+from experiments.runs.stages import stages_of
+from experiments.runs.trained import open_run, texts_of_run
+from lm.settings import SettingError, nearest
+
+IGNORED = ("batch_size", "max_batch_size", "device", "trust_remote_code")  # that lm_eval gives to every model
+
+
+class StudyModel(LM):
+    """A run's pre-trained model, or the one fine-tuned on ``mixture``.
+
+    ``max_length``: tokens read at once, where that is not ``model.max_length``.
+    """
+
+    def __init__(self, run: str, mixture: str = "", max_length: int | None = None, **others: Any):
+        super().__init__()
+        if unknown := sorted(others.keys() - {*IGNORED}):
+            names = ("run", "mixture", "max_length")
+            raise SettingError(f"--model_args {unknown[0]}: unknown{nearest(unknown[0], names)}")
+        trained = open_run(Path(run), stages_of(Path(run)), mixture)
+        self.texts = texts_of_run(trained, max_length)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Of prompts' chat templates, of which there are none."""
+        return ""
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Of (context, continuation)."""
+        return self.texts.log_likelihoods([request.args for request in requests])
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Of (text,)."""
+        return self.texts.rolling([request.args[0] for request in requests])
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """Behind (prompt, settings)."""
+        return self.texts.generate([request.args for request in requests])

@@ -1,0 +1,281 @@
+"""A user's own task: a TOML file that says where its rows are, what is read and answered, and what counts.
+
+Text to text, of columns in braces::
+
+    inputs = "translate English to French: {en}"
+    targets = "{fr}"
+    metrics = ["bleu"]
+    targets_length = 32
+
+    [splits]
+    train = "train.csv"
+    validation = "valid.csv"
+
+or labelled, with a text or a pair, to be answered by a head or in words::
+
+    source = "tfds:glue/rte"
+    text = ["sentence1", "sentence2"]
+    label = "label"
+    labels = ["entailment", "not_entailment"]
+    metrics = ["accuracy"]
+    splits = {train = "train", validation = "validation"}
+"""
+
+import functools
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lm import metrics
+from lm.data.corpora.tables import TableRows
+from lm.data.tasks.task import LabelledTask, Row, Task, field_texts, to_class
+from lm.data.text.tfds import stamp
+from lm.data.text.vocabulary import Vocabulary
+from lm.settings import DataError, SettingError, nearest
+
+SOURCES = ("tfds", "hf")  # of sets; without a source the splits are files
+PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # of a column in a template, or a brace that stands for itself
+DeclaredSplit = Literal["train", "validation", "report"]
+LongTargets = Literal["stop", "cut"]
+
+LABEL_METRICS: Mapping[str, Any] = {  # of the number of labels
+    "accuracy": lambda count: metrics.accuracy,
+    "f1": lambda count: metrics.binary_f1,
+    "macro_f1": metrics.macro_f1,
+    "matthews": lambda count: metrics.matthews,
+}
+TEXT_METRICS: Mapping[str, metrics.Metric] = {
+    "exact_match": metrics.accuracy,
+    "f1": lambda targets, texts: metrics.answer_f1([[target] for target in targets], texts),
+    "word_accuracy": metrics.word_accuracy,
+    "bleu": metrics.bleu,
+    **{kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")},
+    "pearson": lambda targets, texts: metrics.pearson([*map(metrics.number, targets)], texts),
+    "spearman": lambda targets, texts: metrics.spearman([*map(metrics.number, targets)], texts),
+}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a task file says; SettingError for what does not go together, without the name of the file."""
+
+    splits: dict[str, str]  # train, validation, report: a file beside this one, or a split of the source
+    metrics: list[str]  # whose mean is the score
+    source: str = ""  # tfds:NAME[:VERSION] or hf:NAME[:CONFIG]
+    inputs: str = ""  # template of what is read; of a labelled task by default name and columns, as T5's
+    targets: str = ""  # template of what is to be written
+    targets_length: int = 64  # EOS counted [tokens]
+    longer_targets: LongTargets = "stop"  # cut: they lose their end in training, as T5's do
+    text: list[str] | str = ""  # column that is classified, or the columns of a pair
+    label: str = ""  # column of the class: a name in labels or, unless these are numbers, a number from 0
+    labels: list[str] | None = None  # names of the classes
+
+    def __post_init__(self):
+        if bool(self.label) == bool(self.targets):
+            raise SettingError("either targets (a text) or label, labels and text (a class) should be given")
+        if self.label and not (self.labels and 1 <= len(self.columns) <= 2):
+            raise SettingError("label needs labels, the names of its classes, and text, one column or two")
+        if self.targets and not self.inputs:
+            raise SettingError('targets needs inputs, such as inputs = "summarize: {document}"')
+        if unknown := [name for name in self.splits if name not in get_args(DeclaredSplit)]:
+            raise SettingError(f"splits has {unknown[0]!r}{nearest(unknown[0], get_args(DeclaredSplit))}")
+        if self.source and self.source.partition(":")[0] not in SOURCES:
+            raise SettingError(f"source={self.source!r} should be 'tfds:NAME' or 'hf:NAME'")
+        known = LABEL_METRICS if self.label else TEXT_METRICS
+        for name in self.metrics or [""]:
+            if name not in known:
+                raise SettingError(f"metric {name!r} is unknown{nearest(name, known)}")
+        if "f1" in self.metrics and self.label and len(self.names) != 2:
+            raise SettingError(f"metric 'f1' is of two labels, not {len(self.names)}; choose 'macro_f1'")
+        if self.targets_length < 2:
+            raise SettingError(f"targets_length={self.targets_length} should be at least 2, EOS counted")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the classes."""
+        return tuple(self.labels or ())
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """That are classified."""
+        return tuple([self.text] * bool(self.text) if isinstance(self.text, str) else self.text)
+
+    @property
+    def read(self) -> list[str]:
+        """All columns that are needed."""
+        templates = [*columns_in(self.inputs), *columns_in(self.targets)]
+        return list(dict.fromkeys([*templates, *self.columns, *filter(None, [self.label])]))
+
+    def class_of(self, row: Row) -> int:
+        """The number of a row's class, -1 where it is not known; LookupError for a label that it lacks."""
+        value = row[self.label]
+        if str(value) in self.names:
+            return self.names.index(str(value))
+        numbered = not any(name.lstrip("-").isdigit() for name in self.names)
+        if numbered and re.fullmatch(r"-1|\d+", str(int(value) if isinstance(value, bool) else value)):
+            return range(-1, len(self.names))[int(value) + 1]
+        raise LookupError(value)
+
+
+def columns_in(template: str) -> list[str]:
+    """The names in braces."""
+    return [match[1] for match in PLACE.finditer(template) if match[1] is not None]
+
+
+def filled(template: str, row: Row) -> str:
+    """A template with the values of a row; doubled braces are single ones."""
+    return PLACE.sub(lambda match: match[0][0] if match[1] is None else str(row[match[1]]), template)
+
+
+def read_declaration(path: Path) -> Declaration:
+    """What a task file says; SettingError, with the file, for a name or a value that it cannot have."""
+    try:
+        given = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise SettingError(f"there is no task file {path} in {Path.cwd()}") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read as TOML: {error}") from error
+    kinds = {field.name: field for field in fields(Declaration)}
+    try:
+        for name in ("splits", "metrics"):
+            if name not in given:
+                raise SettingError(f"{name} is missing")
+        for name, value in given.items():
+            if name not in kinds:
+                raise SettingError(f"{name!r} is unknown{nearest(name, kinds)}")
+            _check_kind(name, value)
+        return Declaration(**given)
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from error
+
+
+def _check_kind(name: str, value: Any) -> None:
+    """SettingError if a value is not of the kind that the field of a Declaration has."""
+    texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    if name == "splits":
+        fits = isinstance(value, dict) and all(isinstance(split, str) for split in value.values())
+        due = 'a table, such as {train = "train.csv", validation = "valid.csv"}'
+    elif name == "targets_length":
+        fits, due = type(value) is int, "a whole number"
+    elif name in ("metrics", "labels", "text"):
+        fits, due = (
+            texts or (name == "text" and isinstance(value, str)),
+            'a list of texts, such as ["a", "b"]',
+        )
+    else:
+        fits, due = isinstance(value, str), "a text"
+    if name == "longer_targets":
+        fits, due = value in get_args(LongTargets), " or ".join(map(repr, get_args(LongTargets)))
+    if not fits:
+        raise SettingError(f"{name}={value!r} should be {due}")
+
+
+@functools.lru_cache(maxsize=32)
+def _declaration(path: Path, _size: int, _changed: int) -> Declaration:
+    return read_declaration(path)
+
+
+def _known(name: str) -> tuple[Path, Declaration]:
+    """A task file and what it says, read once while it does not change."""
+    path = Path(name)
+    return path, _declaration(path, *stamp(path)) if path.is_file() else read_declaration(path)
+
+
+def declared_task(name: str) -> Task:
+    """The task of a file, answered in words; a labelled one in those of ``labels``."""
+    path, told = _known(name)
+    inputs = told.inputs or field_texts(path.stem, told.columns)
+
+    def to_text(row: Row) -> tuple[str, str]:
+        if told.targets:
+            return filled(inputs, row), filled(told.targets, row)
+        known = told.class_of(row)
+        return filled(inputs, row), told.names[known] if known >= 0 else "<unk>"
+
+    words: dict[str, Any] = {"target": lambda row: filled(told.targets, row)}
+    if told.label:
+        words = {"target": told.class_of, "from_text": to_class(told.names), "labels": told.names}
+        words["candidates"] = lambda row: told.names
+    words |= {"targets_length": told.targets_length, "longer_targets": told.longer_targets}
+    return Task(**_shared(path, told), **words, to_text=to_text)
+
+
+def declared_head(name: str) -> LabelledTask:
+    """The task of a file, answered by a head; SettingError if it is not labelled."""
+    path, told = _known(name)
+    if not told.label:
+        raise SettingError(f"tuning.heads: {path} has no label; name it in tuning.mixtures, to be written")
+    return LabelledTask(
+        **_shared(path, told),
+        target=told.class_of,
+        labels=told.names,
+        kind="classes",
+        texts=lambda row: tuple(str(row[column]) for column in told.columns),
+    )
+
+
+def _shared(path: Path, told: Declaration) -> dict[str, Any]:
+    """What both kinds of tasks have in common."""
+    kind, _, name = told.source.partition(":")
+    source = {"": f"file:{path.parent}", "tfds": name, "hf": told.source}[kind]
+    known: Any = TEXT_METRICS
+    if told.label:
+        known = {name: metric(len(told.names)) for name, metric in LABEL_METRICS.items()}
+    splits = {split: told.splits.get(split) for split in get_args(DeclaredSplit)}
+    scores = {name: known[name] for name in told.metrics}
+    shared = {"name": path.name, "column": path.name, "source": source, "metrics": scores, "file": path}
+    return shared | splits | {"checked": functools.partial(check_rows, path, told)}
+
+
+def check_rows(path: Path, told: Declaration, rows: Sequence[Row]) -> None:
+    """SettingError for a column or a label that the other side lacks, DataError for a row without a value."""
+
+    def place(number: int) -> str:
+        return rows.location(number) if isinstance(rows, TableRows) else f"row {number}"
+
+    of = f" of {rows.name}" if isinstance(rows, TableRows) else ""
+    for column in told.read:
+        if column not in rows[0]:
+            raise SettingError(f"{path}: the rows{of} have no column {column!r}{nearest(column, rows[0])}")
+    lacking, first = Counter[str](), ""
+    for number, row in enumerate(rows):
+        for column in told.read:
+            if row.get(column) is None:
+                raise DataError(f"{place(number)}, has no value in the column {column!r}, which {path} reads")
+        try:
+            if told.label:
+                told.class_of(row)
+        except LookupError:
+            first = first or place(number)
+            lacking[str(row[told.label])] += 1
+    if lacking:
+        found = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(5))
+        raise SettingError(f"{path}: labels={list(told.names)} lack {found}; the first is at {first}")
+
+
+def check_declared(
+    tasks: Sequence[Task | LabelledTask], cache: Path, vocabulary: Vocabulary, say: Callable[[str], object]
+) -> None:
+    """SettingError if rows do not fit the file that declares their task, or targets are longer than it says.
+
+    Where it has them cut, it is said how many are.
+    """
+    for task in tasks:
+        for split in filter(None, ("train", "validation", "report" if task.report else None)):
+            rows = task.rows(split, cache)
+            task.check(rows)
+            if not isinstance(task, Task) or task.targets_length is None:
+                continue
+            targets = vocabulary.encode_batch([task.to_text(row)[1] for row in rows])
+            lengths = [len(ids) + 1 for ids in targets]  # EOS
+            if not (longer := sum(length > task.targets_length for length in lengths)):
+                continue
+            what = f"{longer:,} of {len(rows):,} targets in {split!r} exceed targets_length"
+            what += f"={task.targets_length}, the longest has {max(lengths):,} tokens, EOS counted"
+            if task.longer_targets == "stop":
+                raise SettingError(f'{task.file}: {what}: raise it, or set longer_targets = "cut"')
+            say(f"{task.file}: {what}, and lose their end")

@@ -1,0 +1,41 @@
+"""The notebook's way in: the example of docs/notebook.md as it stands, and what is refused."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lm.data.text.own import Bytes
+from lm.nn.config import ModelConfig, SpecialTokens
+from lm.notebook import PairTraining, load_model, make_model, train_model
+from lm.settings import SettingError
+
+DOCS = (Path(__file__).parents[1] / "docs" / "notebook.md").read_text("utf-8")
+SMALL = ModelConfig(vocab_size=384, num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, d_kv=4)
+
+
+def test_the_example_of_the_docs_learns_its_pairs_and_leaves_the_first_model_as_it_was(capsys):
+    made = {}
+    exec(re.search(r"```python\n(.*?)```", DOCS, re.DOTALL)[1], made)
+    losses, right = made["losses"], ("grass", "green")
+    assert len(losses) == 60 and losses[-1] < 0.5 < 3 < losses[0]
+    assert capsys.readouterr().out.splitlines()[-1] == "['black']"
+    ((after, _),) = made["trained"].log_likelihoods([right])
+    ((before, _),) = made["model"].log_likelihoods([right])
+    assert after > -3 > before
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(SettingError, match="vocab_size=384 is less than the vocabulary's"):
+        make_model(SMALL, Bytes(1000), seed=0)
+    other = replace(SMALL, special=SpecialTokens(pad=3))
+    with pytest.raises(SettingError, match="model.special=.* should have pad 0 and eos 1"):
+        train_model(make_model(other, Bytes(100), seed=0), [("a", "b")], PairTraining())
+    with pytest.raises(SettingError, match="no examples to train on"):
+        train_model(make_model(SMALL, Bytes(100), seed=0), [], PairTraining())
+
+
+def test_a_published_folder_without_a_tokenizer_is_refused():
+    with pytest.raises(SettingError, match="has no tokenizer"):
+        load_model(Path(__file__).parent / "golden" / "gpt2")
