@@ -13,7 +13,8 @@ from tiny import TINY
 
 from experiments import __main__ as cli
 from experiments.cli.models import count_written, generate, show_examples
-from experiments.cli.train import Options, RowRun, summary, train_one, train_rows
+from experiments.cli.train import Options, RowRun, train_one, train_rows
+from experiments.report.ending import summary
 from experiments.runs.progress import reporting
 from experiments.runs.recipes import start_from, steps_of
 from experiments.runs.result import read_result, write_result
@@ -319,7 +320,7 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
 
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
-    monkeypatch.setattr("experiments.cli.train.read_result", lambda folder: result)
+    monkeypatch.setattr("experiments.report.ending.read_result", lambda folder: result)
     assert summary(tmp_path) == "held-out loss 3.472"
 
 

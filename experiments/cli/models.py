@@ -32,25 +32,25 @@ GREEDY = Decoding()
 Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
-def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
+def show_examples(row: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS) -> None:
     """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 
     Args:
-        name: row of the registry.
+        row: row of the registry.
         scale: size of the study: nano, mini, mini-real, small, medium or base.
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
     """
-    experiment, cache = build(name, scale), runs / "cache"
+    experiment, cache = build(row, scale), runs / "cache"
     data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
     batches = pretraining_batches(experiment, data, "train")
     UNBROKEN.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
-    rows = range(min(count, experiment.pretraining.batch_size))
+    few_rows = range(min(count, experiment.pretraining.batch_size))
     # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
     masks = "mask" in experiment.objective.inputs
     vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
-    batch = batches(0, slice(0, len(rows)))
-    _print_examples(_parts(batch, row, vocabulary) for row in rows)
+    batch = batches(0, slice(0, len(few_rows)))
+    _print_examples(_parts(batch, number, vocabulary) for number in few_rows)
     for name in tuning.mixtures:
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
@@ -60,7 +60,7 @@ def show_examples(name: str, /, scale: str = "nano", count: int = 3, runs: Path 
             few = [examples[index] for index in range(min(count, len(examples)))]
             size = len(few)
             for batch in eval_batches(few, architecture=architecture, lengths=lengths, batch_size=size):
-                _print_examples(_parts(batch, row, data.vocabulary) for row in range(len(few)))
+                _print_examples(_parts(batch, number, data.vocabulary) for number in range(len(few)))
     for labelled in map(find_labelled, tuning.heads):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
         note = f"examples for a head, {_column(labelled.column)}"
@@ -144,7 +144,7 @@ def generate(
     decoding: Annotated[Decoding, FLAT] = GREEDY,
     seed: int = 0,
 ) -> None:
-    """Show what a run's model writes after prompts: greedy, sampled or beam search.
+    """Show what a run's model writes after prompts: greedy, by sampling or by beam search.
 
     Args:
         run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.

@@ -64,7 +64,7 @@ def prepare_row(arguments: Sequence[str]) -> None:
     default = build(first_word(arguments), option(arguments, "--scale", "nano"))
 
     def prepare(
-        name: str,
+        row: str,
         /,
         settings: Annotated[Experiment, FLAT] = default,
         scale: str = "nano",
@@ -77,11 +77,11 @@ def prepare_row(arguments: Sequence[str]) -> None:
         it goes on with what is missing. Any setting can be changed, as for lm run.
 
         Args:
-            name: row of the registry, such as t5/1-baseline/baseline.
+            row: row of the registry, such as t5/1-baseline/baseline.
             scale: size of the study: nano, mini, mini-real, small, medium or base.
             runs: folder that holds the runs, and the encoded text.
         """
-        check_first(name, arguments, "prepare")
+        check_first(row, arguments, "prepare")
         prepare_corpus(settings, runs / "cache", ahead)
 
     parse(prepare, "lm prepare", arguments)

@@ -59,7 +59,7 @@ class CostedRows:
 
 
 def show_row(
-    name: str,
+    row: str,
     /,
     scale: str = "nano",
     stages: bool = False,
@@ -70,22 +70,22 @@ def show_row(
     """Show every setting of a row or a published model, the stages of a row's run, or what the model costs.
 
     Args:
-        name: row of the registry, such as t5/6-corruption-rate/15, or published size, such as llama-7b.
+        row: row of the registry, such as t5/6-corruption-rate/15, or published size, such as llama-7b.
         scale: size of the study: nano, mini, mini-real, small, medium or base.
         stages: show the stages of training instead: what each starts from, its steps and its folder.
         costs: show instead the model's parameters, its arithmetic for a token, and the bytes of its cache.
         runs: folder that holds the runs, for the steps that are saved.
     """
-    settings: Experiment | ModelConfig = SIZES[name] if name in SIZES else build(name, scale)
-    title = f"{name}, as published" if name in SIZES else f"{name} at scale {scale}"
+    settings: Experiment | ModelConfig = SIZES[row] if row in SIZES else build(row, scale)
+    title = f"{row}, as published" if row in SIZES else f"{row} at scale {scale}"
     if costs:
         show_costs(settings if isinstance(settings, ModelConfig) else settings.model, title, rows)
     elif not stages:
         show_settings(settings, title)
     elif isinstance(settings, ModelConfig):
-        raise SettingError(f"{name} is a published model: --stages are of rows of the study")
+        raise SettingError(f"{row} is a published model: --stages are of rows of the study")
     else:
-        folder = run_folder(runs, scale, name, settings.seed, {})
+        folder = run_folder(runs, scale, row, settings.seed, {})
         show_stages(stages_of_run(settings, folder, runs / scale), title)
 
 
@@ -140,18 +140,25 @@ def show_stages(stages: Sequence[Stage], title: str) -> None:
     CONSOLE.print(grid)
 
 
-def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
-    """Show the settings in which a row differs from another.
+def show_diff(row: str, other: str = "", /, scale: str = "nano", to: str = "") -> None:
+    """Show the settings in which a row differs from another, or from itself at another scale.
 
     Args:
-        name: row of the registry.
+        row: row of the registry.
         other: row to compare with; by default the paper's baseline, or the first row of another table.
         scale: size of the study: nano, mini, mini-real, small, medium or base.
+        to: scale to compare with: what changes from --scale to this one, of the row or from it to the other.
     """
-    other = other or baseline_of(find_one(name).name)
-    changed = diff(build(other, scale), build(name, scale))
+    find_one(row)
+    if to:
+        pair = ((row, scale), (other or row, to))
+    else:
+        pair = ((other or baseline_of(row), scale), (row, scale))
+    changed = diff(*(build(*place) for place in pair))
     if not changed:
-        CONSOLE.print(f"{name} and {other} are the same experiment at scale {scale}.")
+        (old_row, old_scale), (new_row, new_scale) = pair
+        at = f"at scale {scale}" if old_scale == new_scale else f"at scales {old_scale} and {new_scale}"
+        CONSOLE.print(f"{new_row} and {old_row} are the same experiment {at}.")
     for path, (old, new) in changed.items():
         CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
 

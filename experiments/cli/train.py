@@ -18,6 +18,7 @@ from experiments.processes.group import agreed, cache_compiled
 from experiments.processes.jobs import Jobs, cores, handed_out
 from experiments.processes.line import Line
 from experiments.processes.place import find_place, has_accelerator
+from experiments.report.ending import ending, summary
 from experiments.runs import origin
 from experiments.runs.progress import JobReporter, Reporter, Told, duration, reporting
 from experiments.runs.result import check_settings, read_result
@@ -67,7 +68,7 @@ def run_command(arguments: Sequence[str]) -> None:
     default = build(first_word(arguments), option(arguments, "--scale", "nano"))
 
     def run(
-        name: str,
+        row: str,
         /,
         settings: Annotated[Experiment, FLAT] = default,
         options: Annotated[Options, FLAT] = Options(),
@@ -75,14 +76,15 @@ def run_command(arguments: Sequence[str]) -> None:
     ) -> None:
         """Train, fine-tune and evaluate one row; any of its settings can be changed.
 
-        Started again, it resumes where it stopped. Settings given here become part of the run's folder name.
+        Started again, it resumes from its newest checkpoint, as after a crash or a preemption. Settings
+        given here become part of the run's folder name.
 
         Args:
-            name: row of the registry, such as t5/6-corruption-rate/15.
+            row: row of the registry, such as t5/6-corruption-rate/15.
             check: only check settings, data, vocabulary and folder; train nothing.
         """
-        check_first(name, arguments, "run")
-        train_row(name, settings, options, check)
+        check_first(row, arguments, "run")
+        train_row(row, settings, options, check)
 
     parse(run, "lm run", arguments)
 
@@ -101,7 +103,7 @@ def sweep_command(arguments: Sequence[str]) -> None:
     ) -> None:
         """Train and evaluate every row that matches and has not finished, then write the report.
 
-        Started again, it resumes where it stopped. Settings given here hold for every row.
+        Started again, it resumes from the newest checkpoints. Settings given here hold for every row.
 
         Args:
             pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
@@ -246,6 +248,15 @@ def check_data(run: RowRun, options: Options, say: Callable[[str], object]) -> N
 
 def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
     """Train one run to its end; its exit code. An interruption ends the process and says how to resume."""
+    try:
+        return train_or_refuse(run, options, reporter)
+    except SettingError as error:
+        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
+        return EXIT_CODES["bad settings"]
+
+
+def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
+    """The same, but for a SettingError, which is raised."""
     from experiments.runs.run import run as train
     from lm.train.checkpoints import CheckpointError
     from lm.train.log import NonFiniteLoss
@@ -260,10 +271,11 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
     except Interrupted as stopped:
         reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
         sys.exit(AGAIN)
-    except (CheckpointError, NonFiniteLoss, SettingError) as error:
+    except SettingError:
+        raise
+    except (CheckpointError, NonFiniteLoss) as error:
         reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
-        kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
-        return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
+        return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
     except Exception as error:  # the other runs of a sweep are trained nevertheless
         trace, reason = traceback.format_exc(), f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
@@ -287,21 +299,6 @@ def _saved(trace: str, folder: Path) -> str:
     return f"\n  more in {path}"
 
 
-def summary(folder: Path) -> str:
-    """The scores of a finished run, in a line."""
-    result = read_result(folder)
-    if result is None:
-        return "not finished"
-    scores = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
-    if scores:
-        return scores
-    if (likelihood := result.likelihood()) is not None:
-        return (
-            f"perplexity {likelihood.word_perplexity:.1f} a word, {likelihood.bits_per_byte:.3f} bits a byte"
-        )
-    return "nothing to score" if result.held_out_loss is None else f"held-out loss {result.held_out_loss:.3f}"
-
-
 def train_row(name: str, experiment: Experiment, options: Options, check: bool) -> None:
     """Train one run to its end and say where it lies; with ``check`` only see whether it could be started."""
     import jax
@@ -312,6 +309,11 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     cache_compiled(options.cache)
     run = _row_run(name, experiment, options)
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
+
+        def say_ending() -> None:
+            for line in ending(name, experiment, run.folder):
+                reporter.say(line)
+
         if check:
             check_run(experiment, run.folder, options.cache, reporter.say, options.allowed)
             reporter.say(f"ready to train in {run.folder}")
@@ -320,8 +322,12 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
             agreed(lambda: check_settings(experiment, run.folder))
             agreed(lambda: check_data(run, options, reporter.say))
             reporter.say(f"already finished: {run.folder}")
+            say_ending()
             return
-        code = train_one(run, options, reporter)
-        reporter.say(f"run: {run.folder}")
+        code = train_or_refuse(run, options, reporter)
+        if code:
+            reporter.say(f"run: {run.folder}")
+        elif jax.process_index() == 0:
+            say_ending()
     if code:
         sys.exit(code)

@@ -29,8 +29,10 @@ from experiments.study.experiment import Experiment, setting_changes
 from lm import sharding
 from lm.data.batches import Batches, check_size
 from lm.data.checks import check_architecture
+from lm.data.corpora.corpus import corpus_shards
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
+from lm.data.tasks.mixtures import mixture
 from lm.data.text.tokens import GIGABYTE, kept_bytes
 from lm.evaluate.likelihood import check_mask
 from lm.nn.config import ModelConfig
@@ -53,6 +55,7 @@ def check(
     "settings" in ``allow``: they may differ from those that the run was started with.
     """
     check_numbers(experiment)
+    check_names(experiment, cache)
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
@@ -123,6 +126,21 @@ def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
             f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and "
             f"there are {available / 2**30:,.1f}: make it smaller ({sizes}) or use more devices (mesh.fsdp)"
         )
+
+
+def check_names(experiment: Experiment, cache: Path) -> None:
+    """SettingError for tasks, a corpus or a vocabulary that are not there, before any is prepared."""
+    data, tuning = experiment.data, experiment.tuning
+    for name in tuning.mixtures:
+        mixture(name)
+    for name in tuning.heads:
+        find_labelled(name)
+    if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
+        raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
+    reads = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
+    for part in map(str.strip, data.corpus.split(" + ") if reads else ()):
+        if part.removeprefix("tfds:").partition("/")[0] != "documentation":
+            corpus_shards(part, "train", cache, data.corrupt_records)
 
 
 def origin_of_run(experiment: Experiment, prepared: Prepared, cache: Path) -> origin.Origin:
