@@ -14,7 +14,7 @@ from tiny import TINY
 from experiments import __main__ as cli
 from experiments.cli.models import count_written, generate, show_examples
 from experiments.cli.train import Options, RowRun, train_one, train_rows
-from experiments.report.ending import summary
+from experiments.report.ending import ending, summary
 from experiments.runs.progress import reporting
 from experiments.runs.recipes import start_from, steps_of
 from experiments.runs.result import read_result, write_result
@@ -322,6 +322,17 @@ def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, m
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
     monkeypatch.setattr("experiments.report.ending.read_result", lambda folder: result)
     assert summary(tmp_path) == "held-out loss 3.472"
+
+
+def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swept):
+    folder = folder_of(swept, RATE)
+    lines = list(ending(RATE, build(RATE, "tiny"), folder))
+    assert lines[0].startswith("held-out loss ") and "nats a token" in lines[0]
+    assert f"run: {folder}" in lines and f"picture: {folder / 'curves.png'}" in lines
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    commands = lines[lines.index("Try:") + 1 :]
+    assert len(commands) == 3 and all(line.startswith("  lm ") for line in commands)
+    assert commands[2] == "  lm report t5/6-corruption-rate"
 
 
 def test_an_unwritable_folder_is_refused(runs, tmp_path):

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from rich.markup import escape
 
 from experiments.cli.arguments import FLAT, first_word, named_settings, option, parse
-from experiments.console import CONSOLE, RUNS, listing
+from experiments.console import CONSOLE, RUNS, listing, print_line
 from experiments.report.results import results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.experiment import Experiment
-from experiments.study.registry import baseline_of, build, find, find_one, run_folder, tables
+from experiments.study.registry import baseline_of, build, find, find_one, registered, run_folder, tables
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
 from lm.settings import SettingError, at_least, comments, diff, leaves
@@ -174,6 +174,7 @@ def report_command(arguments: Sequence[str]) -> None:
         scale: str = "nano",
         runs: tuple[str, ...] = (str(RUNS),),
         watch: bool = False,
+        variants: bool = False,
     ) -> None:
         """Write the tables of all finished runs beside the paper's: Markdown, a web page, data and pictures.
 
@@ -183,14 +184,21 @@ def report_command(arguments: Sequence[str]) -> None:
             pattern: shell-style pattern over rows and tables.
             scale: size of the study: nano, mini, mini-real, small, medium or base.
             runs: one or more folders that hold runs, gs:// included; the report goes into the first.
+            variants: show runs with settings given by hand too, each combination as a row beside its own.
             watch: write it again whenever a run makes progress, until interrupted.
         """
         from experiments.report import report  # whose pictures and page need more than listing rows does
+        from experiments.report.variants import homes_of, with_variants
 
         wanted, changes = tables(find(pattern)), named_settings(arguments, settings)
-        if watch:
-            report.watch(wanted, scale, runs, overrides=changes)
-        else:
-            report.print_report(wanted, scale, runs, changes, shlex.join(["lm", "report", *arguments]))
+        if variants and changes:
+            raise SettingError(f"--variants shows all settings given by hand: leave out {', '.join(changes)}")
+        if variants:
+            wanted = with_variants(wanted, scale, runs, print_line)
+        with registered(homes_of(wanted)):
+            if watch:
+                report.watch(wanted, scale, runs, overrides=changes)
+            else:
+                report.print_report(wanted, scale, runs, changes, shlex.join(["lm", "report", *arguments]))
 
     parse(report, "lm report", arguments)

@@ -2,7 +2,8 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,18 @@ BASELINE_ROW = "t5/1-baseline/baseline"
 TABLES = (*t5.TABLES, *classic.TABLES, *history.TABLES, *sequences.TABLES, *vectors.TABLES)
 
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
+
+
+@contextmanager
+def registered(rows: Iterable[Row]) -> Iterator[None]:
+    """``rows`` are found by their names as long as this lasts."""
+    new = {row.name: row for row in rows if row.name not in REGISTRY}
+    REGISTRY.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del REGISTRY[name]
 
 
 def find(pattern: str) -> list[Row]:
