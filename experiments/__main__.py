@@ -1,15 +1,16 @@
 """The command ``lm``: calls the command that is named, and turns errors into a message and an exit code."""
 
 import os
+import platform
 import select
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import metadata
 from textwrap import indent
 
-from experiments.cli import COMMANDS, HELP, RAW
+from experiments.cli import COMMANDS, HELP, RAW, function_of
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.group import join_others
@@ -23,7 +24,7 @@ from lm.train.stopping import end_in
 AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.
 
-usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help
+usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help        versions: lm --version
 
 {commands}
 
@@ -43,6 +44,12 @@ Exit codes: {codes}."""
 def _help() -> str:
     codes = ", ".join(f"{code} {meaning}" for meaning, code in EXIT_CODES.items())
     return _HELP.format(commands=indent(HELP, "  "), codes=codes)
+
+
+def versions() -> str:
+    """Of the package, of jax and of Python, none of which is imported for it."""
+    jax, python = metadata.version("jax"), platform.python_version()
+    return f"lm {metadata.version('lm-study')}, jax {jax}, Python {python}"
 
 
 def main() -> None:
@@ -107,10 +114,13 @@ def _bad(error: SettingError) -> int:
 
 def dispatch(arguments: Sequence[str]) -> int:
     """Run one command; the exit code. Errors that a user can fix are printed without a traceback."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all") or list(arguments) == ["help"]:
         print(_help())
         return EXIT_CODES["done"]
-    name, *rest = arguments
+    if arguments[0] in ("--version", "-V"):
+        print(versions())
+        return EXIT_CODES["done"]
+    name, *rest = arguments if arguments[0] != "help" else (*arguments[1:], "--help")
     try:
         if name.startswith("-"):
             raise SettingError(f"{name} should stand behind a command, such as: lm run ROW {name} ...")
@@ -126,13 +136,12 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def _call_command(name: str, arguments: Sequence[str]) -> None:
-    module, _, function = COMMANDS[name].partition(":")
-    command = getattr(import_module(f"experiments.cli.{module}"), function)
+    command = function_of(name)
     if name in RAW:
         command(arguments)
     else:
         # with tyro, which takes a third of a second: not for `lm --help`
-        from experiments.cli.arguments import parse
+        from experiments.cli.usage.arguments import parse
 
         parse(command, f"lm {name}", arguments)
 

@@ -37,7 +37,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; choose from {', '.join(choices)}" if len(choices) <= 20 else ""
+    return f"; choose from {', '.join(choices)}" if 0 < len(choices) <= 20 else ""
 
 
 _hints = functools.cache(typing.get_type_hints)  # a table of rows is built of thousands of changes

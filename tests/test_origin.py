@@ -18,7 +18,8 @@ import test_run
 from test_run import SMALL
 
 from experiments.cli.convert import export_checkpoint
-from experiments.cli.train import Options, train_row
+from experiments.cli.one_run import Options
+from experiments.cli.train import train_row
 from experiments.processes.progress import reporting
 from experiments.report.results import results
 from experiments.runs import origin, session

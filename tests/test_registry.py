@@ -136,15 +136,13 @@ def test_what_is_no_row_or_command_is_told_what_it_is(arguments, said, capsys):
         (["--pretraining.steps", "-10"], "lm: pretraining.steps=-10 should be at least 0"),
         (
             ["--finetuning.optimizer.learning-rate", "-1"],
-            "Error parsing settings.finetuning.optimizer: optimizer.lear",
+            "lm: finetuning.optimizer.learning_rate=-1.0 should be above 0",
         ),
     ],
 )
 def test_a_number_that_makes_no_sense_is_refused_by_its_name(given, said, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        sys.exit(cli.dispatch(["run", "t5/1-baseline/baseline", *given]))
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert stopped.value.code == 2 and said in told, told
+    assert cli.dispatch(["run", "t5/1-baseline/baseline", *given]) == 2
+    assert said in (told := capsys.readouterr().err), told
 
 
 @pytest.mark.parametrize("text", ["10000", "10_000", "1e4"])
@@ -195,15 +193,6 @@ def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monke
     monkeypatch.setattr("experiments.cli.train.train_row", lambda *all: asked.append(all))
     assert cli.dispatch(["run", name, *given]) == 0
     assert (asked[0][2].scale, asked[0][1]) == ("nano", build(name, "nano"))
-
-
-@pytest.mark.parametrize(
-    "arguments", [["run"], ["run", "--scale"], ["run", "t5/1-baseline/baseline", "--scale"]]
-)
-def test_what_is_missing_on_the_command_line_is_said(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.dispatch(arguments)
-    assert stopped.value.code == 2 and "lm run --help" in capsys.readouterr().err
 
 
 def test_the_stages_of_a_run_are_listed_with_what_each_starts_from_and_what_is_saved(tmp_path, capsys):

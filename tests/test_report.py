@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from experiments import console
+from experiments.__main__ import dispatch
 from experiments.cli import show as commands
 from experiments.console import Cell
 from experiments.report import plots, report
@@ -433,3 +434,22 @@ def test_a_report_on_settings_given_by_hand_reads_the_runs_that_had_them(tmp_pat
     text = made.path.read_text("utf-8")
     assert ("37.50" in text, "12.50" in text, "`model.d_ff=200`" in text) == (True, False, True)
     assert made.path.parent.name == "t5-6-corruption-rate,model.d_ff=200"
+
+
+def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(tmp_path, capsys):
+    known = dict(REGISTRY)
+    for name in (NAMES[0], NAMES[1]):
+        for seed in (0, 1):
+            finish(tmp_path, name, seed, 40.0 + seed)
+            finish(tmp_path, name, seed, 50.0 + seed, **{"model.d_ff": 64, "tuning.branches": (0.5, 1.0)})
+    finish(tmp_path, NAMES[1], 0, 60.0, **{"objective.rate": 0.5})
+    command = ["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]
+    assert dispatch(command) == 0
+    said = capsys.readouterr().out
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
+    for name in (NAMES[0], NAMES[1]):
+        assert f"| {REGISTRY[name].label}, d\\_ff=64, branches=(0.5, 1.0) |" in text
+    assert "50.50" in text and "40.50" in text and "60.00" not in text
+    assert "has the settings of t5/6-corruption-rate/50, under which it is not counted" in said
+    assert REGISTRY == known
+    assert dispatch([*command, "--model.d_ff", "64"]) == 2

@@ -13,8 +13,10 @@ from tiny import TINY
 
 from experiments import __main__ as cli
 from experiments.cli.models import count_written, generate, show_examples
-from experiments.cli.train import Options, RowRun, train_one, train_rows
+from experiments.cli.one_run import Options, RowRun, train_one
+from experiments.cli.train import train_rows
 from experiments.processes.progress import reporting
+from experiments.report.ending import ending
 from experiments.runs.recipes import start_from, steps_of
 from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.run import check, run
@@ -319,8 +321,19 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
 
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
-    monkeypatch.setattr("experiments.cli.train.read_result", lambda folder: result)
+    monkeypatch.setattr("experiments.report.ending.read_result", lambda folder: result)
     assert summary(tmp_path) == "held-out loss 3.472"
+
+
+def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swept):
+    folder = folder_of(swept, RATE)
+    lines = list(ending(RATE, build(RATE, "tiny"), folder))
+    assert lines[0].startswith("held-out loss ") and "nats a token" in lines[0]
+    assert f"run: {folder}" in lines and f"picture: {folder / 'curves.png'}" in lines
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    commands = lines[lines.index("Try:") + 1 :]
+    assert len(commands) == 3 and all(line.startswith("  lm ") for line in commands)
+    assert commands[2] == "  lm report t5/6-corruption-rate"
 
 
 def test_an_unwritable_folder_is_refused(runs, tmp_path):

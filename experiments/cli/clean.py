@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-import tyro
 
+from experiments.cli.usage.arguments import FLAT
 from experiments.console import RUNS
 from experiments.processes.progress import Reporter, reporting
 from lm.data.corpora import cleaning, crawl, sieve
@@ -70,7 +70,7 @@ class CleanOptions:
             raise SettingError(f"rules.language={language!r} should be one of {', '.join(known)}")
 
 
-Flat = Annotated[CleanOptions, tyro.conf.arg(name="")]  # --name instead of --options.name
+Flat = Annotated[CleanOptions, FLAT]  # --name instead of --options.name
 
 
 def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:

@@ -6,24 +6,35 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from experiments.cli import EXAMPLES
+from experiments.cli.usage.arguments import parse
+from experiments.cli.usage.page import HELP_WORDS, help_page
 from experiments.console import UNBROKEN
 from experiments.runs.prepare import FOLDER, stored_vocabulary
 from experiments.runs.stages import PRETRAINING, stages_of
 from experiments.starts import import_published
-from lm.settings import SettingError
+from lm.settings import SettingError, nearest
 from lm.train.config import Weights
 
 
 def import_or_export(arguments: Sequence[str]) -> None:
     """Import a published checkpoint as a run, or export a run's model in the published format."""
-    import tyro
-
     both = {"import": import_checkpoint, "export": export_checkpoint}
-    tyro.extras.subcommand_cli_from_dict(both, prog="lm convert", args=arguments)
+    way, *others = arguments or ("--help",)
+    if way in HELP_WORDS:
+        pages = [
+            help_page(f"lm convert {name}", function, EXAMPLES["convert"], "", True)
+            for name, function in both.items()
+        ]
+        print("\n\n".join(pages))
+    elif way not in both:
+        raise SettingError(f"lm convert {way}: the first word is import or export{nearest(way, both)}")
+    else:
+        parse(both[way], f"lm convert {way}", others)
 
 
 def import_checkpoint(folder: Path, run: Path, /) -> None:
-    """Turn a published checkpoint into a run.
+    """Turn a published checkpoint, in the format of Hugging Face's transformers, into a run.
 
     Args:
         folder: holds config.json, safetensors and the tokenizer.

@@ -5,7 +5,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.arguments import parse
+from experiments.cli import EXAMPLES
+from experiments.cli.usage.arguments import parse
+from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import UNBROKEN
 from experiments.drawings import DRAWINGS
 from lm.settings import SettingError, nearest
@@ -13,7 +15,7 @@ from lm.settings import SettingError, nearest
 
 def draw(arguments: Sequence[str]) -> None:
     """Draw a picture; without a name list what there is."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP_WORDS:
         show_drawings()
         return
     what, *options = arguments
@@ -36,9 +38,10 @@ def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("atte
 
 def show_drawings() -> None:
     """Print what can be drawn, in the order of a course."""
-    UNBROKEN.print(
-        "usage: lm draw WHAT [OPTIONS] [--out PICTURE.png]      details: lm draw WHAT --help\n", markup=False
-    )
+    examples = "".join(f"  {example}\n" for example in EXAMPLES["draw"])
+    text = f"Draw masks, positions, costs, or what a model does with a text.\n\n{examples}\n"
+    text += "usage: lm draw WHAT [OPTIONS] [--out PICTURE.png]      details: lm draw WHAT --help\n"
+    UNBROKEN.print(text, markup=False, highlight=False)
     for what, drawing in DRAWINGS.items():
         UNBROKEN.print(f"  {what:<11} {drawing.shows}", markup=False)
         if drawing.call:

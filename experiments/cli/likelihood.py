@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
-from experiments.cli.arguments import FLAT
+from experiments.cli.usage.arguments import FLAT
 from experiments.console import CONSOLE, listing
 from experiments.runs.stages import Stage, stages_of
 from experiments.study.folders import cache_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from rich.markup import escape
 
-from experiments.cli.arguments import FLAT
+from experiments.cli.usage.arguments import FLAT
 from experiments.console import RUNS, UNBROKEN
 from experiments.runs.prepare import (
     Encoded,
@@ -43,19 +43,19 @@ Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
 def show_examples(
-    name: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS, start: str = "", tasks: str = ""
+    row: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS, start: str = "", tasks: str = ""
 ) -> None:
     """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
 
     Args:
-        name: row of the registry.
+        row: row of the registry.
         scale: size of the study: nano, mini, mini-real, small, medium or base.
         count: examples of each kind.
         runs: folder that holds the prepared data and vocabulary.
         start: the checkpoint whose tokenizer is used, as for lm run.
         tasks: mixtures (of encoders: heads) or task files, separated by commas, instead of the row's.
     """
-    experiment, cache = build(name, scale, started_from(start, runs)), runs / "cache"
+    experiment, cache = build(row, scale, started_from(start, runs)), runs / "cache"
     if tasks:
         encodes = experiment.model.architecture == "encoder"
         named: dict[str, tuple[str, ...]] = {"tuning.mixtures": (), "tuning.heads": ()}
@@ -78,7 +78,7 @@ def show_examples(
                 few, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
             )
             for batch in batches:
-                _print_examples(_parts(batch, row, data.vocabulary) for row in range(len(few)))
+                _print_examples(_parts(batch, number, data.vocabulary) for number in range(len(few)))
     for labelled in map(find_labelled, tuning.heads):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
         labelled.check(source)
@@ -91,12 +91,12 @@ def _show_pretraining(experiment: Experiment, data: Prepared, count: int) -> Non
     """Rows of the first batch."""
     batches = pretraining_batches(experiment, data, "train")
     UNBROKEN.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
-    rows = range(min(count, experiment.pretraining.batch_size))
+    few_rows = range(min(count, experiment.pretraining.batch_size))
     # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
     masks = "mask" in experiment.objective.inputs
     vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
-    batch = batches(0, slice(0, len(rows)))
-    _print_examples(_parts(batch, row, vocabulary) for row in rows)
+    batch = batches(0, slice(0, len(few_rows)))
+    _print_examples(_parts(batch, number, vocabulary) for number in few_rows)
 
 
 def _column(name: str | None) -> str:
@@ -179,7 +179,7 @@ def generate(
     decoding: Annotated[Decoding, FLAT] = GREEDY,
     seed: int = 0,
 ) -> None:
-    """Show what a run's model writes after prompts: greedy, sampled or beam search.
+    """Show what a run's model writes after prompts: greedy, by sampling or by beam search.
 
     Args:
         run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.

@@ -8,7 +8,15 @@ from typing import Annotated
 
 from rich.progress import Progress
 
-from experiments.cli.arguments import FLAT, NO_START, StartOption, check_first, first_word, option, parse
+from experiments.cli.usage.arguments import (
+    FLAT,
+    NO_START,
+    StartOption,
+    check_first,
+    first_word,
+    option,
+    parse,
+)
 from experiments.console import RUNS, UNBROKEN
 from experiments.runs.prepare import prepare as find_data
 from experiments.runs.prepare import training_streams
@@ -67,7 +75,7 @@ def prepare_row(arguments: Sequence[str]) -> None:
     default = build(first_word(arguments), option(arguments, "--scale", "nano"))
 
     def prepare(
-        name: str,
+        row: str,
         /,
         settings: Annotated[Experiment, FLAT] = default,
         scale: str = "nano",
@@ -80,11 +88,11 @@ def prepare_row(arguments: Sequence[str]) -> None:
         it goes on with what is missing. Any setting can be changed, as for lm run.
 
         Args:
-            name: row of the registry, such as t5/1-baseline/baseline.
+            row: row of the registry, such as t5/1-baseline/baseline.
             scale: size of the study: nano, mini, mini-real, small, medium or base.
             runs: folder that holds the runs, and the encoded text.
         """
-        check_first(name, arguments, "prepare")
+        check_first(row, arguments, "prepare")
         prepare_corpus(settings, runs / "cache", ahead)
 
     parse(prepare, "lm prepare", arguments)

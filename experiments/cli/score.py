@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from rich.markup import escape
 
-from experiments.cli.arguments import FLAT
+from experiments.cli.usage.arguments import FLAT
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.runs import origin
 from experiments.runs.prepare import stored_vocabulary

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 from rich.markup import escape
 
-from experiments.cli.arguments import FLAT, NO_START, StartOption, first_word, named_settings, option, parse
-from experiments.console import CONSOLE, RUNS, listing
+from experiments.cli.usage.arguments import FLAT, StartOption, first_word, named_settings, option, parse
+from experiments.console import CONSOLE, RUNS, listing, print_line
 from experiments.report.results import results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.starts import started_from
 from experiments.study.experiment import Experiment
-from experiments.study.registry import baseline_of, build, find, find_one, run_folder, tables
+from experiments.study.registry import baseline_of, build, find, find_one, registered, run_folder, tables
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
 from lm.settings import SettingError, at_least, comments, diff, leaves
@@ -60,7 +60,7 @@ class CostedRows:
 
 
 def show_row(
-    name: str,
+    row: str,
     /,
     scale: str = "nano",
     stages: bool = False,
@@ -71,22 +71,22 @@ def show_row(
     """Show every setting of a row or a published model, the stages of a row's run, or what the model costs.
 
     Args:
-        name: row of the registry, such as t5/6-corruption-rate/15, or published size, such as llama-7b.
+        row: row of the registry, such as t5/6-corruption-rate/15, or published size, such as llama-7b.
         scale: size of the study: nano, mini, mini-real, small, medium or base.
         stages: show the stages of training instead: what each starts from, its steps and its folder.
         costs: show instead the model's parameters, its arithmetic for a token, and the bytes of its cache.
         runs: folder that holds the runs, for the steps that are saved.
     """
-    settings: Experiment | ModelConfig = SIZES[name] if name in SIZES else build(name, scale)
-    title = f"{name}, as published" if name in SIZES else f"{name} at scale {scale}"
+    settings: Experiment | ModelConfig = SIZES[row] if row in SIZES else build(row, scale)
+    title = f"{row}, as published" if row in SIZES else f"{row} at scale {scale}"
     if costs:
         show_costs(settings if isinstance(settings, ModelConfig) else settings.model, title, rows)
     elif not stages:
         show_settings(settings, title)
     elif isinstance(settings, ModelConfig):
-        raise SettingError(f"{name} is a published model: --stages are of rows of the study")
+        raise SettingError(f"{row} is a published model: --stages are of rows of the study")
     else:
-        folder = run_folder(runs, scale, name, settings.seed, {})
+        folder = run_folder(runs, scale, row, settings.seed, {})
         show_stages(stages_of_run(settings, folder, runs / scale), title)
 
 
@@ -141,20 +141,36 @@ def show_stages(stages: Sequence[Stage], title: str) -> None:
     CONSOLE.print(grid)
 
 
-def show_diff(name: str, other: str = "", /, scale: str = "nano") -> None:
-    """Show the settings in which a row differs from another.
+def show_diff(row: str, other: str = "", /, scale: str = "nano", to: str = "") -> None:
+    """Show the settings in which a row differs from another, or from itself at another scale.
 
     Args:
-        name: row of the registry.
+        row: row of the registry.
         other: row to compare with; by default the paper's baseline, or the first row of another table.
         scale: size of the study: nano, mini, mini-real, small, medium or base.
+        to: scale to compare with: what changes from --scale to this one, of the row or from it to the other.
     """
-    other = other or baseline_of(find_one(name).name)
-    changed = diff(build(other, scale), build(name, scale))
+    find_one(row)
+    if to:
+        pair = ((row, scale), (other or row, to))
+    else:
+        pair = ((other or baseline_of(row), scale), (row, scale))
+    changed = diff(*(build(*place) for place in pair))
     if not changed:
-        CONSOLE.print(f"{name} and {other} are the same experiment at scale {scale}.")
+        (old_row, old_scale), (new_row, new_scale) = pair
+        at = f"at scale {scale}" if old_scale == new_scale else f"at scales {old_scale} and {new_scale}"
+        CONSOLE.print(f"{new_row} and {old_row} are the same experiment {at}.")
     for path, (old, new) in changed.items():
         CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
+
+
+@dataclass(frozen=True)
+class ReportOptions(StartOption):
+    """What lm report shows, and how often."""
+
+    watch: bool = False  # write it again whenever a run makes progress, until interrupted
+    # show runs with settings given by hand too, each combination as a row beside its own
+    variants: bool = False
 
 
 def report_command(arguments: Sequence[str]) -> None:
@@ -169,8 +185,7 @@ def report_command(arguments: Sequence[str]) -> None:
         settings: Annotated[Experiment, FLAT] = default,
         scale: str = "nano",
         runs: tuple[str, ...] = (str(RUNS),),
-        watch: bool = False,
-        _start: Annotated[StartOption, FLAT] = NO_START,
+        options: Annotated[ReportOptions, FLAT] = ReportOptions(),
     ) -> None:
         """Write the tables of all finished runs beside the paper's: Markdown, a web page, data and pictures.
 
@@ -180,14 +195,19 @@ def report_command(arguments: Sequence[str]) -> None:
             pattern: shell-style pattern over rows and tables.
             scale: size of the study: nano, mini, mini-real, small, medium or base.
             runs: one or more folders that hold runs, gs:// included; the report goes into the first.
-            watch: write it again whenever a run makes progress, until interrupted.
         """
         from experiments.report import report  # whose pictures and page need more than listing rows does
+        from experiments.report.variants import homes_of, with_variants
 
         wanted, changes = tables(find(pattern)), started | named_settings(arguments, settings)
-        if watch:
-            report.watch(wanted, scale, runs, overrides=changes)
-        else:
-            report.print_report(wanted, scale, runs, changes, shlex.join(["lm", "report", *arguments]))
+        if options.variants and changes:
+            raise SettingError(f"--variants shows all settings given by hand: leave out {', '.join(changes)}")
+        if options.variants:
+            wanted = with_variants(wanted, scale, runs, print_line)
+        with registered(homes_of(wanted)):
+            if options.watch:
+                report.watch(wanted, scale, runs, overrides=changes)
+            else:
+                report.print_report(wanted, scale, runs, changes, shlex.join(["lm", "report", *arguments]))
 
     parse(report, "lm report", arguments)

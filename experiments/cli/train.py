@@ -4,14 +4,21 @@ import os
 import shlex
 import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from experiments.cli.arguments import FLAT, check_first, first_word, named_settings, option, parse
+from experiments.cli.one_run import (
+    NO_OPTIONS,
+    Options,
+    RowRun,
+    check_data,
+    is_finished,
+    row_run,
+    train_one,
+    train_or_refuse,
+)
+from experiments.cli.usage.arguments import FLAT, check_first, first_word, named_settings, option, parse
 from experiments.console import RUNS
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import agreed, cache_compiled
@@ -19,16 +26,13 @@ from experiments.processes.jobs import Jobs, cores, handed_out
 from experiments.processes.line import Line
 from experiments.processes.place import find_place, has_accelerator
 from experiments.processes.progress import (
-    NO_TOOLS,
     JobReporter,
     Reporter,
     Told,
-    Tools,
-    duration,
     reporting,
 )
-from experiments.runs import origin
-from experiments.runs.result import check_settings, read_result, summary
+from experiments.report.ending import ending
+from experiments.runs.result import check_settings, read_result
 from experiments.runs.stages import stages
 from experiments.starts import started_from
 from experiments.study.experiment import Changes, Experiment
@@ -36,52 +40,14 @@ from experiments.study.folders import check_runs, home_of
 from experiments.study.registry import (
     baseline_of,
     build,
-    by_hand,
     check_start,
     find,
     named_changes,
-    run_folder,
     tables,
     twin,
 )
 from experiments.study.scales import ONE_CORE
-from lm.files import write
 from lm.settings import SettingError
-
-
-@dataclass(frozen=True)
-class Options:
-    """What lm run and lm sweep take besides settings."""
-
-    scale: str = "nano"  # size of the study: nano, mini, mini-real, small, medium or base
-    runs: Path = RUNS  # folder that holds the runs
-    # resume although these changed since a run was started: settings,vocabulary,data,code,packages
-    allow: str = ""
-    # restart up to N times after a crash or exit code 42; not after bad settings, a loss of NaN, or a signal
-    restart: int = 0
-    start: str = ""  # train from this model: a folder in the published format, a run, RUN:STAGE, or hf:NAME
-    tools: Annotated[Tools, FLAT] = NO_TOOLS
-
-    @property
-    def cache(self) -> Path:
-        return self.runs / "cache"
-
-    @property
-    def allowed(self) -> frozenset[str]:
-        return origin.allowed(self.allow)
-
-
-class RowRun(NamedTuple):
-    """A row with a seed, and where its run lies."""
-
-    name: str
-    experiment: Experiment
-    folder: Path
-
-    @property
-    def steps(self) -> int:
-        """Of all its stages, for the progress."""
-        return sum(stage.training.steps for stage in stages(self.experiment))
 
 
 def run_command(arguments: Sequence[str]) -> None:
@@ -89,23 +55,24 @@ def run_command(arguments: Sequence[str]) -> None:
     default = build(first_word(arguments), option(arguments, "--scale", "nano"), started_by(arguments))
 
     def run(
-        name: str,
+        row: str,
         /,
         settings: Annotated[Experiment, FLAT] = default,
-        options: Annotated[Options, FLAT] = Options(),
+        options: Annotated[Options, FLAT] = NO_OPTIONS,
         check: bool = False,
     ) -> None:
         """Train, fine-tune and evaluate one row; any of its settings can be changed.
 
-        Started again, it resumes where it stopped. Settings given here become part of the run's folder name.
+        Started again, it resumes from its newest checkpoint, as after a crash or a preemption. Settings
+        given here become part of the run's folder name.
 
         Args:
-            name: row of the registry, such as t5/6-corruption-rate/15.
+            row: row of the registry, such as t5/6-corruption-rate/15.
             check: only check settings, data, vocabulary and folder; train nothing.
         """
-        check_first(name, arguments, "run")
+        check_first(row, arguments, "run")
         check_start(default, named_settings(arguments, settings))
-        train_row(name, settings, options, check)
+        train_row(row, settings, options, check)
 
     parse(run, "lm run", arguments)
 
@@ -119,13 +86,13 @@ def sweep_command(arguments: Sequence[str]) -> None:
         pattern: str,
         /,
         settings: Annotated[Experiment, FLAT] = default,
-        options: Annotated[Options, FLAT] = Options(),
+        options: Annotated[Options, FLAT] = NO_OPTIONS,
         seeds: int = 1,
         jobs: int = 0,
     ) -> None:
         """Train and evaluate every row that matches and has not finished, then write the report.
 
-        Started again, it resumes where it stopped. Settings given here hold for every row.
+        Started again, it resumes from the newest checkpoints. Settings given here hold for every row.
 
         Args:
             pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
@@ -169,7 +136,7 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
     rows = find(pattern)
     compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
     wanted = [
-        _row_run(name, build(name, options.scale, {**changes, "seed": seed}), options)
+        row_run(name, build(name, options.scale, {**changes, "seed": seed}), options)
         for seed in range(seeds)
         for name in dict.fromkeys(map(twin, compared))
     ]
@@ -186,11 +153,6 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
             raise
     if failed:
         sys.exit(failed)
-
-
-def _row_run(name: str, experiment: Experiment, options: Options) -> RowRun:
-    changed = by_hand(name, options.scale, experiment)
-    return RowRun(name, experiment, run_folder(options.runs, options.scale, name, experiment.seed, changed))
 
 
 def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) -> int:
@@ -254,70 +216,6 @@ def _train_in_jobs(
     return [codes[number] for number in todo]
 
 
-def is_finished(run: RowRun, options: Options) -> bool:
-    """Whether this run has finished; what is wrong with its folder is reported when it is trained."""
-    try:
-        check_settings(run.experiment, run.folder)
-        if read_result(run.folder) is None:
-            return False
-        check_data(run, options, lambda line: None)
-    except SettingError:
-        return False
-    return True
-
-
-def check_data(run: RowRun, options: Options, say: Callable[[str], object]) -> None:
-    """SettingError if the finished run was trained or scored on other data than there are now."""
-    from experiments.runs.prepare import fingerprints
-
-    for stage in stages(run.experiment, run.folder, home_of(run.folder, options.cache)):
-        data = {"data": fingerprints(stage, options.cache)}
-        origin.check(stage.folder, data, "finished", options.allowed, say)
-
-
-def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
-    """Train one run to its end; its exit code. An interruption ends the process and says how to resume."""
-    from experiments.runs.run import run as train
-    from lm.train.checkpoints import CheckpointError
-    from lm.train.log import NonFiniteLoss
-    from lm.train.stopping import Interrupted
-
-    began = time.perf_counter()
-    try:
-        finished = agreed(lambda: read_result(run.folder) is not None)  # SettingError if it is damaged
-        allowed = options.allowed - {"settings"} if finished else options.allowed
-        train(run.experiment, run.folder, options.cache, reporter, allowed, options.tools)
-        scores = agreed(lambda: summary(run.folder))
-    except Interrupted as stopped:
-        reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
-        sys.exit(AGAIN)
-    except (CheckpointError, NonFiniteLoss, SettingError) as error:
-        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
-        kinds = {NonFiniteLoss: "loss not finite", SettingError: "bad settings", CheckpointError: "failed"}
-        return EXIT_CODES[next(meaning for kind, meaning in kinds.items() if isinstance(error, kind))]
-    except Exception as error:  # the other runs of a sweep are trained nevertheless
-        trace, reason = traceback.format_exc(), f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError):
-            reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
-        reporter.complain(f"{run.name} failed: {reason}\n  folder: {run.folder}{_saved(trace, run.folder)}")
-        return EXIT_CODES["failed"]
-    seconds = duration(time.perf_counter() - began)
-    reporter.say(f"{run.name} seed {run.experiment.seed}: {scores} ({seconds})")
-    return EXIT_CODES["done"]
-
-
-def _saved(trace: str, folder: Path) -> str:
-    """Write an error's trace; a line that says where, empty if the trace cannot be written either."""
-    import jax
-
-    path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
-    try:
-        write(path, trace)
-    except OSError:
-        return ""
-    return f"\n  more in {path}"
-
-
 def train_row(name: str, experiment: Experiment, options: Options, check: bool) -> None:
     """Train one run to its end and say where it lies; with ``check`` only see whether it could be started."""
     import jax
@@ -326,8 +224,13 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
 
     check_runs(options.runs)
     cache_compiled(options.cache)
-    run = _row_run(name, experiment, options)
+    run = row_run(name, experiment, options)
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
+
+        def say_ending() -> None:
+            for line in ending(name, experiment, run.folder):
+                reporter.say(line)
+
         if check:
             check_run(experiment, run.folder, options.cache, reporter.say, options.allowed)
             reporter.say(f"ready to train in {run.folder}")
@@ -336,8 +239,12 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
             agreed(lambda: check_settings(experiment, run.folder))
             agreed(lambda: check_data(run, options, reporter.say))
             reporter.say(f"already finished: {run.folder}")
+            say_ending()
             return
-        code = train_one(run, options, reporter)
-        reporter.say(f"run: {run.folder}")
+        code = train_or_refuse(run, options, reporter)
+        if code:
+            reporter.say(f"run: {run.folder}")
+        elif jax.process_index() == 0:
+            say_ending()
     if code:
         sys.exit(code)

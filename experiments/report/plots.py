@@ -127,7 +127,9 @@ def _published(evidence: Evidence, rows: Sequence[Row]) -> list[Panel]:
     values = {"mean of seven columns": lambda row: mean(row.paper.values())}
     values |= {like: partial(_paper, column=like) for like in likes}
     return [
-        Panel(f"{name}\n({PAPER})", "tab:orange", [(row, Score(value(row), None)) for row in rows])
+        Panel(
+            f"{name}\n({PAPER})", "tab:orange", [(row, Score(value(row), None)) for row in rows if row.paper]
+        )
         for name, value in values.items()
     ]
 

@@ -77,11 +77,11 @@ def collect(
         name: results(REGISTRY[name], scale, folders, left_out.setdefault, overrides) for name in names
     }
     if not any(finished[row.name] for table in tables for row in table.rows):
-        why = "".join(f"\n- {line}" for line in left_out)
+        why = "".join(f"\n- {line}" for line in left_out) if len(left_out) > 1 else f" ({''.join(left_out)})"
         raise SettingError(
             f"no run of {', '.join(table.name for table in tables)} at scale {scale} has finished under "
             f"{', '.join(map(str, roots(runs)))}; train them with: lm sweep '{tables[0].name}' --scale "
-            f"{scale}{why}"
+            f"{scale}{why.replace(' ()', '')}"
         )
     return finished, list(left_out)
 

@@ -1,16 +1,13 @@
 """What can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
 
 import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from math import prod
 from pathlib import Path
 
 import jax
-from flax import nnx
 
 from experiments.processes.group import agreed, first_alone, gathered
 from experiments.runs import origin
@@ -32,6 +29,7 @@ from experiments.study.folders import home_of
 from lm import sharding
 from lm.data.batches import check_size
 from lm.data.checks import check_architecture
+from lm.data.corpora.corpus import corpus_shards
 from lm.data.objectives import Lengths
 from lm.data.packing import row_length
 from lm.data.tasks.declared import check_declared
@@ -41,12 +39,10 @@ from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
 from lm.data.text.tokens import GIGABYTE, kept_bytes
 from lm.evaluate.likelihood import check_mask
-from lm.nn.config import ModelConfig
-from lm.nn.transformer import Transformer
 from lm.settings import SettingError, check_numbers, leaves
 from lm.train import manifest
 from lm.train.log import packages
-from lm.train.step import check_mesh
+from lm.train.step import check_memory, check_mesh
 
 
 def check(
@@ -61,6 +57,7 @@ def check(
     "settings" in ``allow``: they may differ from those that the run was started with.
     """
     check_numbers(experiment)
+    check_names(experiment, cache)
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
@@ -122,22 +119,19 @@ def check_space(experiment: Experiment, prepared: Prepared) -> None:
         )
 
 
-def check_memory(model: ModelConfig, mesh: jax.sharding.Mesh) -> None:
-    """SettingError if the parameters and their gradients in float32 alone do not fit on the devices."""
-    shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
-    layouts = sharding.parameters(shapes, mesh)
-    leaves = sharding.named(shapes)
-    needed = sum(2 * 4 * prod(layout.shard_shape(leaves[name].shape)) for name, layout in layouts.items())
-    device = jax.local_devices()[0]
-    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
-    available = (device.memory_stats() or {}).get("bytes_limit", shared)
-    if needed > available:
-        names = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers")
-        sizes = ", ".join(f"model.{name}={getattr(model, name)}" for name in names)
-        raise SettingError(
-            f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and "
-            f"there are {available / 2**30:,.1f}: make it smaller ({sizes}) or use more devices (mesh.fsdp)"
-        )
+def check_names(experiment: Experiment, cache: Path) -> None:
+    """SettingError for tasks, a corpus or a vocabulary that are not there, before any is prepared."""
+    data, tuning = experiment.data, experiment.tuning
+    for name in tuning.mixtures:
+        mixture(name)
+    for name in tuning.heads:
+        find_labelled(name)
+    if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
+        raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
+    reads = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
+    for part in map(str.strip, data.corpus.split(" + ") if reads else ()):
+        if part.removeprefix("tfds:").partition("/")[0] != "documentation":
+            corpus_shards(part, "train", cache, data.corrupt_records)
 
 
 def origin_of_run(experiment: Experiment, prepared: Prepared, cache: Path) -> origin.Origin:

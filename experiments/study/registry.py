@@ -1,7 +1,9 @@
 """Every row that can be run, found by name or pattern, its settings at a scale and where its runs lie."""
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +23,18 @@ BASELINE_ROW = "t5/1-baseline/baseline"
 TABLES = (*t5.TABLES, *classic.TABLES, *history.TABLES, *sequences.TABLES, *vectors.TABLES)
 
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
+
+
+@contextmanager
+def registered(rows: Iterable[Row]) -> Iterator[None]:
+    """``rows`` are found by their names as long as this lasts."""
+    new = {row.name: row for row in rows if row.name not in REGISTRY}
+    REGISTRY.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del REGISTRY[name]
 
 
 def find(pattern: str) -> list[Row]:
@@ -127,15 +141,41 @@ def check_start(experiment: Experiment, changes: Changes) -> None:
 
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
-    """The folder of a run, with overrides in its name; rows that make the same changes share it."""
+    """The folder of a run, with overrides in its name; rows that make the same changes share it.
+
+    One that an earlier release made, whose names needed quoting in a shell, is found where it lies.
+    """
     parent, _, last = twin(name).rpartition("/")
-    return runs / scale / parent / with_overrides(last, overrides) / f"seed-{seed}"
+    new, old = with_overrides(last, overrides), _shortened(last + _written_before(overrides))
+    folder = runs / scale / parent
+    if new != old and (folder / old).exists() and not (folder / new).exists():
+        new = old
+    return folder / new / f"seed-{seed}"
 
 
 def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
-    """A file name, with the settings given by hand in it."""
+    """A file name, with the settings given by hand in it, that needs no quoting in a shell."""
+    given = sorted((path, value) for path, value in overrides.items() if path != "seed")
+    return _shortened(name + "".join(f",{path}={_plain(value)}" for path, value in given))
+
+
+def _plain(value: Any) -> str:
+    """A value in letters that no shell reads; where others had to go, a checksum tells it from the like."""
+    text = ":".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    text = text.replace("/", "_")
+    plain = re.sub(r"[^\w.,:=@%-]", "_", text, flags=re.ASCII)
+    return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _written_before(overrides: Mapping[str, Any]) -> str:
+    """What stood behind the names of folders up to release 0.1."""
     suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
-    last = (name + suffix.replace("/", "_")).encode()
-    if len(last) > 255:  # bytes: the longest file name on Linux and macOS
+    return suffix.replace("/", "_")
+
+
+def _shortened(name: str) -> str:
+    """At most 255 bytes: the longest file name on Linux and macOS."""
+    last = name.encode()
+    if len(last) > 255:
         last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
     return last.decode()

@@ -1,8 +1,10 @@
 """One step: state in, state out. Compiled once for all runs of one shape in a process."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -206,3 +208,21 @@ def _gradients(
     zeros = jax.tree.map(jnp.zeros_like, (state.params, jax.eval_shape(mean, state.params, first, key)[1]))
     (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), parts))
     return gradients, metrics | counts
+
+
+def check_memory(model: ModelConfig, mesh: Mesh) -> None:
+    """SettingError if the parameters and their gradients in float32 alone do not fit on the devices."""
+    shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
+    layouts = sharding.parameters(shapes, mesh)
+    leaves = sharding.named(shapes)
+    needed = sum(2 * 4 * prod(layout.shard_shape(leaves[name].shape)) for name, layout in layouts.items())
+    device = jax.local_devices()[0]
+    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
+    available = (device.memory_stats() or {}).get("bytes_limit", shared)
+    if needed > available:
+        names = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers")
+        sizes = ", ".join(f"model.{name}={getattr(model, name)}" for name in names)
+        raise SettingError(
+            f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and "
+            f"there are {available / 2**30:,.1f}: make it smaller ({sizes}) or use more devices (mesh.fsdp)"
+        )

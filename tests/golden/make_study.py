@@ -40,10 +40,10 @@ def stages(row: str, scale: str, seed: int) -> str:
 
 
 def options(command: str) -> list[str]:
-    """The names that ``lm COMMAND --help`` has, sorted."""
+    """The names that ``lm COMMAND --help-all`` has, sorted."""
     rows = {"run": [ROW], "plan": [ROW], "convert": []}.get(command, [])
     text = subprocess.run(
-        [sys.executable, "-m", "experiments", command, *rows, "--help"],
+        [sys.executable, "-m", "experiments", command, *rows, "--help-all"],
         capture_output=True,
         text=True,
         check=True,

@@ -4,7 +4,7 @@ Nothing is typed in: a claim follows from two rows' scores in ``scores.json`` an
 paper's ten baselines. Rows are compared by their mean over all columns, each in its deviations.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import sqrt
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class Counts(NamedTuple):
 
 def claims(table: Table) -> tuple[Claim, ...]:
     """The claims of a table; none of tables that are not the paper's."""
-    if table.name in _ELSEWHERE or not all(row.paper for row in table.rows):
+    if table.name in _ELSEWHERE or not (table := _scored(table)).rows:
         return ()
     scores, pairs = _deviations(table), combinations(range(len(table.rows)), 2)
     ordered = [(a, b) if scores[a].mean() >= scores[b].mean() else (b, a) for a, b in pairs]
@@ -79,6 +79,7 @@ def claims(table: Table) -> tuple[Claim, ...]:
 
 def repeat_of_paper(table: Table) -> Counts:
     """What the paper would find of its own claims with the same rule and new noise of its own size."""
+    table = _scored(table)
     wanted = claims(table)
     if not wanted:
         return Counts(0, 0, 0)
@@ -88,6 +89,11 @@ def repeat_of_paper(table: Table) -> Counts:
     z = differences * sqrt(len(COLUMNS) / 2)
     found, denied = (float((side >= TOLD_APART).sum(0).mean()) for side in (z, -z))
     return Counts(found, denied, len(wanted) - found - denied)
+
+
+def _scored(table: Table) -> Table:
+    """The table without rows that the paper does not have."""
+    return replace(table, rows=tuple(row for row in table.rows if row.paper))
 
 
 def _deviations(table: Table) -> np.ndarray:

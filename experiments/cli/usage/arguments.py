@@ -1,12 +1,20 @@
 """How command lines become arguments of a function, whose signature and docstring are the help."""
 
+import functools
+import io
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from experiments.cli import EXAMPLES
+from experiments.cli.usage.mistakes import as_line, check_words, whole_number
+from experiments.cli.usage.options import options_of
+from experiments.cli.usage.page import HELP_WORDS, help_page
 from experiments.study.experiment import Changes, Experiment
 from experiments.study.registry import BASELINE_ROW
 from lm.settings import SettingError, leaves
@@ -26,8 +34,38 @@ NO_START = StartOption()
 
 
 def parse(function: Callable, program: str, arguments: Sequence[str]) -> Any:
-    """The value of ``function``, called with ``arguments``."""
-    return tyro.cli(function, prog=program, args=arguments, registry=NUMBERS)
+    """The value of ``function``, called with ``arguments``; SettingError for what it cannot take.
+
+    If the help is asked for, it is printed, and the process ends.
+    """
+    if asked := [word for word in arguments if word in HELP_WORDS]:
+        examples = EXAMPLES.get(program.removeprefix("lm "), ())
+        defaults_of = f"{first_word(arguments)} at scale {option(arguments, '--scale', 'nano')}"
+        print(help_page(program, function, examples, defaults_of, "--help-all" in asked))
+        sys.exit()
+    return carry_out(understood(function, program, arguments))
+
+
+def carry_out(later: Callable[[], Any]) -> Any:
+    """The value of a command whose arguments were understood."""
+    return later()
+
+
+def understood(function: Callable, program: str, arguments: Sequence[str]) -> Callable[[], Any]:
+    """``function`` with ``arguments``, to be called; SettingError for what it cannot take."""
+
+    @functools.wraps(function)
+    def later(*given: Any, **named: Any) -> Callable[[], Any]:
+        return functools.partial(function, *given, **named)
+
+    taken = options_of(function)
+    check_words(taken, arguments)
+    with redirect_stderr(io.StringIO()) as said:
+        try:
+            return tyro.cli(later, prog=program, args=arguments, registry=NUMBERS, add_help=False)
+        except SystemExit:
+            pass
+    raise SettingError(as_line(said.getvalue(), taken, program))
 
 
 def first_word(arguments: Sequence[str], default: str = BASELINE_ROW) -> str:
@@ -70,15 +108,3 @@ def _whole_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         is_instance=lambda value: type(value) is int,
         str_from_instance=lambda value: [str(value)],
     )
-
-
-def whole_number(text: str) -> int:
-    """``"20000"``, ``"20_000"`` and ``"2e4"`` alike."""
-    for kind in (int, float):
-        try:
-            number = kind(text)
-            if number == int(number):
-                return int(number)
-        except (ValueError, OverflowError):
-            pass
-    raise ValueError(f"{text!r} should be a whole number, such as 20000 or 2e4")

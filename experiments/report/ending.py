@@ -1,0 +1,67 @@
+"""The end of a finished run: what it came to, and what a reader wants to see and do next."""
+
+from collections.abc import Iterator
+from io import BytesIO
+from math import exp
+from pathlib import Path
+
+from experiments.runs.result import Result, read_result
+from experiments.study.experiment import Experiment
+from experiments.study.registry import REGISTRY
+from lm.files import write
+
+CURVES = "curves.png"  # in the folder of a run
+LARGEST_EXPONENT = 700.0  # e to the power of more is no number
+
+
+def ending(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
+    """Lines on the finished run of row ``name``: losses and scores beside chance, its folder, what to try."""
+    result = read_result(folder)
+    if result is None:
+        return
+    yield from losses(result, experiment)
+    for task, best in result.tasks.items():
+        chance = "" if best.get("chance") is None else f" (chance: {best['chance']:g})"
+        yield f"{task}: {best['measure'].replace('_', ' ')} {best['score']:.2f}{chance}"
+    yield f"run: {folder}"
+    if drawn(name, result):
+        yield f"picture: {folder / CURVES}"
+    yield "Try:"
+    yield from (f"  {command}" for command in to_try(name, experiment, folder))
+
+
+def losses(result: Result, experiment: Experiment) -> Iterator[str]:
+    """The loss on held-out text, with what a model would have that does not look at its context."""
+    if (loss := result.held_out_loss) is not None:
+        whole = f"held-out loss {loss:.3f} nats a token"
+        writes = experiment.model.architecture == "decoder" and loss < LARGEST_EXPONENT
+        yield whole + f", perplexity {exp(loss):.1f}" * writes
+    if result.content_loss is not None and result.reference_loss is not None:
+        yield f"of content tokens {result.content_loss:.3f}; without context {result.reference_loss:.3f}"
+
+
+def drawn(name: str, result: Result) -> bool:
+    """Draw the run's losses and scores over steps into its folder; False if fewer than two were recorded."""
+    from experiments.report.plots import training  # with matplotlib
+    from experiments.report.results import curves
+
+    lines = curves([result], lambda line: None)
+    if not any(lines.values()):
+        return False
+    png = BytesIO()
+    training([REGISTRY[name]], {name: lines}).savefig(png, dpi=130)
+    write(Path(result.folder) / CURVES, png.getvalue())
+    return True
+
+
+def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
+    """Three commands that go on from a finished run."""
+    if experiment.counts.model != "none":
+        look = f"lm show {name}"
+    elif experiment.model.has_decoder:
+        look = f"lm generate {folder} --prompt 'The function returns'"
+    else:
+        look = f"lm fill 'Paris is the [MASK] of France.' --run {folder}"
+    attends = experiment.counts.model == "none" and experiment.model.mixer == "attention"
+    second = f"lm draw attention {folder} --text 'The function returns'" if attends else f"lm examples {name}"
+    return look, second, f"lm report {REGISTRY[name].table}"

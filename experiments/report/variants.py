@@ -1,0 +1,69 @@
+"""Runs of a row with settings given by hand, found by their folders, as rows of their own."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.report.results import Complain, Folders, roots
+from experiments.runs.stages import load_settings
+from experiments.study.experiment import Changes, Row, Table
+from experiments.study.registry import REGISTRY, by_hand, run_folder, twin, with_overrides
+from lm.settings import SettingError
+
+
+def with_variants(tables: list[Table], scale: str, runs: Folders, complain: Complain) -> list[Table]:
+    """The tables, each row of which is followed by its variants that were run at ``scale``."""
+    return [
+        replace(
+            table,
+            rows=tuple(each for row in table.rows for each in (row, *variants(row, scale, runs, complain))),
+        )
+        for table in tables
+    ]
+
+
+def variants(row: Row, scale: str, runs: Folders, complain: Complain) -> list[Row]:
+    """A row for each combination of settings that ``row`` was run with, in the order of their folders.
+
+    ``complain`` is called with each that cannot be read, or that is another row of the study.
+    """
+    found: dict[str, Row] = {}
+    for root in roots(runs):
+        plain = run_folder(Path(root), scale, row.name, 0, {}).parent
+        for folder in sorted(plain.parent.glob(f"{plain.name},*/seed-*")):
+            if not re.fullmatch(r"seed-\d+", folder.name):
+                continue
+            try:
+                given = by_hand(row.name, scale, load_settings(folder))
+            except SettingError as error:
+                complain(str(error))
+                continue
+            given = {path: value for path, value in given.items() if path != "seed"}
+            new = variant(row, given)
+            twins = [other.name for other in REGISTRY.values() if other.changes == new.changes]
+            if twins:
+                complain(f"{folder} has the settings of {twins[0]}, under which it is not counted")
+            else:
+                found.setdefault(new.name, new)
+    return list(found.values())
+
+
+def homes_of(tables: list[Table]) -> list[Row]:
+    """Rows by whose names the folders of the variants in ``tables`` are called, then the variants."""
+    new = [row for table in tables for row in table.rows if row.name not in REGISTRY]
+    homes = []
+    for row in new:
+        plain = next(
+            x for x in REGISTRY.values() if x.table == row.table and row.name.startswith(f"{x.name},")
+        )
+        home = REGISTRY[twin(plain.name)]
+        suffix = row.name.removeprefix(plain.name)
+        homes.append(replace(row, name=home.name + suffix))
+    return homes + new
+
+
+def variant(row: Row, given: Changes) -> Row:
+    """``row`` with settings given by hand, as a row of its table without scores of the paper."""
+    last = row.name.rpartition("/")[2]
+    text = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in sorted(given.items()))
+    return Row(f"{row.table}/{with_overrides(last, given)}", f"{row.label}, {text}", row.changes | given, {})
