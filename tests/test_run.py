@@ -13,8 +13,8 @@ from tiny import TINY
 
 from experiments import __main__ as cli
 from experiments.cli.models import count_written, generate, show_examples
-from experiments.cli.one_run import Options, RowRun, train_one
-from experiments.cli.train import train_rows
+from experiments.cli.one_run import Options, RowRun
+from experiments.cli.train import train_one, train_rows
 from experiments.processes.progress import reporting
 from experiments.report.ending import ending
 from experiments.runs.recipes import start_from, steps_of

@@ -93,6 +93,10 @@ EXAMPLES = {  # command -> two that work
         "lm score --predictions answers.txt --task squad",
     ),
     "likelihood": (f"lm likelihood {_RUN} book.txt", f"lm likelihood {_RUN} documentation --texts 10"),
+    "harness": (
+        f"lm harness --model_args run={_RUN} --tasks hellaswag",
+        f"lm harness --model_args run={_RUN},max_length=512 --tasks lambada_openai --limit 100",
+    ),
     "generate": (
         f"lm generate {_RUN} --prompt 'summarize: ...'",
         f"lm generate {_RUN} --prompt 'Once' --temperature 0.8 --top-p 0.9",

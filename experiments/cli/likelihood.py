@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.markup import escape
 
 from experiments.cli.usage.arguments import FLAT
+from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import CONSOLE, listing
 from experiments.runs.stages import Stage, stages_of
 from experiments.study.folders import cache_of
@@ -53,7 +54,7 @@ class Scoring:
 
 def harness(arguments: Sequence[str]) -> None:
     """Evaluate a run by lm-evaluation-harness: its command `lm_eval run`, whose model is a run."""
-    if not arguments or {"-h", "--help"} & {*arguments}:
+    if not arguments or {*HELP_WORDS} & {*arguments}:
         print(HARNESS_HELP)
         return
     try:

@@ -1,8 +1,5 @@
-"""One row with one seed, trained to its end: where it lies, whether it has finished, what became of it."""
+"""One row with one seed: with what options it is trained, where it lies, whether it has finished."""
 
-import sys
-import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +7,13 @@ from typing import Annotated, NamedTuple
 
 from experiments.cli.usage.arguments import FLAT
 from experiments.console import RUNS
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES
-from experiments.processes.group import agreed
-from experiments.processes.progress import NO_TOOLS, Reporter, Tools, duration
+from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.runs import origin
-from experiments.runs.result import check_settings, read_result, summary
+from experiments.runs.result import check_settings, read_result
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from experiments.study.folders import home_of
 from experiments.study.registry import by_hand, run_folder
-from lm.files import write
 from lm.settings import SettingError
 
 
@@ -85,56 +79,3 @@ def check_data(run: RowRun, options: Options, say: Callable[[str], object]) -> N
     for stage in stages(run.experiment, run.folder, home_of(run.folder, options.cache)):
         data = {"data": fingerprints(stage, options.cache)}
         origin.check(stage.folder, data, "finished", options.allowed, say)
-
-
-def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
-    """Train one run to its end; its exit code. An interruption ends the process and says how to resume."""
-    try:
-        return train_or_refuse(run, options, reporter)
-    except SettingError as error:
-        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
-        return EXIT_CODES["bad settings"]
-
-
-def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
-    """The same, but for a SettingError, which is raised."""
-    from experiments.runs.run import run as train
-    from lm.train.checkpoints import CheckpointError
-    from lm.train.log import NonFiniteLoss
-    from lm.train.stopping import Interrupted
-
-    began = time.perf_counter()
-    try:
-        finished = agreed(lambda: read_result(run.folder) is not None)  # SettingError if it is damaged
-        allowed = options.allowed - {"settings"} if finished else options.allowed
-        train(run.experiment, run.folder, options.cache, reporter, allowed, options.tools)
-        scores = agreed(lambda: summary(run.folder))
-    except Interrupted as stopped:
-        reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
-        sys.exit(AGAIN)
-    except SettingError:
-        raise
-    except (CheckpointError, NonFiniteLoss) as error:
-        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
-        return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
-    except Exception as error:  # the other runs of a sweep are trained nevertheless
-        trace, reason = traceback.format_exc(), f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError):
-            reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
-        reporter.complain(f"{run.name} failed: {reason}\n  folder: {run.folder}{_saved(trace, run.folder)}")
-        return EXIT_CODES["failed"]
-    seconds = duration(time.perf_counter() - began)
-    reporter.say(f"{run.name} seed {run.experiment.seed}: {scores} ({seconds})")
-    return EXIT_CODES["done"]
-
-
-def _saved(trace: str, folder: Path) -> str:
-    """Write an error's trace; a line that says where, empty if the trace cannot be written either."""
-    import jax
-
-    path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
-    try:
-        write(path, trace)
-    except OSError:
-        return ""
-    return f"\n  more in {path}"

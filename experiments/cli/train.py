@@ -4,20 +4,13 @@ import os
 import shlex
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from experiments.cli.one_run import (
-    NO_OPTIONS,
-    Options,
-    RowRun,
-    check_data,
-    is_finished,
-    row_run,
-    train_one,
-    train_or_refuse,
-)
+from experiments.cli.one_run import NO_OPTIONS, Options, RowRun, check_data, is_finished, row_run
 from experiments.cli.usage.arguments import FLAT, check_first, first_word, named_settings, option, parse
 from experiments.console import RUNS
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
@@ -29,10 +22,11 @@ from experiments.processes.progress import (
     JobReporter,
     Reporter,
     Told,
+    duration,
     reporting,
 )
 from experiments.report.ending import ending
-from experiments.runs.result import check_settings, read_result
+from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
 from experiments.starts import started_from
 from experiments.study.experiment import Changes, Experiment
@@ -47,6 +41,7 @@ from experiments.study.registry import (
     twin,
 )
 from experiments.study.scales import ONE_CORE
+from lm.files import write
 from lm.settings import SettingError
 
 
@@ -214,6 +209,59 @@ def _train_in_jobs(
         reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")
         sys.exit(AGAIN)
     return [codes[number] for number in todo]
+
+
+def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
+    """Train one run to its end; its exit code. An interruption ends the process and says how to resume."""
+    try:
+        return train_or_refuse(run, options, reporter)
+    except SettingError as error:
+        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
+        return EXIT_CODES["bad settings"]
+
+
+def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
+    """The same, but for a SettingError, which is raised."""
+    from experiments.runs.run import run as train
+    from lm.train.checkpoints import CheckpointError
+    from lm.train.log import NonFiniteLoss
+    from lm.train.stopping import Interrupted
+
+    began = time.perf_counter()
+    try:
+        finished = agreed(lambda: read_result(run.folder) is not None)  # SettingError if it is damaged
+        allowed = options.allowed - {"settings"} if finished else options.allowed
+        train(run.experiment, run.folder, options.cache, reporter, allowed, options.tools)
+        scores = agreed(lambda: summary(run.folder))
+    except Interrupted as stopped:
+        reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
+        sys.exit(AGAIN)
+    except SettingError:
+        raise
+    except (CheckpointError, NonFiniteLoss) as error:
+        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
+        return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
+    except Exception as error:  # the other runs of a sweep are trained nevertheless
+        trace, reason = traceback.format_exc(), f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
+        reporter.complain(f"{run.name} failed: {reason}\n  folder: {run.folder}{_saved(trace, run.folder)}")
+        return EXIT_CODES["failed"]
+    seconds = duration(time.perf_counter() - began)
+    reporter.say(f"{run.name} seed {run.experiment.seed}: {scores} ({seconds})")
+    return EXIT_CODES["done"]
+
+
+def _saved(trace: str, folder: Path) -> str:
+    """Write an error's trace; a line that says where, empty if the trace cannot be written either."""
+    import jax
+
+    path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")
+    try:
+        write(path, trace)
+    except OSError:
+        return ""
+    return f"\n  more in {path}"
 
 
 def train_row(name: str, experiment: Experiment, options: Options, check: bool) -> None:
