@@ -14,11 +14,12 @@ from test_scoring import HEADS, SMALL, read, run_of
 from tiny import TINY
 
 from experiments.cli.score import Rows, score_run, team_of
-from experiments.runs.checks import check_declared, declared_tasks
-from experiments.runs.prepare import Prepared, fingerprints, tasks_of
+from experiments.runs.checks import declared_tasks
+from experiments.runs.prepare import fingerprints, tasks_of
 from experiments.runs.stages import save_settings, stages
 from experiments.study.experiment import Experiment
 from lm.data.tasks.benchmarks import find_task
+from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import LabelledTask
@@ -55,7 +56,7 @@ def checked(name, cache, **given):
     settings = SMALL | {"tuning.mixtures": (), "tuning.heads": ()} | given
     kind = "tuning.mixtures" if not given else "tuning.heads"
     experiment = changes(Experiment(), settings | {kind: (name,)})
-    check_declared(declared_tasks(experiment), Prepared(Bytes(100), None, None, cache), said.append)
+    check_declared(declared_tasks(experiment), cache, Bytes(100), said.append)
     return said
 
 

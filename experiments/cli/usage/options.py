@@ -91,8 +91,16 @@ def meanings_of(function: Callable) -> dict[str, str]:
     for name, parameter in _parameters(function):
         kind, marks = _unmarked(parameter.annotation)
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            found |= comments(kind, "" if _is_flat(marks) else f"{name}.")
+            prefix = "" if _is_flat(marks) else f"{name}."
+            found |= comments(kind, prefix) | _meanings_of_flat(kind, prefix)
     return found
+
+
+def _meanings_of_flat(cls: type, prefix: str) -> dict[str, str]:
+    """Of the fields of a dataclass whose own fields are options beside them."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    flat = [kind for kind, marks in map(_unmarked, hints.values()) if _is_flat(marks)]
+    return {name: meaning for kind in flat for name, meaning in comments(kind, prefix).items()}
 
 
 def documented(text: str) -> dict[str, str]:
@@ -135,12 +143,12 @@ def _taken(name: str, parameter: inspect.Parameter) -> Iterator[Taken]:
 
 def _fields(cls: type, default: Any, prefix: str) -> Iterator[Taken]:
     """Of a dataclass, whose values are those of ``default``, unless that is NO_DEFAULT."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         value = field.default if default is NO_DEFAULT else getattr(default, field.name)
         value = NO_DEFAULT if value is dataclasses.MISSING else value
-        kind = hints[field.name]
+        kind, marks = _unmarked(hints[field.name])
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            yield from _fields(kind, value, f"{prefix}{field.name}.")
+            yield from _fields(kind, value, prefix if _is_flat(marks) else f"{prefix}{field.name}.")
         else:
             yield Taken(f"{prefix}{field.name}", kind, value, False)
