@@ -263,9 +263,9 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ({"data.inputs_length": 1}, "data.inputs_length=1"),
         (
             {"data.vocabulary": "words"},
-            "data.vocabulary=words ends a text with id 2 and pads it with 0, training writes 1",
+            "data.vocabulary=words ends a text with id 2, the model with model.special.eos=1",
         ),
-        ({"model.special.start": None}, "model.special=.* start=None.* should have pad 0, eos 1, start 0"),
+        ({"model.special.start": None}, "model.special=.* start=None.* should have pad 0 and start 0"),
         (BERT | TEXT, "model.architecture='encoder' writes no text"),
         (BERT | {"tuning.inputs_length": 4}, "tuning.inputs_length=4 should be at least 8"),
         ({"model.mask": "none"}, "model.mask='none' reads the tokens whose likelihood"),
@@ -321,7 +321,7 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
 
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
-    monkeypatch.setattr("experiments.report.ending.read_result", lambda folder: result)
+    monkeypatch.setattr("experiments.runs.result.read_result", lambda folder: result)
     assert summary(tmp_path) == "held-out loss 3.472"
 
 

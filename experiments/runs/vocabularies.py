@@ -34,7 +34,8 @@ def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
             f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos}, the model "
             f"with model.special.eos={special.eos}: they should be the same"
         )
-    if vocabulary.first_piece > 0 and (special.pad, special.start) not in ((PAD, PAD), (PAD, None)):
+    starts = (PAD,) if model.architecture in ENCODER_DECODERS else (PAD, None)
+    if vocabulary.first_piece > 0 and (special.pad != PAD or special.start not in starts):
         raise SettingError(
             f"model.special={special} should have pad {PAD} and start {PAD} with this vocabulary"
         )
