@@ -5,6 +5,7 @@ import os
 import random
 import resource
 import shutil
+import sys
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -283,6 +284,7 @@ def failing(how, monkeypatch, folder):
     if how == "read-only" and os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would keep modules cut off at that size
     resource.setrlimit(resource.RLIMIT_FSIZE, (1500 if how == "file" else soft, hard))
     folder.chmod(0o500 if how == "read-only" else 0o700)
     with monkeypatch.context() as patch:

@@ -257,7 +257,7 @@ except SettingError as error:
 
 def test_a_full_disk_is_told_in_a_line_with_the_set_and_leaves_nothing(tmp_path):
     ran = subprocess.run(
-        [sys.executable, "-c", FULL, tmp_path, *SOME.split()], capture_output=True, text=True
+        [sys.executable, "-B", "-c", FULL, tmp_path, *SOME.split()], capture_output=True, text=True
     )
     assert (
         ran.stdout.count("\n") == 1

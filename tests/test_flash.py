@@ -220,7 +220,8 @@ def temporaries(call, length, mask):
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
-@pytest.mark.parametrize("tile", [256, pytest.param(BACKENDS["tpu"].tile, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [256, BACKENDS["tpu"].tile])
 def test_temporaries_on_a_tpu_at_8192_tokens_are_a_tenth_of_those_of_explicit_scores_at_4096(tile):
     code = (
         "from test_flash import *\n"

@@ -49,7 +49,10 @@ metric_list: [{metric: exact_match}]
 """
 
 
-@pytest.fixture(scope="module", params=[pytest.param("gpt2", marks=pytest.mark.slow), "llama_gqa", "t5_v1_0"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "llama_gqa")]
+
+
+@pytest.fixture(scope="module", params=[*SLOW, "t5_v1_0"])
 def asked(request):
     """A small published model with its tokenizer, and what the harness's own class answers with it."""
     folder = GOLDEN / "harness" / request.param

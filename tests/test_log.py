@@ -121,7 +121,8 @@ def test_a_run_whose_folder_is_deleted_ends_with_that_cause_and_a_status(tmp_pat
     assert "deleted or moved" in starts(folder)[-1]["status"]
 
 
-def test_a_record_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path, capsys):
+def test_a_record_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would keep modules cut off at that size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         with pytest.raises(OSError, match=r"File too large: '.*metrics\.jsonl'"), Log(tmp_path, {}) as made:

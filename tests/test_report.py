@@ -341,7 +341,17 @@ def test_a_report_is_written_whole_whatever_some_of_its_runs_hold(tmp_path):
 
 def test_a_full_disk_leaves_no_half_of_a_picture_and_is_an_error_of_one_line_that_names_the_file(tmp_path):
     study(tmp_path)
-    command = [sys.executable, "-m", "experiments", "report", "t5/6-corruption-rate", "--runs", str(tmp_path)]
+    # -B: Python would keep modules that are cut off at that size.
+    command = [
+        sys.executable,
+        "-B",
+        "-m",
+        "experiments",
+        "report",
+        "t5/6-corruption-rate",
+        "--runs",
+        str(tmp_path),
+    ]
 
     def small() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))

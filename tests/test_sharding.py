@@ -213,6 +213,7 @@ def test_a_transformer_trains_alike_on_one_device_and_in_every_arrangement_of_ei
         np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_muon_with_a_mean_of_the_parameters_trains_alike_on_one_device_and_on_eight():
     new = {"name": "muon", "learning_rate": 0.01, "schedule": "constant", "ema": 0.9}
     sizes = [MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)]

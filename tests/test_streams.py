@@ -194,7 +194,7 @@ except OSError as error:
 
 
 def test_a_full_disk_is_told_with_the_file_and_leaves_nothing(tmp_path):
-    ran = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-B", "-c", FULL, tmp_path], capture_output=True, text=True)
     assert "File too large" in ran.stdout and str(tmp_path) in ran.stdout
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], ran.stderr
 

@@ -39,20 +39,25 @@ class Flow(NamedTuple):
     starts: States | None = None  # float32 [T,B,h] each: the state before a segment, where it begins; None: 0
 
 
+def _sigmoid(x: Array) -> Array:
+    """By tanh, which a CPU computes faster than an exponential and a division."""
+    return 0.5 * jnp.tanh(0.5 * x) + 0.5
+
+
 def _elman(x: Gates, h: Gates, _: States) -> States:
     return (jnp.tanh(x[0] + h[0]),)
 
 
 def _gru(x: Gates, h: Gates, state: States) -> States:
-    reset, update = jax.nn.sigmoid(x[0] + h[0]), jax.nn.sigmoid(x[1] + h[1])
+    reset, update = _sigmoid(x[0] + h[0]), _sigmoid(x[1] + h[1])
     new = jnp.tanh(x[2] + reset * h[2])
     return ((1 - update) * new + update * state[0],)
 
 
 def _lstm(x: Gates, h: Gates, state: States) -> States:
     write, forget, new, show = (a + b for a, b in zip(x, h, strict=True))
-    memory = jax.nn.sigmoid(forget) * state[1] + jax.nn.sigmoid(write) * jnp.tanh(new)
-    return jax.nn.sigmoid(show) * jnp.tanh(memory), memory
+    memory = _sigmoid(forget) * state[1] + _sigmoid(write) * jnp.tanh(new)
+    return _sigmoid(show) * jnp.tanh(memory), memory
 
 
 # The order of the gates is torch's, whose weights are ours transposed.

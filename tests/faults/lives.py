@@ -91,6 +91,7 @@ def _prepare(told: Path, moment: str, left: int, what: int | str) -> None:
     def strike():
         told.write_text(str(time.time()))
         if what == "full":  # a file that grows beyond this cannot be written, as on a full disk
+            sys.dont_write_bytecode = True  # modules would be kept cut off at that size
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14))
         else:
             os.kill(started, what)
