@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 import toy
-from experiments.runs.progress import Tools
 
-from experiments.runs import progress
+from experiments.processes import progress
+from experiments.processes.progress import Tools
 from experiments.runs.session import finished
 from lm.settings import DataError, SettingError
 from lm.train import log
