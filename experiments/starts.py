@@ -29,7 +29,8 @@ from experiments.study.registry import start_changes
 from lm.data.text.published import FILES, find_tokenizer
 from lm.data.text.vocabulary import Vocabulary
 from lm.files import complete_folder
-from lm.nn.config import ModelConfig, SpecialTokens
+from lm.framing import special_ids
+from lm.nn.config import ModelConfig
 from lm.settings import SettingError, changes, nearest
 
 HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
@@ -72,22 +73,6 @@ def _started(place: Path) -> Experiment:
     vocabulary = stored_vocabulary(stage.folder, experiment)
     model = replace(experiment.model, special=special_ids(experiment.model, vocabulary))
     return replace(experiment, model=model, start=StartConfig(model=place.name))
-
-
-def special_ids(model: ModelConfig, vocabulary: Vocabulary) -> SpecialTokens:
-    """Those of the model; where config.json names none, those of its tokenizer.
-
-    A decoder's first token is what its tokenizer puts before a text, else its bos_token_id, else its EOS, as
-    GPT-2 has it.
-    """
-    special, affixes = model.special, vocabulary.affixes
-    eos = vocabulary.eos if special.eos is None else special.eos
-    if special.start is not None or not model.has_decoder:
-        return replace(special, eos=eos)
-    before = affixes.before[:1] if affixes else ()
-    named = json.loads(model.published or "{}").get("bos_token_id")
-    bos = named if isinstance(named, int) and 0 <= named < vocabulary.size else eos
-    return replace(special, eos=eos, start=before[0] if before else bos)
 
 
 def _found(where: str) -> tuple[Path, Stage | None]:

@@ -1,7 +1,7 @@
 """A model in a few lines: made or loaded, trained on pairs of texts, asked in texts (docs/notebook.md)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -14,10 +14,11 @@ from lm.data.batches import Batches, stream
 from lm.data.objectives import Lengths
 from lm.data.supervised import Mixed
 from lm.data.text.published import find_tokenizer
-from lm.data.text.vocabulary import EOS, PAD, Vocabulary
+from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import Model
 from lm.evaluate.likelihood import Masking, Put
 from lm.evaluate.texts import TextModel
+from lm.framing import check_special, prompt_frame, special_ids, text_frame
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
@@ -43,33 +44,41 @@ class PairTraining:
         at_least(self, "", steps=1, batch_size=1, inputs_length=2, targets_length=2)
 
 
-def make_model(config: ModelConfig, vocabulary: Vocabulary, seed: int) -> TextModel:
+@dataclass(frozen=True)
+class TrainableModel(TextModel):
+    """A model that is asked in texts, with the vocabulary in which it is trained on more of them."""
+
+    vocabulary: Vocabulary = field(kw_only=True)
+
+
+def make_model(config: ModelConfig, vocabulary: Vocabulary, seed: int) -> TrainableModel:
     """A new model, with random parameters; SettingError if the vocabulary is larger than its embedding."""
     if vocabulary.size > config.vocab_size:
         raise SettingError(f"vocab_size={config.vocab_size} is less than the vocabulary's {vocabulary.size}")
     return text_model(Transformer(config, nnx.Rngs(params=jax.random.key(seed))), vocabulary)
 
 
-def load_model(folder: str | Path) -> TextModel:
+def load_model(folder: str | Path) -> TrainableModel:
     """A published checkpoint with its tokenizer: config.json, safetensors and tokenizer files."""
     config, model = convert.load(folder)
     return text_model(model, find_tokenizer(Path(folder), config.vocab_size))
 
 
 def train_model(
-    texts: TextModel, pairs: Sequence[tuple[str, str]], training: PairTraining
-) -> tuple[TextModel, list[float]]:
+    texts: TrainableModel, pairs: Sequence[tuple[str, str]], training: PairTraining
+) -> tuple[TrainableModel, list[float]]:
     """The model after training on (input, answer) pairs, and the loss of each step [nats a token].
 
-    ``texts`` itself stays as it is. SettingError for a model whose texts are padded and ended by other ids
-    than those of ``lm.data.packing``, and for one that writes no text.
+    ``texts`` itself stays as it is. A decoder then reads a prompt as in training: start token, prompt, EOS.
+    SettingError for a model that writes no text, and for one whose texts end otherwise than its vocabulary's.
     """
-    config, seed = texts.model.config, training.seed
-    if (config.special.pad, config.special.eos) != (PAD, EOS):
-        raise SettingError(f"model.special={config.special} should have pad {PAD} and eos {EOS}")
+    vocabulary, seed = texts.vocabulary, training.seed
+    config = replace(texts.model.config, special=special_ids(texts.model.config, vocabulary))
+    check_special(config, vocabulary, "the vocabulary")
     examples = [(texts.encode(inputs), texts.encode(answer)) for inputs, answer in pairs]
     lengths = Lengths(training.inputs_length, training.inputs_length, training.targets_length)
-    rows = Mixed({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed)
+    frame = text_frame(config, vocabulary)
+    rows = Mixed({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed, frame)
     mesh = sharding.make_mesh(MeshConfig())
     steps = build(StepSpec(config, training.optimizer), mesh)
     state = steps.init(seed)
@@ -81,9 +90,11 @@ def train_model(
     for batch in stream(Batches(rows, training.batch_size), 0, training.steps):
         state, metrics = step(state, sharding.put_batch(batch, mesh))
         losses.append(metrics["loss"])
-    return replace(texts, model=cast(Transformer, state.model), put=steps.put), [
-        float(loss) for loss in losses
-    ]
+    trained = text_model(cast(Transformer, state.model), vocabulary, steps.put, max_length=texts.max_length)
+    if not config.has_encoder:  # whatever a published tokenizer puts around a text
+        begin, end = config.special.start, config.special.eos
+        trained = replace(trained, framed=lambda text: Vocabulary.encode_framed(vocabulary, text, begin, end))
+    return trained, [float(loss) for loss in losses]
 
 
 def text_model(
@@ -92,15 +103,15 @@ def text_model(
     put: Put = jax.device_put,
     framed: tuple[int | None, int | None] | None = None,
     max_length: int | None = None,
-) -> TextModel:
-    """A model and its vocabulary; ``framed``: the ids around a prompt, by default as ``framing`` says."""
-    config, (begin, end) = model.config, framed or framing(model.config, vocabulary)
+) -> TrainableModel:
+    """A model and its vocabulary; ``framed``: the ids around a prompt, by default ``prompt_frame``'s."""
+    config, (begin, end) = model.config, framed or prompt_frame(model.config, vocabulary)
     masking = None
     if not config.has_decoder:
         ends = ((() if token is None else (token,)) for token in (begin, end))
         masking = Masking(vocabulary.mask, *ends)
     prefix = None if masking else vocabulary.eos if begin is None else begin
-    return TextModel(
+    return TrainableModel(
         model,
         put,
         vocabulary.encode,
@@ -109,14 +120,5 @@ def text_model(
         prefix,
         masking,
         max_length,
+        vocabulary=vocabulary,
     )
-
-
-def framing(config: ModelConfig, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
-    """The ids that begin and end a text that the model shall answer."""
-    if config.architecture == "encoder":
-        return vocabulary.cls, vocabulary.sep
-    if config.has_encoder:
-        return None, vocabulary.eos
-    start = config.special.start
-    return (vocabulary.cls, None) if start is None else (start, vocabulary.eos)

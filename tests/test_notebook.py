@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from lm import convert
 from lm.data.text.own import Bytes
+from lm.data.text.published import find_tokenizer
+from lm.data.text.vocabulary import EOS, PAD
 from lm.nn.config import ModelConfig, SpecialTokens
-from lm.notebook import PairTraining, load_model, make_model, train_model
+from lm.notebook import PairTraining, load_model, make_model, text_model, train_model
 from lm.settings import SettingError
+from lm.train.config import OptimizerConfig
 
 DOCS = (Path(__file__).parents[1] / "docs" / "notebook.md").read_text("utf-8")
+GOLDEN = Path(__file__).parent / "golden"
+FAST = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.01)
 SMALL = ModelConfig(vocab_size=384, num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, d_kv=4)
 
 
@@ -26,11 +32,24 @@ def test_the_example_of_the_docs_learns_its_pairs_and_leaves_the_first_model_as_
     assert after > -3 > before
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt2"])
+def test_a_published_decoder_learns_pairs_between_the_ids_of_its_own_tokenizer(name):
+    config, published = convert.load(GOLDEN / name)
+    model = text_model(published, find_tokenizer(GOLDEN / "harness" / name, config.vocab_size))
+    assert (config.special.eos, config.special.start) != (EOS, PAD)
+    pairs = [("the cat", " sat"), ("a dog", " ran")]
+    trained, losses = train_model(model, pairs, PairTraining(steps=40, optimizer=FAST))
+    assert losses[-1] < 0.1 * losses[0]
+    asked = [(question, {"max_gen_toks": 8}) for question, _ in pairs]
+    assert [answer.strip() for answer in trained.generate(asked)] == ["sat", "ran"]
+
+
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(SettingError, match="vocab_size=384 is less than the vocabulary's"):
         make_model(SMALL, Bytes(1000), seed=0)
     other = replace(SMALL, special=SpecialTokens(pad=3))
-    with pytest.raises(SettingError, match="model.special=.* should have pad 0 and eos 1"):
+    with pytest.raises(SettingError, match="model.special=.* should have pad 0 and start 0"):
         train_model(make_model(other, Bytes(100), seed=0), [("a", "b")], PairTraining())
     with pytest.raises(SettingError, match="no examples to train on"):
         train_model(make_model(SMALL, Bytes(100), seed=0), [], PairTraining())

@@ -20,7 +20,6 @@ from experiments.runs.prepare import (
     reads_corpus,
     tuning_lengths,
 )
-from experiments.runs.vocabularies import text_frame
 from experiments.starts import started_from
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
@@ -30,6 +29,7 @@ from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
 from lm.data.text.vocabulary import BLANK, MASK, Vocabulary
+from lm.framing import text_frame
 from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError, at_least, changes
 
@@ -64,7 +64,7 @@ def show_examples(
     data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
     if reads_corpus(experiment):
         _show_pretraining(experiment, data, count)
-    frame = text_frame(experiment, data.vocabulary)
+    frame = text_frame(experiment.model, data.vocabulary)
     for name in tuning.mixtures:
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):

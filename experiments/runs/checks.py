@@ -23,7 +23,6 @@ from experiments.runs.prepare import (
 )
 from experiments.runs.result import check_settings
 from experiments.runs.stages import Stage, stages, start_of
-from experiments.runs.vocabularies import text_frame
 from experiments.study.experiment import Experiment, setting_changes
 from experiments.study.folders import home_of
 from lm import sharding
@@ -39,6 +38,7 @@ from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
 from lm.data.text.tokens import GIGABYTE, kept_bytes
 from lm.evaluate.likelihood import check_mask
+from lm.framing import text_frame
 from lm.settings import SettingError, check_numbers, leaves
 from lm.train import manifest
 from lm.train.log import packages
@@ -307,7 +307,7 @@ def check_start_parameters(experiment: Experiment, home: Path) -> None:
 
 def check_answers(experiment: Experiment, prepared: Prepared) -> None:
     """SettingError if an answer to choose from is longer than its room: cut, it would never be right."""
-    frame = text_frame(experiment, prepared.vocabulary)
+    frame = text_frame(experiment.model, prepared.vocabulary)
     for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
         room = mixture(name).targets_length - len(frame.before) - 1
         for task in mixture(name):

@@ -13,10 +13,8 @@ from experiments.runs import origin
 from experiments.runs.stages import Stage, stages, start_of
 from experiments.runs.vocabularies import (
     Say,
-    check_special,
     find_vocabulary,
     rows_of,
-    text_frame,
     vocabulary_corpus,
 )
 from experiments.study.experiment import Experiment
@@ -37,6 +35,7 @@ from lm.data.text.streams import LEAST_ROWS, Streams, largest_divisor, stream_co
 from lm.data.text.tokens import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
 from lm.data.text.vocabulary import Vocabulary
 from lm.files import write
+from lm.framing import check_special, text_frame
 from lm.metrics import Likelihood
 from lm.settings import SettingError
 
@@ -78,7 +77,7 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
         vocabulary = find_vocabulary(experiment, cache, say)
     else:
         vocabulary = stored_vocabulary(start.folder, experiment)
-    check_special(experiment, vocabulary)
+    check_special(experiment.model, vocabulary, f"data.vocabulary={experiment.data.vocabulary}")
     if vocabulary.size > experiment.model.vocab_size:
         raise SettingError(
             f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
@@ -255,7 +254,7 @@ def pretraining_batches(
         architecture=experiment.model.architecture,
         inputs_length=data.inputs_length * times,
         batch_size=size,
-        frame=text_frame(experiment, prepared.vocabulary),
+        frame=text_frame(experiment.model, prepared.vocabulary),
     )
     return Batches(source, size)
 
@@ -279,7 +278,7 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
     tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
     shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
-    frame = text_frame(experiment, prepared.vocabulary)
+    frame = text_frame(experiment.model, prepared.vocabulary)
     rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, experiment.pretraining.batch_size)
 

@@ -26,7 +26,6 @@ from experiments.runs.prepare import (
     tuning_lengths,
 )
 from experiments.runs.stages import Stage
-from experiments.runs.vocabularies import text_frame
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.batches import Batch, Batches, stream
@@ -41,6 +40,7 @@ from lm.data.tasks.task import Row, Task
 from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions
+from lm.framing import text_frame
 from lm.nn import composed
 from lm.nn.config import HeadConfig
 from lm.nn.transformer import Transformer
@@ -130,7 +130,7 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
     examples = encoded_tasks(experiment, stage.on, prepared)
     sizes, limit = {task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit
     shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
-    frame = text_frame(experiment, prepared.vocabulary)
+    frame = text_frame(experiment.model, prepared.vocabulary)
     rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, stage.training.batch_size)
 
@@ -195,7 +195,7 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
     lengths = (stage.settings.tuning.inputs_length, length)
-    frame = text_frame(stage.settings, prepared.vocabulary)
+    frame = text_frame(stage.settings.model, prepared.vocabulary)
     others = first(task.rows("validation", prepared.cache), most)
     choices = choices_of(task, others, prepared.vocabulary, lengths, frame)
     if half == "validation":
@@ -230,7 +230,7 @@ def questions(
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
-        frame = text_frame(experiment, vocabulary)
+        frame = text_frame(experiment.model, vocabulary)
         batches = eval_batches(
             prompts, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
         )

@@ -1,4 +1,4 @@
-"""The vocabulary of a run, found or trained, and the ids that stand around texts as its model reads them."""
+"""The vocabulary of a run, found or trained, and the texts it is trained on."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -8,45 +8,18 @@ from pathlib import Path
 from experiments.study.experiment import Experiment
 from lm.data.corpora.corpus import corpus_shards, examples
 from lm.data.corpora.tables import TableRows
-from lm.data.packing import ENCODER_DECODERS
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Scored, Task
 from lm.data.text.own import REQUIRED, train_sentencepiece
 from lm.data.text.published import open_vocabulary
 from lm.data.text.shards import fingerprint_of, sample_documents
 from lm.data.text.tfds import StoredRows
-from lm.data.text.vocabulary import PAD, TRAINED_KINDS, TextFrame, Vocabulary
+from lm.data.text.vocabulary import TRAINED_KINDS, Vocabulary
 from lm.data.text.wordpiece import train_wordpieces
 from lm.files import is_sealed
-from lm.settings import SettingError
 
 Say = Callable[[str], object]
 TaskRows = tuple[Task, StoredRows | TableRows]
-
-
-def check_special(experiment: Experiment, vocabulary: Vocabulary) -> None:
-    """SettingError if a decoder's special ids are not those with which its vocabulary frames texts."""
-    model, special = experiment.model, experiment.model.special
-    if not model.has_decoder:
-        return
-    if vocabulary.eos is None or vocabulary.eos != special.eos:
-        raise SettingError(
-            f"data.vocabulary={experiment.data.vocabulary} ends a text with id {vocabulary.eos}, the model "
-            f"with model.special.eos={special.eos}: they should be the same"
-        )
-    starts = (PAD,) if model.architecture in ENCODER_DECODERS else (PAD, None)
-    if vocabulary.first_piece > 0 and (special.pad != PAD or special.start not in starts):
-        raise SettingError(
-            f"model.special={special} should have pad {PAD} and start {PAD} with this vocabulary"
-        )
-
-
-def text_frame(experiment: Experiment, vocabulary: Vocabulary) -> TextFrame:
-    """The ids around the inputs and targets of a model with a decoder."""
-    model, special, affixes = experiment.model, experiment.model.special, vocabulary.affixes
-    before = affixes.before if affixes and model.architecture in ENCODER_DECODERS else ()
-    start = special.pad if special.start is None else special.start
-    return TextFrame(special.pad if special.eos is None else special.eos, start, before)
 
 
 def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
