@@ -110,7 +110,11 @@ SPARSE = SparsityConfig(window=2, global_tokens=1)
 
 @pytest.mark.parametrize(
     ("positions", "sparsity"),
-    [*((name, SparsityConfig()) for name in ALL_POSITIONS), ("relative", SPARSE), ("rotary", SPARSE)],
+    [
+        ("rotary", SPARSE),
+        *(pytest.param(name, SparsityConfig(), marks=pytest.mark.slow) for name in ALL_POSITIONS),
+        pytest.param("relative", SPARSE, marks=pytest.mark.slow),
+    ],
 )
 def test_when_it_writes_a_decoder_without_a_mask_sees_what_is_written(positions, sparsity):
     """As a prefix decoder does, whose biases know both directions too, with nothing in its prefix."""

@@ -129,7 +129,11 @@ def test_the_loss_is_the_mean_of_both_directions_and_counts_each_token_once():
 
 
 @pytest.mark.parametrize(
-    ("layers", "trained"), [("mixed-frozen", {"head", "mixture"}), ("last-frozen", {"head"})]
+    ("layers", "trained"),
+    [
+        ("mixed-frozen", {"head", "mixture"}),
+        pytest.param("last-frozen", {"head"}, marks=pytest.mark.slow),
+    ],
 )
 def test_frozen_layers_stay_bit_for_bit_whatever_decays_and_the_head_reads_both_directions(layers, trained):
     experiment = build("elmo/mixed", "nano", {"tuning.layers": layers, "model.vocab_size": 48})

@@ -133,7 +133,7 @@ def test_a_text_without_a_mask_stays_as_it_is():
     )
 
 
-@pytest.mark.parametrize("name", ["encoder-decoder", "bart-base"])
+@pytest.mark.parametrize("name", ["encoder-decoder", pytest.param("bart-base", marks=pytest.mark.slow)])
 def test_answers_that_fill_gaps_have_the_probability_of_their_tokens_the_likeliest_first(name):
     model = make(name)
     text = [5, 6, 7, 3]

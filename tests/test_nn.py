@@ -154,11 +154,15 @@ features = jax.jit(Transformer.features)
 PUBLISHED = {name for name in SIZES if name in CONFIGS}
 
 
-def but_for_published(names):
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in PUBLISHED)) for name in names]
+# what the cache has no part in, and positions that encoder-decoders have as well
+UNCACHED = {"adapters", "no residual", "no feed-forward", "no norm", *(f"decoder, {p}" for p in POSITIONS)}
 
 
-@pytest.mark.parametrize("name", but_for_published(CONFIGS))
+def but_for(slow, names):
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
+
+
+@pytest.mark.parametrize("name", but_for(PUBLISHED, CONFIGS))
 def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
     model = make(name)
     examples = [example(1, 5, 7, prefix=3), example(2, 6, 4, prefix=2)]
@@ -174,7 +178,8 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
 
 
 @pytest.mark.parametrize(
-    "name", but_for_published(name for name in DECODERS if CONFIGS[name].mask == "causal")
+    "name",
+    but_for(PUBLISHED | UNCACHED, (name for name in DECODERS if CONFIGS[name].mask == "causal")),
 )
 def test_a_step_over_the_cache_gives_what_the_whole_row_gives(name):
     model, batch = make(name), example(3, 5, 9)
