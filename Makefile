@@ -14,7 +14,7 @@ MINUTES ?= 30
 # Python keeps what it compiles, whatever the shell says: else each command compiles jax again, for four seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-slow test-faults test-beam soak lint docs wheel clean
+.PHONY: demo test test-fast test-slow test-faults test-beam soak bench lint docs wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE) --seeds $(SEEDS)
@@ -54,6 +54,17 @@ $(VENV)/beam: $(VENV)/ready constraints-beam.txt
 soak: $(VENV)/ready
 	$(BIN)/python tests/faults/soak.py $(MINUTES)
 
+# Training and writing beside transformers, in turns: half an hour on an idle machine; docs/speed.md has its tables.
+# With an environment that has torch and transformers: make bench TORCH=its/bin/python
+TORCH ?= .venv-bench/bin/python
+bench: $(VENV)/ready $(filter .venv-bench/bin/python,$(TORCH))
+	$(BIN)/python tests/bench/training.py --torch $(TORCH)
+	$(BIN)/python tests/bench/decoding.py --torch $(TORCH)
+
+.venv-bench/bin/python: pyproject.toml
+	$(MAKE) VENV=.venv-bench .venv-bench/ready
+	VIRTUAL_ENV=.venv-bench .venv-bench/bin/uv pip install --quiet --editable '.[bench]'
+
 # The site of docs/, in dist/site, without network; fails on a broken link.
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -81,4 +92,4 @@ $(VENV)/tpu: $(VENV)/ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-beam dist build *.egg-info
+	rm -rf $(VENV) .venv-beam .venv-bench dist build *.egg-info

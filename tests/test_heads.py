@@ -1,6 +1,7 @@
 """Laws of heads, and of models made of models."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -16,7 +17,10 @@ from lm.data.text.own import Bytes
 from lm.nn.composed import Electra, Tuned
 from lm.nn.config import HeadConfig
 from lm.nn.heads import POOL, LayerMixture
+from lm.nn.transformer import Transformer
 from lm.sharding import named
+from lm.train import losses
+from lm.train.config import LossConfig
 
 
 def tuned(name, **head):
@@ -141,3 +145,26 @@ def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_sha
     drawn = np.concatenate([sampled(jax.random.key(seed)) for seed in range(20)])
     assert (drawn[:, ~hidden[0]] == batch["encoder_target_tokens"][:, ~hidden[0]]).all()
     assert len(np.unique(drawn[:, hidden[0]])) > 10
+
+
+@pytest.mark.parametrize("predicted", [2, 6])  # of 8: few, and more than are read alone
+def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, monkeypatch):
+    config = replace(CONFIGS["bert-base"], dropout=0.0, heads=())
+    model, text = Transformer(config, nnx.Rngs(params=jax.random.key(0))), example(13, 8, 1)
+    weights = np.random.default_rng(0).permutation(np.arange(8) < predicted)[None] / 4
+    batch = text | {
+        "encoder_target_tokens": text["encoder_input_tokens"][:, ::-1],
+        "encoder_loss_weights": weights.astype(np.float32),
+        "encoder_content": weights > 0,
+        "frequent_pieces": np.arange(10)[None],
+    }
+
+    def learnt(few):
+        monkeypatch.setattr(losses, "FEW", few)
+        loss = jax.value_and_grad(
+            lambda model: losses.masked_lm(model, batch, None, LossConfig()), has_aux=True
+        )
+        (loss, sums), gradients = jax.jit(loss)(model)
+        return {"loss": loss, "sums": sums, "gradients": named(gradients)}
+
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), learnt(0.28), learnt(0.0))

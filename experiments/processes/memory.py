@@ -20,8 +20,12 @@ def tune_memory() -> None:
     """Start this process again with TUNABLES, once; nothing where they are set, unknown or of no use."""
     if "GLIBC_TUNABLES" in os.environ or has_accelerator() or not _has_glibc():
         return
-    text = ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
-    os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": text})
+    os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": tunables()})
+
+
+def tunables() -> str:
+    """TUNABLES as the environment has them, in GLIBC_TUNABLES."""
+    return ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
 
 
 def _has_glibc() -> bool:

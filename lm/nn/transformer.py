@@ -9,7 +9,7 @@ from jax import Array
 from lm.nn.cache import Cache
 from lm.nn.config import ModelConfig
 from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
-from lm.nn.layers import Embed, Linear, along, param, split
+from lm.nn.layers import Embed, Linear, along, param, product, split
 from lm.nn.stack import Stack
 from lm.nn.view import Batch, View, cross_mask, full_view, last_states, step_view
 from lm.settings import SettingError
@@ -71,8 +71,7 @@ class Transformer(nnx.Module):
         x = x if self.transform is None else self.transform(x)
         x = x * config.d_model**-0.5 if config.logits.endswith("scaled") else x
         if self.head is not None:
-            kernel = self.head.kernel[...].astype(x.dtype)
-            logits = jnp.einsum("btd,dv->btv", x, kernel, preferred_element_type=jnp.float32)
+            logits = product(x, self.head.kernel[...].astype(x.dtype), jnp.float32)
         else:
             logits = self.embed.logits(x)
         logits = logits if self.logits_bias is None else logits + along(self.logits_bias[...], logits)
