@@ -1,6 +1,5 @@
 """The command ``lm``: calls the command that is named, and turns errors into a message and an exit code."""
 
-import multiprocessing
 import os
 import platform
 import select
@@ -160,9 +159,6 @@ def _call_command(name: str, arguments: Sequence[str]) -> None:
 
         parse(command, f"lm {name}", arguments)
 
-
-if multiprocessing.parent_process() is not None:  # a process that prepares data: this is all it imports first
-    load_study()
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,7 @@
 """Modules of a user's own: what they add is found by every command and process, what is wrong is named."""
 
 import os
+import pickle
 import re
 import shlex
 import subprocess
@@ -199,6 +200,18 @@ def test_the_words_that_start_a_process_again_lack_the_option(monkeypatch):
     assert own.study_files() == [Path("a.py").absolute()]
 
 
+def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_path):
+    loads(**{name.removesuffix(".py"): MODULES[name] for name in ("my_objectives.py", "my_tasks.py")})
+    sent = [build("hidden/even", "nano").objective, *mixture("words"), *mixture("words-backwards")]
+    (tmp_path / "sent").write_bytes(pickle.dumps(sent))
+    code = (
+        "import pickle; one, *tasks = pickle.load(open('sent', 'rb')); print(one.falls.by_chance, len(tasks))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "True 3\n", done.stderr
+
+
 @pytest.mark.slow
 def test_workers_of_a_sweep_and_of_data_have_what_a_module_adds(tmp_path):
     """Each row is trained by a process of its own, whose batches are prepared by another."""
@@ -208,7 +221,9 @@ def test_workers_of_a_sweep_and_of_data_have_what_a_module_adds(tmp_path):
         "\n\n".join(f"one two three {n} four five six" * 30 for n in range(400))
     )
     studies = os.pathsep.join(MODULES)
-    settings = [*SMALL, "--scale", "pico", "--data.workers", "1", "--data.encoders", "1"]
+    settings = [*SMALL, "--scale", "pico", "--data.workers", "1"]
+    settings += "--start.steps 0 --pretraining.steps 4 --pretraining.save_every 4".split()
+    settings += "--pretraining.evaluate_every 4".split()
     for pattern in ("hidden", "mixing"):
         done = lm(tmp_path, "sweep", pattern, *settings, "--jobs", "2", LM_STUDY=studies)
         assert done.returncode == 0, done.stderr + done.stdout

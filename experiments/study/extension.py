@@ -5,8 +5,10 @@ is looked at, in every process; what it adds to are the tables that this project
 """
 
 import ast
+import copyreg
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ def _load(file: Path) -> None:
         raise SettingError(f"{place_in_study(error) or f'{shown(file)}: '}{kind}{_reason(error)}") from error
     added = {name: _added(name, before[name], table, (file, source)) for name, table in _tables(source)}
     _let_settings_take(added)
+    _go_along()
     for name in (*added["REGISTRY"], *added["SCALES"]):
         _check_built(name, name in added["SCALES"], (file, source))
 
@@ -104,6 +107,24 @@ def _let_settings_take(added: Mapping[str, Mapping[str, Any]]) -> None:
         from lm.nn.mixers import MIXERS
 
         set_choices(ModelConfig, "mixer", MIXERS)
+
+
+def _go_along() -> None:
+    """What names an entry of these tables has a process that it is sent to run the modules first."""
+    from lm.data.objectives import Objective
+    from lm.data.tasks.benchmarks import find_task
+    from lm.data.tasks.labelled import find_labelled
+    from lm.data.tasks.task import LabelledTask, Task
+
+    copyreg.pickle(Objective, lambda objective: (_received, (Objective, *astuple(objective))))
+    copyreg.pickle(Task, lambda task: (_received, (find_task, task.handle)))
+    copyreg.pickle(LabelledTask, lambda task: (_received, (find_labelled, task.handle)))
+
+
+def _received(make: Callable[..., Any], *values: Any) -> Any:
+    """What was sent to this process."""
+    load_study()
+    return make(*values)
 
 
 def _check_built(name: str, is_scale: bool, module: tuple[Path, str]) -> None:
