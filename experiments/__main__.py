@@ -18,6 +18,8 @@ from experiments.processes.jobs import JOB
 from experiments.processes.memory import tune_memory
 from experiments.processes.place import choose_platform
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
+from experiments.study.extension import load_study
+from experiments.study.own import without_study
 from lm.settings import SettingError, nearest
 from lm.train.stopping import end_in
 
@@ -31,6 +33,7 @@ usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help        versions: l
 A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (half a minute a row
 on one CPU core), mini (seven), mini-real (mini, tuned on real benchmarks), small (a night on a workstation),
 medium (a quarter of an hour on an H100), base (the paper's setup).
+--study FILE, with any command, adds rows, tasks, objectives and more of your own (docs/extending.md).
 Start with:
 
   lm list 't5/*'                              rows of the T5 paper's tables
@@ -60,11 +63,13 @@ def main() -> None:
         outlive_the_reader()
     report = None
     try:
+        take_study()
         line = None if JOB in os.environ else supervise(sys.argv[1:])
         signal.signal(signal.SIGTERM, _stop)
         choose_platform()
         if line is not None:
             report = join_others(line)
+        load_study()
         code: int | str | None = dispatch(sys.argv[1:])
     except SettingError as error:
         code = _bad(error)
@@ -87,8 +92,17 @@ def main() -> None:
     sys.exit(code)
 
 
+def take_study() -> None:
+    """Move ``--study FILE`` to the environment, also from the words that start this process again."""
+    arguments = without_study(sys.argv[1:])
+    sys.orig_argv[len(sys.orig_argv) - len(sys.argv) + 1 :] = arguments
+    sys.argv[1:] = arguments
+
+
 def _unread() -> bool:
     """Whether nobody reads what is printed any more, such as `head`; the rest of it then goes nowhere."""
+    if not hasattr(select, "poll"):  # as in some Pythons on macOS
+        return False
     output = select.poll()
     output.register(1, 0)  # which tells of a closed end alone
     if found := output.poll(0):

@@ -43,6 +43,13 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 _hints = functools.cache(typing.get_type_hints)  # a table of rows is built of thousands of changes
 
 
+def set_choices(cls: type, field: str, names: Iterable[str]) -> None:
+    """From now on a field of a dataclass takes these ``names``, on the command line, in rows and in files."""
+    literal: Any = typing.Literal
+    cls.__annotations__[field] = literal[tuple(names)]
+    _hints.cache_clear()
+
+
 def change(config: T, path: str, value: Any) -> T:
     """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if there is none."""
     return changes(config, {path: value})

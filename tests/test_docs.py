@@ -16,7 +16,9 @@ import tyro
 from experiments.__main__ import dispatch
 from experiments.cli import COMMANDS
 from experiments.drawings import DRAWINGS
+from experiments.study.experiment import BASELINE
 from experiments.study.registry import find
+from lm.settings import leaves
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -95,6 +97,8 @@ def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypa
     _, *arguments = shlex.split(line)
     if arguments[0] in (*PLACEHOLDERS, "harness") or arguments[-1] == "...":  # the harness parses its own
         return
+    if arguments[0] == "--study":  # tests/test_extension.py, which has the modules
+        return
     assert arguments[0] in COMMANDS or arguments[0].startswith("-"), line
     first = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
     if first and arguments[0] in ROWS_FIRST and first not in PLACEHOLDERS and "--costs" not in arguments:
@@ -121,3 +125,16 @@ def test_readme_is_short_and_names_every_page():
     nav = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):
         assert str(page.relative_to(ROOT / "docs")) in nav
+
+
+def test_the_page_of_settings_has_each_with_its_choices_values_and_meaning(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from settings_page import settings_page
+
+    page = settings_page()
+    for name, _ in leaves(BASELINE):
+        assert page.count(f"| `{name}` |") == 1, name
+    assert "| `model.d_ff` | whole number | `256` | `3072` |" in page
+    assert "`spans`" in page and "| `guard.spikes` | number or none | `none` | `none` |" in page
+    lacking = re.findall(r"(?m)^\| (`\S+`) .*\|  \|$", page)
+    assert not lacking, "a setting's comment is its meaning"

@@ -1,6 +1,7 @@
 """A sweep in several processes: what one would train, whatever ends one of them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,3 +155,36 @@ def test_a_training_command_starts_again_once_with_the_tunables_of_memory():
     assert "mmap_max=0" not in told[1].stdout
     if sys.platform == "linux" and "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
         assert "glibc.malloc.mmap_max=0" in told[0].stdout
+
+
+WITHOUT_LINUX = """
+import os, select, sys
+del os.sched_getaffinity, select.poll
+def lacks(name):
+    raise ValueError(name)
+os.confstr = lacks
+from experiments.processes.jobs import cores
+from experiments.processes.memory import tune_memory
+assert cores() == os.cpu_count()
+tune_memory()
+import experiments.cli.clean, experiments.cli.plan
+from experiments.__main__ import main
+sys.argv[1:] = ["list", "t5/6-*"]
+main()
+"""
+
+
+def test_a_command_works_where_the_system_lacks_what_only_linux_has():
+    """As on macOS: no affinities, a Python without poll, a C library without a version."""
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LINUX], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "t5/6-corruption-rate/50" in done.stdout
+
+
+def test_only_what_counts_cores_asks_for_what_macos_lacks():
+    sources = [file for part in ("lm", "experiments", "launch") for file in (ROOT / part).rglob("*.py")]
+    asking = [str(f.relative_to(ROOT)) for f in sources if re.search(r"sched_\w+\(|prctl", f.read_text())]
+    assert asking == ["experiments/processes/jobs.py"]

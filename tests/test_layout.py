@@ -59,7 +59,7 @@ ALLOWED = {
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.drawings": {"lm", "experiments.runs"},
     "experiments.cli": {"lm", *(f"experiments.{below}" for below in BELOW_CLI.split())},
-    "experiments.__main__": {"lm", "experiments.cli", "experiments.processes"},
+    "experiments.__main__": {"lm", "experiments.cli", "experiments.processes", "experiments.study"},
     "launch": set(),
 }
 FULLEST = 12  # files in a folder, __init__.py not counted

@@ -21,6 +21,7 @@ import tensorflow_datasets as tfds
 
 from experiments.cli.usage.arguments import FLAT
 from experiments.console import RUNS
+from experiments.processes.jobs import cores
 from experiments.processes.progress import Reporter, reporting
 from lm.data.corpora import cleaning, crawl, sieve
 from lm.data.corpora.sieve import BOTH_SPLITS, Cleaning
@@ -150,7 +151,7 @@ def digest(parts: Parts, rules: cleaning.Rules) -> str:
     pieces = [*itertools.chain.from_iterable(parts)]
     paths = [*dict.fromkeys(piece.path for piece in pieces), *filter(None, (rules.bad_words, rules.domains))]
     total = hashlib.sha256("".join(map(str, pieces)).encode(errors="surrogateescape"))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for contents in pool.map(_contents, paths):
             total.update(contents)
     return total.hexdigest()[:16]
@@ -202,7 +203,7 @@ def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callabl
             advance()
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), spawn, die_with_parent) as pool:
+    with ProcessPoolExecutor(workers or cores(), spawn, die_with_parent) as pool:
         try:
             for future in as_completed([pool.submit(function, *task) for task in todo]):
                 future.result()

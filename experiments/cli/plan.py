@@ -1,6 +1,5 @@
 """What comes before training: ``lm plan`` compiles rows for a TPU slice, ``lm prepare`` encodes texts."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from experiments.cli.usage.arguments import (
     parse,
 )
 from experiments.console import RUNS, UNBROKEN
+from experiments.processes.jobs import cores
 from experiments.runs.prepare import prepare as find_data
 from experiments.runs.prepare import training_streams
 from experiments.starts import started_from
@@ -113,7 +113,7 @@ def prepare_corpus(experiment: Experiment, cache: Path, ahead: AheadOptions) -> 
     streams = training_streams(experiment, prepared)
     phase = experiment.pretraining
     wanted = int(ahead.tokens) or phase.steps * phase.batch_size * experiment.data.inputs_length
-    cost, workers = cost_of(streams, wanted), ahead.workers or len(os.sched_getaffinity(0))
+    cost, workers = cost_of(streams, wanted), ahead.workers or cores()
     hours = cost.core_seconds / workers / 3600
     read, kept = cost.bytes_read / 1e9, cost.bytes_kept / 1e9
     UNBROKEN.print(

@@ -15,6 +15,7 @@ from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.starts import started_from
 from experiments.study.experiment import Experiment
+from experiments.study.own import study_words
 from experiments.study.registry import baseline_of, build, find, find_one, registered, run_folder, tables
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
@@ -208,6 +209,8 @@ def report_command(arguments: Sequence[str]) -> None:
             if options.watch:
                 report.watch(wanted, scale, runs, overrides=changes)
             else:
-                report.print_report(wanted, scale, runs, changes, shlex.join(["lm", "report", *arguments]))
+                report.print_report(
+                    wanted, scale, runs, changes, shlex.join(["lm", *study_words(), "report", *arguments])
+                )
 
     parse(report, "lm report", arguments)

@@ -31,6 +31,7 @@ from experiments.runs.stages import stages
 from experiments.starts import started_from
 from experiments.study.experiment import Changes, Experiment
 from experiments.study.folders import check_runs, home_of
+from experiments.study.own import place_in_study, study_words
 from experiments.study.registry import (
     baseline_of,
     build,
@@ -139,7 +140,7 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
     from experiments.report.report import print_report  # whose pictures take a while to import
 
     try:
-        said = ["lm", "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
+        said = ["lm", *study_words(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
         said += [f"--{path}={x}" for path, x in named_changes(changes).items() if path != "start.model"]
         command = shlex.join([*said, *(["--start", options.start] if options.start else [])])
         print_report(tables(rows), options.scale, (str(options.runs),), changes, command)
@@ -242,7 +243,8 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
         reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
         return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
     except Exception as error:  # the other runs of a sweep are trained nevertheless
-        trace, reason = traceback.format_exc(), f"{type(error).__name__}: {error}"
+        trace = traceback.format_exc()
+        reason = f"{place_in_study(error)}{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
         reporter.complain(f"{run.name} failed: {reason}\n  folder: {run.folder}{_saved(trace, run.folder)}")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study.experiment import setting_changes
+from experiments.study.own import ORIGIN_FILE, STUDY_OPTION, study_files
 from lm import settings as config
 from lm.files import seal, unseal, write
 from lm.settings import SettingError, nearest
 
-FILE = "origin.json"
+FILE = ORIGIN_FILE
 
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished stage
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that resumes
@@ -102,7 +103,9 @@ def check(
 
 
 def code() -> dict[str, str]:
-    """``{file: start of its sha256}`` of the library, and of what of the study makes numbers."""
+    """``{file: start of its sha256}`` of the library, what of the study makes numbers, and own modules."""
     root = Path(config.__file__).parents[1]
     files = [*sorted(root.glob("lm/**/*.py")), *(root / f"experiments/runs/{name}.py" for name in CODE)]
-    return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
+    named = {str(file.relative_to(root)): file for file in files}
+    named |= {f"{STUDY_OPTION} {file.name}": file for file in study_files()}
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for name, file in named.items()}

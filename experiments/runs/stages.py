@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from experiments.study.folders import cache_of, home_of, start_folder
+from experiments.study.own import needed_study
 from lm.data.tasks.names import task_name
 from lm.files import is_sealed, seal, unseal, write
 from lm.settings import SettingError, diff, from_json, nearest, to_json
@@ -334,4 +335,4 @@ def load_settings(folder: Path) -> Experiment:
     try:
         return from_json(Experiment, json.dumps(unseal(path.read_bytes(), path)))
     except (SettingError, OSError) as error:
-        raise SettingError(f"{path} cannot be read: {error}") from error
+        raise SettingError(f"{path} cannot be read: {error}{needed_study(folder)}") from error

@@ -4,6 +4,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from experiments.study import classic, history, sequences, vectors
 from experiments.study.experiment import BASELINE, FREE, Changes, Experiment, Row, Table, apply
+from experiments.study.experiment import table as new_table
 from experiments.study.scales import SCALES
 from experiments.study.t5 import tables as t5
 from lm.settings import SettingError, diff, leaves, nearest
@@ -20,9 +22,30 @@ OF_TRAINING = ("dropout", "dtype", "attention", "layers", "remat")
 OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
 BASELINE_ROW = "t5/1-baseline/baseline"
 
-TABLES = (*t5.TABLES, *classic.TABLES, *history.TABLES, *sequences.TABLES, *vectors.TABLES)
+TABLES = [*t5.TABLES, *classic.TABLES, *history.TABLES, *sequences.TABLES, *vectors.TABLES]
 
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
+
+PLAIN_NAME = re.compile(
+    r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII
+)  # a name that is a folder, and needs no quoting
+
+
+def add_rows(name: str, rows: Mapping[str, Changes], title: str = "") -> None:
+    """Put rows, each with what it changes in BASELINE, behind those of table ``name``, or into a new one.
+
+    SettingError for a name that is there already, or that a folder should not have.
+    """
+    places = [place for place, table in enumerate(TABLES) if table.name == name]
+    old = TABLES.pop(places[0]) if places else Table(name, title, ())
+    new = new_table(name, title, None, rows).rows
+    TABLES.insert(places[0] if places else len(TABLES), replace(old, rows=(*old.rows, *new)))
+    for row in new:
+        if row.name in REGISTRY:
+            raise SettingError(f"there is a row {row.name!r} already; choose another name")
+        if not PLAIN_NAME.fullmatch(row.name):
+            raise SettingError(f"row {row.name!r} should be named in letters, digits and . , : = @ % + -")
+        REGISTRY[row.name] = row
 
 
 @contextmanager

@@ -6,18 +6,7 @@ from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
 from lm.data.text.vocabulary import Vocabulary
 from lm.settings import SettingError, nearest
 
-BY_CHANCE = tuple(name for name, noise in NOISES.items() if noise.by_chance)
-INFILLED = tuple(name for name, noise in NOISES.items() if noise.infill)
 ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
-NEEDS = (  # a choice of the objective, and the choices of another setting that it allows
-    *[("targets", name, "noise", BY_CHANCE) for name in IN_PLACE],
-    *[("targets", name, "inputs", ONE_FOR_ONE) for name in IN_PLACE],
-    *[("noise", name, "inputs", ("span-masks",)) for name in INFILLED],
-    ("inputs", "span-masks", "noise", INFILLED),
-    ("sentences", "permuted", "targets", ("everything",)),
-    ("pairs", "next-sentence", "targets", IN_PLACE),
-    ("pairs", "sentence-order", "targets", IN_PLACE),
-)
 
 
 def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -> None:
@@ -32,9 +21,24 @@ def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -
         raise SettingError(f"seed={seed} should be between 0 and 2^32 - 1")
 
 
+def _needs() -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """A choice of the objective, and the choices of another setting that it allows, by all noises."""
+    by_chance = tuple(name for name, noise in NOISES.items() if noise.by_chance)
+    infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
+    return [
+        *[("targets", name, "noise", by_chance) for name in IN_PLACE],
+        *[("targets", name, "inputs", ONE_FOR_ONE) for name in IN_PLACE],
+        *[("noise", name, "inputs", ("span-masks",)) for name in infilled],
+        ("inputs", "span-masks", "noise", infilled),
+        ("sentences", "permuted", "targets", ("everything",)),
+        ("pairs", "next-sentence", "targets", IN_PLACE),
+        ("pairs", "sentence-order", "targets", IN_PLACE),
+    ]
+
+
 def check_objective(objective: Objective, architecture: str, vocabulary: Vocabulary) -> None:
     """The choices within an objective, and its fit with architecture and vocabulary."""
-    for field, value, other, allowed in NEEDS:
+    for field, value, other, allowed in _needs():
         chosen = getattr(objective, other)
         if getattr(objective, field) == value and chosen not in allowed:
             due = f"should be {' or '.join(map(repr, allowed))} with objective.{field}={value!r}"

@@ -222,7 +222,7 @@ def _poisson(mean: float) -> np.ndarray:
     return np.cumsum(np.exp(count * math.log(mean) - mean - [math.lgamma(k + 1) for k in count]))[:-1]
 
 
-NOISES: dict[NoiseName, Noise] = {
+NOISES: dict[str, Noise] = {
     "iid": Noise(lambda amount, text: text.u[:, 0] < amount.rate),
     "whole-words": Noise(_whole_words, on_words=True),
     "spans": Noise(_spans, counts=span_counts),

@@ -318,7 +318,7 @@ _TABLE = (
     *COPY,
     *REVERSE,
 )
-TASKS: Mapping[str, Task] = {task.name: task for task in _TABLE}
+TASKS: dict[str, Task] = {task.name: task for task in _TABLE}
 
 
 def find_task(name: str) -> Task:

@@ -25,7 +25,7 @@ import functools
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -42,13 +42,13 @@ PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # of a column in a template, or a
 DeclaredSplit = Literal["train", "validation", "report"]
 LongTargets = Literal["stop", "cut"]
 
-LABEL_METRICS: Mapping[str, Any] = {  # of the number of labels
+LABEL_METRICS: dict[str, Any] = {  # of the number of labels
     "accuracy": lambda count: metrics.accuracy,
     "f1": lambda count: metrics.binary_f1,
     "macro_f1": metrics.macro_f1,
     "matthews": lambda count: metrics.matthews,
 }
-TEXT_METRICS: Mapping[str, metrics.Metric] = {
+TEXT_METRICS: dict[str, metrics.Metric] = {
     "exact_match": metrics.accuracy,
     "f1": lambda targets, texts: metrics.answer_f1([[target] for target in targets], texts),
     "word_accuracy": metrics.word_accuracy,

@@ -137,6 +137,6 @@ _TASKS = (
     ),
 )
 
-LABELLED: Mapping[str, LabelledTask] = {task.name: task for task in _TASKS}
+LABELLED: dict[str, LabelledTask] = {task.name: task for task in _TASKS}
 
 copyreg.pickle(LabelledTask, lambda task: (find_labelled, (task.handle,)))

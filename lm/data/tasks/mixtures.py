@@ -31,8 +31,15 @@ class Mixture:
         return [task for task in self if task.validation]
 
 
+def alone() -> dict[str, Mixture]:
+    """A mixture of each task that can be fine-tuned on alone, by its name."""
+    return {
+        name: Mixture((name,), task.targets_length) for name, task in TASKS.items() if task.targets_length
+    }
+
+
 SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "super_glue_rte", "wic", "wsc", "dpr")
-MIXTURES: Mapping[str, Mixture] = {
+MIXTURES: dict[str, Mixture] = {
     # the paper's (Raffel et al. 2020, section 2.3), with the lengths of the released code; all else is alone
     "glue": Mixture(("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"), 84),
     "super_glue": Mixture(SUPER_GLUE, 62),
@@ -47,7 +54,7 @@ MIXTURES: Mapping[str, Mixture] = {
     "glue_small": Mixture(("cola", "sst2", "mrpc", "stsb", "qnli", "rte"), 16),
     "super_glue_small": Mixture(("boolq", "cb", "copa", "super_glue_rte", "wic", "wsc"), 16),
     "squad_small": Mixture(("squad",), 32),
-    **{name: Mixture((name,), task.targets_length) for name, task in TASKS.items() if task.targets_length},
+    **alone(),
 }
 
 

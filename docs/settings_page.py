@@ -1,0 +1,75 @@
+"""A hook of mkdocs: the page of all settings, made from their dataclasses whenever the site is built."""
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from experiments.cli.usage.options import KINDS, Taken, options_of
+from experiments.console import plain
+from experiments.study.experiment import Experiment
+from experiments.study.registry import BASELINE_ROW, build
+from lm.settings import comments, leaves
+
+PAGE = "reference/settings.md"
+SCALES = ("nano", "base")
+HEAD = f"""# Settings
+
+Every setting that `lm run ROW --SETTING VALUE` takes, a row of a table may change, and `lm show ROW` prints.
+The values are those of `{BASELINE_ROW}` at the scales `nano` and `base` (the paper's setup).
+`lm diff ROW` shows what another row changes.
+"""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs with all files of the site."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, PAGE, content=settings_page()))
+    return files
+
+
+def settings_page() -> str:
+    """The page, in Markdown: a table for each group of settings."""
+    values = [dict(leaves(build(BASELINE_ROW, scale))) for scale in SCALES]
+    taken = {each.name: each for each in options_of(Experiment)}
+    meanings, groups = comments(Experiment), dict[str, list[str]]()
+    for name in values[0]:
+        groups.setdefault(name.rpartition(".")[0], []).append(name)
+    about = dict(_groups(Experiment, ""))
+    parts = [HEAD]
+    for group, names in groups.items():
+        heads = ["setting", "takes", *(f"`{scale}`" for scale in SCALES), "meaning [unit]"]
+        lines = [f"## {group or 'Others'}", "", about.get(group, ""), ""] if group else ["## Others", ""]
+        lines += [f"| {' | '.join(heads)} |", "|:---" * len(heads) + "|"]
+        for name in names:
+            cells = [f"`{name}`", _takes(taken[name]), *(f"`{shown(each[name])}`" for each in values)]
+            lines.append(f"| {' | '.join([*cells, plain(meanings.get(name, ''))])} |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _groups(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
+    """The first paragraph on each group of settings, by its path."""
+    for name, kind in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(kind):
+            yield prefix + name, (inspect.getdoc(kind) or "").partition("\n\n")[0]
+            yield from _groups(kind, f"{prefix}{name}.")
+
+
+def _takes(each: Taken) -> str:
+    """The kind of its values, or all of them."""
+    words = {"N": "whole number", "X": "number", "TEXT": "text", "VALUE": "on or off"}
+    kind = ", ".join(f"`{choice}`" for choice in each.choices) or words[KINDS.get(each.scalar, "VALUE")]
+    may_lack = " or none" if each.kind is not each.scalar and not each.several else ""
+    return f"{kind}, several" if each.several else kind + may_lack
+
+
+def shown(value: Any) -> str:
+    """As it is written on the command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value) or '""'
