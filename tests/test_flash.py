@@ -19,6 +19,7 @@ from lm.nn.config import ModelConfig
 from lm.nn.kernels import implementation
 from lm.nn.transformer import Transformer
 from lm.ops.attention import Softmax, cudnn_attention, dot_product_attention
+from lm.ops.flash import rows
 from lm.ops.flash.grid import BACKENDS
 from lm.ops.flash.kernel import Flash
 from lm.ops.masks import Mask, Rule, key_segments
@@ -87,9 +88,10 @@ def results(call, mask, bias, dtype="float32", keep=None, value_width=WIDTH):
 
 def assert_equal_to_explicit_scores(backend, mask, bias, dtype="float32", keep=None, atol=2e-5, **new):
     expected = results(dot_product_attention, mask, bias, dtype, keep, **new)
+    call = backend if callable(backend) else Flash(backend)
     for name, one, other in zip(
         ("out", "query", "key", "value", "table"),
-        results(Flash(backend), mask, bias, dtype, keep, **new),
+        results(call, mask, bias, dtype, keep, **new),
         expected,
         strict=True,
     ):
@@ -118,6 +120,30 @@ def test_flash_is_explicit_scores_on_either_kind_of_device(platform, mask, bias)
 def test_dropped_keys_and_low_precision_are_those_of_explicit_scores_and_a_gpu_s_loop_is_a_tpu_s_grid():
     keep = jax.random.bernoulli(jax.random.key(5), 0.5, (ROWS, HEADS, 1, KEYS)) * 2.0
     assert_equal_to_explicit_scores(INTERPRETED["gpu"], "segments", "both-ways", "bfloat16", keep, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "mask", "bias", "dtype", "atol"),  # one, two or four heads of 8 features to a register
+    [
+        (16, "causal", "back", "float32", 2e-5),
+        (8, "segments", "both-ways", "float32", 2e-5),
+        (16, "positions", "none", "bfloat16", 2e-2),
+        *(pytest.param(32, *case, "float32", 2e-5, marks=pytest.mark.slow) for case in ALL),
+    ],
+)
+def test_whole_rows_at_once_are_explicit_scores_and_so_are_their_gradients(
+    monkeypatch, lanes, mask, bias, dtype, atol
+):
+    monkeypatch.setattr(rows, "LANES", lanes)
+    keep = jax.random.bernoulli(jax.random.key(5), 0.5, (ROWS, HEADS, 1, KEYS)) * 2.0
+    assert_equal_to_explicit_scores(rows.WholeRows(interpret=True), mask, bias, dtype, keep, atol)
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "together"), [(12, 64, 2), (32, 128, 1), (3, 64, 0), (8, 80, 0), (2, 256, 1)]
+)
+def test_heads_lie_side_by_side_where_they_fill_registers(heads, width, together):
+    assert rows.side_by_side(heads, width) == together
 
 
 TINY = ModelConfig(
@@ -161,6 +187,17 @@ def gradients(attention, sizes):
 def test_a_model_is_the_same_by_flash_on_devices_that_share_out_rows_queries_and_heads():
     spread = gradients("flash", {"data": 2, "sequence": 2, "tensor": 2})
     for one, other in zip(*map(jax.tree.leaves, (spread, gradients("xla", {"data": 1}))), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4 * max(1.0, np.abs(other).max()))
+
+
+def test_a_model_is_the_same_by_whole_rows_on_devices_that_share_out_rows_and_heads(monkeypatch):
+    expected = gradients("xla", {"data": 1})
+    monkeypatch.setattr(rows, "LANES", 8)
+    for module in ("kernels", "view"):
+        monkeypatch.setattr(f"lm.nn.{module}.implementation", lambda *_: "rows")
+    for one, other in zip(
+        *map(jax.tree.leaves, (gradients("auto", {"fsdp": 2, "tensor": 2}), expected)), strict=True
+    ):
         np.testing.assert_allclose(one, other, atol=1e-4 * max(1.0, np.abs(other).max()))
 
 
@@ -258,6 +295,7 @@ def test_flash_is_explicit_scores_on_a_gpu_and_cudnn_too(mask, bias):
     ("platform", "length", "mask", "bias", "expected"),
     [
         ("cpu", 8192, "causal", "none", "xla"),
+        ("tpu", 512, "segments", "both-ways", "rows"),
         ("tpu", 1024, "causal", "none", "xla"),
         ("tpu", 1025, "segments", "both-ways", "flash"),
         ("tpu", 1, "all", "none", "xla"),

@@ -23,7 +23,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from lm.data.objectives import Lengths
 from lm.nn.config import ModelConfig
-from lm.settings import SettingError, changes
+from lm.settings import SettingError, change, changes
 from lm.train.config import OPTIMIZERS, OptimizerConfig
 from lm.train.throughput import PEAK
 
@@ -46,6 +46,7 @@ PROGRAM = """HloModule step, is_scheduled=true
   %fusion.1 = f32[8]{0} fusion(%b), kind=kLoop, calls=%piece, backend_config={"estimated_cycles":"100"}
   %fusion.2 = f32[8]{0} fusion(%b), kind=kLoop, calls=%piece, backend_config={"estimated_cycles":"10"}
   %kernel.1 = f32[8]{0} custom-call(%b), custom_call_target="tpu_custom_call"
+  %kernel.2 = f32[8]{0} custom-call(%b), custom_call_target="tpu_custom_call", backend_config={COST}
 }
 
 %condition (c: (s32[], f32[8])) -> pred[] {
@@ -62,12 +63,14 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 
 
 def program(groups="{{0,2},{1,3}}"):
-    return read_program(PROGRAM.replace("GROUPS", groups), MESH)
+    cost = '"custom_call_config":{"body":"","cost_estimate":{"flops":"1000","transcendentals":"7"}}'
+    return read_program(PROGRAM.replace("GROUPS", groups).replace("COST", cost), MESH)
 
 
 def test_a_loop_counts_its_body_as_often_as_it_runs_and_a_collective_in_pieces_counts_once():
     found = program()
-    assert (found.cycles, found.kernels) == (12 * 110 + 1, 12)
+    # a kernel that states its cost, and one that does not
+    assert (found.cycles, found.kernels, found.kernel_flops) == (12 * 110 + 1, 12, 12_000)
     assert [(one.kind, one.times, one.bytes) for one in sorted(found.collectives)] == [
         ("all-gather", 12, 2 * 2**20 / 2),  # half of bfloat16 [1024, 1024]
         ("all-reduce", 1, 4 * 1024),  # a half there, a half back
@@ -169,6 +172,8 @@ def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps
     assert made.utilization == pytest.approx(step.flops(128, step.lengths) / (16 * 197e12 * 0.1))
     short = changes(step.experiment, {"finetuning.steps": 0, "pretraining.steps": 36_000})
     assert estimate(replace(step, experiment=short), COMPILED).chip_hours == pytest.approx((16, 0))
+    with_kernels = replace(COMPILED, kernel_flops=197e12 / 100)  # a hundredth of a second at the peak
+    assert estimate(step, with_kernels).bounds["compiler"] == pytest.approx(0.1 + 0.015)
     sent = replace(COMPILED, collectives=(("all-gather", ("fsdp",), 16, 10, 4e9),))
     assert estimate(step, sent).bounds["network"] == pytest.approx(10 * 4e9 / 100e9)
 
@@ -379,3 +384,20 @@ def test_published_sizes_stay_below_the_figures_and_gather_nothing_that_need_not
     assert (found.failed, found.over, found.lost, found.unexpected) == ("", 0, 0, [])
     assert found.arguments / 2**30 <= arguments
     assert found.temporaries / 2**30 <= temporaries
+
+
+# size (none: the study's), slice, mesh, rematerialisation, estimated use of the chips at least
+USES = [
+    ("", "v5e:4x4", "fsdp=16", "none", 0.38),
+]
+
+
+@pytest.mark.slow
+@libtpu
+@pytest.mark.parametrize(("size", "slice_", "mesh", "remat", "least"), USES)
+def test_the_estimated_use_of_the_chips_stays_above_the_figures(size, slice_, mesh, remat, least, tmp_path):
+    experiment = change(plans.row_of(ROW, "base", size, mesh), "model.remat", remat)
+    step = planned_step(experiment, find_slice(slice_))
+    found = compile_step(step, tmp_path, print)
+    assert (found.failed, found.over, found.kernels, found.lost, found.unexpected) == ("", 0, 0, 0, [])
+    assert estimate(step, found).utilization >= least

@@ -232,7 +232,7 @@ def _remarks(plan: Plan) -> list[str]:
         over = " x ".join(axes)
         lines.append(f"gathers {max(elements):,} elements over {over}, {times} times a step: {source}")
     if kernels := compiled.kernels:
-        lines.append(f"{kernels} calls of attention's kernel a step, whose time the compiler does not count")
+        lines.append(f"{kernels} calls of attention's kernel a step, whose time is not counted")
     if lost := compiled.lost:
         lines.append(f"{lost} tensors are made whole on every device, as there is no way to reshard them")
     if not plan.fits and not compiled.failed:

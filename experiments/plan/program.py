@@ -42,20 +42,24 @@ class Collective(NamedTuple):
 class Program(NamedTuple):
     cycles: int  # of a step, as the compiler estimates them, without collectives
     collectives: list[Collective]
-    kernels: int  # calls of hand-written kernels, for which the compiler estimates no cycles
+    kernels: int  # calls of hand-written kernels of unknown cost: the compiler estimates no cycles for any
+    kernel_flops: int  # of the others, by their own account
 
 
 def read_program(text: str, mesh: Mapping[str, int]) -> Program:
     """The program compiled for mesh ``{axis: size}``; loops count from 0, as the compiler's do."""
     computations, entry = _computations(text)
-    cycles, kernels = 0, 0
+    cycles, kernels, kernel_flops = 0, 0, 0
     collectives: dict[str, Collective] = {}
     todo = [(entry, 1)]
     while todo:
         name, times = todo.pop()
         for instruction in computations[name]:
             cycles += times * sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', instruction.rest)))
-            kernels += times * ('custom_call_target="tpu_custom_call"' in instruction.rest)
+            if 'custom_call_target="tpu_custom_call"' in instruction.rest:
+                cost = re.search(r'"cost_estimate":\{"flops":"(\d+)"', instruction.rest)
+                kernels += times * (cost is None)
+                kernel_flops += times * int(cost[1]) if cost else 0
             called = _called(instruction, computations)
             if instruction.opcode == "while":
                 todo.append((_name("body", instruction), times * _trips(instruction, computations)))
@@ -70,7 +74,7 @@ def read_program(text: str, mesh: Mapping[str, int]) -> Program:
                         key = channel[1] if channel else f"number {len(collectives)}"
                         parts = (collectives.get(key, collective), collective)
                         collectives[key] = min(parts, key=lambda part: part.times)
-    return Program(cycles, list(collectives.values()), kernels)
+    return Program(cycles, list(collectives.values()), kernels, kernel_flops)
 
 
 def unexpected_gathers(

@@ -55,7 +55,8 @@ class Compiled:
     code: int = 0
     over: float = 0.0  # memory that a step needs which does not fit
     cycles: int = 0
-    kernels: int = 0  # that run in a step without being in its cycles
+    kernels: int = 0  # that run in a step and whose time is unknown
+    kernel_flops: int = 0  # of all other kernels, which are not in the cycles either
     collectives: tuple[tuple, ...] = ()  # (kind, mesh axes, devices, times a step, bytes each time)
     unexpected: tuple[tuple, ...] = ()  # gathers: (elements, mesh axes, times, source)
     lost: int = 0  # tensors that the partitioner makes whole on every device

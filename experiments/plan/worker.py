@@ -68,6 +68,7 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
         code=memory.generated_code_size_in_bytes,
         cycles=program.cycles,
         kernels=program.kernels,
+        kernel_flops=program.kernel_flops,
         collectives=tuple(collective[:5] for collective in program.collectives),
         unexpected=tuple((x.elements, x.axes, x.times, x.source) for x in gathers),
     )

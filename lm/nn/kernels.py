@@ -14,8 +14,9 @@ from lm.nn.config import ModelConfig
 from lm.ops.attention import SCORE_SCALES, Softmax, cudnn_attention, dot_product_attention
 from lm.ops.flash.grid import BACKENDS
 from lm.ops.flash.kernel import Flash
+from lm.ops.flash.rows import MOST_SCORES, WholeRows, side_by_side
 from lm.ops.masks import CAUSAL, AnyMask, Mask
-from lm.ops.positions import AnyBias, Bias
+from lm.ops.positions import AnyBias
 from lm.settings import SettingError
 from lm.sharding import ACTIVATION_AXES
 
@@ -26,8 +27,12 @@ Kernel = Callable[[Array | None], Any]  # the first query's place -> a function 
 
 def implementation(
     config: ModelConfig, length: int, key_length: int, mask: AnyMask, bias: AnyBias
-) -> Literal["xla", "cudnn", "flash"]:
-    """What computes the attention of ``length`` queries to ``key_length`` keys on this program's devices."""
+) -> Literal["xla", "cudnn", "flash", "rows"]:
+    """What computes the attention of ``length`` queries to ``key_length`` keys on this program's devices.
+
+    "xla" takes masks and biases that are laid out, "flash" such that are not, "rows" the mask of the one kind
+    and the bias of the other.
+    """
     platform, chosen, mesh = _platform(), config.attention, jax.sharding.get_abstract_mesh()
     spread = mesh.shape.get(ACTIVATION_AXES["length"], 1) > 1
     if chosen == "cudnn" and (platform != "gpu" or spread):
@@ -35,8 +40,11 @@ def implementation(
         raise SettingError(f"model.attention='cudnn' is not available {where}: choose 'auto'")
     if chosen == "cudnn" and length > 1:
         return chosen
-    laid_out = any(x is not None and not isinstance(x, Mask | Bias) for x in (mask, bias))
-    if length == 1 or laid_out or isinstance(mask, Mask) and mask.rule.random:
+    if length == 1 or isinstance(mask, Array) or isinstance(mask, Mask) and mask.rule.random:
+        return "xla"
+    if chosen == "auto" and platform == "tpu" and not spread and fit_rows(config, length * key_length):
+        return "rows"
+    if isinstance(bias, Array):
         return "xla"
     if chosen != "auto":
         return chosen
@@ -46,6 +54,14 @@ def implementation(
     plain = plain and config.value_width == config.d_kv
     fits_cudnn = platform == "gpu" and plain and not spread and config.d_kv in range(8, 129, 8)
     return "cudnn" if fits_cudnn else "flash"
+
+
+def fit_rows(config: ModelConfig, scores: int) -> bool:
+    """Whether ``WholeRows`` takes so many scores of a head, and the heads that a device has."""
+    heads = config.num_heads // jax.sharding.get_abstract_mesh().shape.get(ACTIVATION_AXES["heads"], 1)
+    return (
+        scores <= MOST_SCORES and config.value_width == config.d_kv and side_by_side(heads, config.d_kv) > 0
+    )
 
 
 def _platform() -> str:
@@ -65,6 +81,7 @@ def attend(
     kernels: dict[str, Kernel] = {
         "cudnn": lambda offset: cudnn_attention,
         "flash": lambda offset: Flash(BACKENDS[_platform()], offset),
+        "rows": lambda offset: WholeRows(interpret=_platform() != "tpu"),
     }
     return _sharded(kernels[chosen], query, seen, mask, bias, softmax)
 
@@ -92,7 +109,10 @@ def _sharded(kernel: Kernel, query: Array, seen: KeyValue, mask: Any, bias: Any,
     if mask is not None:
         query_numbers = jax.tree.map(numbers(length), mask.query)
         masks = replace(mask, query=query_numbers, key=jax.tree.map(numbers(None), mask.key))
-    biases = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads), bias)
+    if isinstance(bias, Array):
+        biases = PartitionSpec(None, heads)
+    else:
+        biases = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads), bias)
     keeps = None if softmax.keep is None else PartitionSpec(batch, heads)
 
     def part(query, key, value, mask, bias, keep):

@@ -63,19 +63,20 @@ def full_view(
     def mask_of(window):
         return _mask(_rule(config, causal, window, length), numbers, slots)
 
-    explicit = implementation(config, length, slots, mask_of(sparsity.window), None) == "xla"
+    chosen = implementation(config, length, slots, mask_of(sparsity.window), None)
 
-    def lay_out(x):
-        """A mask or a bias as an array, made once for the whole stack if attention has explicit scores."""
-        return x.dense(length, slots) if explicit and x is not None else x
+    def lay_out(x, *takers):
+        """A mask or a bias as an array, made once for the whole stack, for what takes such in attention."""
+        return x.dense(length, slots) if chosen in takers and x is not None else x
 
+    both_ways = not decodes or config.sees_ahead
     return View(
-        **_masks(config, lambda window: lay_out(mask_of(window))),
-        **_biases(config, relative, not decodes or config.sees_ahead, lay_out),
+        **_masks(config, lambda window: lay_out(mask_of(window), "xla")),
+        **_biases(config, relative, both_ways, lambda bias: lay_out(bias, "xla", "rows")),
         positions=positions,
         segments=segments,
         everywhere=everywhere if sparsity.projections == "separate" else None,
-        everything=lay_out(everything),
+        everything=lay_out(everything, "xla"),
     )
 
 
