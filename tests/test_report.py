@@ -453,3 +453,13 @@ def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(
     assert "has the settings of t5/6-corruption-rate/50, under which it is not counted" in said
     assert REGISTRY == known
     assert dispatch([*command, "--model.d_ff", "64"]) == 2
+
+
+def test_runs_with_settings_given_by_hand_are_found_under_the_names_of_an_earlier_release(tmp_path):
+    finish(tmp_path, NAMES[0], 0, 40.0)
+    finish(tmp_path, NAMES[0], 0, 50.0, **{"tuning.branches": (0.5, 1.0)})
+    (folder,) = (path.parent for path in tmp_path.glob("nano/**/*branches*/seed-0"))
+    folder.rename(folder.with_name(folder.name.partition(",")[0] + ",tuning.branches=(0.5, 1.0)"))
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]) == 0
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
+    assert re.search(r"branches=\(0\.5, 1\.0\)[ ≠]*\| 50\.", text)
