@@ -53,6 +53,45 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
 
 
+LATEX = {  # what LaTeX writes otherwise, with its own packages alone
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≠": r"$\neq$",
+    "→": r"$\to$",
+    "↓": r"$\downarrow$",
+    "▲": r"$\bigtriangleup$",
+    "▼": r"$\bigtriangledown$",
+    "–": "--",
+    "\N{NO-BREAK SPACE}": "~",
+}
+
+
+def latex(title: str, sheet: Sheet) -> str:
+    """The sheet as a table of LaTeX."""
+    kinds = "".join("l" if head in TEXTS else "r" for head in sheet)
+    lines = [" & ".join(map(_latex_cell, cells)) for cells in zip(*sheet.values(), strict=True)]
+    heads = " & ".join(map(_latex_text, sheet))
+    body = "\n".join(rf"{line} \\" for line in lines)
+    rule = r"\hline"
+    return (
+        rf"\begin{{table}}\centering\caption{{{_latex_text(title)}}}" + "\n"
+        rf"\begin{{tabular}}{{{kinds}}}{rule}" + f"\n{heads} \\\\ {rule}\n{body} {rule}\n"
+        r"\end{tabular}\end{table}" + "\n"
+    )
+
+
+def _latex_cell(cell: Cell) -> str:
+    return rf"\textbf{{{_latex_text(cell.text)}}}" if cell.best else _latex_text(cell.text)
+
+
+def _latex_text(text: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in text)
+
+
 def print_line(text: str) -> None:
     """Print a line as it is: nothing in it is markup, and nothing is cut or wrapped."""
     CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -72,8 +111,9 @@ def show_sheet(title: str, sheet: Sheet) -> None:
         if len(parts[-1]) > 1 and _sheet_width(parts[-1] | {head: cells}) > CONSOLE.width:
             parts.append({first: names})
         parts[-1][head] = cells
-    for number, part in enumerate(parts):
-        CONSOLE.print(_grid("" if number else title, part))
+    for number, part in enumerate(parts, 1):
+        place = f" (columns: part {number} of {len(parts)})" * (len(parts) > 1)
+        CONSOLE.print(_grid((title if number == 1 else "") + place, part))
 
 
 def _sheet_width(sheet: Sheet) -> int:

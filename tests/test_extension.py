@@ -227,5 +227,5 @@ def test_workers_of_a_sweep_and_of_data_have_what_a_module_adds(tmp_path):
     for pattern in ("hidden", "mixing"):
         done = lm(tmp_path, "sweep", pattern, *settings, "--jobs", "2", LM_STUDY=studies)
         assert done.returncode == 0, done.stderr + done.stdout
-    (record,) = tmp_path.glob("runs/pico/hidden/even*/seed-0/**/origin.json")
-    assert "--study my_objectives.py" in record.read_text()
+    records = [file.read_text() for file in tmp_path.glob("runs/pico/**/origin.json")]
+    assert records and all("--study my_objectives.py" in record for record in records)

@@ -1,5 +1,6 @@
 """The notebook's way in: the example of docs/notebook.md as it stands, and what is refused."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from lm.notebook import PairTraining, load_model, make_model, text_model, train_
 from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
 
-DOCS = (Path(__file__).parents[1] / "docs" / "notebook.md").read_text("utf-8")
+ROOT = Path(__file__).parents[1]
+DOCS = (ROOT / "docs" / "notebook.md").read_text("utf-8")
 GOLDEN = Path(__file__).parent / "golden"
 FAST = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.01)
 SMALL = ModelConfig(vocab_size=384, num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, d_kv=4)
@@ -58,3 +60,24 @@ def test_what_cannot_be_trained_is_refused():
 def test_a_published_folder_without_a_tokenizer_is_refused():
     with pytest.raises(SettingError, match="has no tokenizer"):
         load_model(Path(__file__).parent / "golden" / "gpt2")
+
+
+def test_the_cells_of_the_notebook_install_and_then_do_what_the_docs_do():
+    """Its code is the one that the first test here runs."""
+    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text("utf-8"))
+    install, train, ask = (c for c in notebook["cells"] if c["cell_type"] == "code")
+    assert install["source"][-1] == "%pip install --quiet {SOURCE}"
+    assert not any(cell["outputs"] for cell in (install, train, ask))
+    code = "".join([*train["source"][1:], "\n", *ask["source"][1:], "\n"])
+    assert code == re.search(r"```python\n(.*?)```", DOCS, re.DOTALL)[1]
+
+
+@pytest.mark.slow
+def test_a_notebook_server_runs_the_notebook(tmp_path):
+    """With what a hosted machine runs it by, where that is installed: nbclient and ipykernel."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
+    install = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    install.source = install.source.replace("%pip install --quiet {SOURCE}", "")  # it is installed here
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert notebook.cells[-1].outputs[0].text.splitlines()[-1] == "['black']"

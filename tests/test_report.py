@@ -18,6 +18,7 @@ from experiments import console
 from experiments.__main__ import dispatch
 from experiments.cli import show as commands
 from experiments.console import Cell
+from experiments.processes import progress
 from experiments.report import plots, report
 from experiments.report.page import samples
 from experiments.report.results import curves, results
@@ -463,3 +464,39 @@ def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(
     assert "has the settings of t5/6-corruption-rate/50, under which it is not counted" in said
     assert REGISTRY == known
     assert dispatch([*command, "--model.d_ff", "64"]) == 2
+
+
+def test_runs_with_settings_given_by_hand_are_found_under_the_names_of_an_earlier_release(tmp_path):
+    finish(tmp_path, NAMES[0], 0, 40.0)
+    finish(tmp_path, NAMES[0], 0, 50.0, **{"tuning.branches": (0.5, 1.0)})
+    (folder,) = (path.parent for path in tmp_path.glob("nano/**/*branches*/seed-0"))
+    folder.rename(folder.with_name(folder.name.partition(",")[0] + ",tuning.branches=(0.5, 1.0)"))
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]) == 0
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
+    assert re.search(r"branches=\(0\.5, 1\.0\)[ ≠]*\| 50\.", text)
+
+
+def test_every_column_that_the_terminal_shows_is_in_the_tables_of_latex(tmp_path, capsys):
+    for seed in (0, 1):
+        finish(tmp_path, NAMES[0], seed, 40.0 + seed)
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--latex"]) == 0
+    said = capsys.readouterr().out
+    assert "± deviation over seeds" in said and "report.tex" in said
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.tex").read_text()
+    assert r"10\% & 40.50~$\pm$~0.71 & \textbf{80.38} & 2 & " in text
+    heads, rows = text.split("\n")[2:4]
+    assert heads.startswith("row & SQuAD & paper's SQuAD & seeds & ")
+    assert heads.count("&") == rows.count("&") == text.partition("{tabular}{")[2].index("}") - 1
+    assert re.fullmatch(r"[\x00-\x7f]*", text), "LaTeX has these signs by their names"
+
+
+def test_nobody_is_told_a_time_left_before_there_is_one():
+    with progress.reporting(10) as reporter:
+        (task,) = reporter._bar.tasks
+        reporter.start("pre-training", "preparing data, compiling")
+        assert (task.fields["left"], task.fields["detail"]) == ("", "preparing data, compiling")
+        reporter.advance(1, "loss 3.2")
+        assert task.fields["left"] == ""
+        reporter.began(1.0)
+        reporter.advance(1, "loss 3.1")
+        assert task.fields["left"].startswith("ETA ") and task.fields["detail"] == "loss 3.1"

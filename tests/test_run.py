@@ -16,7 +16,7 @@ from experiments.cli.models import count_written, generate, show_examples
 from experiments.cli.one_run import Options, RowRun
 from experiments.cli.train import train_one, train_rows
 from experiments.processes.progress import reporting
-from experiments.report.ending import ending
+from experiments.report.ending import chance_of, ending
 from experiments.runs.recipes import start_from, steps_of
 from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.run import check, run
@@ -334,6 +334,24 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
     commands = lines[lines.index("Try:") + 1 :]
     assert len(commands) == 3 and all(line.startswith("  lm ") for line in commands)
     assert commands[2] == "  lm report t5/6-corruption-rate"
+
+
+@pytest.mark.parametrize(
+    ("task", "measure", "chance"),
+    [
+        ("acceptability", "bits_above_chance", 0.0),
+        ("restore", "bits_per_byte", 8.0),
+        ("follows", "score", 50.0),
+        ("mnli", "score", 100 / 3),
+        ("cola", "score", 0.0),
+        ("stsb", "score", 0.0),
+        ("squad", "score", None),
+        ("gone", "score", None),
+    ],
+)
+def test_a_score_is_told_beside_what_guessing_comes_to(task, measure, chance):
+    known = 0.0 if measure == "bits_above_chance" else None
+    assert chance_of(task, {"measure": measure, "chance": known}) == chance
 
 
 def test_an_unwritable_folder_is_refused(runs, tmp_path):

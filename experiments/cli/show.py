@@ -172,6 +172,7 @@ class ReportOptions(StartOption):
     watch: bool = False  # write it again whenever a run makes progress, until interrupted
     # show runs with settings given by hand too, each combination as a row beside its own
     variants: bool = False
+    latex: bool = False  # write its tables as report.tex too
 
 
 def report_command(arguments: Sequence[str]) -> None:
@@ -209,8 +210,9 @@ def report_command(arguments: Sequence[str]) -> None:
             if options.watch:
                 report.watch(wanted, scale, runs, overrides=changes)
             else:
-                report.print_report(
-                    wanted, scale, runs, changes, shlex.join(["lm", *study_words(), "report", *arguments])
-                )
+                said = shlex.join(["lm", *study_words(), "report", *arguments])
+                written = report.print_report(wanted, scale, runs, changes, said)
+                if options.latex:
+                    print_line(f"LaTeX: {report.write_latex(written)}")
 
     parse(report, "lm report", arguments)

@@ -46,13 +46,13 @@ class Reporter:
 
     def __init__(self, console: Console, bar: Progress, total: int):
         self.console, self._bar = console, bar
-        self._task = bar.add_task("starting", total=total, detail="", left="-")
+        self._task = bar.add_task("starting", total=total, detail="", left="")
         self._since: float | None = None  # when the first step was done
         self._done = 0  # steps since
 
-    def start(self, phase: str) -> None:
-        """Name what is being done now."""
-        self._bar.update(self._task, description=phase, detail="")
+    def start(self, phase: str, detail: str = "") -> None:
+        """Name what is being done now, and with ``detail`` what comes before its first step."""
+        self._bar.update(self._task, description=phase, detail=detail)
         if not self.console.is_terminal:
             self.console.print(phase)
 
@@ -74,7 +74,7 @@ class Reporter:
             task = next(task for task in self._bar.tasks if task.id == self._task)
             seconds_per_step = (time.monotonic() - self._since) / self._done
             remaining = max(task.remaining or 0, 0)
-            self._bar.update(self._task, left=duration(seconds_per_step * remaining))
+            self._bar.update(self._task, left=f"ETA {duration(seconds_per_step * remaining)}")
 
     def say(self, line: str) -> None:
         """A line that stays."""
@@ -93,8 +93,8 @@ class JobReporter(Reporter):
         self._whole, self._name = whole, name
         self._bar.update(self._task, description=name)
 
-    def start(self, phase: str) -> None:
-        super().start(f"{self._name}: {phase}")
+    def start(self, phase: str, detail: str = "") -> None:
+        super().start(f"{self._name}: {phase}", detail)
 
     def began(self, compiling: float) -> None:
         self._whole.began(compiling)
@@ -132,7 +132,7 @@ def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
     """A Reporter over ``total`` steps, whose bar ends with the block; ``quiet``: another process shows it."""
     console = Console(stderr=False, quiet=quiet)
     progress = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn())
-    times = (TimeElapsedColumn(), TextColumn("ETA {task.fields[left]}"), TextColumn("{task.fields[detail]}"))
+    times = (TimeElapsedColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.fields[detail]}"))
     with Progress(*progress, *times, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield Reporter(console, bar, total)
 

@@ -1,16 +1,23 @@
 """The end of a finished run: what it came to, and what a reader wants to see and do next."""
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from math import exp
 from pathlib import Path
+from typing import Any
 
 from experiments.runs.result import Result, read_result
 from experiments.study.experiment import Experiment
+from experiments.study.own import study_words
 from experiments.study.registry import REGISTRY
+from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.labelled import LABELLED
 from lm.files import write
 
 CURVES = "curves.png"  # in the folder of a run
+UNIFORM_BYTE = 8.0  # of 256 bytes [bits]
+CORRELATIONS = {"matthews", "pearson", "spearman"}  # which guessing leaves at 0
 LARGEST_EXPONENT = 700.0  # e to the power of more is no number
 
 
@@ -21,8 +28,9 @@ def ending(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
         return
     yield from losses(result, experiment)
     for task, best in result.tasks.items():
-        chance = "" if best.get("chance") is None else f" (chance: {best['chance']:g})"
-        yield f"{task}: {best['measure'].replace('_', ' ')} {best['score']:.2f}{chance}"
+        chance = chance_of(task, best)
+        beside = "" if chance is None else f" (chance: {chance:.3g})"
+        yield f"{task}: {best['measure'].replace('_', ' ')} {best['score']:.2f}{beside}"
     yield f"run: {folder}"
     if drawn(name, result):
         yield f"picture: {folder / CURVES}"
@@ -30,11 +38,27 @@ def ending(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
     yield from (f"  {command}" for command in to_try(name, experiment, folder))
 
 
+def chance_of(task: str, best: Mapping[str, Any]) -> float | None:
+    """What guessing comes to in the measure of a task; None where answers are texts of any kind.
+
+    Bits a byte: by bytes drawn uniformly. Accuracy: by a class drawn uniformly; correlations are 0 then.
+    """
+    if best.get("chance") is not None or best["measure"] == "bits_per_byte":
+        return best["chance"] if best.get("chance") is not None else UNIFORM_BYTE
+    known = LABELLED.get(task) or TASKS.get(task)
+    if best["measure"] != "score" or known is None:
+        return None
+    metrics = {name for name in known.metrics if name not in known.beside}
+    if metrics <= CORRELATIONS:
+        return 0.0
+    return 100 / len(known.labels) if known.labels and metrics == {"accuracy"} else None
+
+
 def losses(result: Result, experiment: Experiment) -> Iterator[str]:
     """The loss on held-out text, with what a model would have that does not look at its context."""
     if (loss := result.held_out_loss) is not None:
         whole = f"held-out loss {loss:.3f} nats a token"
-        writes = experiment.model.architecture == "decoder" and loss < LARGEST_EXPONENT
+        writes = experiment.model.has_decoder and loss < LARGEST_EXPONENT
         yield whole + f", perplexity {exp(loss):.1f}" * writes
     if result.content_loss is not None and result.reference_loss is not None:
         yield f"of content tokens {result.content_loss:.3f}; without context {result.reference_loss:.3f}"
@@ -56,12 +80,13 @@ def drawn(name: str, result: Result) -> bool:
 
 def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
     """Three commands that go on from a finished run."""
+    lm = shlex.join(["lm", *study_words()])
     if experiment.counts.model != "none":
-        look = f"lm show {name}"
+        look = f"{lm} show {name}"
     elif experiment.model.has_decoder:
-        look = f"lm generate {folder} --prompt 'The function returns'"
+        look = f"{lm} generate {folder} --prompt 'The function returns'"
     else:
-        look = f"lm fill 'Paris is the [MASK] of France.' --run {folder}"
+        look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
     attends = experiment.counts.model == "none" and experiment.model.mixer == "attention"
-    second = f"lm draw attention {folder} --text 'The function returns'" if attends else f"lm examples {name}"
-    return look, second, f"lm report {REGISTRY[name].table}"
+    picture = f"{lm} draw attention {folder} --text 'The function returns'"
+    return look, picture if attends else f"{lm} examples {name}", f"{lm} report {REGISTRY[name].table}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from experiments.console import Sheet, markdown, print_line, show_sheet
+from experiments.console import Sheet, latex, markdown, print_line, show_sheet
 from experiments.report.columns import FRAMES
 from experiments.report.comparison import FROM_CHANCE, MARGIN, SIGNAL, Evidence, Finished, Verdicts
 from experiments.report.page import REFRESH, Section, details, page
@@ -227,18 +227,40 @@ def _setup(baseline: str, scale: str) -> str:
 
 def print_report(
     tables: list[Table], scale: str, runs: Sequence[str], overrides: Changes | None = None, command: str = ""
-) -> None:
-    """Write the report on tables, and print what a terminal shows of it."""
+) -> Report:
+    """Write the report on tables, print what a terminal shows of it, and return it."""
     report = write_report(tables, scale, runs, overrides=overrides, command=command)
     titles = {table.name: table.title for table in tables}
     for name, sheets in report.sheets.items():
         for about, sheet in sheets.items():
             show_sheet(about or f"{name}: {titles[name]} (scale {scale})", sheet)
+            if signs := legend(sheet) if not about else "":
+                print_line(signs)
         for line in report.notes[name]:
             print_line(line)
     for line in report.left_out:
         print_line(f"not counted: {line}")
     print_line(f"Report: {report.path.parent}/report.md, .html, .csv, results.json")
+    return report
+
+
+def legend(sheet: Sheet) -> str:
+    """What the signs mean that a table of scores has, in a line; empty if it has none."""
+    text = "".join(cell.text for cells in sheet.values() for cell in cells)
+    arrows = "▲ ▼ better, worse than the baseline beyond noise" * any(sign in text for sign in "▲▼")
+    return "; ".join(filter(None, [arrows, "± deviation over seeds" * ("±" in text)]))
+
+
+def write_latex(report: Report) -> Path:
+    """Every table of a report, with all columns that it shows, as tables of LaTeX beside it."""
+    tables = [
+        latex(f"{name}{': ' * bool(about)}{about}", sheet)
+        for name, sheets in report.sheets.items()
+        for about, sheet in sheets.items()
+    ]
+    path = report.path.with_suffix(".tex")
+    write(path, "\n".join(tables))
+    return path
 
 
 def watch(

@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.report.results import Complain, Folders, roots
 from experiments.runs.stages import load_settings
 from experiments.study.experiment import Changes, Row, Table
-from experiments.study.registry import REGISTRY, by_hand, run_folder, twin, with_overrides
+from experiments.study.registry import REGISTRY, by_hand, run_folder, twin
 from lm.settings import SettingError
 
 
@@ -39,8 +39,9 @@ def variants(row: Row, scale: str, runs: Folders, complain: Complain) -> list[Ro
                 complain(str(error))
                 continue
             given = {path: value for path, value in given.items() if path != "seed"}
-            new = variant(row, given)
+            new = variant(row, given, folder.parent.name.removeprefix(plain.name))
             twins = [other.name for other in REGISTRY.values() if other.changes == new.changes]
+            twins += [other for other, x in found.items() if other != new.name and x.changes == new.changes]
             if twins:
                 complain(f"{folder} has the settings of {twins[0]}, under which it is not counted")
             else:
@@ -62,8 +63,10 @@ def homes_of(tables: list[Table]) -> list[Row]:
     return homes + new
 
 
-def variant(row: Row, given: Changes) -> Row:
-    """``row`` with settings given by hand, as a row of its table without scores of the paper."""
-    last = row.name.rpartition("/")[2]
+def variant(row: Row, given: Changes, suffix: str) -> Row:
+    """``row`` with settings given by hand, as a row of its table without scores of the paper.
+
+    ``suffix`` is what its folder is called behind the row's, also by an earlier release.
+    """
     text = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in sorted(given.items()))
-    return Row(f"{row.table}/{with_overrides(last, given)}", f"{row.label}, {text}", row.changes | given, {})
+    return Row(f"{row.name}{suffix}", f"{row.label}, {text}", row.changes | given, {})

@@ -122,7 +122,7 @@ def fit(every: Iterable[Stage], session: Session) -> None:
         titles = {"pretrain": "start of pre-training" if stage.is_start else "pre-training"}
         titles |= {"vectors": "skip-gram", "count": f"counting for {stage.name}"}
         title = titles.get(stage.kind, f"fine-tuning on {stage.group}")
-        session.reporter.start(title)
+        session.reporter.start(title, "" if stage.kind == "count" else "preparing data, compiling")
         with locked(stage.folder, session.reporter):
             is_finished = finished(stage.folder, stage.training.steps)
             agreed(partial(check_origin, stage, session, is_finished))
