@@ -103,6 +103,9 @@ class Chain:
         last = jnp.take_along_axis(batch["decoder_input_tokens"], lengths[:, None] - 1, axis=1)[:, 0]
         return self.step(last, Cache(self.tables[None], jnp.zeros_like(lengths), None, None, size))
 
+    def unstacked(self, cache):
+        return self, replace(cache, carry=tuple(cache.carry))
+
     def step(self, tokens, cache):
         tables = cache.carry[0]
         at = jnp.minimum(cache.length, tables.shape[1] - 1)

@@ -96,7 +96,7 @@ def test_values_have_a_width_of_their_own_in_kernels_and_cache():
     assert kernels == [(4, 16, 16), (4, 16, 8), (4, 16, 12), (4, 24, 16)]
     model = made(replace(BASE, **VALUES["value-width"]))
     held = jax.eval_shape(lambda: model.decoder.empty(3, 5))
-    assert (held.key.shape, held.value.shape) == ((4, 3, 5, 2, 4), (4, 3, 5, 2, 6))
+    assert (held.key.shape, held.value.shape) == ((4, 3, 2, 5, 4), (4, 3, 2, 5, 6))
 
 
 def test_an_encoder_whose_heads_are_narrower_may_have_the_decoders_values():

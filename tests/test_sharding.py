@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields, replace
+from functools import partial
 from importlib.util import find_spec
 from math import prod
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from jax.experimental.topologies import get_topology_desc
 from jax.sharding import PartitionSpec as P
 
 from lm import sharding
+from lm.evaluate.decode import greedy
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.nn.layers import param
@@ -233,6 +235,17 @@ def test_muon_with_a_mean_of_the_parameters_trains_alike_on_one_device_and_on_ei
     np.testing.assert_allclose(others, found, rtol=1e-4)
     for name, value in params.items():
         np.testing.assert_allclose(split[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_the_training_step_and_decoding_lower_for_a_gpu():
+    steps = steps_on(MeshConfig(data=2, fsdp=2, tensor=2), jax.devices())
+    batch, seed = steps.put(transformer_batch(0)), jax.ShapeDtypeStruct((), np.uint32)
+    writing = jax.jit(partial(greedy, max_length=3))
+    for traced in (
+        steps.train.trace(steps.abstract, batch, seed),
+        writing.trace(steps.abstract.model, batch),
+    ):
+        assert "dot_general" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.slow

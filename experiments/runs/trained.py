@@ -8,9 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from experiments.processes.group import cache_compiled
 from experiments.runs.prepare import stored_vocabulary
 from experiments.runs.recipes import body_steps, trained, trained_body
 from experiments.runs.stages import Stage, is_main, load_settings, stages_of
+from experiments.study.folders import cache_of
 from lm import sharding
 from lm.data.text.vocabulary import MASK, Vocabulary
 from lm.evaluate.texts import TextModel
@@ -117,6 +119,7 @@ class Trained:
 
 def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
     """The run in ``folder`` after the stage ``name``, by default the first of those ``stages`` of it."""
+    cache_compiled(cache_of(folder))
     stage = chosen(folder, {stage.name: stage for stage in stages if stage.has_model}, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = trained_body(stage, mesh), body_steps(stage, mesh).put

@@ -85,6 +85,7 @@ def _prompt(model: Model, batch: Batch) -> Batch:
 @partial(jax.jit, static_argnames=("decoding", "special", "record"))
 def _decode(model, batch, key, *, decoding, special, record):
     logits, cache, done = _first_logits(model, batch, decoding.max_length, special)
+    model, cache = model.unstacked(cache)
 
     def unfinished(state):
         decoded, done, *_ = state
@@ -150,7 +151,7 @@ def _beam_search(model, batch, *, search, special):
 
     beams = beam_steps.begin(search, ~done, special.pad)
     first = choose(beams, jnp.repeat(logits, count, axis=0), 0)
-    cache = _map_caches(lambda cache: cache.repeated(count), cache)
+    model, cache = model.unstacked(_map_caches(lambda cache: cache.repeated(count), cache))
     step, beams, *_ = jax.lax.while_loop(unfinished, advance, (1, *first, cache))
     return beam_steps.ranked(search, beams, step, special.pad)
 

@@ -21,10 +21,28 @@ class KeyValue(NamedTuple):
     key: Array
     value: Array
 
-    def write(self, new: "KeyValue", position: Array) -> "KeyValue":
+
+class Slots(NamedTuple):
+    """Keys and values [B,K,S,H] of a layer as decoding holds them: a head's lie together.
+
+    Attention multiplies them head by head, for which every token of the other layout would be moved again.
+    """
+
+    key: Array
+    value: Array
+
+    @classmethod
+    def of(cls, seen: KeyValue) -> "Slots":
+        return cls(*(x.swapaxes(-3, -2) for x in seen))
+
+    def seen(self) -> KeyValue:
+        """What attention reads; the compiler moves nothing."""
+        return KeyValue(*(x.swapaxes(-3, -2) for x in self))
+
+    def write(self, new: KeyValue, position: Array) -> "Slots":
         """Self with ``new`` [B,T,K,H] in the slots from ``position`` [B] on."""
-        put = jax.vmap(lambda old, new, start: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=0))
-        return KeyValue(put(self.key, new.key, position), put(self.value, new.value, position))
+        put = jax.vmap(lambda old, new, start: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=1))
+        return Slots(*(put(old, x, position) for old, x in zip(self, Slots.of(new), strict=True)))
 
 
 Carry = Any  # what a mixer remembers from token to token: a pytree with leaves [B,...]
@@ -35,18 +53,21 @@ Carry = Any  # what a mixer remembers from token to token: a pytree with leaves 
 class Cache:
     """The state of decoding between two calls of ``Transformer.step``."""
 
-    carry: Carry  # of the mixers of all layers, leaves [layers,B,...]
+    carry: Carry  # of the mixers of all layers, leaves [layers,B,...]; unstacked: a tuple by layer, [B,...]
     length: Array  # int32 [B]: positions held, which is the position of the next token
-    crossed: KeyValue | None  # of the encoder's output, [layers,B,S,K,H]
+    crossed: Any  # ``Slots`` of the encoder's output, [layers,B,K,S,H]; unstacked: a tuple of them; or None
     cross_mask: AnyMask  # bool [B,1,S]: the slots of the encoder's output that are no padding
     slots: int = field(metadata={"static": True})  # longest row that fits, with its prompt [tokens]
 
     def repeated(self, beams: int) -> "Cache":
-        """The cache with each row ``beams`` times."""
+        """The cache with each row ``beams`` times; of a stacked one."""
         layers = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=1), (self.carry, self.crossed))
         length, mask = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), (self.length, self.cross_mask))
         return Cache(layers[0], length, layers[1], mask, self.slots)
 
     def reordered(self, rows: Array) -> "Cache":
-        """The carry of ``rows``, one for each; a row's beams share lengths and the encoder's output."""
-        return replace(self, carry=jax.tree.map(lambda x: jnp.take(x, rows, axis=1), self.carry))
+        """The carry of ``rows``, one for each; a row's beams share lengths and the encoder's output.
+
+        Of an unstacked cache.
+        """
+        return replace(self, carry=jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self.carry))

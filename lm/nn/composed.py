@@ -205,6 +205,12 @@ class Ensemble(nnx.Module):
         """As ``Transformer.prefill``."""
         return _mean_logits([member.prefill(batch, size) for member in self.members])
 
+    def unstacked(self, cache: tuple[Cache, ...]) -> tuple["Ensemble", tuple[Cache, ...]]:
+        """As ``Transformer.unstacked``."""
+        pairs = zip(self.members, cache, strict=True)
+        members, caches = zip(*(member.unstacked(own) for member, own in pairs), strict=True)
+        return Ensemble(members), caches
+
     def step(self, tokens: Array, cache: tuple[Cache, ...]) -> tuple[Array, tuple[Cache, ...]]:
         """As ``Transformer.step``."""
         pairs = zip(self.members, cache, strict=True)

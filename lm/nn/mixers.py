@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from lm.nn.cache import Carry, KeyValue
+from lm.nn.cache import Carry, KeyValue, Slots
 from lm.nn.config import ModelConfig
 from lm.nn.kernels import attend
 from lm.nn.layers import Keep, Linear, Norm, normal, param, scaled
@@ -102,19 +102,18 @@ class Attention(Projections):
         separate = config.sparsity.projections == "separate" and not crosses
         self.globals = Projections(config, rngs) if separate else None
 
-    def __call__(
-        self, x: Array, view: View, carry: KeyValue | None, keep: Keep
-    ) -> tuple[Array, KeyValue | None]:
+    def __call__(self, x: Array, view: View, carry: Slots | None, keep: Keep) -> tuple[Array, Slots | None]:
         """[B,T,D] of x [B,T,D], which sees itself or, with a carry, also the positions before it."""
         seen = self.key_value(x, view.positions)
         if carry is not None:  # decoding: the cache then holds all that x sees, x included
-            seen = carry = carry.write(seen, view.slot)
+            carry = carry.write(seen, view.slot)
+            seen = carry.seen()
         return self.read(x, seen, view, keep.get("attention")), carry
 
-    def empty(self, rows: int, slots: int) -> KeyValue:
-        """Zeros [B,S,K,H]; masks hide every slot that has not been written."""
-        config, shape = self.config, (rows, slots, self.config.key_value_heads)
-        return KeyValue(*(jnp.zeros((*shape, w), config.dtype) for w in (config.d_kv, config.value_width)))
+    def empty(self, rows: int, slots: int) -> Slots:
+        """Zeros [B,K,S,H]; masks hide every slot that has not been written."""
+        config, shape = self.config, (rows, self.config.key_value_heads, slots)
+        return Slots(*(jnp.zeros((*shape, w), config.dtype) for w in (config.d_kv, config.value_width)))
 
     def dropped(self, length: int) -> dict[str, tuple[int, ...]]:
         """One mask [N,1,S] of a row's attention weights, shared by all its queries, as in T5."""

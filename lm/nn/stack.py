@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from lm.nn.cache import Carry, KeyValue
+from lm.nn.cache import Carry, Slots
 from lm.nn.config import ModelConfig
 from lm.nn.layers import (
     Adapter,
@@ -58,7 +58,7 @@ class Block(nnx.Module):
         add_low_rank(config, rngs, filter(None, attentions), self.mlp)
 
     def __call__(
-        self, x: Array, view: View, keep: Keep, carry: Carry | None, crossed: KeyValue | None
+        self, x: Array, view: View, keep: Keep, carry: Carry | None, crossed: Slots | None
     ) -> tuple[Array, Carry | None]:
         """[B,T,D] of x [B,T,D], and the mixer's carry.
 
@@ -70,7 +70,7 @@ class Block(nnx.Module):
         h, carry = self.attention(h, self._with_bias(view), carry, keep)
         x = self._add(x, h, self.attention_norm, keep.get("attention_out"))
         if view.encoded is not None or crossed is not None:
-            seen = self.cross.key_value(view.encoded, None) if crossed is None else crossed
+            seen = self.cross.key_value(view.encoded, None) if crossed is None else crossed.seen()
             h = self._sublayer_input(start, x, self.cross_norm)
             h = self.cross.read(h, seen, View(view.cross_mask), keep.get("cross"))
             x = self._add(x, h, self.cross_norm, keep.get("cross_out"))
@@ -188,7 +188,7 @@ class Stack(nnx.Module):
         view: View,
         key: Array | None = None,
         carry: Carry | None = None,
-        crossed: KeyValue | None = None,
+        crossed: Slots | None = None,
     ) -> tuple[Array, Carry | None]:
         """[B,T,D] from embeddings x [B,T,d_embed] and token types [B,T], and the carry of all layers.
 
@@ -207,9 +207,9 @@ class Stack(nnx.Module):
         """The last block's output x [B,T,D] after the final norm, if there is one."""
         return x if self.norm is None else self.norm(x)
 
-    def cross_key_value(self, encoded: Array) -> KeyValue:
-        """Keys and values [layers,B,S,K,H] of the encoder's output [B,S,D], for all blocks."""
-        seen = jax.vmap(lambda block: block.cross.key_value(encoded, None))(self.blocks)
+    def cross_key_value(self, encoded: Array) -> Slots:
+        """Keys and values [layers,B,K,S,H] of the encoder's output [B,S,D], for all blocks."""
+        seen = jax.vmap(lambda block: Slots.of(block.cross.key_value(encoded, None)))(self.blocks)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), seen)
 
     def empty(self, rows: int, slots: int) -> Carry:

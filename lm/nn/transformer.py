@@ -1,7 +1,10 @@
 """The Transformer: encoder, decoder, prefix decoder, and encoder-decoder with two stacks or a shared one."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -12,6 +15,7 @@ from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
 from lm.nn.layers import Embed, Linear, along, param, product, split
 from lm.nn.stack import Stack
 from lm.nn.view import Batch, View, cross_mask, full_view, last_states, step_view
+from lm.ops.masks import periods
 from lm.settings import SettingError
 from lm.sharding import constrain
 
@@ -161,6 +165,16 @@ class Transformer(nnx.Module):
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
         return self.logits(last)[:, 0], Cache(carry, lengths, crossed, sees, size)
 
+    def unstacked(self, cache: Cache) -> tuple["Transformer", Cache]:
+        """The same model and ``cache`` with each layer's arrays apart: a long loop of steps reads them as is.
+
+        Each step compiles longer, since no loop over layers is left.
+        """
+        model, count = jax.tree.map(lambda leaf: leaf, self), self.config.num_decoder_layers
+        model.decoder = Unstacked(self.decoder)
+        crossed = None if cache.crossed is None else tuple(_layers(cache.crossed, count))
+        return model, replace(cache, carry=tuple(_layers(cache.carry, count)), crossed=crossed)
+
     def step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits [B,V] of what follows ``tokens`` [B], the next after ``cache``, and the new cache."""
         x, cache = self.extend(tokens[:, None], cache)
@@ -179,6 +193,41 @@ class Transformer(nnx.Module):
         view = view._replace(cross_mask=cache.cross_mask, slot=cache.length)
         x, carry = self.decoder(self.embed(tokens), None, view, None, cache.carry, cache.crossed)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
+
+
+class Unstacked(Stack):
+    """A stack with a list of blocks, for a loop over tokens: nothing there is sliced from stacked arrays.
+
+    A slice is a copy, which at every token would move all parameters once more than reading them does.
+    """
+
+    def __init__(self, stack: Stack):
+        vars(self).update(vars(jax.tree.map(lambda leaf: leaf, stack)))  # a copy, without its blocks
+        shared = stack.config.shared_layers
+        layers = _layers(stack.blocks, 1 if shared else stack.num_layers)
+        self.layers = nnx.List(layers * stack.num_layers if shared else layers)
+        del self.blocks
+
+    def _run(self, step: Callable, x: Any, inputs: Any, view: View) -> tuple[Any, Any]:
+        """As that of a ``Stack``, of the inputs of ``__call__``, with a carry that is a tuple by layer."""
+        keep, carries, crossed = inputs
+        masks = [view.mask] * self.num_layers
+        if view.masks:
+            windows = zip(view.masks, periods(self.config.sparsity.layer_windows), strict=True)
+            masks = [mask for pattern, (_, count) in windows for mask in pattern * count]
+        after = []
+        for layer, block in enumerate(self.layers):
+            seen = None if crossed is None else crossed[layer]
+            x, carry = step(block, x, (keep, carries[layer], seen), view._replace(mask=masks[layer]))
+            after.append(carry)
+        return x, tuple(after)
+
+
+def _layers(stacked: Any, count: int) -> list:
+    """A tree for each layer of one with leaves [layers,...]."""
+    leaves, structure = jax.tree.flatten(stacked)
+    parts = zip(*(jnp.split(leaf, count) for leaf in leaves), strict=True)
+    return [jax.tree.unflatten(structure, [leaf[0] for leaf in part]) for part in parts] or [stacked] * count
 
 
 def _narrowing(config: ModelConfig, rngs: nnx.Rngs) -> Linear | None:

@@ -53,7 +53,8 @@ class Checkpoints:
     def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = EVERY_UPDATE):
         self.folder, self.config, self._stops = Path(folder).absolute(), config, guard.failed_save == "stop"
         _silence_orbax()
-        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        # Parameters hardly get smaller: by a twelfth, for which saving takes twice the time of the processor.
+        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: tuple[int, Future[Exception | None]] | None = None  # its step and this process's error
         self._failed: SaveError | None = None  # of the last save, which the next one makes good
