@@ -21,7 +21,7 @@ demo: $(VENV)/ready
 	@echo "Next: $(BIN)/lm list shows all tables; '. $(BIN)/activate' puts lm on the path."
 
 test: $(VENV)/tpu lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope tests
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests
 
 # What most changes break, in under 90 seconds: layout, settings, objectives, packing, metrics, tasks, vocabularies.
 FAST := layout registry objectives packing metrics tasks fields vocabulary

@@ -19,6 +19,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# Modules of few tests that take long: begun first, so that no worker is left alone with one at the end.
+LONGEST = [
+    "run",
+    "stages",
+    "jobs",
+    "counted",
+    "processes",
+    "batches",
+    "notebook",
+    "vector_stages",
+    "drawings",
+]
+
+
+def pytest_collection_modifyitems(items):
+    """With ``--no-loadscope-reorder`` workers take modules in this order."""
+    places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_a_module():
     """Compiled programs go with the module that needed them: each maps memory, of which Linux lets a process

@@ -215,7 +215,7 @@ def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients(
 
 
 @pytest.mark.parametrize(
-    "mixer", ["window", *(pytest.param(x, marks=pytest.mark.slow) for x in ("gru", "lstm"))]
+    "mixer", [pytest.param(x, marks=pytest.mark.slow) for x in ("window", "gru", "lstm")]
 )
 def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer):
     model = replace(
