@@ -249,7 +249,7 @@ def test_the_time_left_is_told_from_steps_made_here_after_compiling():
         assert task.fields["left"] == ""
         reporter._since -= 10.0
         reporter.advance(1)
-        assert task.fields["left"] == duration(10 * 498)
+        assert task.fields["left"] == "ETA " + duration(10 * 498)
 
 
 def test_rows_their_settings_and_the_folders_of_their_stages_are_those_that_runs_lie_in():
