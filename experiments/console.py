@@ -32,6 +32,8 @@ class Cell(NamedTuple):
 
     text: str = "–"
     best: bool = False
+    value: float | None = None  # the number that the text rounds
+    deviation: float | None = None  # over seeds
 
 
 Sheet = dict[str, list[Cell]]  # heading -> a cell a line

@@ -61,6 +61,7 @@ def cache(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_jobs_score_what_one_process_does_and_a_run_that_fails_leaves_the_others(cache, tmp_path):
     found = {}
     for jobs in (1, 2):

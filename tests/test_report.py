@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 
 import numpy as np
 import pytest
@@ -119,6 +120,14 @@ def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each
     assert len(lines) == len(NAMES) * 4
     said = {"row": NAMES[0], "seed": "0", "column": "SQuAD", "score": "90.0", "paper": "80.38"}
     assert lines[0] | said == lines[0]
+    shown = list(csv.DictReader((made.path.parent / "t5-6-corruption-rate.csv").open()))
+    assert [line["row"] for line in shown] == [cell.text for cell in scores["row"]]
+    assert list(shown[0])[:4] == ["row", "SQuAD", "SQuAD ±", "SQuAD ▲▼"] and shown[0]["seeds"] == "4"
+    squad = [line for line in lines if line["label"] == shown[0]["row"] and line["column"] == "SQuAD"]
+    assert float(shown[0]["SQuAD"]) == pytest.approx(mean(float(line["score"]) for line in squad))
+    assert float(shown[0]["SQuAD ±"]) == pytest.approx(stdev(float(line["score"]) for line in squad))
+    assert report.write_pictures(made, "svg")[0] == "t5-6-corruption-rate.svg"
+    assert b"<svg" in (made.path.parent / "t5-6-corruption-rate.svg").read_bytes()
     data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")
     (claim,) = [x for x in data["tables"][RATES[0].name]["claims"] if x["conclusion"]]
     assert data["command"] == "lm report t5/6-corruption-rate"

@@ -16,7 +16,7 @@ from experiments.cli.models import count_written, generate, show_examples
 from experiments.cli.one_run import Options, RowRun
 from experiments.cli.train import train_one, train_rows
 from experiments.processes.progress import reporting
-from experiments.report.ending import chance_of, ending
+from experiments.report.ending import chance_of, ending, report_of
 from experiments.runs.recipes import start_from, steps_of
 from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.run import check, run
@@ -333,7 +333,20 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     commands = lines[lines.index("Try:") + 1 :]
     assert len(commands) == 3 and all(line.startswith("  lm ") for line in commands)
-    assert commands[2] == "  lm report t5/6-corruption-rate"
+    assert commands[2] == f"  lm report t5/6-corruption-rate --scale tiny --runs {swept}"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "words"),
+    [
+        ("bert/base", "runs/nano/bert/base/seed-0", "report bert"),
+        ("bert/base", "runs/mini/bert/base/seed-3", "report bert --scale mini"),
+        ("bert/base", "a b/nano/bert/base,seed=1/seed-1", "report bert --runs 'a b' --variants"),
+        ("t5/6-corruption-rate/15", "runs/nano/t5/1-baseline/baseline/seed-0", "report t5/6-corruption-rate"),
+    ],
+)
+def test_the_report_that_is_told_of_has_the_run(name, folder, words):
+    assert report_of(name, Path(folder)) == words
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,7 @@ def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_t
     assert chosen(run_folder, {stage.name: stage for stage in finished}, "") == main
 
 
+@pytest.mark.slow
 def test_a_run_that_is_torn_from_every_stage_comes_to_what_it_does_without(finished, cache):
     torn = followed(build(BASELINE, "tiny"), cache.parent / "torn" / "row" / "seed-0", cache, steps=5)
     mesh = sharding.make_mesh(torn[0].settings.mesh)

@@ -173,6 +173,7 @@ class ReportOptions(StartOption):
     # show runs with settings given by hand too, each combination as a row beside its own
     variants: bool = False
     latex: bool = False  # write its tables as report.tex too
+    pictures: Literal["png", "svg", "pdf"] = "png"  # write its pictures in this format too
 
 
 def report_command(arguments: Sequence[str]) -> None:
@@ -212,6 +213,8 @@ def report_command(arguments: Sequence[str]) -> None:
             else:
                 said = shlex.join(["lm", *study_words(), "report", *arguments])
                 written = report.print_report(wanted, scale, runs, changes, said)
+                if options.pictures != "png":
+                    print_line(f"Pictures: {', '.join(report.write_pictures(written, options.pictures))}")
                 if options.latex:
                     print_line(f"LaTeX: {report.write_latex(written)}")
 

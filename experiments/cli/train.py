@@ -271,6 +271,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     import jax
 
     from experiments.runs.run import check as check_run
+    from experiments.runs.trained import sample_texts
 
     check_runs(options.runs)
     cache_compiled(options.cache)
@@ -278,7 +279,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
 
         def say_ending() -> None:
-            for line in ending(name, experiment, run.folder):
+            for line in (*sample_texts(experiment, run.folder), *ending(name, experiment, run.folder)):
                 reporter.say(line)
 
         if check:

@@ -37,6 +37,11 @@ class Finished:
     def of(self, row: Row) -> Sequence[Result]:
         return self.runs[row.name]
 
+    @property
+    def trained(self) -> list[Row]:
+        """The rows of the table of which any seed has finished."""
+        return [row for row in self.table.rows if self.of(row)]
+
     @cached_property
     def columns(self) -> list[Measured]:
         """The columns in which any row of the table was scored."""

@@ -2,20 +2,19 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from io import BytesIO
 from math import exp
 from pathlib import Path
 from typing import Any
 
+from experiments.console import RUNS
 from experiments.runs.result import Result, read_result
 from experiments.study.experiment import Experiment
 from experiments.study.own import study_words
-from experiments.study.registry import REGISTRY
+from experiments.study.registry import REGISTRY, twin
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
-from lm.files import write
 
-CURVES = "curves.png"  # in the folder of a run
+CURVES = "curves"  # picture in the folder of a run
 UNIFORM_BYTE = 8.0  # of 256 bytes [bits]
 CORRELATIONS = {"matthews", "pearson", "spearman"}  # which guessing leaves at 0
 LARGEST_EXPONENT = 700.0  # e to the power of more is no number
@@ -33,7 +32,7 @@ def ending(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
         yield f"{task}: {best['measure'].replace('_', ' ')} {best['score']:.2f}{beside}"
     yield f"run: {folder}"
     if drawn(name, result):
-        yield f"picture: {folder / CURVES}"
+        yield f"picture: {folder / CURVES}.png"
     yield "Try:"
     yield from (f"  {command}" for command in to_try(name, experiment, folder))
 
@@ -66,15 +65,13 @@ def losses(result: Result, experiment: Experiment) -> Iterator[str]:
 
 def drawn(name: str, result: Result) -> bool:
     """Draw the run's losses and scores over steps into its folder; False if fewer than two were recorded."""
-    from experiments.report.plots import training  # with matplotlib
+    from experiments.report.plots import save_figures, training  # with matplotlib
     from experiments.report.results import curves
 
     lines = curves([result], lambda line: None)
     if not any(lines.values()):
         return False
-    png = BytesIO()
-    training([REGISTRY[name]], {name: lines}).savefig(png, dpi=130)
-    write(Path(result.folder) / CURVES, png.getvalue())
+    save_figures({CURVES: training([REGISTRY[name]], {name: lines})}, Path(result.folder), "png")
     return True
 
 
@@ -89,4 +86,14 @@ def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, s
         look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
     attends = experiment.counts.model == "none" and experiment.model.mixer == "attention"
     picture = f"{lm} draw attention {folder} --text 'The function returns'"
-    return look, picture if attends else f"{lm} examples {name}", f"{lm} report {REGISTRY[name].table}"
+    return look, picture if attends else f"{lm} examples {name}", f"{lm} {report_of(name, folder)}"
+
+
+def report_of(name: str, folder: Path) -> str:
+    """The command, without ``lm``, whose table has the run of row ``name`` in ``folder``."""
+    *_, last = parts = twin(name).split("/")
+    place = folder.parents[len(parts)]
+    words = ["report", REGISTRY[name].table]
+    words += ["--scale", place.name] * (place.name != "nano")
+    words += ["--runs", str(place.parent)] * (place.parent != RUNS)
+    return shlex.join(words) + " --variants" * (folder.parent.name != last)

@@ -36,11 +36,11 @@ AXES = {  # table -> the one setting in which these of its rows differ, what a p
 }
 
 
-def draw_figures(evidence: Evidence, curves: Mapping[str, Curves], scale: str, folder: Path) -> list[str]:
-    """Write every picture that the table has results for into ``folder``; their names."""
+def draw_figures(evidence: Evidence, curves: Mapping[str, Curves], scale: str) -> dict[str, Figure]:
+    """Every picture that the table has results for, by the name of its file without an ending."""
     finished, figures = evidence.finished, {}
     table = finished.table
-    name, rows = table.name.replace("/", "-"), [row for row in table.rows if finished.of(row)]
+    name, rows = table.name.replace("/", "-"), finished.trained
     if finished.columns:
         figures[name] = panels(evidence, rows, axis_of(table, scale))
     if lines := {row.label: evidence.curve(finished.key(row), "content tokens") for row in rows}:
@@ -60,10 +60,15 @@ def draw_figures(evidence: Evidence, curves: Mapping[str, Curves], scale: str, f
         figures[f"{name}-curves"] = training(rows, curves)
     for file, figure in figures.items():
         figure.suptitle(f"{table.title} ({table.name})" + ": training" * file.endswith("-curves"))
-        png = BytesIO()
-        figure.savefig(png, dpi=130)
-        write(folder / f"{file}.png", png.getvalue())
-    return [f"{file}.png" for file in figures]
+    return figures
+
+
+def save_figures(figures: Mapping[str, Figure], folder: Path, kind: str) -> None:
+    """Write pictures into ``folder`` under their names, as ``kind``: png, svg or pdf."""
+    for name, figure in figures.items():
+        picture = BytesIO()
+        figure.savefig(picture, format=kind, dpi=130)
+        write(folder / f"{name}.{kind}", picture.getvalue())
 
 
 def axis_of(table: Table, scale: str) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""A report's numbers as data: a line of CSV for each score, and JSON with every verdict and its intervals."""
+"""A report's numbers as data: CSV of each score and of each table as it is shown, and JSON with every verdict
+and its intervals.
+"""
 
 import csv
 from collections.abc import Sequence
@@ -6,6 +8,7 @@ from io import StringIO
 from math import isfinite
 from typing import Any
 
+from experiments.console import Cell, Sheet
 from experiments.report.comparison import Evidence, Finished, Verdict, Verdicts
 from experiments.report.statistics import intervals
 from experiments.runs.result import Result
@@ -29,6 +32,27 @@ def table_csv(tables: Sequence[Finished]) -> str:
                     out.writerow([*names, column.name, column.measure, score, paper, *cost])
                 if not finished.columns:
                     out.writerow([*names, "", "", "", "", *cost])
+    return text.getvalue()
+
+
+def sheet_csv(sheet: Sheet) -> str:
+    """A table as it is shown, with its numbers unrounded: behind a heading, if any of its cells has them, the
+    deviation over seeds (``±``) and the arrow of a difference beyond noise (``▲▼``).
+    """
+    columns: dict[str, list[Any]] = {}
+    for head, cells in sheet.items():
+        columns[head] = [
+            ("" if cell.text == Cell().text else cell.text) if cell.value is None else cell.value
+            for cell in cells
+        ]
+        if any(cell.deviation is not None for cell in cells):
+            columns[f"{head} ±"] = ["" if cell.deviation is None else cell.deviation for cell in cells]
+        arrows = [cell.text[-1] if cell.text.endswith(("▲", "▼")) else "" for cell in cells]
+        if any(arrows):
+            columns[f"{head} ▲▼"] = arrows
+    text = StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerows([columns, *zip(*columns.values(), strict=True)])
     return text.getvalue()
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from experiments.console import Sheet, latex, markdown, print_line, show_sheet
 from experiments.report.columns import FRAMES
 from experiments.report.comparison import FROM_CHANCE, MARGIN, SIGNAL, Evidence, Finished, Verdicts
 from experiments.report.page import REFRESH, Section, details, page
-from experiments.report.plots import draw_figures
-from experiments.report.records import table_csv, table_data
+from experiments.report.plots import draw_figures, save_figures
+from experiments.report.records import sheet_csv, table_csv, table_data
 from experiments.report.results import Folders, curves, results, roots, unlike
 from experiments.report.scoreboard import (
     UNLIKE,
@@ -61,6 +63,7 @@ class Report:
     sheets: Mapping[str, dict[str, Sheet]]  # table -> what is above a sheet -> the sheet
     notes: Mapping[str, list[str]]  # table -> the sentences below it
     left_out: list[str]  # what does not count, and why
+    figures: Mapping[str, Figure]  # name of its file, without an ending -> picture
 
 
 def collect(
@@ -99,9 +102,8 @@ def write_report(
     The page for a browser reloads itself every ``refresh`` seconds; 0: never. ``command`` made the report.
     """
     all_runs, left_out = collect(tables, scale, runs, overrides)
-    folder = (
-        roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), named_changes(overrides or {}))
-    )
+    given = named_changes(overrides or {})
+    folder = roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), given)
     folder.mkdir(parents=True, exist_ok=True)
     settings = {name: build(name, scale, overrides) for name in all_runs}
     all_finished = [
@@ -109,6 +111,7 @@ def write_report(
     ]
     sections, damaged = [], dict.fromkeys(left_out)
     sheets, notes, data, found = {}, {}, {}, []
+    figures: dict[str, Figure] = {}
     for finished in shown_tables(all_finished):
         table, evidence = finished.table, Evidence(finished, damaged.setdefault)
         verdicts = evidence.verdicts()
@@ -120,20 +123,22 @@ def write_report(
         for title, sheet in sheets[table.name].items():
             text += [f"{title}:", markdown(sheet)] if title else [markdown(sheet)]
         text += notes[table.name]
-        text += [f"![{table.title}]({file})" for file in draw_figures(evidence, lines, scale, folder)]
-        rows = [row for row in table.rows if finished.of(row)]
-        folded = [details(row, finished.of(row), lines[row.name], scale) for row in rows]
+        figures |= (drawn := draw_figures(evidence, lines, scale))
+        text += [f"![{table.title}]({file}.png)" for file in drawn]
+        folded = [details(row, finished.of(row), lines[row.name], scale) for row in finished.trained]
         sections.append(Section(table.name, "\n\n".join(text), folded))
     waiting, left_out = [table.name for table in tables if table.name not in sheets], list(damaged)
     top, path = header(all_finished, scale, left_out, waiting), folder / "report.md"
-    if given := [f"`{name}={value}`" for name, value in named_changes(overrides or {}).items()]:
-        top += f"\n\nIn every row: {', '.join(given)}."
+    top += f"\n\nIn every row: {', '.join(f'`{n}={x}`' for n, x in given.items())}." * bool(given)
     top += all_claims(found, [table for table in tables if table.name in sheets])
+    save_figures(figures, folder, "png")
     write(path, "\n\n".join([top, *(section.markdown for section in sections)]) + "\n")
+    write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
+    for name, shown in sheets.items():
+        write(folder / f"{_file_name(name)}.csv", sheet_csv(shown[""]))
     write(path.with_suffix(".csv"), table_csv(all_finished))
     write(folder / "results.json", seal({"command": command, "scale": scale, "tables": data}))
-    write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
-    return Report(path, sheets, notes, left_out)
+    return Report(path, sheets, notes, left_out, figures)
 
 
 def _sheets(evidence: Evidence, verdicts: Verdicts, scale: str) -> tuple[dict[str, Sheet], list[str]]:
@@ -172,13 +177,17 @@ def all_claims(found: Sequence[Verdicts], tables: Sequence[Table]) -> str:
 def name_of(tables: list[Table]) -> str:
     """What a report on ``tables`` is called, each set otherwise: t5-1-baseline, t5-1+2+4, t5, bert+gpt."""
     if len(tables) == 1:
-        return tables[0].name.replace("/", "-")
+        return _file_name(tables[0].name)
     parts = []
     for study, some in groupby((table.name for table in tables), _study):
         names, complete = list(some), [table.name for table in TABLES if _study(table.name) == study]
         numbers = [] if names == complete else [name.split("/")[1].split("-")[0] for name in names]
         parts.append(f"{study}-{'+'.join(numbers)}" if numbers else study)
     return "+".join(parts)
+
+
+def _file_name(table: str) -> str:
+    return table.replace("/", "-")
 
 
 def _study(name: str) -> str:
@@ -240,7 +249,8 @@ def print_report(
             print_line(line)
     for line in report.left_out:
         print_line(f"not counted: {line}")
-    print_line(f"Report: {report.path.parent}/report.md, .html, .csv, results.json")
+    shown = ", ".join(f"{_file_name(name)}.csv" for name in report.sheets)
+    print_line(f"Report: {report.path.parent}/report.md, .html, .csv (every seed), {shown}, results.json")
     return report
 
 
@@ -249,6 +259,12 @@ def legend(sheet: Sheet) -> str:
     text = "".join(cell.text for cells in sheet.values() for cell in cells)
     arrows = "▲ ▼ better, worse than the baseline beyond noise" * any(sign in text for sign in "▲▼")
     return "; ".join(filter(None, [arrows, "± deviation over seeds" * ("±" in text)]))
+
+
+def write_pictures(report: Report, kind: str) -> list[str]:
+    """Write every picture of a report once more, as ``svg`` or ``pdf``; their names."""
+    save_figures(report.figures, report.path.parent, kind)
+    return [f"{name}.{kind}" for name in report.figures]
 
 
 def write_latex(report: Report) -> Path:

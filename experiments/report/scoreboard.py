@@ -65,7 +65,8 @@ def _documents(finished: Finished) -> Sheet:
             if title != "perplexity a token":
                 cells = [_cell(digits, likelihood_score(seeds, name, seconds)) for seeds in runs]
                 sheet[f"{title} in {seconds:.0f} s"] = cells
-    sheet["parameters"] = [Cell(f"{seeds[0].parameters:,}") if seeds else Cell() for seeds in runs]
+    sizes = [seeds[0].parameters if seeds else None for seeds in runs]
+    sheet["parameters"] = [Cell() if n is None else Cell(f"{n:,}", value=n) for n in sizes]
     return sheet
 
 
@@ -84,23 +85,24 @@ def about_documents(finished: Finished) -> list[str]:
 def _training(finished: Finished) -> Sheet:
     """What pre-training came to and cost; counters that no run has are left out."""
     runs = [finished.of(row) for row in finished.table.rows]
-    sheet: Sheet = {"seeds": [Cell(str(len(seeds))) for seeds in runs]}
+    sheet: Sheet = {"seeds": [Cell(str(len(seeds)), value=len(seeds)) for seeds in runs]}
     if any(run.content_loss is not None for seeds in runs for run in seeds):
-        sheet["content tokens"] = [
-            Cell(_millions(seeds)) if any(run.content_tokens for run in seeds) else Cell() for seeds in runs
-        ]
+        sheet["content tokens"] = [_millions(seeds) for seeds in runs]
         sheet["content loss"] = [_cell(3, Score.of(run.content_loss for run in seeds)) for seeds in runs]
         sheet["no context"] = [_cell(3, Score.of(run.reference_loss for run in seeds)) for seeds in runs]
         sheet["exit step"] = [_exit(seeds) for seeds in runs]
     minutes = [Score.of(run.seconds / 60 for run in seeds) for seeds in runs]
     return sheet | {
         "held-out loss": [_cell(3, Score.of(run.held_out_loss for run in seeds)) for seeds in runs],
-        "minutes": [Cell(f"{score.mean:.1f}") if score else Cell() for score in minutes],
+        "minutes": [Cell(f"{x.mean:.1f}", value=x.mean, deviation=x.std) if x else Cell() for x in minutes],
     }
 
 
-def _millions(runs: Sequence[Result]) -> str:
-    return f"{mean(run.content_tokens for run in runs) / 1e6:.2f}{HARD}M"
+def _millions(runs: Sequence[Result]) -> Cell:
+    if not any(run.content_tokens for run in runs):
+        return Cell()
+    tokens = mean(run.content_tokens for run in runs)
+    return Cell(f"{tokens / 1e6:.2f}{HARD}M", value=tokens)
 
 
 def _exit(runs: Sequence[Result]) -> Cell:
@@ -122,7 +124,7 @@ def _scores(evidence: Evidence, column: Measured) -> list[Cell]:
         key = finished.key(row)
         score = Score.of(values[key].values())
         arrow = ARROWS[marks.get(key)]
-        cells.append(Cell(_text(column.digits, score) + arrow) if score else Cell())
+        cells.append(_cell(column.digits, score, arrow))
     return cells
 
 
@@ -133,7 +135,7 @@ def _combined(evidence: Evidence, row: Row) -> Cell:
     score = Score.of(evidence.combined(key).values())
     if score is None:
         return Cell()
-    return Cell(f"{score.mean:+z.1f}" + (f"{HARD}±{HARD}{score.std:.1f}" if score.std is not None else ""))
+    return Cell(_text(1, score, "+z"), value=score.mean, deviation=score.std)
 
 
 def _published(finished: Finished, column: str) -> list[Cell]:
@@ -143,7 +145,9 @@ def _published(finished: Finished, column: str) -> list[Cell]:
     return [
         Cell()
         if score is None
-        else Cell(f"{score:.2f}{ARROWS[published_sign(finished, row, column)]}", score >= best - 2 * std)
+        else Cell(
+            f"{score:.2f}{ARROWS[published_sign(finished, row, column)]}", score >= best - 2 * std, score
+        )
         for row, score in zip(finished.table.rows, scores, strict=True)
     ]
 
@@ -160,13 +164,15 @@ def published_sign(finished: Finished, row: Row, column: str) -> int | None:
     return int(abs(delta) > 2 * BASELINE_STD[column]) * (1 if delta > 0 else -1)
 
 
-def _text(digits: int, score: Score) -> str:
+def _text(digits: int, score: Score, sign: str = "") -> str:
     deviation = "" if score.std is None else f"{HARD}±{HARD}{score.std:.{digits}f}"
-    return f"{score.mean:.{digits}f}{deviation}"
+    return f"{score.mean:{sign}.{digits}f}{deviation}"
 
 
-def _cell(digits: int, score: Score | None) -> Cell:
-    return Cell(_text(digits, score)) if score else Cell()
+def _cell(digits: int, score: Score | None, mark: str = "") -> Cell:
+    if score is None:
+        return Cell()
+    return Cell(_text(digits, score) + mark, value=score.mean, deviation=score.std)
 
 
 def measures(evidence: Evidence) -> Sheet:

@@ -1,31 +1,38 @@
 """A run that was trained, or imported: its vocabulary, its model, and texts as that model reads them."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments.processes.group import cache_compiled
-from experiments.runs.prepare import stored_vocabulary
+from experiments.runs.prepare import prepare, pretraining_batches, stored_vocabulary
 from experiments.runs.recipes import body_steps, trained, trained_body
 from experiments.runs.stages import Stage, is_main, load_settings, stages_of
+from experiments.study.experiment import Experiment
 from experiments.study.folders import cache_of
 from lm import sharding
 from lm.data.text.vocabulary import MASK, Vocabulary
+from lm.evaluate.decode import decode
 from lm.evaluate.texts import TextModel
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.notebook import text_model
+from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError, nearest
 from lm.train.manifest import manifests
 from lm.train.optimizers import EMBEDDING
 from lm.vectors.words import WordVectors
 
 T = TypeVar("T")
+READ = 24  # of a text that a decoder goes on with [tokens]
+WRITING = Decoding(max_length=32, temperature=0.8, top_p=0.95)
 UNMARKED = ("drop", "shuffle")  # objective.inputs that show no gap where something is hidden
 
 
@@ -204,3 +211,50 @@ def newest_masked(runs: Path) -> Path:
         text = f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one"
         raise SettingError(f"{text}, or name another run")
     return max(trained, key=trained.__getitem__)
+
+
+def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:
+    """What is read of a held-out text, what the model writes then before and after training, what is true.
+
+    A decoder continues the text; an encoder-decoder writes what its objective hid. There are no lines of a
+    corpus that comes along, of an encoder, of counts, or without pre-training.
+    """
+    own = ":" in experiment.data.corpus and experiment.mixing.pretraining == "corpus"
+    if not own or not experiment.model.has_decoder or experiment.counts.model != "none":
+        return
+    trains = [stage for stage in stages_of(folder) if stage.kind == "pretrain" and stage.is_main]
+    if not trains or jax.process_count() > 1:
+        return
+    stage, data = trains[0], prepare(experiment, cache_of(folder), lambda line: None)
+    mesh = sharding.make_mesh(experiment.mesh)
+    held_out = pretraining_batches(experiment, data, "validation")(0, slice(0, 1))
+    read, true = first_example(held_out, experiment.objective.has_inputs)
+    after = open_run(folder, [stage])
+    batch = after.batch([read], WRITING.max_length)
+    models = {"before training": first_model(stage, mesh), "after training": after.model}
+    yield f"held-out text: {data.vocabulary.decode(read)}"
+    for when, model in models.items():
+        ids = np.asarray(decode(model, batch, WRITING, key=jax.random.key(0)).tokens[0])
+        yield f"  {when} the model writes: {data.vocabulary.decode(ids)}"
+    yield f"  in the text: {data.vocabulary.decode(true)}"
+
+
+def first_example(batch: Mapping[str, np.ndarray], has_inputs: bool) -> tuple[list[int], list[int]]:
+    """Ids of what is read of the first example of a batch, and of what the model should write then."""
+    segments = batch["decoder_segment_ids"][0] == 1
+    targets, inputs = batch["decoder_target_tokens"][0][segments], batch["decoder_input_tokens"][0][segments]
+    if "encoder_input_tokens" in batch:
+        read = batch["encoder_input_tokens"][0][batch["encoder_segment_ids"][0] == 1]
+        return read.tolist(), targets.tolist()
+    prefix = int(batch["decoder_causal_attention"][0][segments].sum())
+    place = prefix if has_inputs else min(READ, len(inputs) // 2)
+    return inputs[:place].tolist(), targets[place - 1 :][: WRITING.max_length].tolist()
+
+
+def first_model(stage: Stage, mesh: Mesh) -> Transformer:
+    """The model that pre-training began with: a checkpoint's, or a random one."""
+    while stage.parent is not None and stage.parent.has_model:
+        stage = stage.parent
+    if stage.kind == "given":
+        return trained_body(stage, mesh)
+    return cast(Transformer, body_steps(stage, mesh).init(stage.settings.seed).model)

@@ -1,0 +1,63 @@
+"""What a model writes of one's own text, before its pre-training and after."""
+
+from types import SimpleNamespace
+
+import pytest
+from tiny import TINY
+
+from experiments.runs.prepare import prepare, pretraining_batches
+from experiments.runs.run import run
+from experiments.runs.trained import READ, WRITING, first_example, sample_texts
+from experiments.study.registry import build
+from experiments.study.scales import SCALES
+
+VERSE = "the cat sat on the mat and the dog lay on the rug. "
+QUIET = SimpleNamespace(**dict.fromkeys(("say", "complain", "start", "advance", "began"), lambda *_: None))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """(row, settings given by hand) -> its experiment on a text of one's own."""
+    (tmp_path / "verse.txt").write_text("\n\n".join(VERSE * 12 for _ in range(40)))
+    SCALES["tiny"] = SCALES["nano"] | TINY | {"tuning.mixtures": (), "tuning.heads": ()}
+    given = {
+        "data.corpus": f"text:{tmp_path / 'verse.txt'}",
+        "data.vocabulary": "bytes",
+        "data.inputs_length": 64,
+    }
+    yield lambda row, changes=None: build(row, "tiny", given | {"pretraining.steps": 1} | (changes or {}))
+    del SCALES["tiny"]
+
+
+def test_a_model_writes_before_and_after_it_has_learnt_a_text(own, tmp_path):
+    fast = {"pretraining.optimizer.name": "adamw", "pretraining.optimizer.schedule": "constant"}
+    fast |= {"pretraining.optimizer.learning_rate": 0.01, "pretraining.steps": 100}
+    experiment, folder = own("gpt/base", fast), tmp_path / "tiny" / "gpt" / "base" / "seed-0"
+    run(experiment, folder, tmp_path / "cache", QUIET)
+    text, before, after, true = sample_texts(experiment, folder)
+    assert text.startswith("held-out text: ") and true.startswith("  in the text: ")
+    known = set(VERSE.split())
+    words = [line.split(": ", 1)[1].split() for line in (before, after)]
+    shares = [sum(word in known for word in some) / max(len(some), 1) for some in words]
+    assert shares[0] < 0.2 < 0.4 < shares[1]
+
+
+@pytest.mark.parametrize("row", ["gpt/base", "t5/2-architecture/prefix-lm", "t5/1-baseline/baseline"])
+def test_what_is_read_and_what_should_be_written_are_an_example_of_the_objective(own, row, tmp_path):
+    experiment = own(row)
+    data = prepare(experiment, tmp_path / "cache", lambda line: None)
+    batch = pretraining_batches(experiment, data, "validation")(0, slice(0, 1))
+    read, true = first_example(batch, experiment.objective.has_inputs)
+    assert read and true
+    if "encoder_input_tokens" in batch:
+        assert read == batch["encoder_input_tokens"][0][batch["encoder_segment_ids"][0] == 1].tolist()
+        return
+    ids = [*batch["decoder_input_tokens"][0][:1], *batch["decoder_target_tokens"][0]]
+    assert read + true == ids[: len(read + true)] and len(true) <= WRITING.max_length
+    prefix = batch["decoder_causal_attention"][0].sum()
+    assert len(read) == (prefix if experiment.objective.has_inputs else READ)
+
+
+def test_of_the_text_that_comes_along_and_of_encoders_nothing_is_written(own, tmp_path):
+    for experiment in (build("gpt/base", "nano"), own("bert/base"), own("history/bigram")):
+        assert not list(sample_texts(experiment, tmp_path))
