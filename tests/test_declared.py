@@ -14,6 +14,7 @@ from test_scoring import HEADS, SMALL, read, run_of
 from tiny import TINY
 
 from experiments.cli.score import Rows, score_run, team_of
+from experiments.runs import prepare as data
 from experiments.runs.checks import declared_tasks
 from experiments.runs.prepare import fingerprints, tasks_of
 from experiments.runs.stages import save_settings, stages
@@ -95,6 +96,22 @@ def test_a_labelled_task_is_answered_by_a_head_or_in_words_that_are_its_candidat
     for task in (head, words):
         again = pickle.loads(pickle.dumps(task))
         assert type(again) is type(task) and again.file == Path("reviews.toml")
+
+
+def test_of_answers_that_the_vocabulary_cannot_write_it_is_said_how_to_write_them(files, cache):
+    (files / "colours-train.csv").write_text("thing,colour\nmilk,white\nsnow,weiß\ngrass,grün\n")
+    for split in ("train", "valid"):
+        (files / f"{split}.txt").write_text("\n\n".join(["The white cat saw a green rat."] * 40))
+    given = {"tuning.mixtures": ("colours.toml",), "data.corpus": f"text:{files}", "pretraining.steps": 0}
+    experiment = changes(Experiment(), TINY | given | {"data.vocabulary_size": 18})
+    said: list[str] = []
+    data.prepare(experiment, cache, said.append)
+    (line,) = [line for line in said if "can never be written right" in line]
+    assert "67% of the answers of colours.toml" in line and "--data.unknown bytes" in line
+    others = {"data.unknown": "bytes", "data.vocabulary_size": 274}
+    for vocabulary in ("bytes", "unigram"):
+        data.prepare(changes(experiment, others | {"data.vocabulary": vocabulary}), cache, said.append)
+    assert sum("can never be written right" in line for line in said) == 1
 
 
 def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):

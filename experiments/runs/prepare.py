@@ -15,6 +15,7 @@ from experiments.runs.vocabularies import (
     Say,
     find_vocabulary,
     rows_of,
+    unwritable,
     vocabulary_corpus,
 )
 from experiments.study.experiment import Experiment
@@ -44,6 +45,7 @@ CORPUS = "corpus"  # its name among the tasks of a mixture
 READ_ORDER = "in shards, by streams"  # in which a corpus is read; recorded with each stage
 SPLITS: tuple[Split, ...] = ("train", "validation")
 Half = Literal["validation", "report"]  # of the rows of a task that nothing is trained on
+MANY_UNWRITABLE = 0.05  # share of a task's answers of which it is said
 FOLDER = "tokenizer"  # in the folder of a stage: its vocabulary, which outlives its corpus
 UNKNOWN = ""  # the fingerprint in the record of a model that was imported without its tokenizer
 
@@ -75,6 +77,10 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     start = start_of(experiment, cache.parent, cache)
     if start is None:
         vocabulary = find_vocabulary(experiment, cache, say)
+        for name, share in unwritable(experiment, vocabulary, cache).items():
+            if share >= MANY_UNWRITABLE:
+                lacks = f"{share:.0%} of the answers of {name} have characters that the vocabulary lacks"
+                say(f"{lacks}, and can never be written right: --data.unknown bytes writes all")
     else:
         vocabulary = stored_vocabulary(start.folder, experiment)
     check_special(experiment.model, vocabulary, f"data.vocabulary={experiment.data.vocabulary}")

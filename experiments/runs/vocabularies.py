@@ -14,10 +14,11 @@ from lm.data.text.own import REQUIRED, train_sentencepiece
 from lm.data.text.published import open_vocabulary
 from lm.data.text.shards import fingerprint_of, sample_documents
 from lm.data.text.tfds import StoredRows
-from lm.data.text.vocabulary import TRAINED_KINDS, Vocabulary
+from lm.data.text.vocabulary import TRAINED_KINDS, UNK, Vocabulary
 from lm.data.text.wordpiece import train_wordpieces
 from lm.files import is_sealed
 
+LOOKED_AT = 200  # of a task, to see what the vocabulary lacks [answers]
 Say = Callable[[str], object]
 TaskRows = tuple[Task, StoredRows | TableRows]
 
@@ -62,6 +63,16 @@ def _with_tasks(documents: Iterator[str], tasks: Sequence[TaskRows]) -> Iterator
         for texts in rows:
             yield from next(texts, ())
     yield from chain.from_iterable(chain.from_iterable(rows))
+
+
+def unwritable(experiment: Experiment, vocabulary: Vocabulary, cache: Path) -> dict[str, float]:
+    """Task -> the share of its first answers that have a character which our own vocabulary lacks."""
+    shares = {}
+    for task, rows in task_rows(experiment, cache):
+        answers = [task.to_text(rows[place])[1] for place in range(min(LOOKED_AT, len(rows)))]
+        encoded = vocabulary.encode_batch(answers)
+        shares[task.name] = sum(UNK in ids for ids in encoded) / max(len(encoded), 1)
+    return shares
 
 
 def task_rows(experiment: Experiment, cache: Path) -> list[TaskRows]:
