@@ -11,6 +11,7 @@ from experiments.runs.trained import READ, WRITING, first_example, sample_texts
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 
+STEPS = ("pretraining.steps", "pretraining.save_every", "pretraining.log_every")
 VERSE = "the cat sat on the mat and the dog lay on the rug. "
 QUIET = SimpleNamespace(**dict.fromkeys(("say", "complain", "start", "advance", "began"), lambda *_: None))
 
@@ -19,11 +20,13 @@ QUIET = SimpleNamespace(**dict.fromkeys(("say", "complain", "start", "advance", 
 def own(tmp_path):
     """(row, settings given by hand) -> its experiment on a text of one's own."""
     (tmp_path / "verse.txt").write_text("\n\n".join(VERSE * 12 for _ in range(40)))
-    SCALES["tiny"] = SCALES["nano"] | TINY | {"tuning.mixtures": (), "tuning.heads": ()}
+    SCALES["tiny"] = SCALES["nano"] | TINY
     given = {
         "data.corpus": f"text:{tmp_path / 'verse.txt'}",
         "data.vocabulary": "bytes",
         "data.inputs_length": 64,
+        "tuning.mixtures": (),
+        "tuning.heads": (),
     }
     yield lambda row, changes=None: build(row, "tiny", given | {"pretraining.steps": 1} | (changes or {}))
     del SCALES["tiny"]
@@ -31,7 +34,7 @@ def own(tmp_path):
 
 def test_a_model_writes_before_and_after_it_has_learnt_a_text(own, tmp_path):
     fast = {"pretraining.optimizer.name": "adamw", "pretraining.optimizer.schedule": "constant"}
-    fast |= {"pretraining.optimizer.learning_rate": 0.01, "pretraining.steps": 100}
+    fast |= {"pretraining.optimizer.learning_rate": 0.01} | dict.fromkeys(STEPS, 100)
     experiment, folder = own("gpt/base", fast), tmp_path / "tiny" / "gpt" / "base" / "seed-0"
     run(experiment, folder, tmp_path / "cache", QUIET)
     text, before, after, true = sample_texts(experiment, folder)

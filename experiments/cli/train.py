@@ -279,7 +279,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
 
         def say_ending() -> None:
-            for line in (*sample_texts(experiment, run.folder), *ending(name, experiment, run.folder)):
+            for line in ending(name, experiment, run.folder):
                 reporter.say(line)
 
         if check:
@@ -296,6 +296,8 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
         if code:
             reporter.say(f"run: {run.folder}")
         elif jax.process_index() == 0:
+            for line in sample_texts(experiment, run.folder):
+                reporter.say(line)
             say_ending()
     if code:
         sys.exit(code)

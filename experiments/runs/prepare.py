@@ -13,6 +13,7 @@ from experiments.runs import origin
 from experiments.runs.stages import Stage, stages, start_of
 from experiments.runs.vocabularies import (
     Say,
+    TaskRows,
     find_vocabulary,
     rows_of,
     unwritable,
@@ -28,7 +29,7 @@ from lm.data.objectives import Lengths
 from lm.data.supervised import Encoded, Example, Mixed, Unsupervised
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Scored
+from lm.data.tasks.task import Row, Scored, Task
 from lm.data.text.published import open_vocabulary
 from lm.data.text.shards import Shard, Texts, fingerprint_of, sample_documents
 from lm.data.text.sources import Split
@@ -64,6 +65,7 @@ class Prepared:
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     """Find or make all that ``experiment`` reads; SettingError for what is missing or does not fit."""
     skipped: dict[str, int] = {}
+    answered: list[TaskRows] = []
     for name in experiment.tuning.mixtures:
         mixture(name)  # SettingError if it is none, read or not
     for stage in stages(experiment):
@@ -71,13 +73,14 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
             for task in tasks:
                 rows = rows_of(task, split, experiment, cache)
                 skipped |= {task.name: len(rows.left_out)} if split == "train" else {}
+                answered += [(task, rows)] if split == "train" and isinstance(task, Task) else []
     skipped = {name: count for name, count in skipped.items() if count}
     for name, count in skipped.items():
         say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
     start = start_of(experiment, cache.parent, cache)
     if start is None:
         vocabulary = find_vocabulary(experiment, cache, say)
-        for name, share in unwritable(experiment, vocabulary, cache).items():
+        for name, share in unwritable(answered, vocabulary).items():
             if share >= MANY_UNWRITABLE:
                 lacks = f"{share:.0%} of the answers of {name} have characters that the vocabulary lacks"
                 say(f"{lacks}, and can never be written right: --data.unknown bytes writes all")

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.processes.group import cache_compiled
-from experiments.runs.prepare import prepare, pretraining_batches, stored_vocabulary
+from experiments.runs.prepare import Prepared, encoded_split, pretraining_batches, stored_vocabulary
 from experiments.runs.recipes import body_steps, trained, trained_body
 from experiments.runs.stages import Stage, is_main, load_settings, stages_of
 from experiments.study.experiment import Experiment
@@ -225,18 +225,18 @@ def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:
     trains = [stage for stage in stages_of(folder) if stage.kind == "pretrain" and stage.is_main]
     if not trains or jax.process_count() > 1:
         return
-    stage, data = trains[0], prepare(experiment, cache_of(folder), lambda line: None)
-    mesh = sharding.make_mesh(experiment.mesh)
-    held_out = pretraining_batches(experiment, data, "validation")(0, slice(0, 1))
-    read, true = first_example(held_out, experiment.objective.has_inputs)
-    after = open_run(folder, [stage])
+    stage, after = trains[0], open_run(folder, trains)
+    vocabulary, mesh, cache = after.vocabulary, sharding.make_mesh(experiment.mesh), cache_of(folder)
+    text = encoded_split(experiment, "validation", vocabulary, cache)
+    batches = pretraining_batches(experiment, Prepared(vocabulary, text, text, cache), "validation")
+    read, true = first_example(batches(0, slice(0, 1)), experiment.objective.has_inputs)
     batch = after.batch([read], WRITING.max_length)
     models = {"before training": first_model(stage, mesh), "after training": after.model}
-    yield f"held-out text: {data.vocabulary.decode(read)}"
+    yield f"held-out text: {vocabulary.decode(read)}"
     for when, model in models.items():
         ids = np.asarray(decode(model, batch, WRITING, key=jax.random.key(0)).tokens[0])
-        yield f"  {when} the model writes: {data.vocabulary.decode(ids)}"
-    yield f"  in the text: {data.vocabulary.decode(true)}"
+        yield f"  {when} the model writes: {vocabulary.decode(ids)}"
+    yield f"  in the text: {vocabulary.decode(true)}"
 
 
 def first_example(batch: Mapping[str, np.ndarray], has_inputs: bool) -> tuple[list[int], list[int]]:

@@ -65,10 +65,10 @@ def _with_tasks(documents: Iterator[str], tasks: Sequence[TaskRows]) -> Iterator
     yield from chain.from_iterable(chain.from_iterable(rows))
 
 
-def unwritable(experiment: Experiment, vocabulary: Vocabulary, cache: Path) -> dict[str, float]:
+def unwritable(tasks: Sequence[TaskRows], vocabulary: Vocabulary) -> dict[str, float]:
     """Task -> the share of its first answers that have a character which our own vocabulary lacks."""
     shares = {}
-    for task, rows in task_rows(experiment, cache):
+    for task, rows in tasks:
         answers = [task.to_text(rows[place])[1] for place in range(min(LOOKED_AT, len(rows)))]
         encoded = vocabulary.encode_batch(answers)
         shares[task.name] = sum(UNK in ids for ids in encoded) / max(len(encoded), 1)
