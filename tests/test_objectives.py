@@ -1,5 +1,6 @@
 """Laws of the denoising objectives."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import get_args
 
@@ -243,6 +244,16 @@ def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_ot
     assert targets.lengths.max() <= room
     alone = noise_mask(objective, Drawn(counts[3:4], u[3:4], 100, starts[3:4]), room)
     assert (alone == mask[3:4]).all()
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_follows_every_setting_but_those_that_it_is_said_to_ignore(name):
+    noise, lengths = NOISES[name], np.full(20, 100)
+    text = Drawn(lengths, uniforms(0, np.arange(20), noise.draws, 100), 100, np.ones((20, 100), bool))
+    usual = noise.mask(Objective(rate=0.3), text)
+    for field, value in {"rate": 0.4, "mean_span_length": 5.0}.items():
+        other = noise.mask(replace(Objective(rate=0.3), **{field: value}), text)
+        assert (other == usual).all() == (field in noise.ignores), field
 
 
 def test_every_name_of_a_choice_has_its_entry_and_every_entry_its_name():

@@ -16,7 +16,7 @@ from experiments.cli.models import count_written, generate, show_examples
 from experiments.cli.one_run import Options, RowRun
 from experiments.cli.train import train_one, train_rows
 from experiments.processes.progress import reporting
-from experiments.report.ending import chance_of, ending, report_of
+from experiments.report.ending import chance_of, ending, report_of, to_try
 from experiments.runs.recipes import start_from, steps_of
 from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.run import check, run
@@ -334,6 +334,20 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
     commands = lines[lines.index("Try:") + 1 :]
     assert len(commands) == 3 and all(line.startswith("  lm ") for line in commands)
     assert commands[2] == f"  lm report t5/6-corruption-rate --scale tiny --runs {swept}"
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "command"),
+    [
+        ("gpt/base", {}, "lm generate runs/a --prompt 'The function returns'"),
+        ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'It was a'"),
+        ("bert/base", {}, "lm fill 'Paris is the [MASK] of France.' --run runs/a"),
+        ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm score runs/a --tasks mrpc"),
+    ],
+)
+def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command):
+    folder = Path("runs/nano") / row / "seed-0"
+    assert to_try(row, build(row, "nano", changes), folder)[0] == command.replace("runs/a", str(folder))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.cli import EXAMPLES
 from experiments.cli.usage.arguments import parse
@@ -15,6 +15,10 @@ from experiments.runs.stages import PRETRAINING, stages_of
 from experiments.starts import import_published
 from lm.settings import SettingError, nearest
 from lm.train.config import Weights
+
+if TYPE_CHECKING:
+    from lm.nn.composed import Tuned
+    from lm.nn.transformer import Transformer
 
 
 def import_or_export(arguments: Sequence[str]) -> None:
@@ -58,10 +62,14 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
 def _describe(published: dict[str, Any], what: str) -> None:
     """Print what was imported, and which fields of its config.json say nothing of the model here."""
     from lm.convert.families import FAMILIES as PUBLISHED
+    from lm.convert.heads import has_head
     from lm.convert.unread import unknown_fields
 
     kind = published["model_type"]
     UNBROKEN.print(f"imported {kind} {what}")
+    if has_head(published):
+        kept = f"{published['architectures'][0]} has a head, which is not read: only the model below it"
+        UNBROKEN.print(kept)
     if unknown := unknown_fields(published, PUBLISHED[kind]):
         UNBROKEN.print(f"not read from config.json: {', '.join(unknown)}; an export writes it again")
 
@@ -75,6 +83,8 @@ def export_checkpoint(
 ) -> None:
     """Write a run's model as a checkpoint that other programs read.
 
+    A head goes along where a class of transformers computes the same, such as BertForSequenceClassification.
+
     Args:
         run: folder of a run.
         folder: where config.json and safetensors go.
@@ -82,16 +92,24 @@ def export_checkpoint(
         weights: average: the moving average of the parameters (optimizer.ema); last: the parameters
             themselves; scored: the average where one is kept, as everywhere.
     """
-    from experiments.runs.recipes import trained_body
+    from experiments.runs.recipes import trained_body, trained_whole
     from experiments.runs.trained import chosen, frame
     from lm import convert, sharding
+    from lm.data.tasks.labelled import find_labelled
 
     stage = chosen(run, {stage.name: stage for stage in stages_of(run) if stage.has_model}, mixture)
-    model = trained_body(stage, sharding.make_mesh(stage.settings.mesh), weights)
+    mesh, what, labels = sharding.make_mesh(stage.settings.mesh), "model", tuple[str, ...]()
+    model: Transformer | Tuned = trained_body(stage, mesh, weights)
+    if stage.kind == "head":
+        tuned = trained_whole(stage, mesh, weights)
+        try:
+            what, model, labels = convert.class_of(tuned), tuned, find_labelled(*stage.on).labels
+        except SettingError as error:
+            UNBROKEN.print(f"the head for {', '.join(stage.on)} stays behind: {error}")
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one
         vocabulary = stored_vocabulary(stage.folder, stage.settings)
         files |= vocabulary.exported(*frame(stage, vocabulary))
-    convert.save(model, folder, beside=files)
-    UNBROKEN.print(f"exported the model of {run} to {folder}")
+    convert.save(model, folder, labels=labels, beside=files)
+    UNBROKEN.print(f"exported the {what} of {run} to {folder}")

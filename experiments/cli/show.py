@@ -39,7 +39,8 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
         return
     for table in tables(rows):
         title = f"{table.name}: {table.title}"
-        listed = listing("row", "in the paper", "changes", "finished", title=title)
+        label = "in the paper" if any(row.paper for row in table.rows) else "label"
+        listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
             changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
             new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())

@@ -78,14 +78,18 @@ def drawn(name: str, result: Result) -> bool:
 def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
     """Three commands that go on from a finished run."""
     lm = shlex.join(["lm", *study_words()])
+    documented = experiment.data.corpus.startswith("documentation")
+    sentence = "The function returns" if documented else "It was a"
     if experiment.counts.model != "none":
         look = f"{lm} show {name}"
+    elif experiment.tuning.heads and not experiment.pretraining.steps:
+        look = f"{lm} score {folder} --tasks {experiment.tuning.heads[0]}"
     elif experiment.model.has_decoder:
-        look = f"{lm} generate {folder} --prompt 'The function returns'"
+        look = f"{lm} generate {folder} --prompt {shlex.quote(sentence)}"
     else:
         look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
     attends = experiment.counts.model == "none" and experiment.model.mixer == "attention"
-    picture = f"{lm} draw attention {folder} --text 'The function returns'"
+    picture = f"{lm} draw attention {folder} --text {shlex.quote(sentence)}"
     return look, picture if attends else f"{lm} examples {name}", f"{lm} {report_of(name, folder)}"
 
 

@@ -275,16 +275,22 @@ def checkpoints_of(stage: Stage) -> Checkpoints:
     return Checkpoints(stage.folder / "checkpoints", config, stage.settings.guard)
 
 
-def trained(stage: Stage, mesh: Mesh, step: int | None = None) -> State:
+def trained(stage: Stage, mesh: Mesh, step: int | None = None, weights: Weights = "scored") -> State:
     """The parameters after a stage, the best ones if it was scored; or those after ``step``."""
-    return _restored(stage, steps_of(stage, mesh), "", step)
+    return _restored(stage, steps_of(stage, mesh), "", step, weights)
 
 
 def trained_body(stage: Stage, mesh: Mesh, weights: Weights = "scored") -> Transformer:
     """The Transformer after a stage, without a head or ELECTRA's generator; low-rank updates are merged."""
     state = _restored(stage, body_steps(stage, mesh), prefix_of(stage), weights=weights)
-    model = cast(Transformer, state.model)
-    return composed.merged(model) if model.config.lora.rank else model
+    return composed.merged(cast(Transformer, state.model))
+
+
+def trained_whole(stage: Stage, mesh: Mesh, weights: Weights = "scored") -> composed.Tuned:
+    """The model after a stage of kind "head", with its head; low-rank updates are merged."""
+    model = cast(composed.Tuned, trained(stage, mesh, weights=weights).model)
+    model.body = composed.merged(cast(Transformer, model.body))
+    return model
 
 
 def body_steps(stage: Stage, mesh: Mesh) -> Steps:

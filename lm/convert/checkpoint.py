@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,10 @@ from safetensors.numpy import save_file
 from lm.convert.config_json import MATRIX, config_json, family_of, model_config, parts_in, parts_of
 from lm.convert.families import FAMILIES
 from lm.convert.family import Family, Json
+from lm.convert.heads import has_head, head_json, head_tensors, is_of_head
 from lm.convert.tensors import Tensor, is_constant, tensors
 from lm.files import complete_folder
+from lm.nn.composed import Tuned
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.ops.positions import sinusoids
@@ -37,14 +39,15 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
     """The float32 model of a folder; SettingError lists all that is amiss, before anything is read.
 
     The settings keep the folder's config.json (``published``), and ``save`` what it says beside them.
-    Besides the parameters there is never more than one tensor in memory.
+    Besides the parameters there is never more than one tensor in memory. Of a model that was tuned with a
+    head, its class ending in ForSequenceClassification or the like, the head is left out.
     """
     folder = Path(folder)
     theirs = read_object(folder / CONFIG)
     with ExitStack() as stack:
         files = _open(folder, stack)
         try:
-            family = FAMILIES[family_of(theirs)]
+            family, tuned = FAMILIES[family_of(theirs)], has_head(theirs)
             stored = _renamed(family, files)
 
             def read(name: str) -> np.ndarray:
@@ -62,7 +65,7 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
         due = tensors(family, config, shapes)
         wrong = [*_misfits(due, {name: files[old].get_slice(old) for name, old in stored.items()})]
         if not wrong:
-            others = stored.keys() - due
+            others = {name for name in stored.keys() - due if not (tuned and is_of_head(stored[name]))}
             wrong = [_unknown(name, family) for name in others if not _known(name, family, config, due, read)]
         if wrong:
             raise SettingError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
@@ -172,27 +175,36 @@ def _repeats(name: str, source: str, read: Read) -> bool:
         return False
 
 
-def _tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def _tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], tuned: bool) -> dict[str, Tensor]:
     family = FAMILIES[config_json(config)["model_type"]]
-    bare = config.logits == "none" and parts_of(config) <= {"pooler"}  # as BertModel: nothing stands above
+    # as BertModel: nothing stands above
+    bare = not tuned and config.logits == "none" and parts_of(config) <= {"pooler"}
     prefix = family.prefix if bare else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors(family, config, shapes).items()}
 
 
 def save(
-    model: Transformer,
+    model: Transformer | Tuned,
     folder: Path | str,
     *,
+    labels: Sequence[str] = (),
     shard_bytes: int = SHARD_BYTES,
     beside: Mapping[str, bytes] = NO_FILES,
 ) -> None:
     """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all or nothing.
 
-    SettingError if no published family computes what this model does.
+    A tuned one with its head, whose classes are called ``labels``. SettingError if no published family
+    computes what this model does.
     """
-    folder, theirs = Path(folder), config_json(model.config)
-    leaves = named(model) | _constants(theirs, model.config)
-    due = _tensors(model.config, {path: leaf.shape for path, leaf in leaves.items()})
+    head = model if isinstance(model, Tuned) else None
+    body = cast(Transformer, model.body if isinstance(model, Tuned) else model)
+    folder, theirs = Path(folder), config_json(body.config)
+    leaves = named(body) | _constants(theirs, body.config)
+    due = _tensors(body.config, {path: leaf.shape for path, leaf in leaves.items()}, head is not None)
+    if head is not None:
+        theirs |= head_json(head, labels)
+        leaves |= {name: leaf for name, leaf in named(head).items() if name.startswith("head.")}
+        due |= head_tensors(head, {name: leaf.shape for name, leaf in leaves.items()})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already; name a new folder")
     with complete_folder(folder) as draft:

@@ -119,6 +119,7 @@ FAMILIES |= DECODER_FAMILIES
 _TRANSFORM = "{transform.dense,transform.norm,logits_bias}"
 FAMILIES["distilbert"] = Family(
     classes="DistilBertForMaskedLM=logits DistilBertModel",
+    heads="DistilBert=tokens,span",
     keys=keys("""vocab_size dim=d_model n_layers=num_encoder_layers n_heads=num_heads hidden_dim=d_ff
         max_position_embeddings=max_length dropout=dropout:0.1 activation=mlp:gelu pad_token_id=special.pad:0
         eos_token_id=special.eos:null sinusoidal_pos_embds=positions:false"""),
@@ -138,6 +139,7 @@ FAMILIES["distilbert"] = Family(
 )
 FAMILIES["bert"] = Family(
     classes="BertForPreTraining=logits,pooler,next-sentence BertForMaskedLM=logits BertModel",
+    heads="Bert=classes,regression,choice,tokens,span",
     keys=keys(
         f"{SIZE_NAMES} num_hidden_layers=num_encoder_layers max_position_embeddings=max_length "
         "layer_norm_eps=norm_epsilon:1e-12 hidden_dropout_prob=dropout:0.1 hidden_act=mlp:gelu "
@@ -167,6 +169,7 @@ _GELU = choice("hidden_act", "mlp", values("gelu=gelu"), "gelu")  # the output l
 FAMILIES["roberta"] = replace(
     FAMILIES["bert"],
     classes="RobertaForMaskedLM=logits RobertaModel",
+    heads="Roberta=tokens,span",
     keys=revised(
         FAMILIES["bert"].keys,
         *keys("pad_token_id=special.pad:1 eos_token_id=special.eos:2 bos_token_id=special.start:0"),
@@ -182,6 +185,7 @@ FAMILIES["roberta"] = replace(
 FAMILIES["longformer"] = replace(
     FAMILIES["roberta"],
     classes="LongformerForMaskedLM=logits LongformerModel",
+    heads="Longformer=tokens,span",
     keys=FAMILIES["roberta"].keys + attention_window_keys(),
     fixed=FAMILIES["roberta"].fixed | {"sparsity.projections": "separate"},
     idle="onnx_export",
@@ -190,6 +194,7 @@ FAMILIES["longformer"] = replace(
 FAMILIES["albert"] = replace(
     FAMILIES["bert"],
     classes="AlbertForPreTraining=logits,pooler,sentence-order AlbertForMaskedLM=logits AlbertModel",
+    heads="Albert=classes,regression,choice,tokens,span",
     keys=revised(
         FAMILIES["bert"].keys,
         *keys("eos_token_id=special.eos:3"),
@@ -215,6 +220,7 @@ FAMILIES["albert"] = replace(
 FAMILIES["electra"] = replace(
     FAMILIES["bert"],
     classes="ElectraForPreTraining=replaced-token ElectraForMaskedLM=logits ElectraModel",
+    heads="Electra=tokens,span",
     keys=revised(
         FAMILIES["bert"].keys,
         _GELU,

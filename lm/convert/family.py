@@ -41,6 +41,7 @@ class Family:
     """
 
     classes: str  # their classes, the fullest first, with the parts that each has: "Class=part,part Class"
+    heads: str = ""  # their name before ForTokenClassification ..., and the kinds of head that are one layer
     keys: tuple[Key, ...]
     # of ours, in every model of the family; a function of the others where it depends on them
     fixed: dict[str, Any]

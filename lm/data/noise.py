@@ -60,6 +60,7 @@ class Noise(NamedTuple):
     draws: int = 1  # random numbers per token
     on_words: bool = False  # reads where words begin
     per_document: bool = False  # splits each document, so documents are kept apart
+    ignores: tuple[str, ...] = ()  # settings of the amount without effect, refused where they are changed
 
     @property
     def by_chance(self) -> bool:
@@ -223,10 +224,10 @@ def _poisson(mean: float) -> np.ndarray:
 
 
 NOISES: dict[str, Noise] = {
-    "iid": Noise(lambda amount, text: text.u[:, 0] < amount.rate),
-    "whole-words": Noise(_whole_words, on_words=True),
+    "iid": Noise(lambda amount, text: text.u[:, 0] < amount.rate, ignores=("mean_span_length",)),
+    "whole-words": Noise(_whole_words, on_words=True, ignores=("mean_span_length",)),
     "spans": Noise(_spans, counts=span_counts),
-    "geometric-spans": Noise(_geometric_spans, draws=2, on_words=True),
+    "geometric-spans": Noise(_geometric_spans, draws=2, on_words=True, ignores=("mean_span_length",)),
     "poisson-spans": Noise(
         lambda amount, text: _infill(amount, text.lengths, text.u).noise, infill=_infill, draws=2
     ),
@@ -234,11 +235,13 @@ NOISES: dict[str, Noise] = {
         _suffix,
         counts=lambda amount, lengths, u: (lengths - prefix_lengths(lengths, u), np.ones_like(lengths)),
         per_document=True,
+        ignores=("rate", "mean_span_length"),
     ),
     "everything": Noise(
         lambda amount, text: np.ones(text.u[:, 0].shape, bool),
         counts=lambda amount, lengths, u: (lengths, np.ones_like(lengths)),
         per_document=True,
+        ignores=("rate", "mean_span_length"),
     ),
 }
 

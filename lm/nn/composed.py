@@ -178,6 +178,8 @@ def source_of(learnt: Collection[str], name: str) -> str | None:
 
 def merged(model: Transformer) -> Transformer:
     """The same function without low-rank updates, each added to its matrix (Hu et al. 2021, section 4.1)."""
+    if not model.config.lora.rank:
+        return model
     lora, params = model.config.lora, named(model)
     plain = jax.eval_shape(lambda: Transformer(replace(model.config, lora=LoraConfig()), nnx.Rngs(params=0)))
     for down in [name for name in params if name.endswith(".lora.down")]:

@@ -1,6 +1,7 @@
 """``lm COMMAND --help``: what it does, two examples, its arguments; the settings that people change first."""
 
 import inspect
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
@@ -94,7 +95,9 @@ def rows(group: Sequence[Taken], meanings: dict[str, str], width: int) -> Iterat
     for each in group:
         head = f"  {called(each)}"
         chosen = f": {', '.join(each.choices)}" if each.value.startswith("CHOICE") else ""
-        meaning = (meanings.get(each.name, "").rstrip(".") + chosen + shown_default(each)).strip()
+        meaning = (
+            re.sub(r"(?<!\.)\.$", "", meanings.get(each.name, "")) + chosen + shown_default(each)
+        ).strip()
         lines = wrap(meaning, width - COLUMN) or [""]
         if len(head) < COLUMN - 1:
             yield f"{head:{COLUMN}}{lines.pop(0)}".rstrip()

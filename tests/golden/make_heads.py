@@ -1,0 +1,66 @@
+"""Make heads.npz anew: what the classes of transformers for tuned models compute above the checkpoints here.
+
+    python make_heads.py
+
+Needs torch and transformers 5. Read: the checkpoints here and the inputs in their golden.npz. Poolers and
+heads are drawn by their names (drawn.py). Written: ``FAMILY/CLASS``, the logits; of spans [B,L,2], start and
+end.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from drawn import drawn
+
+HERE = Path(__file__).parent
+LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 3}
+CLASSES = {
+    "bert": ["SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering"],
+    "albert": ["SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering"],
+    "distilbert": ["TokenClassification", "QuestionAnswering"],
+    "roberta": ["TokenClassification", "QuestionAnswering"],
+    "electra_disc": ["TokenClassification", "QuestionAnswering"],
+}
+
+
+def redraw(model):
+    for name, parameter in model.named_parameters():
+        *path, leaf = name.split(".")
+        module = next((each for each in ("pooler", "classifier", "qa_outputs") if each in path), None)
+        if module:
+            parameter.data = torch.from_numpy(drawn(f"{module}.{leaf}", tuple(parameter.shape)))
+
+
+@torch.no_grad()
+def logits(family, suffix):
+    name = transformers.AutoConfig.from_pretrained(HERE / family).architectures[0].partition("For")[0]
+    made = getattr(transformers, f"{name}For{suffix}")
+    sizes = {"num_labels": LABELS[f"For{suffix}"]} if f"For{suffix}" in LABELS else {}
+    model = made.from_pretrained(HERE / family, attn_implementation="eager", **sizes).eval()
+    redraw(model)
+    with np.load(HERE / family / "golden.npz") as arrays:
+        names = [
+            key[3:]
+            for key in arrays.files
+            if key in ("in/input_ids", "in/attention_mask", "in/token_type_ids")
+        ]
+        batch = {key: torch.from_numpy(arrays[f"in/{key}"]).long() for key in names}
+    if suffix == "MultipleChoice":  # one row, the texts its candidates
+        batch = {key: value[None] for key, value in batch.items()}
+    found = model(**batch)
+    if suffix == "QuestionAnswering":
+        return torch.stack([found.start_logits, found.end_logits], -1).numpy()
+    return found.logits.numpy()
+
+
+def main():
+    every = {f"{family}/{suffix}": logits(family, suffix) for family in CLASSES for suffix in CLASSES[family]}
+    np.savez_compressed(HERE / "heads.npz", **every)
+    for name, array in every.items():
+        print(name, array.shape, float(np.abs(array).mean()))
+
+
+if __name__ == "__main__":
+    main()
