@@ -27,8 +27,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments[:cut])
     try:
         if "names" in options:
-            rows = jobs(options.names, options.scale, options.runs, arguments[cut + 1 :])
-            return options.act(rows, options)
+            return options.act(jobs(options, arguments[cut + 1 :]), options)
         return options.act(options)
     except LaunchError as error:
         print(f"lm-launch: {error}", file=sys.stderr)
@@ -52,6 +51,8 @@ def _command(commands: Any, name: str, act: Callable, runs: str | None, text: st
         add("names", nargs="+", metavar="NAME", help="a row of the study, or a pattern such as 't5/6-*'")
         add("--scale", default="base", help="size of the study: nano, mini, mini-real, small, medium or base")
         add("--runs", default=runs, help="folder of the runs, which all processes see")
+        own = "module with rows of your own, as for lm, once for each; else those of LM_STUDY"
+        add("--study", type=Path, action="append", default=[], metavar="FILE", help=own)
         add("--restarts", type=int, default=3, help="consecutive failures tolerated")
     return add
 

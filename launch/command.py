@@ -2,10 +2,12 @@
 
 import difflib
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +19,17 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """One row: ``lm run name --scale scale --runs runs extra...``."""
+    """One row: ``lm run name --scale scale --runs runs extra... --study FILE ...``."""
 
     name: str
     scale: str
     runs: str
     extra: tuple[str, ...]
+    studies: tuple[str, ...] = ()  # modules of the user's own
 
     def arguments(self) -> list[str]:
-        return ["run", self.name, "--scale", self.scale, "--runs", self.runs, *self.extra]
+        own = [word for file in self.studies for word in ("--study", file)]
+        return ["run", self.name, "--scale", self.scale, "--runs", self.runs, *self.extra, *own]
 
 
 def label(*jobs: Job) -> str:
@@ -50,16 +54,28 @@ def program_path(program: str, remedy: str) -> str:
     return path
 
 
-def jobs(patterns: Sequence[str], scale: str, runs: str, extra: Sequence[str]) -> list[Job]:
-    """A job for each row that the patterns mean; ``lm`` says which, and refuses what it does not know."""
-    if early := {word.partition("=")[0] for word in extra} & {"--scale", "--runs"}:
+def own_modules(given: Sequence[Path]) -> tuple[str, ...]:
+    """Paths of the user's modules, those of LM_STUDY if none is given."""
+    files = given or [Path(name) for name in os.environ.get("LM_STUDY", "").split(os.pathsep) if name]
+    for file in files:
+        if not file.is_file():
+            raise LaunchError(f"--study {file} does not exist; name a Python file such as my_rows.py")
+    return tuple(str(file.absolute()) for file in files)
+
+
+def jobs(options: Namespace, extra: Sequence[str]) -> list[Job]:
+    """A job for each row that the names mean; ``lm`` says which, and refuses what it does not know."""
+    if early := {word.partition("=")[0] for word in extra} & {"--scale", "--runs", "--study"}:
         raise LaunchError(
             f"{' and '.join(sorted(early))} should stand before --, as lm-launch goes by it too"
         )
     lm, names = program_path("lm", "install the project here (pip install -e .); it knows the rows"), []
-    for pattern in patterns:
-        answer = subprocess.run([lm, "list", pattern, "--names"], capture_output=True, text=True)
+    studies = own_modules(options.study)
+    own = os.environ | {"LM_STUDY": os.pathsep.join(studies)}
+    for pattern in options.names:
+        answer = subprocess.run([lm, "list", pattern, "--names"], capture_output=True, text=True, env=own)
         if answer.returncode:
             raise LaunchError(answer.stderr.strip().removeprefix("lm: "))
         names += answer.stdout.split()
-    return [Job(name, scale, runs, tuple(extra)) for name in dict.fromkeys(names)]
+    shared = options.scale, options.runs, tuple(extra), studies
+    return [Job(name, *shared) for name in dict.fromkeys(names)]

@@ -26,9 +26,12 @@ from launch.policy import ABSENT, DONE, FAILED, Seen, SliceState, step
 from launch.processes import Child, on_signals, say, show
 
 PACKED = "lm-source.tgz"  # in the workers' home folders; unpacked into ~/lm
+STUDIES = "studies"  # folder in it of the user's modules
 _BUCKET = re.compile("gs://([^/]+)")
 _END = "bash lm/launch/worker.sh clean 2> /dev/null"  # what an adopted slice may still run
-_UNPACK = f"{_END}; rm -rf lm/lm lm/experiments lm/launch && mkdir -p lm && tar -xzf {PACKED} -C lm"
+_UNPACK = (
+    f"{_END}; rm -rf lm/lm lm/experiments lm/launch lm/{STUDIES} && mkdir -p lm && tar -xzf {PACKED} -C lm"
+)
 # a dead connection ends
 _ALIVE = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]
 
@@ -52,7 +55,9 @@ class RowSlice:
         workers = ["--worker=all", "--node=all", *at]
         kind = [f"--accelerator-type={self.accelerator}", f"--runtime-version={self.runtime}"]
         kind += [f"--labels={gcloud.LABEL}", *(["--spot"] if options.spot else [])]
-        nodes, variables, words = [f"--node-id={name}"], [], ["lm", *self.job.arguments()]
+        there = tuple(f"lm/{STUDIES}/{Path(file).name}" for file in self.job.studies)
+        nodes, variables = [f"--node-id={name}"], list[str]()
+        words = ["lm", *replace(self.job, studies=there).arguments()]
         if options.slices > 1:
             nodes = [f"--node-count={options.slices}", f"--node-prefix={name}"]
             if not any(word.split("=")[0] == "--mesh.slice" for word in words):
@@ -79,8 +84,8 @@ class RowSlice:
         return [[*gcloud.TPUS, "queued-resources", *command] for command in commands[action]]
 
 
-def pack(source: Path, target: Path) -> None:
-    """Write what git tracks or does not ignore in ``source``, as it is now, to the file ``target``."""
+def pack(source: Path, studies: Sequence[str], target: Path) -> None:
+    """Write to ``target`` what git tracks or does not ignore in ``source``, as it is now, and ``studies``."""
     command = ["git", "-C", str(source), "ls-files", "-zco", "--exclude-standard"]
     names = set(subprocess.run(command, capture_output=True).stdout.decode().split("\0"))
     if missing := {"pyproject.toml", "constraints.txt", "launch/worker.sh"} - names:
@@ -89,6 +94,8 @@ def pack(source: Path, target: Path) -> None:
     with tarfile.open(target, "w:gz") as archive:
         for name in sorted(name for name in names if name and (source / name).exists()):
             archive.add(source / name, name)
+        for file in studies:
+            archive.add(file, f"{STUDIES}/{Path(file).name}")
 
 
 def run_slices(jobs: Sequence[Job], options: Namespace) -> int:
@@ -96,6 +103,9 @@ def run_slices(jobs: Sequence[Job], options: Namespace) -> int:
     if not options.runs.startswith("gs://"):
         fault = "should be gs://BUCKET/FOLDER: a slice's disks are deleted with it"
         raise LaunchError(f"--runs {options.runs!r} {fault}")
+    studies = [Path(file).name for file in jobs[0].studies]
+    if len(set(studies)) < len(studies):
+        raise LaunchError(f"--study: {', '.join(sorted(studies))} should differ in their names on a slice")
     accelerator, runtime, hosts = resolve(options.accelerator)
     project = options.project or "PROJECT" if options.dry_run else gcloud.paying(options.project)
     kind = (accelerator, options.runtime or runtime, hosts, project)
@@ -111,7 +121,7 @@ def run_slices(jobs: Sequence[Job], options: Namespace) -> int:
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="lm-launch-") as folder:
         packed = Path(folder, PACKED)
-        pack(options.source, packed)
+        pack(options.source, jobs[0].studies, packed)
 
         def delete_all(_: int) -> None:
             stop.set()

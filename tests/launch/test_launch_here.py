@@ -186,10 +186,18 @@ def test_only_commands_that_start_rows_speak_of_what_is_handed_to_lm_run(command
     assert ("passed to lm run" in capsys.readouterr().out) == (command in ("tpu", "slurm", "local"))
 
 
-@pytest.mark.parametrize("handed", [["--runs", "elsewhere"], ["--scale=nano"]])
+@pytest.mark.parametrize("handed", [["--runs", "elsewhere"], ["--scale=nano"], ["--study=a"]])
 def test_what_the_launcher_goes_by_itself_is_not_handed_past_it(handed, capsys):
     assert dispatch([*LOCAL, "--", *handed]) == 2
     assert f"{handed[0].partition('=')[0]} should stand before --" in capsys.readouterr().err
+
+
+def test_a_module_of_ones_own_is_named_to_the_slurm_job(stage, tmp_path, monkeypatch, capfd):
+    (tmp_path / "my_rows.py").touch()
+    monkeypatch.chdir(tmp_path)
+    asked = ["slurm", "t5/a", "--time=1:00:00", "--gpus-per-node=4", "--study=my_rows.py", "--dry-run"]
+    assert dispatch(asked) == 0
+    assert f"--study {tmp_path / 'my_rows.py'}" in capfd.readouterr().out
 
 
 def test_braces_in_an_argument_reach_the_slurm_job_as_they_are(stage, capfd):

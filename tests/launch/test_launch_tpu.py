@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from launch.accelerators import resolve
 from launch.gcloud import deletion
 from launch.policy import ABSENT, FAILED, Seen, SliceState, step
 from launch.processes import on_signals, show
+from launch.tpu import pack
 
 HERE = Path(__file__).parent
 TPU = ["tpu", "t5/a", "--accelerator=v5litepod-16", "--zone=us-west4-a", "--runs=gs://b/r"]
@@ -153,6 +155,8 @@ def test_a_deletion_is_tried_as_often_after_any_failures_and_is_no_failure_of_th
         (["--accelerator=v6e:AxB"], "should be like v6e-16, or a topology like v6e:2x4"),
         (["--runs=/tmp/r"], "should be gs://"),
         (["--source=/"], "no constraints.txt"),
+        (["--study=none.py"], "--study none.py does not exist"),
+        (["--study=pyproject.toml"] * 2, "should differ in their names"),
         ("t5/typo", "did you mean t5/a?"),
         ({"auth": [(0, "", "")]}, "gcloud auth login"),
         ({"config": [(0, "(unset)", "")]}, "which project pays?"),
@@ -171,6 +175,22 @@ def test_what_the_user_can_mend_is_said_before_anything_is_asked_for(
         monkeypatch.setenv("PATH", str(stage.folder))
     assert dispatch(["tpu", change if isinstance(change, str) else "t5/a", *TPU[2:], *options]) == 2
     assert message in capsys.readouterr().err and "create" not in stage.calls()
+
+
+@pytest.mark.parametrize("way", ["option", "environment"])
+def test_a_module_of_ones_own_is_copied_to_the_slice_and_found_there(
+    stage, tmp_path, monkeypatch, capsys, way
+):
+    file = tmp_path / "my_rows.py"
+    file.write_text("ROWS = 1")
+    if way == "environment":
+        monkeypatch.setenv("LM_STUDY", str(file))
+    given = [f"--study={file}"] * (way == "option")
+    assert dispatch([*TPU, *given, "--dry-run"]) == 0
+    assert "lm run t5/a --scale base --runs gs/b/r --study lm/studies/my_rows.py" in capsys.readouterr().out
+    pack(Path(), [str(file)], tmp_path / "source.tgz")
+    with tarfile.open(tmp_path / "source.tgz") as archive:
+        assert archive.extractfile("studies/my_rows.py").read() == b"ROWS = 1"
 
 
 def test_a_sweep_runs_so_many_rows_at_once_and_no_more(stage, monkeypatch):
