@@ -37,7 +37,8 @@ from lm.settings import SettingError
 
 LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 
-ABOUT_SCORES = f"""How to read this: a row is the baseline with one change (`lm list TABLE`). A column is a \
+HOW_TO_READ = "how-to-read-this"  # name of the section that explains the others
+ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a \
 task, named by what it measures (↓: less is better); numbers are means ± deviations over seeds. ▲ ▼: better, \
 worse than the baseline, seed by seed, beyond noise ({1 - LEVEL:.0%}, Holm's rule over the column); one seed \
 cannot be told from noise. Compare held-out losses within one objective only."""
@@ -127,6 +128,9 @@ def write_report(
         text += [f"![{table.title}]({file}.png)" for file in drawn]
         folded = [details(row, finished.of(row), lines[row.name], scale) for row in finished.trained]
         sections.append(Section(table.name, "\n\n".join(text), folded))
+    paper = any(finished.baseline.paper for finished in all_finished)
+    explained = ["## How to read this", ABOUT_SCORES, *[ABOUT_PAPER, ABOUT_CLAIMS] * paper]
+    sections.append(Section(HOW_TO_READ, "\n\n".join(explained), []))
     waiting, left_out = [table.name for table in tables if table.name not in sheets], list(damaged)
     top, path = header(all_finished, scale, left_out, waiting), folder / "report.md"
     top += f"\n\nIn every row: {', '.join(f'`{n}={x}`' for n, x in given.items())}." * bool(given)
@@ -208,8 +212,8 @@ def header(tables: list[Finished], scale: str, left_out: list[str], waiting: lis
     lines = [
         f"# {'The T5 study' if paper else 'Classic models'} at scale `{scale}`",
         "\n".join(_setup(name, scale) for name in baselines),
-        ABOUT_SCORES,
-        *[ABOUT_PAPER, ABOUT_CLAIMS] * paper,
+        f"▲ ▼: better, worse than the baseline beyond noise; ±: deviation over seeds; ↓: less is better "
+        f"([how to read this](#{HOW_TO_READ})).",
     ]
     if waiting:
         lines += [f"Nothing but the baseline has finished of: {', '.join(waiting)}."]
