@@ -12,9 +12,6 @@ from jax.sharding import PartitionSpec
 from lm.nn.cache import KeyValue
 from lm.nn.config import ModelConfig
 from lm.ops.attention import SCORE_SCALES, Softmax, cudnn_attention, dot_product_attention
-from lm.ops.flash.grid import BACKENDS
-from lm.ops.flash.kernel import Flash
-from lm.ops.flash.rows import MOST_SCORES, WholeRows, side_by_side
 from lm.ops.masks import CAUSAL, AnyMask, Mask
 from lm.ops.positions import AnyBias
 from lm.settings import SettingError
@@ -58,6 +55,8 @@ def implementation(
 
 def fit_rows(config: ModelConfig, scores: int) -> bool:
     """Whether ``WholeRows`` takes so many scores of a head, and the heads that a device has."""
+    from lm.ops.flash.rows import MOST_SCORES, side_by_side  # pallas takes a while, and CPUs need none of it
+
     heads = config.num_heads // jax.sharding.get_abstract_mesh().shape.get(ACTIVATION_AXES["heads"], 1)
     return (
         scores <= MOST_SCORES and config.value_width == config.d_kv and side_by_side(heads, config.d_kv) > 0
@@ -78,6 +77,10 @@ def attend(
     chosen = implementation(config, query.shape[1], seen.key.shape[1], mask, bias)
     if chosen == "xla":
         return dot_product_attention(query, *seen, mask, bias, softmax)
+    from lm.ops.flash.grid import BACKENDS
+    from lm.ops.flash.kernel import Flash
+    from lm.ops.flash.rows import WholeRows
+
     kernels: dict[str, Kernel] = {
         "cudnn": lambda offset: cudnn_attention,
         "flash": lambda offset: Flash(BACKENDS[_platform()], offset),
