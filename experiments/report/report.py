@@ -128,12 +128,9 @@ def write_report(
         text += [f"![{table.title}]({file}.png)" for file in drawn]
         folded = [details(row, finished.of(row), lines[row.name], scale) for row in finished.trained]
         sections.append(Section(table.name, "\n\n".join(text), folded))
-    paper = any(finished.baseline.paper for finished in all_finished)
-    explained = ["## How to read this", ABOUT_SCORES, *[ABOUT_PAPER, ABOUT_CLAIMS] * paper]
-    sections.append(Section(HOW_TO_READ, "\n\n".join(explained), []))
+    sections.append(explanation(all_finished))
     waiting, left_out = [table.name for table in tables if table.name not in sheets], list(damaged)
-    top, path = header(all_finished, scale, left_out, waiting), folder / "report.md"
-    top += f"\n\nIn every row: {', '.join(f'`{n}={x}`' for n, x in given.items())}." * bool(given)
+    top, path = header(all_finished, scale, left_out, waiting, given), folder / "report.md"
     top += all_claims(found, [table for table in tables if table.name in sheets])
     save_figures(figures, folder, "png")
     write(path, "\n\n".join([top, *(section.markdown for section in sections)]) + "\n")
@@ -205,7 +202,9 @@ def shown_tables(tables: list[Finished]) -> list[Finished]:
     return compared or [next(t for t in tables if any(map(t.of, t.table.rows)))]
 
 
-def header(tables: list[Finished], scale: str, left_out: list[str], waiting: list[str]) -> str:
+def header(
+    tables: list[Finished], scale: str, left_out: list[str], waiting: list[str], given: Changes
+) -> str:
     """What stands above all tables."""
     paper = any(finished.baseline.paper for finished in tables)
     baselines = dict.fromkeys(finished.baseline.name for finished in tables)
@@ -220,7 +219,16 @@ def header(tables: list[Finished], scale: str, left_out: list[str], waiting: lis
     if left_out:
         reasons = ("; ".join(map(str.strip, line.splitlines())) for line in left_out)
         lines += ["Not counted:\n\n" + "\n".join(f"- `{line}`" for line in reasons)]
+    if given:
+        lines += [f"In every row: {', '.join(f'`{name}={value}`' for name, value in given.items())}."]
     return "\n\n".join(filter(None, lines))
+
+
+def explanation(tables: list[Finished]) -> Section:
+    """What stands below all tables."""
+    paper = any(finished.baseline.paper for finished in tables)
+    text = ["## How to read this", ABOUT_SCORES, *[ABOUT_PAPER, ABOUT_CLAIMS] * paper]
+    return Section(HOW_TO_READ, "\n\n".join(text), [])
 
 
 def _setup(baseline: str, scale: str) -> str:
