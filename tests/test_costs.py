@@ -109,6 +109,10 @@ def test_a_published_model_is_shown_by_its_name(capsys):
     assert dispatch(["show", "llama-7b", "--costs", "--length", "1024", "--batch", "4"]) == 0
     said = capsys.readouterr().out
     assert "6,738,415,616" in said and "512 KiB in bfloat16" in said and "2 GiB" in said
+    assert dispatch(["show", "llama-7b", "--costs", "--tokens", "1e12"]) == 0
+    assert "training on 1e+12 tokens D" in (said := capsys.readouterr().out) and "4.365e+22 FLOP" in said
+    assert dispatch(["show", "llama-7b", "--costs", "--tokens", "-1"]) == 2
+    assert "--tokens=-1.0 should be at least 0" in capsys.readouterr().err
     assert dispatch(["show", "mistral-7b"]) == 0
     said = capsys.readouterr().out
     assert "sparsity.window" in said and "4095" in said

@@ -22,9 +22,16 @@ from lm.sharding import named
 from lm.train import losses
 from lm.train.config import LossConfig
 
+RECURRENT = {
+    f"{mixer} {architecture}": replace(
+        CONFIGS[architecture], mixer=mixer, mixer_width=12, positions="none", layers="unroll"
+    )
+    for mixer, architecture in (("lstm", "encoder"), ("gru", "decoder"))
+}
+
 
 def tuned(name, **head):
-    config = replace(CONFIGS[name], dropout=0.0)
+    config = replace((CONFIGS | RECURRENT)[name], dropout=0.0)
     return Tuned(config, HeadConfig(**head), nnx.Rngs(params=jax.random.key(0)))
 
 
@@ -38,6 +45,9 @@ def tuned(name, **head):
         ("bert-base", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
         ("bert-base", {"kind": "span"}, (1, 2, 8)),
         ("bert-base", {"kind": "classes", "classes": 2, "layers": "mixed-frozen"}, (1, 2)),
+        ("lstm encoder", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3)),
+        ("lstm encoder", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
+        ("gru decoder", {"kind": "regression", "pool": "max"}, (1,)),
     ],
 )
 def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):

@@ -317,6 +317,19 @@ def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_a
     assert counted(vocab_size=10**6) > counted(vocab_size=10**5)
 
 
+def test_the_rough_count_holds_what_a_recurrent_layer_makes():
+    def counted(**new):
+        model = ModelConfig(architecture="decoder", num_decoder_layers=2, positions="none", **new)
+        experiment = replace(build(ROW, "base"), model=model)
+        return memory(planned(experiment, "v5e:1x1", Lengths(512, 0, 512)), 10**8)
+
+    rows = build(ROW, "base").pretraining.batch_size
+    one, two = (counted(mixer="lstm", mixer_width=width, remat="dots") for width in (512, 1_024))
+    # layers, positions, gates and states, float32; and what is remembered of other parameters
+    assert two - one == pytest.approx(2 * rows * 512 * (2 * 4 + 2) * 512 * 4, rel=1e-4)
+    assert counted(mixer="rnn") < counted(mixer="gru") < counted(mixer="lstm")
+
+
 def test_the_rough_count_holds_what_any_optimiser_remembers(monkeypatch):
     lion = SimpleNamespace(transform=lambda config, axes: optax.scale_by_lion())
     monkeypatch.setitem(OPTIMIZERS, "lion", lion)

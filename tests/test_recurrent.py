@@ -134,6 +134,27 @@ def test_states_and_gradients_are_those_of_a_plain_loop_that_passes_over_padding
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+def test_the_gradient_of_the_weights_is_the_sum_over_all_earlier_states():
+    """Backpropagation through time as it is written: dL/dW = sum_k dL/dh_T (prod_j dh_j/dh_j-1) dh_k/dW."""
+    rng = np.random.default_rng(0)
+    kernel, inputs = rng.normal(size=(3, 3)), rng.normal(size=(6, 3))
+    cell, weights = CELLS["rnn"], Weights(jnp.asarray(kernel, jnp.float32))
+    rows = jnp.asarray(inputs[:, None], jnp.float32)
+
+    def last(weights):
+        return recur(cell, weights, rows, (jnp.zeros((1, 3)),), None)[0][-1].sum()
+
+    states = [np.zeros(3)]
+    for x in inputs:
+        states.append(np.tanh(x + states[-1] @ kernel))
+    slopes = [1 - state**2 for state in states]  # tanh' = 1 - tanh^2
+    total, reaching = np.zeros((3, 3)), np.ones(3)  # dL/dh_T
+    for k in range(len(inputs), 0, -1):
+        total += np.outer(states[k - 1], reaching * slopes[k])
+        reaching = kernel @ (reaching * slopes[k])  # through dh_k/dh_k-1
+    np.testing.assert_allclose(jax.grad(last)(weights).kernel, total, atol=1e-5)
+
+
 def test_a_forget_gate_of_1_and_an_input_gate_of_0_keep_the_memory_exactly():
     cell, (weights, inputs, state) = CELLS["lstm"], drawn(CELLS["lstm"], length=50)
     write, forget, *others = jnp.split(inputs, 4, axis=-1)
@@ -214,10 +235,19 @@ def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients(
             np.testing.assert_allclose(other[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "mixer", [pytest.param(x, marks=pytest.mark.slow) for x in ("window", "gru", "lstm")]
+    ("mixer", "new"),
+    [
+        ("window", {}),
+        ("gru", {}),
+        ("lstm", {}),
+        ("rnn", {"layers": "scan"}),
+        ("lstm", {"cross_attention": "dot"}),
+        ("gru", {"cross_attention": "multiplicative", "layers": "scan"}),
+    ],
 )
-def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer):
+def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer, new):
     model = replace(
         test_sharding.MODEL,
         architecture="encoder-decoder",
@@ -226,7 +256,7 @@ def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer):
         positions="none",
         num_heads=8,
         d_kv=2,
-        layers="unroll",
+        **{"layers": "unroll"} | new,
     )
     spec = StepSpec(model, OptimizerConfig(factor_from=16))
     meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)

@@ -59,6 +59,7 @@ class CostedRows:
     length: int = 2_048  # of a row with --costs, on each side of an encoder-decoder [tokens]
     batch: int = 1  # that are decoded at once, with --costs [rows]
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the cache, with --costs
+    tokens: float = 0  # that the model is trained on, with --costs, such as 3e11; 0: none [tokens]
 
 
 def show_row(
@@ -105,7 +106,7 @@ def show_costs(model: ModelConfig, title: str, rows: CostedRows) -> None:
     """What training and decoding take by the settings alone: nothing is compiled."""
     from lm.train.throughput import cache_bytes, costs  # needs jax, which settings do not
 
-    at_least(rows, "--", length=1, batch=1)
+    at_least(rows, "--", length=1, batch=1, tokens=0)
     model = replace(model, dtype=rows.dtype, attention="auto")
     found = costs(model, rows.length)
     grid = listing("what", "how much", title=f"{title}: rows of {rows.length:,} tokens")
@@ -113,6 +114,8 @@ def show_costs(model: ModelConfig, title: str, rows: CostedRows) -> None:
     share = f"{found.scores / found.training:.1%} of it attention's scores"
     passes = (found.training - found.scores) / found.parameters
     grid.add_row("training, a token", f"{found.training:.4g} FLOP: {passes:.3g} N, and {share}")
+    if rows.tokens:
+        grid.add_row(f"training on {rows.tokens:.4g} tokens D", f"{found.training * rows.tokens:.4g} FLOP")
     if model.has_decoder:
         token = found.cache - cache_bytes(model, rows.length - 1, rows.length)
         grid.add_row("generating, a token", f"{found.generating:.4g} FLOP")

@@ -23,6 +23,7 @@ from lm.nn.config import ModelConfig
 from lm.nn.kernels import SHORT, fit_rows
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
+from lm.ops.recurrence import CELLS
 from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
 from lm.train.optimizers import remembered
@@ -175,8 +176,7 @@ def memory(step: PlannedStep, parameters: int) -> float:
     rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
     # that a block makes at a position
     hidden = 0 if model.mlp == "none" else model.d_ff
-    heads = 2 * model.num_heads * (model.d_kv + model.value_width)
-    features = 3 * model.d_model + (heads + hidden) / tensor
+    features = 3 * model.d_model + (_mixed_features(model, width) + hidden) / tensor
     saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
@@ -187,6 +187,17 @@ def memory(step: PlannedStep, parameters: int) -> float:
     states = 2 + _remembered(replace(model, remat="none"), phase.optimizer)  # parameters, gradients
     gathered = (sizes["fsdp"] > 1) * 4 * width * parameters / tensor / model.num_decoder_layers
     return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
+
+
+def _mixed_features(model: ModelConfig, width: int) -> float:
+    """What a mixer makes at a position, in numbers of ``width`` bytes; of a recurrent one in float32."""
+    heads = 2 * model.num_heads * (model.d_kv + model.value_width)
+    if model.mixer == "attention":
+        return heads
+    across = heads * (model.has_encoder and model.has_decoder)
+    if (cell := CELLS.get(model.mixer)) is not None:
+        return across + (2 * cell.gates + cell.states) * model.state_width * 4 / width
+    return across + {"window": model.state_width}.get(model.mixer, 0)
 
 
 def seconds(step: PlannedStep, parameters: int) -> float:
