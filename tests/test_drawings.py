@@ -17,9 +17,16 @@ from experiments.drawings.masks import MASKS, score_stages
 from experiments.drawings.measured import mixer_costs
 from experiments.drawings.panels import Heat, Plot, Scale, heatmaps, plots
 from experiments.drawings.reading import Reading, draw_gates, draw_heads, token_label
-from experiments.drawings.with_run import open_text, similarity_lines, word_span
+from experiments.drawings.with_run import (
+    open_text,
+    reader_of_texts,
+    similarity_lines,
+    text_states,
+    word_span,
+)
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
+from lm.data.objectives import OBJECTIVES
 from lm.data.text.own import Bytes
 from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
 from lm.evaluate.states import gates, reading_layers, state_gradients
@@ -235,6 +242,20 @@ def test_a_word_has_one_embedding_and_two_states(encoder):
     assert curve[0] == pytest.approx(1, abs=1e-5) and (curve[2:] < 0.9999).all()
     _, same = similarity_lines(run, ("a key", "a key"), "key")["“key” here and there"]
     np.testing.assert_allclose(same, 1, atol=1e-5)
+
+
+def test_of_elmo_a_word_has_states_that_were_read_from_both_ends(runs):
+    given = {"model.architecture": "decoder", "model.mixer": "lstm", "model.positions": "none"}
+    given |= {"model.heads": ("backward",), "tuning.mixtures": (), "tuning.heads": ("cola",)}
+    folder = test_scoring.run_of(runs, "elmo", given | {"objective": OBJECTIVES["causal-lm"]})[0]
+    run = open_run(folder, stages_of(folder))
+    model, ids = reader_of_texts(run), run.encode("a key of a set")
+    both, forward = text_states(run, model, ids), text_states(run, run.model, ids)
+    assert both.shape[-1] == 2 * forward.shape[-1]
+    np.testing.assert_allclose(both[1:, :, : forward.shape[-1]], forward[1:], atol=1e-5)
+    later = text_states(run, model, [*ids[:-1], ids[0]])
+    width = forward.shape[-1]
+    assert (later[-1, 0, :width] == both[-1, 0, :width]).all() and (later[-1, 0] != both[-1, 0]).any()
 
 
 def test_a_word_is_found_whatever_its_pieces_and_another_is_said_to_be_missing():

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import jax
 import numpy as np
@@ -29,7 +30,7 @@ from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.evaluate.lens import mean_similarity, word_similarity
 from lm.evaluate.states import reading_layers, state_gradients
-from lm.nn.composed import Tuned
+from lm.nn.composed import BidirectionalLM, Tuned
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.settings import SettingError, at_least
@@ -227,7 +228,8 @@ def similarity_lines(run: Trained, texts: tuple[str, str], word: str) -> dict[st
     """By layer, from the embedding on: the cosine of a word's states in two texts, and of unequal tokens."""
     first_ids, second_ids = (run.encode(text) for text in texts)
     spans = word_span(run.vocabulary, first_ids, word), word_span(run.vocabulary, second_ids, word)
-    first, second = text_states(run, first_ids), text_states(run, second_ids)
+    model = reader_of_texts(run)
+    first, second = text_states(run, model, first_ids), text_states(run, model, second_ids)
     curves = {
         f"“{word}” here and there": word_similarity(first, second, spans),
         "mean of other pairs of tokens": mean_similarity(first, second, (first_ids, second_ids)),
@@ -235,13 +237,21 @@ def similarity_lines(run: Trained, texts: tuple[str, str], word: str) -> dict[st
     return {name: (np.arange(len(values)), values) for name, values in curves.items()}
 
 
-def text_states(run: Trained, ids: list[int]) -> np.ndarray:
+def reader_of_texts(run: Trained) -> Transformer | BidirectionalLM:
+    """The model of a run; of ELMo's two language models both."""
+    if run.stage.kind == "text" or "backward" not in run.config.heads:
+        return run.model
+    model = trained(run.stage, sharding.make_mesh(run.stage.settings.mesh)).model
+    return model.body if isinstance(model, Tuned) else cast(BidirectionalLM, model)
+
+
+def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[int]) -> np.ndarray:
     """float32 [layers+2,T,D] of one text: the tokens' embeddings alone, then each layer's states."""
     batch: Batch = run.batch([ids])
     side = "encoder" if run.config.has_encoder else "decoder"
     if run.config.has_encoder and run.config.has_decoder:
         batch |= run.put({"decoder_input_tokens": np.zeros((run.devices, 1), np.int32)})
-    states = np.asarray(run.model.hidden(batch)[side][:, 0, : len(ids)], np.float32)
+    states = np.asarray(model.hidden(batch)[side][:, 0, : len(ids)], np.float32)
     embedded = np.asarray(run.model.embed(batch[f"{side}_input_tokens"])[0, : len(ids)], np.float32)
     wide = np.zeros((1, *states.shape[1:]), np.float32)  # embeddings may be narrower: zeros change no cosine
     wide[0, :, : embedded.shape[-1]] = embedded
