@@ -1,14 +1,16 @@
 """From runs made by hand to verdicts on the paper's claims: columns that count, frames, rows that learn."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.report import scoreboard
+from experiments.report import comparison, scoreboard
 from experiments.report.columns import FRAMES, Growth, Measured
 from experiments.report.comparison import Evidence, Finished, grown
 from experiments.report.plots import draw_figures
+from experiments.report.records import table_data
 from experiments.runs.result import Result
 from experiments.runs.scores import write_example_values
 from experiments.study.registry import REGISTRY, build, find, tables
@@ -182,6 +184,47 @@ def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):
     seeds = np.std(values, ddof=1) / 5**0.5
     bits = np.random.default_rng(0).normal(size=EXAMPLES)
     assert error == pytest.approx(np.hypot(seeds, bits.std() / EXAMPLES**0.5), rel=0.03)
+
+
+def test_a_run_without_examples_takes_their_noise_from_its_own_pairs_alone(tmp_path):
+    every, some = study(tmp_path), study(tmp_path)
+    some.finished.runs["t5/4-objective/prefix-lm"][0].phases.clear()  # its values of examples are not found
+    for evidence, known in ((every, True), (some, False)):
+        of_it = evidence.difference("t5/4-objective/bert-style", "t5/4-objective/prefix-lm", "updates")
+        others = evidence.difference("t5/4-objective/bert-style", "t5/4-objective/deshuffling", "updates")
+        assert (of_it.example_variance > 0) == known and others.example_variance > 0
+
+
+def test_rows_that_have_not_finished_lend_no_degrees_of_freedom(tmp_path, monkeypatch):
+    counted = []
+    monkeypatch.setattr(comparison, "judge_family", lambda found, margin, rows: counted.append(rows) or [])
+    evidence = study(tmp_path)
+    evidence.finished.runs["t5/4-objective/deshuffling"].clear()
+    evidence.marks(evidence.finished.columns[0])
+    with suppress(StopIteration):
+        evidence.verdicts()
+    assert set(counted) == {3}
+
+
+def test_a_table_says_how_many_seeds_its_own_rows_have(tmp_path):
+    evidence = study(tmp_path)
+    elsewhere = run(tmp_path, "t5/6-corruption-rate/10", 0, 1.0)
+    evidence.finished.runs["t5/6-corruption-rate/10"] = [elsewhere]  # as of a report on several tables
+    said = " ".join(scoreboard.conclusions(evidence, evidence.verdicts()))
+    assert "With 5 seeds" in said and "one seed" not in said
+
+
+def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):
+    evidence = study(tmp_path)
+    evidence = Evidence(evidence.finished, pytest.fail, {"t5/4-objective/prefix-lm": ["other code"]})
+    names = [cell.text for cell in scoreboard.verdict_sheet(evidence.verdicts(), evidence.unlike)["claim"]]
+    assert sorted(names) == [
+        "bert-style > deshuffling",
+        "bert-style > prefix-lm ≠",
+        "prefix-lm > deshuffling ≠",
+    ]
+    rows = table_data(evidence, evidence.verdicts())["rows"]
+    assert [row["unlike"] for row in rows.values()] == [["other code"], [], []]
 
 
 def test_a_damaged_file_of_examples_is_named_and_the_rest_counts(tmp_path):

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
 from experiments.processes.exit_codes import EXIT_CODES
+from experiments.processes.memory import has_glibc, tunables
 from experiments.runs.stages import COUNTS_FILE, stages_of
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
@@ -52,8 +53,18 @@ def examine(runs: Path = RUNS) -> None:
     ]
     if free < 1:
         lines += [("", "[yellow]less than 1 GiB: checkpoints of a small model need some 100 MB a row[/]")]
+    lines.append(("memory", about_memory()))
     for name, text in lines:
         UNBROKEN.print(f"[bold]{name:9}[/] {text}")
+
+
+def about_memory() -> str:
+    """How freed memory is kept between the steps of training."""
+    if (given := os.environ.get("GLIBC_TUNABLES")) is not None:
+        return f"GLIBC_TUNABLES={given}, as it stands in the environment"
+    if not has_glibc():
+        return "the C library is not glibc: each step of training takes its memory anew"
+    return f"commands that train on CPUs set GLIBC_TUNABLES={tunables()}"
 
 
 def damage(name: str, cache: Path) -> str:

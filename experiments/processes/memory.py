@@ -18,7 +18,7 @@ TUNABLES = {
 
 def tune_memory() -> None:
     """Start this process again with TUNABLES, once; nothing where they are set, unknown or of no use."""
-    if "GLIBC_TUNABLES" in os.environ or has_accelerator() or not _has_glibc():
+    if "GLIBC_TUNABLES" in os.environ or has_accelerator() or not has_glibc():
         return
     os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": tunables()})
 
@@ -28,7 +28,7 @@ def tunables() -> str:
     return ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
 
 
-def _has_glibc() -> bool:
+def has_glibc() -> bool:
     """Whether the C library is glibc: macOS and musl lack the name, or its value."""
     try:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")

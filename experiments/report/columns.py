@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.study.t5.scores import COLUMNS
+from lm.data.tasks.task import LOWER
 
 Tasks = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in scores.json
 Frame = Literal["updates", "FLOP", "content tokens"]  # what rows have spent as much of when they are compared
 FRAMES: tuple[Frame, ...] = ("updates", "FLOP", "content tokens")
-LOWER = {"bits_per_byte"}  # measures of which less is better
 UNITS = {"bits_above_chance": "bits above chance", "bits_per_byte": "bits per byte ↓"}
 
 

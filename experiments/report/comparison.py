@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import exp
+from math import exp, sqrt
 from statistics import mean
 from typing import Any, Literal
 
@@ -13,13 +13,16 @@ from experiments.report.columns import FRAMES, Frame, Growth, Measured, Score, m
 from experiments.report.statistics import Difference, Judged, judge_family, outliers, resample_examples
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment, Row, Table
-from experiments.study.t5.claims import Claim, claims
+from experiments.study.t5.claims import TOLD_APART, Claim, claims
+from experiments.study.t5.scores import COLUMNS
 from lm.settings import SettingError
 
 SIGNAL = 3.0  # spread of the rows over the deviation of repeats: a column below that is not averaged
 FROM_CHANCE = 3.0  # of the baseline: nor is one whose baseline guesses [standard errors]
 Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was recorded -> lines of (step, value)
-MARGIN = 2.0  # deviations of a repeat: a smaller difference the paper's own rule would not have shown
+# deviations of a repeat: the smallest difference of two rows, over all its columns, that the paper tells
+MARGIN = TOLD_APART * sqrt(2 / len(COLUMNS))
+ALIKE: Mapping[str, list[str]] = {}
 Word = Literal[
     "confirmed", "contradicted", "equivalent", "undecided", "not yet learning", "out of range", "–"
 ]
@@ -95,9 +98,14 @@ Verdicts = Mapping[Frame, Sequence[tuple[Claim, Verdict]]]
 class Evidence:
     """The columns of a table that count, and its rows' differences over them."""
 
-    def __init__(self, finished: Finished, complain: Callable[[str], object]):
-        """``complain`` is called with each file that is damaged, whose examples do not count."""
-        self.finished, self.complain = finished, complain
+    def __init__(
+        self, finished: Finished, complain: Callable[[str], object], unlike: Mapping[str, list[str]] = ALIKE
+    ):
+        """``complain`` is called with each file that is damaged, whose examples do not count.
+
+        ``unlike``: rows that were made of other things than those beside them, and of which.
+        """
+        self.finished, self.complain, self.unlike = finished, complain, unlike
         self.signals = {column.name: finished.signal(column) for column in finished.columns}
         self.deviations = {c.name: finished.deviation(c) or 1.0 for c in finished.columns}  # unknown: 1
 
@@ -157,19 +165,11 @@ class Evidence:
         """Column -> row -> seed -> [DRAWS]: how far its value moves if examples are drawn; where known."""
         return {c.name: example_noise(self.finished, c, self.complain) for c in self.finished.columns}
 
-    @cached_property
-    def _combined_by_examples(self) -> dict[str, dict[int, np.ndarray]]:
-        """Row -> seed -> [DRAWS]: how far its combined score moves, by the columns that all runs know."""
-        runs = {(key, seed) for key, seeds in self.growth.items() for seed in seeds}
-        known = [(c, self._by_examples[c.name]) for c in self.kept]
-        known = [(c, rows) for c, rows in known if runs <= {(k, s) for k in rows for s in rows[k]}]
-        weights = [(c.better / self.deviations[c.name] / len(self.kept), rows) for c, rows in known]
-        if not weights:
-            return {}
-        return {
-            key: {seed: np.sum([w * rows[key][seed] for w, rows in weights], axis=0) for seed in seeds}
-            for key, seeds in self.growth.items()
-        }
+    def _apart_by_examples(self, a: str, b: str, seeds: Sequence[int]) -> np.ndarray | None:
+        """[S, DRAWS]: how far the combined scores of two rows move apart, by the columns known of both."""
+        moved = [(c, apart(self._by_examples[c.name], a, b, seeds)) for c in self.kept]
+        parts = [x * c.better / self.deviations[c.name] for c, x in moved if x is not None]
+        return np.sum(parts, axis=0) / len(self.kept) if parts else None
 
     def from_chance(self, column: Measured) -> float | None:
         """How much better than chance the baseline is, in standard errors by seeds and examples, if known."""
@@ -197,7 +197,7 @@ class Evidence:
         known = [(seed, x) for seed, x in zip(seeds, found, strict=True) if x is not None]
         if not known or len(known) < len(seeds):
             return None
-        return Difference(np.array([x for _, x in known]), apart(self._combined_by_examples, a, b, seeds))
+        return Difference(np.array([x for _, x in known]), self._apart_by_examples(a, b, seeds))
 
     def _pair(self, a: Growth, b: Growth, frame: Frame) -> float | None:
         if frame == "updates":
@@ -220,7 +220,7 @@ class Evidence:
                 by_seed = unit * np.array([samples[key][s] - samples[base][s] for s in seeds])
                 by_examples = apart(self._by_examples[column.name], key, base, seeds)
                 pairs[key] = Difference(by_seed, None if by_examples is None else unit * by_examples)
-        judged = judge_family([*pairs.values()], MARGIN, len(samples))
+        judged = judge_family([*pairs.values()], MARGIN, sum(map(bool, samples.values())))
         return {key: one.sign for key, one in zip(pairs, judged, strict=True)}
 
     def verdicts(self) -> Verdicts:
@@ -247,7 +247,7 @@ class Evidence:
             else:
                 differences.append(difference)
                 found.append(None)
-        judged = iter(judge_family(differences, MARGIN, len(self.growth)))
+        judged = iter(judge_family(differences, MARGIN, sum(map(bool, self.growth.values()))))
         return [(c, v or said(next(judged))) for c, v in zip(wanted, found, strict=True)]
 
     def outlying_seeds(self) -> list[tuple[str, int]]:
@@ -309,6 +309,8 @@ def example_noise(
         return {}
     first = next(iter(known.values()))
     alike = {p: v for p, v in known.items() if len(v[0]) == len(v[1]) and np.array_equal(v[1], first[1])}
+    for key, seed in known.keys() - alike.keys():
+        complain(f"{key} seed {seed}: its examples of {column.name} are other ones than the first run's")
     numerators = np.stack([values[0] for values in alike.values()])
     drawn = resample_examples(numerators, first[1])
     drawn -= (numerators.sum(1) / first[1].sum())[:, None]

@@ -60,7 +60,10 @@ def losses(result: Result, experiment: Experiment) -> Iterator[str]:
         writes = experiment.model.has_decoder and loss < LARGEST_EXPONENT
         yield whole + f", perplexity {exp(loss):.1f}" * writes
     if result.content_loss is not None and result.reference_loss is not None:
-        yield f"of content tokens {result.content_loss:.3f}; without context {result.reference_loss:.3f}"
+        at = result.exit_step
+        left = "plateau not left" if at is None else f"plateau left at step {at:,}"
+        lost, guessed = f"{result.content_loss:.3f}", f"{result.reference_loss:.3f}"
+        yield f"of content tokens {lost}; without context {guessed}; {left}"
 
 
 def drawn(name: str, result: Result) -> bool:

@@ -13,8 +13,8 @@ from experiments.report.comparison import Evidence, Finished, Verdict, Verdicts
 from experiments.report.statistics import intervals
 from experiments.runs.result import Result
 
-_COUNTED = """content_tokens content_loss reference_loss exit_step flops held_out_loss parameters seconds
-    tokens""".split()
+_COUNTED = """content_tokens content_loss reference_loss top_ten_share exit_step flops held_out_loss
+    parameters seconds tokens""".split()
 
 
 def table_csv(tables: Sequence[Finished]) -> str:
@@ -74,6 +74,7 @@ def table_data(evidence: Evidence, verdicts: Verdicts) -> dict[str, Any]:
     rows = {
         row.name: {
             "label": row.label,
+            "unlike": evidence.unlike.get(row.name, []),  # in what it was made of
             "seeds": {str(run.seed): _run(evidence, run) for run in finished.of(row)},
         }
         for row in finished.table.rows

@@ -49,7 +49,7 @@ a repeat; columns with a signal-to-noise below {SIGNAL:g}, or with a baseline wi
 standard errors of chance, are left out. A claim is a pair of rows that the paper tells apart by its own \
 noise (z, over all its columns). Ours confirms or contradicts it if the \
 difference of combined scores is beyond noise ({1 - LEVEL:.0%}, {DRAWS:,} draws of seeds and examples, \
-Holm's rule over the table); else it is undecided, or equivalent if the rows are less than {MARGIN:g} \
+Holm's rule over the table); else it is undecided, or equivalent if the rows are less than {MARGIN:.2g} \
 deviations apart. Rows are compared after equal updates as in the paper, and where both spent equal FLOP or \
 content tokens of pre-training, as far as both were measured there. *Content tokens* are predicted words, \
 without sentinels, ends and copies; the *exit step* is where their loss falls 0.2 nats below what is reached \
@@ -114,10 +114,10 @@ def write_report(
     sheets, notes, data, found = {}, {}, {}, []
     figures: dict[str, Figure] = {}
     for finished in shown_tables(all_finished):
-        table, evidence = finished.table, Evidence(finished, damaged.setdefault)
+        table, evidence = finished.table, Evidence(finished, damaged.setdefault, unlike(finished, scale))
         verdicts = evidence.verdicts()
         found.append(verdicts)
-        sheets[table.name], notes[table.name] = _sheets(evidence, verdicts, scale)
+        sheets[table.name], notes[table.name] = _sheets(evidence, verdicts)
         data[table.name] = table_data(evidence, verdicts)
         lines = {row.name: curves(finished.of(row), damaged.setdefault) for row in table.rows}
         text = [f"## {table.name}: {table.title}"]
@@ -142,12 +142,12 @@ def write_report(
     return Report(path, sheets, notes, left_out, figures)
 
 
-def _sheets(evidence: Evidence, verdicts: Verdicts, scale: str) -> tuple[dict[str, Sheet], list[str]]:
+def _sheets(evidence: Evidence, verdicts: Verdicts) -> tuple[dict[str, Sheet], list[str]]:
     """What is above a sheet of a table -> the sheet; and the notes below them."""
     finished, notes = evidence.finished, conclusions(evidence, verdicts)
     notes += about_documents(finished)
     sheets = {"": scoreboard(evidence)}
-    if differing := unlike(finished, scale):
+    if differing := evidence.unlike:
         labels = {row.label for row in finished.table.rows if row.name in differing}
         sheets[""] = marked(sheets[""], labels)
         lines = "".join(f"\n- {line}" for of_row in differing.values() for line in of_row)
@@ -157,7 +157,7 @@ def _sheets(evidence: Evidence, verdicts: Verdicts, scale: str) -> tuple[dict[st
         )
     if finished.columns:
         sheets["What the columns measure"] = measures(evidence)
-    if (claimed := verdict_sheet(verdicts)) is not None:
+    if (claimed := verdict_sheet(verdicts, evidence.unlike)) is not None:
         sheets["Claims of the paper, in deviations of a repeat"] = claimed
     return sheets, notes
 

@@ -1,8 +1,8 @@
 """What a report says of a table: scores beside the paper's, what was measured how, the verdicts on claims."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from math import sqrt
+from collections.abc import Collection, Iterable, Sequence
+from math import isfinite, sqrt
 from statistics import mean
 
 import numpy as np
@@ -91,6 +91,7 @@ def _training(finished: Finished) -> Sheet:
         sheet["content loss"] = [_cell(3, Score.of(run.content_loss for run in seeds)) for seeds in runs]
         sheet["no context"] = [_cell(3, Score.of(run.reference_loss for run in seeds)) for seeds in runs]
         sheet["exit step"] = [_exit(seeds) for seeds in runs]
+        sheet["frequent"] = [_share(seeds) for seeds in runs]
     minutes = [Score.of(run.seconds / 60 for run in seeds) for seeds in runs]
     return sheet | {
         "held-out loss": [_cell(3, Score.of(run.held_out_loss for run in seeds)) for seeds in runs],
@@ -103,6 +104,12 @@ def _millions(runs: Sequence[Result]) -> Cell:
         return Cell()
     tokens = mean(run.content_tokens for run in runs)
     return Cell(f"{tokens / 1e6:.2f}{HARD}M", value=tokens)
+
+
+def _share(runs: Sequence[Result]) -> Cell:
+    """How many of the predictions are one of the ten most frequent pieces."""
+    score = Score.of(run.top_ten_share for run in runs)
+    return Cell() if score is None else Cell(f"{score.mean:.0%}", value=score.mean, deviation=score.std)
 
 
 def _exit(runs: Sequence[Result]) -> Cell:
@@ -184,6 +191,8 @@ def measures(evidence: Evidence) -> Sheet:
         "paper's column": [Cell(f"{c.like} ({COLUMNS[c.like]})" if c.like else "–") for c in columns],
         "chance": [Cell() if c.chance is None else Cell(f"{c.chance:g}") for c in columns],
         "baseline from chance": [_from_chance(evidence, column) for column in columns],
+        "baseline ranks right": [_beside(evidence, column, "ranked_accuracy") for column in columns],
+        "baseline answers": [_beside(evidence, column, None) for column in columns],
         "signal-to-noise": [_signal(evidence, column) for column in columns],
     }
     return sheet if paper else {name: cells for name, cells in sheet.items() if "paper" not in name}
@@ -199,17 +208,33 @@ def _signal(evidence: Evidence, column: Measured) -> Cell:
     return Cell(f"{signal:.1f}, {why}: not averaged")
 
 
+def _beside(evidence: Evidence, column: Measured, metric: str | None) -> Cell:
+    """A metric of the baseline beside what counts, of out of 100; None: the task's own, of greedy answers."""
+    if column.measure not in UNITS:
+        return Cell()
+    name = (metric or column.metric).replace(" ", "_")
+    runs = evidence.finished.of(evidence.finished.baseline)
+    tasks = [run.tasks[task]["metrics"] for run in runs for task in column.tasks if task in run.tasks]
+    known = [metrics[name] for metrics in tasks if name in metrics]
+    unit = "%" if metric else f" {column.metric}"
+    return Cell(f"{mean(known):.1f}{unit}", value=mean(known)) if known else Cell()
+
+
 def _from_chance(evidence: Evidence, column: Measured) -> Cell:
     from_chance = evidence.from_chance(column)
     return Cell() if from_chance is None else Cell(f"{from_chance:+z.1f} s.e.")
 
 
-def verdict_sheet(verdicts: Verdicts) -> Sheet | None:
-    """Every claim, with what each frame says of it; None without claims."""
+def verdict_sheet(verdicts: Verdicts, unlike: Collection[str]) -> Sheet | None:
+    """Every claim, with what each frame says of it; ≠: of one of the ``unlike`` rows. None without claims."""
     claims: list[Claim] = [claim for claim, _ in verdicts["updates"]]
     if not claims:
         return None
-    names = [f"{_last(claim.better)} > {_last(claim.worse)}" for claim in claims]
+    names = [
+        f"{_last(c.better)} > {_last(c.worse)}"
+        + f" {UNLIKE}" * (c.better.name in unlike or c.worse.name in unlike)
+        for c in claims
+    ]
     sheet: Sheet = {
         "claim": [Cell(name) for name in names],
         "z": [Cell(f"{claim.z:.1f}") for claim in claims],
@@ -224,7 +249,10 @@ def _last(row: Row) -> str:
 
 
 def _verdict(verdict: Verdict) -> Cell:
-    number = f" {verdict.judged.mean:+z.1f}" if verdict.judged else ""
+    judged, number = verdict.judged, ""
+    if judged is not None:
+        sides = f" ({judged.low:+z.1f}, {judged.high:+z.1f})" * isfinite(judged.low)
+        number = f" {judged.mean:+z.1f}{sides}"
     return Cell(verdict.word + number, best=verdict.word == "contradicted")
 
 
@@ -258,9 +286,10 @@ def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
     alike = sum(verdict.word == "equivalent" for _, verdict in claims)
     if alike:
         text.append(
-            f"{alike} of the undecided are equivalent: less than {MARGIN:g} deviations of a repeat apart."
+            f"{alike} of the undecided are equivalent: less than {MARGIN:.2g} deviations of a repeat apart."
         )
-    seeds = min((len(runs) for runs in evidence.finished.runs.values() if runs), default=0)
+    compared = (evidence.finished.runs.get(key, ()) for key in evidence.finished.keys)
+    seeds = min((len(runs) for runs in compared if runs), default=0)
     if seeds < 2:
         text.append("A row with one seed claims nothing; train more with --seeds.")
     elif not evidence.kept:

@@ -27,6 +27,8 @@ CODE = (
     "recipes",
     "session",
     "run",
+    "scores",
+    "counted",
 )  # modules beside this that change numbers
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value

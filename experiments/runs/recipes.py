@@ -185,10 +185,8 @@ def _text_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) ->
 
 
 def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, half: Half) -> Questions:
-    """Rows of a half; of the report half, ``tuning.evaluation_examples`` are answered, and the likelihood of
-    all is measured. What counts by likelihood is answered on the report half only, and
-    not at the branches of a run.
-    """
+    """Rows of a half, all measured; of the report half ``tuning.evaluation_examples`` are answered, of the
+    other half those of tasks that count by answers, and at the branches of a run of those alone."""
     rows, most = rows_of_half(stage, prepared, task, half), stage.settings.tuning.evaluation_examples
     answers = task.measure == "score" or (half == "report" and stage.is_main)
     answered = first(rows, most) if answers else []
@@ -197,10 +195,11 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     lengths = (stage.settings.tuning.inputs_length, length)
     frame = text_frame(stage.settings.model, prepared.vocabulary)
     others = first(task.rows("validation", prepared.cache), most)
-    choices = choices_of(task, others, prepared.vocabulary, lengths, frame)
+    choices = partial(choices_of, task, vocabulary=prepared.vocabulary, lengths=lengths, frame=frame)
     if half == "validation":
-        return replace(asked, choices=choices)
-    return replace(asked, choices=choices_of(task, rows, prepared.vocabulary, lengths, frame), fit=choices)
+        return replace(asked, choices=choices(others))
+    chooses = task.candidates or task.premises  # else nothing is to be fitted
+    return replace(asked, choices=choices(rows), fit=choices(others) if chooses else None)
 
 
 def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[Questions]:

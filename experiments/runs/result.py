@@ -112,7 +112,9 @@ class Result:
 
         DataError if the file is damaged or another run's, by the checksum beside the task's score.
         """
-        paths = (folder / "report" / f"{task}.npy" for folder in self.phase_folders().values())
+        folders = self.phase_folders().values()
+        places = [*folders, *(folder.parent for folder in folders)]  # of an ensemble beside its members
+        paths = (place / "report" / f"{task}.npy" for place in places)
         path = next((path for path in paths if path.exists()), None)
         if path is None:
             return {}

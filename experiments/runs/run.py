@@ -194,7 +194,8 @@ def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State]
             batches, reference = held_out()
             values = steps.evaluate(state, batches) | {"reference_loss": reference}
             values |= document_values(state, text(), stage.settings, steps)
-        if (step := int(state.step)) % training.save_every and step != training.steps:
+        step = int(state.step)
+        if step % training.save_every and step not in (*stage.branch_steps, training.steps):
             return values
         for questions in asked:
             path = answers_path(stage.folder, questions.task, step)

@@ -31,6 +31,7 @@ def best_of(task: Scored, folder: Path, step: int | None = None) -> dict[str, An
     evaluations = [record for record in evaluations if step in (None, record["step"])]
     best = max(evaluations, key=lambda r: (r[f"{name}/score"], -r.get(f"{name}/{BITS}", np.inf), r["step"]))
     metrics = {key.removeprefix(f"{name}/"): x for key, x in best.items() if key.startswith(f"{name}/")}
+    metrics["score"] *= task.better  # recorded so that more is better
     return task_score(task, best["step"], metrics)
 
 

@@ -25,7 +25,8 @@ from lm.files import naming, seal, seal_line, unseal, unseal_lines, write
 from lm.settings import DataError, SettingError
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
-PACKAGES = "jax jaxlib flax optax orbax-checkpoint grain numpy sentencepiece tokenizers".split()
+PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain numpy scipy scikit-learn sentencepiece tokenizers
+    sacrebleu rouge-score""".split()  # those that numbers depend on
 QUEUED = 1_000  # records that may wait to be written to TensorBoard
 CLOSING = 5.0  # time that these have at the end [seconds]
 

@@ -15,6 +15,7 @@ from lm.settings import SettingError
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
 # What counts of a task: the mean of its metrics, or one of those by likelihood (lm.evaluate.gold).
 Measure = Literal["score", "bits_above_chance", "bits_per_byte"]
+LOWER = {"bits_per_byte"}  # measures of which less is better
 
 Texts = Callable[[Row], tuple[Any, ...]]  # of a row
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
@@ -70,7 +71,7 @@ class Scored:
     @property
     def better(self) -> Literal[1, -1]:
         """Whether more (1) or less (-1) of its measure is better."""
-        return -1 if self.measure == "bits_per_byte" else 1
+        return -1 if self.measure in LOWER else 1
 
     def evaluate(self, rows: Sequence[Row], predictions: Sequence[Any]) -> dict[str, float]:
         """All metrics, and ``score``: the mean of those that count."""
