@@ -164,14 +164,18 @@ def streamed(batches: Callable[[int, slice], Batch]) -> Callable[[int, slice], B
 
 def variants(objective: Objective) -> dict[str, tuple[Objective, dict]]:
     """An objective, and with other settings of the amount of noise, of EOS, of lengths and of sentinels."""
+
+    def amount(**settings: float) -> Objective:
+        return replace(objective, **{k: v for k, v in settings.items() if k not in objective.falls.ignores})
+
     return {
         "": (objective, {}),
-        "half": (replace(objective, rate=0.5, mean_span_length=2.0), {}),
-        "tenth": (replace(objective, rate=0.1, mean_span_length=10.0), {"length": 150}),
+        "half": (amount(rate=0.5, mean_span_length=2.0), {}),
+        "tenth": (amount(rate=0.1, mean_span_length=10.0), {"length": 150}),
         "ends": (replace(objective, eos="each-example"), {}),
         "between": (replace(objective, eos="between-documents"), {"length": 33}),
         "permuted": (replace(objective, sentences="permuted"), {}),
-        "few-sentinels": (replace(objective, rate=0.3), {"vocabulary": Vocabulary(num_sentinels=3)}),
+        "few-sentinels": (amount(rate=0.3), {"vocabulary": Vocabulary(num_sentinels=3)}),
         **{pairs: (replace(objective, pairs=pairs), {}) for pairs in PAIRS[1:]},
     }
 
