@@ -185,6 +185,11 @@ def batches(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
+def layers_of_batches(mesh: Mesh) -> NamedSharding:
+    """Where arrays [layers,B,...] live, such as recurrent states: their rows as those of a batch."""
+    return NamedSharding(mesh, PartitionSpec(None, BATCH))
+
+
 def batch_parts(sizes: Mapping[str, int]) -> int:
     """Into how many parts a mesh of these ``sizes`` cuts the rows of a batch."""
     return prod(sizes[axis] for axis in BATCH)

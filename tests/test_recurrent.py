@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import test_nn
 import test_sharding
+import toy
 from flax import nnx
 
 from lm.evaluate.decode import beam_search
@@ -267,6 +268,16 @@ def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer, new):
     np.testing.assert_allclose(eight, one, rtol=1e-5)
     for name, value in params.items():
         np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["lstm", "window"])
+def test_a_recurrent_run_in_two_sessions_is_the_run_in_one_bit_for_bit(mixer, tmp_path):
+    model = config_of(mixer, vocab_size=toy.MODEL.vocab_size, dropout=0.5)
+    for total in (4, 8):
+        resumed = toy.run(tmp_path / "two", total, model=model, module=Transformer)
+    one = toy.run(tmp_path / "one", 8, model=model, module=Transformer)
+    assert toy.numbers(resumed) == toy.numbers(one)
 
 
 def test_attention_maps_of_a_recurrent_encoder_decoder_are_its_alignment_alone():

@@ -79,14 +79,14 @@ def run(
     patience=0.0,
     sizes=(),
     keep=3,
-    optimizer=OPTIMIZER,
     looks=None,
     profile=None,
+    **spec,
 ):
     """Train ``total`` steps in ``folder``, going on from what is there; on a mesh of these sizes, of all
-    processes.
+    processes. ``spec``: what else is given to ``steps``.
     """
-    made = steps(*sizes, guard=guarding, optimizer=optimizer)
+    made = steps(*sizes, guard=guarding, **spec)
     rows = rows_of_process(made.mesh, ROWS)
 
     def part(step):

@@ -16,8 +16,8 @@ from experiments.runs.prepare import (
     Encoded,
     Prepared,
     prepare,
-    pretraining_batches,
     reads_corpus,
+    training_batches,
     tuning_lengths,
 )
 from experiments.starts import started_from
@@ -89,7 +89,7 @@ def show_examples(
 
 def _show_pretraining(experiment: Experiment, data: Prepared, count: int) -> None:
     """Rows of the first batch."""
-    batches = pretraining_batches(experiment, data, "train")
+    batches = training_batches(experiment, data)
     UNBROKEN.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
     few_rows = range(min(count, experiment.pretraining.batch_size))
     # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies

@@ -13,6 +13,7 @@ from experiments.processes.group import agreed, first_alone, gathered
 from experiments.runs import origin
 from experiments.runs.prepare import (
     Prepared,
+    check_lasting,
     fingerprints,
     mixed_batches,
     prepare,
@@ -65,6 +66,7 @@ def check(
     if pretrains:
         check_heads(experiment)
     check_mixing(experiment)
+    check_lasting(experiment)
     check_counts(experiment)
     architecture, tuning = experiment.model.architecture, experiment.tuning
     tunes = experiment.finetuning.steps > 0 and experiment.counts.model == "none"

@@ -20,12 +20,12 @@ from experiments.runs.vocabularies import (
     vocabulary_corpus,
 )
 from experiments.study.experiment import Experiment
-from lm.data.batches import Batches
+from lm.data.batches import Batches, LastingRows
 from lm.data.corpora.corpus import corpus_shards
 from lm.data.denoised import Denoised, pretraining_rows
 from lm.data.labelled import Reader
 from lm.data.masked import Masked
-from lm.data.objectives import Lengths
+from lm.data.objectives import Lengths, lengths_of
 from lm.data.supervised import Encoded, Example, Mixed, Unsupervised
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
@@ -39,6 +39,7 @@ from lm.data.text.vocabulary import Vocabulary
 from lm.files import write
 from lm.framing import check_special, text_frame
 from lm.metrics import Likelihood
+from lm.nn.config import RECURRENT
 from lm.settings import SettingError
 
 NOTES = "rows"  # the folder of how many rows windows have
@@ -266,6 +267,40 @@ def pretraining_batches(
         frame=text_frame(experiment.model, prepared.vocabulary),
     )
     return Batches(source, size)
+
+
+def training_batches(experiment: Experiment, prepared: Prepared) -> Batches:
+    """The batches of pre-training that it is trained on, whose rows may last several steps."""
+    data, phase = experiment.data, experiment.pretraining
+    lasting, lengths = phase.lasting, lengths_of(experiment.objective, data.inputs_length)
+    if lasting is None:
+        return pretraining_batches(experiment, prepared, "train")
+    long = replace(
+        experiment,
+        data=replace(data, inputs_length=data.inputs_length * lasting.steps),
+        pretraining=replace(phase, steps=-(-phase.steps // lasting.steps)),
+    )
+    rows = pretraining_batches(long, prepared, "train").rows
+    return Batches(LastingRows(rows, lengths, lasting.rows, lasting.steps), lasting.rows)
+
+
+def check_lasting(experiment: Experiment) -> None:
+    """SettingError where rows should last several steps and no state is carried from one to the next."""
+    model, objective, phase = experiment.model, experiment.objective, experiment.pretraining
+    due: dict[str, tuple[object, tuple[object, ...]]] = {
+        "model.mixer": (model.mixer, RECURRENT),
+        "model.architecture": (model.architecture, ("decoder",)),
+        "model.heads": (model.heads, ((),)),
+        "objective.noise": (objective.noise, ("everything",)),
+        "objective.eos": (objective.eos, ("between-documents",)),
+        "mixing.pretraining": (experiment.mixing.pretraining, ("corpus",)),
+        "pretraining.microbatches": (phase.microbatches, (1,)),
+    }
+    for name, (value, right) in due.items() if phase.lasting else ():
+        if value not in right:
+            should = f"should be {' or '.join(map(repr, right))}"
+            last = f"pretraining.steps_per_row={phase.steps_per_row}"
+            raise SettingError(f"{name}={value!r} {should} with {last}, for which a state is carried")
 
 
 def encoded_tasks(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> dict[str, Encoded]:

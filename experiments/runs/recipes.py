@@ -23,6 +23,7 @@ from experiments.runs.prepare import (
     reader_of,
     rows_of_half,
     tasks_of,
+    training_batches,
     tuning_lengths,
 )
 from experiments.runs.stages import Stage
@@ -71,7 +72,8 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     model, training, guard = experiment.model, experiment.pretraining, experiment.guard
     frozen = experiment.vectors.embedding == "frozen"
     tune = optimizers.embedding_frozen if frozen else optimizers.every_parameter
-    spec = StepSpec(model, training.optimizer, tune=tune, microbatches=training.microbatches, guard=guard)
+    parts, lasting = training.microbatches, training.lasting
+    spec = StepSpec(model, training.optimizer, tune=tune, microbatches=parts, guard=guard, lasting=lasting)
     if "replaced-token" in model.heads:
         generator = composed.generator_config(model, experiment.generator_share)
         return replace(spec, module=composed.Electra, parts=(generator,), loss=replaced_tokens)
@@ -116,9 +118,8 @@ def steps_of(stage: Stage, mesh: Mesh) -> Steps:
 
 
 def _pretraining_batches(stage: Stage, prepared: Prepared) -> Batches:
-    if stage.on:
-        return mixed_batches(stage.settings, stage.on, prepared)
-    return pretraining_batches(stage.settings, prepared, "train")
+    settings, on = stage.settings, stage.on
+    return mixed_batches(settings, on, prepared) if on else training_batches(settings, prepared)
 
 
 def _no_batches(stage: Stage, _prepared: Prepared) -> NoReturn:
@@ -329,7 +330,7 @@ def start_from(parent: Stage, steps: Steps, step: int | None = None) -> State:
             known = partial(composed.source_of, checkpoints.parameters(last))
             return checkpoints.restore_model(fresh, last, known).restarted(fresh)
         learnt = steps_of(parent, steps.mesh).abstract
-        like = replace(steps.abstract, average=learnt.average)
+        like = replace(steps.abstract, average=learnt.average, carry=learnt.carry)
         if sharding.named(like).keys() == sharding.named(learnt).keys():
             state = checkpoints.restore(like, last)
             assert state is not None, f"{parent.folder} has no checkpoint {last}"

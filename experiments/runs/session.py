@@ -22,7 +22,7 @@ from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store
 from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding
-from lm.data.batches import Batch, Batches, stream
+from lm.data.batches import Batch, Batches, LastingRows, stream
 from lm.data.denoised import Denoised
 from lm.data.masked import Masked
 from lm.data.objectives import Lengths
@@ -66,7 +66,7 @@ def data(stage: Stage, session: Session, batches: Batches, first: int) -> Iterat
 
 def _encoders(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
     """Processes that encode ahead what this process's rows need of the corpus."""
-    source = batches.rows
+    source = batches.rows.rows if isinstance(batches.rows, LastingRows) else batches.rows
     if isinstance(source, Mixed):  # whose examples are dealt to all streams
         corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, Unsupervised)]
         kind, rows, source = SEGMENTS, [slice(None)], corpora[0] if corpora else None

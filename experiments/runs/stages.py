@@ -213,7 +213,7 @@ def _start(member: int | None, settings: Experiment, folders: tuple[Path, Path])
     first = replace(
         settings,
         objective=settings.start.objective,
-        pretraining=replace(settings.pretraining, steps=settings.start.steps),
+        pretraining=replace(settings.pretraining, steps=settings.start.steps, steps_per_row=1),
         data=replace(settings.data, repeats=0, held_out_documents=0),
         mixing=BASELINE.mixing,
         tuning=replace(settings.tuning, branches=BASELINE.tuning.branches),

@@ -16,7 +16,7 @@ from lm.data.text.vocabulary import Layout
 from lm.mesh import MeshConfig
 from lm.nn.config import HeadLayers, LoraConfig, ModelConfig, Pool
 from lm.settings import SettingError, at_least, changes, leaves
-from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig
+from lm.train.config import EVERY_UPDATE, GuardConfig, Lasting, OptimizerConfig
 from lm.vectors.config import VectorsConfig
 
 
@@ -122,11 +122,19 @@ class PretrainingConfig(PhaseConfig):
     """Pre-training, whose held-out text may be looked at between two checkpoints."""
 
     evaluate_every: int = 0  # between evaluations of held-out text; 0: one at each checkpoint [steps]
+    # that a row of text lasts, of which each reads the next data.inputs_length tokens; a recurrent state is
+    # carried from one to the next (truncated backpropagation through time) [steps]
+    steps_per_row: int = 1
+
+    @property
+    def lasting(self) -> Lasting | None:
+        """Of rows that last several steps."""
+        return Lasting(self.batch_size, self.steps_per_row) if self.steps_per_row > 1 else None
 
     def check(self, name: str) -> None:
         """Also of the evaluations: those of checkpoints are among them."""
         super().check(name)
-        at_least(self, f"{name}.", evaluate_every=0)
+        at_least(self, f"{name}.", evaluate_every=0, steps_per_row=1)
         if self.evaluate_every and self.save_every % self.evaluate_every:
             raise SettingError(
                 f"{name}.save_every={self.save_every} should be a multiple of "

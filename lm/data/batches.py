@@ -18,6 +18,7 @@ Batch = dict[str, np.ndarray]
 BatchFunction = Callable[[int, slice], Batch]
 Item = TypeVar("Item")
 
+RECENT = 8  # calls for whole rows that last several steps, whose rows are kept
 AHEAD = 2  # batches prepared while the device works
 EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
 
@@ -59,6 +60,27 @@ class Batches(Generic[Rows]):
 
     def __call__(self, step: int, rows: slice) -> Batch:
         return self.rows(np.arange(step * self.batch_size, (step + 1) * self.batch_size)[rows])
+
+
+@dataclass(frozen=True)
+class LastingRows(Uncached, Generic[Rows]):
+    """Rows that last several steps: each reads the next part, with the recurrent state of the one before."""
+
+    rows: Rows  # as long as all parts together
+    lengths: Lengths  # of a part
+    batch_size: int  # of all hosts [rows]
+    steps: int  # parts of a row
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        step, row = np.divmod(numbers, self.batch_size)
+        whole = self.whole(tuple((step // self.steps * self.batch_size + row).tolist()))
+        part = np.arange(len(numbers)), step % self.steps
+        return {name: x.reshape(len(x), self.steps, -1)[part] for name, x in whole.items()}
+
+    @functools.cached_property
+    def whole(self) -> Callable[[tuple[int, ...]], Batch]:
+        """The whole rows of these numbers; those of the last calls are kept for the next parts."""
+        return functools.lru_cache(maxsize=RECENT)(lambda numbers: self.rows(np.array(numbers, np.int64)))
 
 
 def check_size(batch_size: int) -> None:

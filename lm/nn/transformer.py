@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from lm.nn.cache import Cache
+from lm.nn.cache import Cache, Carry
 from lm.nn.config import ModelConfig
 from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
 from lm.nn.layers import Embed, Linear, along, param, product, split
@@ -61,6 +61,10 @@ class Transformer(nnx.Module):
         if not self.config.has_decoder:
             return encoded
         return self.decoder(*self._decoder_inputs(batch, encoded), decoder_key)[0]
+
+    def continued(self, batch: Batch, carry: Carry, key: Array | None = None) -> tuple[Array, Carry]:
+        """[B,T,D] of a recurrent decoder whose rows go on from the states ``carry``, and those after them."""
+        return self.decoder(*self._decoder_inputs(batch, None), split(key, 2)[1], carry)
 
     def encode(self, batch: Batch, key: Array | None = None) -> Array:
         """[B,S,D]: the encoder's output for ``encoder_input_tokens``; a shared model's one stack is both."""

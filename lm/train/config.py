@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lm.settings import SettingError, at_least
 
@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
 # names of a parameter's axes, by its own; "layers" first if it is stacked
 Axes = Mapping[str, tuple[str, ...]]
+
+
+class Lasting(NamedTuple):
+    """Rows that last several steps, over which a recurrent state is carried."""
+
+    rows: int  # of a batch
+    steps: int  # after which rows, and the state, begin anew
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,15 @@ FEW = 0.28
 
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Cross-entropy of ``decoder_target_tokens`` [B,T]."""
-    return _tokens(model(batch, key), batch, "decoder", config)
+    """Cross-entropy of ``decoder_target_tokens`` [B,T].
+
+    Of a batch whose rows go on from recurrent states, a ``carry`` [layers,B,h]: also those after them.
+    """
+    if "carry" not in batch:
+        return _tokens(model(batch, key), batch, "decoder", config)
+    x, carry = model.continued(batch, batch["carry"], key)
+    loss, sums = _tokens(model.logits(x), batch, "decoder", config)
+    return loss, sums | {"carry": (carry, jnp.ones(()))}
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from lm import sharding
-from lm.train.config import EVERY_UPDATE, GuardConfig
+from lm.train.config import EVERY_UPDATE, GuardConfig, Lasting
 from lm.train.optimizers import Optimizer
 
 WINDOW = 128  # losses of the last updates, which say what is usual [steps]
@@ -24,7 +24,7 @@ Guard = dict[str, jax.Array]
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("step", "params", "opt_state", "guard", "average"),
+    data_fields=("step", "params", "opt_state", "guard", "average", "carry"),
     meta_fields=("structure",),
 )
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class State:
     structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and its leaves' names in order
     guard: Guard | None = None  # what decides which updates are skipped
     average: dict[str, jax.Array] | None = None  # the mean of params over the steps; None: none is kept
+    carry: Any = None  # recurrent states [layers,B,h] after the last step, where rows last several; else None
 
     @property
     def model(self) -> nnx.Module:
@@ -49,32 +50,44 @@ class State:
         """A state before the first step, with ``model`` and the optimiser's memory, else as ``fresh``."""
         params = self.params if self.average is None else self.average
         average = None if fresh.average is None else jax.tree.map(jnp.copy, params)
-        return replace(self, step=fresh.step, params=params, guard=fresh.guard, average=average)
+        state = replace(self, step=fresh.step, params=params, guard=fresh.guard, average=average)
+        return replace(state, carry=fresh.carry)
 
 
-def create(
-    make: MakeModel, optimizer: Optimizer, key: jax.Array, guard: GuardConfig = EVERY_UPDATE, ema: float = 0.0
-) -> State:
-    """The state before the first step, with a mean of parameters if that has a decay ``ema``."""
-    model = make(key)
+class Kept(NamedTuple):
+    """What a state has besides parameters and the optimiser's memory."""
+
+    guard: GuardConfig = EVERY_UPDATE
+    ema: float = 0.0  # decay of a mean of the parameters; 0: none
+    lasting: Lasting | None = None  # rows whose recurrent state is carried
+
+
+def create(make: MakeModel, optimizer: Optimizer, key: jax.Array, kept: Kept) -> State:
+    """The state before the first step."""
+    model: Any = make(key)
     params = sharding.named(model)
-    structure = (jax.tree.structure(model), tuple(params))
-    average = jax.tree.map(jnp.copy, params) if ema else None
-    return State(
-        jnp.zeros((), jnp.int32), params, optimizer.init(params), structure, new_guard(guard), average
+    state = State(
+        jnp.zeros((), jnp.int32),
+        params,
+        optimizer.init(params),
+        structure=(jax.tree.structure(model), tuple(params)),
+        guard=new_guard(kept.guard),
+        average=jax.tree.map(jnp.copy, params) if kept.ema else None,
     )
+    if kept.lasting is None:
+        return state
+    return replace(state, carry=model.decoder.empty(kept.lasting.rows, 0))
 
 
-def abstract(
-    make: MakeModel, optimizer: Optimizer, mesh: Mesh, guard: GuardConfig = EVERY_UPDATE, ema: float = 0.0
-) -> State:
+def abstract(make: MakeModel, optimizer: Optimizer, mesh: Mesh, kept: Kept) -> State:
     """Shapes, dtypes and shardings of the state that ``create`` makes; nothing is computed."""
-    state = jax.eval_shape(partial(create, make, optimizer, guard=guard, ema=ema), jax.random.key(0))
+    state = jax.eval_shape(partial(create, make, optimizer, kept=kept), jax.random.key(0))
     params, everywhere = sharding.parameters(state.model, mesh), sharding.replicated(mesh)
     memory = sharding.like_parameters(optimizer.init, state.model, params)
     guard_places = jax.tree.map(lambda _: everywhere, state.guard)
     places = replace(state, step=everywhere, params=params, opt_state=memory, guard=guard_places)
-    places = replace(places, average=params if ema else None)
+    carried = jax.tree.map(lambda _: sharding.layers_of_batches(mesh), state.carry)
+    places = replace(places, average=params if kept.ema else None, carry=carried)
 
     def placed(leaf: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)

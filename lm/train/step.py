@@ -14,12 +14,13 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.nn.cache import Carry
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.settings import SettingError
 from lm.train import state as states
-from lm.train.config import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig
+from lm.train.config import EVERY_UPDATE, GuardConfig, Lasting, LossConfig, OptimizerConfig
 from lm.train.losses import Loss, language_model
 from lm.train.optimizers import Tune, every_parameter, learning_rate, mean_parameters, optimizer
 from lm.train.state import State
@@ -50,6 +51,7 @@ class StepSpec:
     tune: Tune = every_parameter
     microbatches: int = 1  # parts of a batch, whose gradients are added up
     guard: GuardConfig = EVERY_UPDATE
+    lasting: Lasting | None = None  # rows that several steps read, a part each; None: each step has its own
 
     def make(self, key: jax.Array) -> nnx.Module:
         """The model, initialised at random."""
@@ -107,19 +109,22 @@ class Steps:
 def build(spec: StepSpec, mesh: Mesh) -> Steps:
     """The compiled steps of a spec on a mesh; the same objects for equal arguments."""
     transform = optimizer(spec.optimizer, sharding.axes(jax.eval_shape(spec.make, jax.random.key(0))))
-    kept = spec.guard, spec.optimizer.ema
-    abstract = states.abstract(spec.make, transform, mesh, *kept)
+    kept = states.Kept(spec.guard, spec.optimizer.ema, spec.lasting)
+    abstract = states.abstract(spec.make, transform, mesh, kept)
     places, rows, everywhere = states.shardings(abstract), sharding.batches(mesh), sharding.replicated(mesh)
     compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
     def create(seed):
         # One half of the seed's key makes parameters, the other (in ``train``) dropout.
-        return states.create(spec.make, transform, jax.random.split(jax.random.key(seed))[0], *kept)
+        return states.create(spec.make, transform, jax.random.split(jax.random.key(seed))[0], kept)
 
     def train(state, batch, seed):
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)
+        if spec.lasting is not None:
+            batch |= {"carry": _gone_on(state.carry, state.step % spec.lasting.steps > 0)}
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             gradients, metrics = _gradients(spec, state, batch, key)
+        carry = metrics.pop("carry", None)
         # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
         gradients = jax.lax.with_sharding_constraint(gradients, places.params)
         updates, opt_state = transform.update(gradients, state.opt_state, state.params)
@@ -127,7 +132,7 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
         params = {name: value - rate * updates[name] for name, value in state.params.items()}
         metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
         average = state.average and mean_parameters(spec.optimizer.ema, state.step, state.average, params)
-        after = State(state.step + 1, params, opt_state, state.structure, state.guard, average)
+        after = State(state.step + 1, params, opt_state, state.structure, state.guard, average, carry)
         return _skip_bad_update(spec.guard, state, after, metrics) if spec.guard.skips else (after, metrics)
 
     def evaluate(state, batch):
@@ -169,6 +174,11 @@ def _skip_bad_update(
     choose = partial(jax.tree.map, lambda new, old: jnp.where(good, new, old))
     counts = {"left_out": 1.0 - good, "left_out_in_a_row": guard["in_a_row"].astype(jnp.float32)}
     return replace(choose(after, replace(before, step=after.step)), guard=guard), metrics | counts
+
+
+def _gone_on(carry: Carry, goes_on: jax.Array) -> Carry:
+    """Recurrent states, or zeros where rows begin anew."""
+    return jax.tree.map(lambda x: jnp.where(goes_on, x, 0.0), carry)
 
 
 def _gradients(
