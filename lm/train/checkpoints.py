@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from lm import sharding
@@ -52,6 +51,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = EVERY_UPDATE):
         self.folder, self.config, self._stops = Path(folder).absolute(), config, guard.failed_save == "stop"
+        ocp = _orbax()
         _silence_orbax()
         # Parameters hardly get smaller: by a twelfth, for which saving takes twice the time of the processor.
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
@@ -89,7 +89,7 @@ class Checkpoints:
             error = _error(manifest.make_room, self.folder, size)
         error, draft = self._agreed(error), self.folder / f"{UNFINISHED}{step}"
         if error is None:
-            error = _error(self._orbax.save, draft, args=ocp.args.PyTreeSave(arrays), force=True)
+            error = _error(self._orbax.save, draft, args=_orbax().args.PyTreeSave(arrays), force=True)
             if error is not None and jax.process_count() > 1:  # the others wait for this one, inside of orbax
                 raise SaveError(self._message(step, error)) from error
         self._saving = step, self._thread.submit(self._finish, draft, header, error)
@@ -217,6 +217,7 @@ class Checkpoints:
         wrong = [f"\n  {name}: saved {old}, needed {new}" for name, (old, new) in pairs.items() if old != new]
         if wrong:
             raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
+        ocp = _orbax()
         arguments = ocp.checkpoint_utils.construct_restore_args(like)
         how = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
         arrays = self._orbax.restore(folder, args=how)
@@ -287,6 +288,13 @@ def _shape(array: Any) -> list:
 
 
 @cache
+def _orbax() -> Any:
+    """The package, imported when there is something to read or write: that takes a fifth of a second."""
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
 def _silence_orbax() -> None:
     """Keep off the terminal what orbax's threads print of an error: it is raised here too."""
     before = sys.unraisablehook
