@@ -16,7 +16,6 @@ from lm.data.batches import Batches, LastingRows, stream
 from lm.data.objectives import OBJECTIVES
 from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
-from lm.ops.recurrence import CELLS
 from lm.settings import SettingError
 from lm.sharding import make_mesh
 from lm.train import step as training
@@ -65,9 +64,11 @@ def losses(spec, batches, count):
     return np.array(found)
 
 
-@pytest.mark.parametrize("mixer, layers", [("lstm", "unroll"), ("gru", "scan"), ("rnn", "unroll")])
+SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in (("gru", "scan"), ("rnn", "unroll"))]
+
+
+@pytest.mark.parametrize("mixer, layers", [("lstm", "unroll"), *SLOW])
 def test_a_model_that_does_not_learn_has_over_the_parts_of_a_row_the_loss_of_the_row(mixer, layers):
-    assert mixer in CELLS
     lasting, whole = batches()
     spec = StepSpec(model_of(mixer, layers=layers, dropout=0.0), STILL)
     parts = losses(replace(spec, lasting=Lasting(ROWS, PARTS)), lasting, 2 * PARTS)
