@@ -50,7 +50,7 @@ MISTAKES = [  # a command line, and what its one line of error names
     (f"run {ROW} --heads 3", "did you mean --model.num-heads or --tuning.heads?"),
     (f"run {ROW} --resume", "the same command resumes where it stopped"),
     (f"sweep {ROW} --output-dir x", "did you mean --runs?"),
-    (f"run {ROW} --pretraining.step 3", "did you mean --pretraining.steps?"),
+    (f"run {ROW} --pretraining.step 3", "did you mean --pretraining.steps"),
     (f"run {ROW} -lr 3", "there is no option -lr; did you mean"),
     # values
     (f"run {ROW} --pretraining.steps", "--pretraining.steps lacks its value"),
