@@ -30,6 +30,7 @@ HARD = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{HARD}▲", 0: "", None: "", -1: f"{HARD}▼"}
 UNLIKE = "≠"  # behind the name of a row whose runs were made of other things than those beside it
 UNLEARNT = "not yet learning"
+HARDLY = 30  # a difference that no two rows that have learnt have [deviations]
 _PARTS = ("confirmed", "contradicted", "undecided")
 
 
@@ -310,8 +311,11 @@ def _power(seeds: int, claims: int, deviation: float) -> str:
     """Which difference such a table finds four times of five, at the strictest step of Holm's rule."""
     effects = (np.geomspace(0.01, 1000, 600) * deviation).tolist()
     found = (x for x in effects if power(x, sqrt(2) * deviation, seeds, LEVEL / claims) > 0.8)
+    least = next(found, effects[-1])
+    if least > HARDLY:
+        return f"With {seeds} seeds and {_claims(claims)} hardly a difference shows; train more with --seeds."
     return (
-        f"With {seeds} seeds and {_claims(claims)}, a difference of {next(found, effects[-1]):.1f} "
+        f"With {seeds} seeds and {_claims(claims)}, a difference of {least:.1f} "
         "deviations is found four times of five (smaller ones, where the rows' noise is alike)."
     )
 
