@@ -49,6 +49,8 @@ def started_from(where: str, runs: Path) -> dict[str, Any]:
         return {}
     folder, stage = _found(where)
     parts = _digests_of_run(folder, stage) if stage else digests(folder)
+    if UNKNOWN in parts.values() or not (stage or {*FILES} & {*parts}):
+        raise SettingError(f"--start {where}: it has no tokenizer: put one of {', '.join(FILES)} beside it")
     check_runs(runs)
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
     home = runs / STARTS_FOLDER
@@ -66,10 +68,6 @@ def started_from(where: str, runs: Path) -> dict[str, Any]:
 def _started(place: Path) -> Experiment:
     """The settings of a start, with all special ids that training needs."""
     experiment, (stage,) = load_settings(place), stages_of(place)
-    if origin.read(stage.folder)["vocabulary"]["fingerprint"] == UNKNOWN:
-        raise SettingError(
-            f"--start: the checkpoint has no tokenizer: put one of {', '.join(FILES)} beside it"
-        )
     vocabulary = stored_vocabulary(stage.folder, experiment)
     model = replace(experiment.model, special=special_ids(experiment.model, vocabulary))
     return replace(experiment, model=model, start=StartConfig(model=place.name))
@@ -161,6 +159,9 @@ def import_published(folder: Path, run: Path) -> Experiment:
     has_tokenizer = any((folder / name).exists() for name in FILES)
     # SettingError if it does not belong to the embedding
     vocabulary = find_tokenizer(folder, config.vocab_size) if has_tokenizer else None
+    if vocabulary and 2 * vocabulary.size < config.vocab_size:  # some rows have no token, for a round number
+        few = f"{vocabulary.size} tokens, the model's embedding {config.vocab_size} rows"
+        raise SettingError(f"the tokenizer of {folder} has {few}: they do not belong together")
     experiment = imported(config)
     _save_run(run, experiment, vocabulary, _prefixed(experiment, sharding.named(model)), digests(folder))
     return experiment

@@ -155,6 +155,12 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
         ),
         (
             "colours.toml",
+            "metrics =",
+            "metrcs =",
+            "colours.toml: 'metrcs' is unknown; did you mean 'metrics'",
+        ),
+        (
+            "colours.toml",
             "validation =",
             "valid =",
             "colours.toml: splits has 'valid'; did you mean 'validation'",

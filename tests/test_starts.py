@@ -164,6 +164,15 @@ def longer(folder):
     (folder / "tokenizer.json").write_text(json.dumps(table))
 
 
+def shorter(folder):
+    """The tokenizer of a model with a much smaller embedding: one character is all that it reads."""
+    table = json.loads((folder / "tokenizer.json").read_text())
+    special = {token["content"] for token in table["added_tokens"]}
+    table["model"]["vocab"] = {text: i for text, i in table["model"]["vocab"].items() if text in special}
+    table["model"]["merges"] = []
+    (folder / "tokenizer.json").write_text(json.dumps(table))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -172,6 +181,7 @@ def longer(folder):
         (lambda folder: without("model.safetensors", folder), "has neither model.safetensors nor"),
         (shutil.rmtree, "does not exist"),
         (longer, "they do not belong together"),
+        (shorter, "they do not belong together"),
     ],
 )
 def test_a_start_that_is_not_whole_is_refused_by_name(runs, tmp_path, spoil, message):
@@ -179,6 +189,7 @@ def test_a_start_that_is_not_whole_is_refused_by_name(runs, tmp_path, spoil, mes
     spoil(tmp_path / "bart")
     with pytest.raises(SettingError, match=message):
         started_from(str(tmp_path / "bart"), tmp_path / "runs")
+    assert not [*tmp_path.glob("runs/starts/bart*")]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def export_checkpoint(
     Args:
         run: folder of a run.
         folder: where config.json and safetensors go.
-        mixture: which fine-tuned model; by default the pre-trained one.
+        mixture: which fine-tuned model; by default the pre-trained one or, without one, the first.
         weights: average: the moving average of the parameters (optimizer.ema); last: the parameters
             themselves; scored: the average where one is kept, as everywhere.
     """
@@ -112,4 +112,4 @@ def export_checkpoint(
         vocabulary = stored_vocabulary(stage.folder, stage.settings)
         files |= vocabulary.exported(*frame(stage, vocabulary))
     convert.save(model, folder, labels=labels, beside=files)
-    UNBROKEN.print(f"exported the {what} of {run} to {folder}")
+    UNBROKEN.print(f"exported the {what} of {run} after {stage.name} to {folder}")

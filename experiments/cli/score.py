@@ -11,7 +11,7 @@ import numpy as np
 from rich.markup import escape
 
 from experiments.cli.usage.arguments import FLAT
-from experiments.console import CONSOLE, RUNS, listing
+from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
 from experiments.runs import origin
 from experiments.runs.prepare import stored_vocabulary
 from experiments.runs.stages import Stage, load_settings, stages_of
@@ -113,7 +113,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         (place / "scores.json").write_text(text + "\n")
         lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
     show_scores(lines)
-    CONSOLE.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{rows.split}", highlight=False)
+    UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{rows.split}")
 
 
 def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]:

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from lm.convert.config_json import MATRIX, config_json, family_of, model_config, parts_in, parts_of
 from lm.convert.families import FAMILIES
 from lm.convert.family import Family, Json
-from lm.convert.heads import has_head, head_json, head_tensors, is_of_head
+from lm.convert.heads import below_head, has_head, head_json, head_tensors, is_of_head
 from lm.convert.tensors import Tensor, is_constant, tensors
 from lm.files import complete_folder
 from lm.nn.composed import Tuned
@@ -193,8 +193,8 @@ def save(
 ) -> None:
     """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all or nothing.
 
-    A tuned one with its head, whose classes are called ``labels``. SettingError if no published family
-    computes what this model does.
+    A tuned one with its head, whose classes are called ``labels``, and without heads of pre-training, which
+    its class lacks. SettingError if no published family computes what this model does.
     """
     head = model if isinstance(model, Tuned) else None
     body = cast(Transformer, model.body if isinstance(model, Tuned) else model)
@@ -204,7 +204,7 @@ def save(
     if head is not None:
         theirs |= head_json(head, labels)
         leaves |= {name: leaf for name, leaf in named(head).items() if name.startswith("head.")}
-        due |= head_tensors(head, {name: leaf.shape for name, leaf in leaves.items()})
+        due = below_head(head, due) | head_tensors(head, {name: leaf.shape for name, leaf in leaves.items()})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already; name a new folder")
     with complete_folder(folder) as draft:

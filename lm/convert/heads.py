@@ -69,6 +69,13 @@ def head_tensors(model: Tuned, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
     }
 
 
+def below_head(model: Tuned, due: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a body's tensors ``due`` that the class of a tuned model has too: no pre-training head's."""
+    pooled = model.settings.kind not in ("tokens", "span")
+    ours = ("embed.", "encoder.", *(["pooler."] * pooled))
+    return {name: tensor for name, tensor in due.items() if tensor.parts[0][0].startswith(ours)}
+
+
 def has_head(theirs: Json) -> bool:
     """Whether a config.json is of a model that was tuned with a head."""
     ends = tuple(HEAD_CLASSES.values())

@@ -141,13 +141,13 @@ def read_declaration(path: Path) -> Declaration:
         raise SettingError(f"{path} cannot be read as TOML: {error}") from error
     kinds = {field.name: field for field in fields(Declaration)}
     try:
-        for name in ("splits", "metrics"):
-            if name not in given:
-                raise SettingError(f"{name} is missing")
         for name, value in given.items():
             if name not in kinds:
                 raise SettingError(f"{name!r} is unknown{nearest(name, kinds)}")
             _check_kind(name, value)
+        for name in ("splits", "metrics"):
+            if name not in given:
+                raise SettingError(f"{name} is missing")
         return Declaration(**given)
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from error
