@@ -271,6 +271,21 @@ def test_a_mesh_that_cannot_be_is_refused_before_anything_is_compiled(mesh, mess
         plans.show_plans(rows, plans.PlanOptions(runs=tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("row", "settings", "message"),
+    [
+        ("bert/no-nsp", {"model.logits": "none", "model.logits_bias": False}, "has no output matrix"),
+        ("bert/base", {"model.heads": ("pooler",)}, "needs next-sentence and pooler in model.heads"),
+    ],
+)
+def test_a_model_that_cannot_be_pre_trained_is_refused_before_anything_is_compiled(
+    row, settings, message, stub, tmp_path
+):
+    stub(None)
+    with pytest.raises(SettingError, match=message):
+        plans.show_plans({row: build(row, "nano", settings)}, plans.PlanOptions(runs=tmp_path))
+
+
 def test_a_published_size_takes_the_place_of_the_scales_and_rows_change_it():
     model = plans.row_of("t5/2-architecture/encoder-decoder-6-layers", "nano", "t5-11b", "").model
     assert (model.num_encoder_layers, model.d_ff, model.num_heads, model.d_kv) == (12, 65_536, 128, 128)

@@ -200,6 +200,7 @@ def test_a_start_that_is_not_whole_is_refused_by_name(runs, tmp_path, spoil, mes
         ("gpt2", "bart/base", {"pretraining.steps": 2}, "no token for mask"),
         ("bert", "t5/1-baseline/baseline", {"pretraining.steps": 2}, "writes no text"),
         ("gpt2", "history/trigram", {}, "starts from no checkpoint"),
+        ("gpt2", "electra/base", {"pretraining.steps": 2}, "needs replaced-token .* tune it as it is"),
     ],
 )
 def test_a_start_that_lacks_what_the_row_needs_is_refused(runs, family, row, settings, message):

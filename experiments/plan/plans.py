@@ -13,6 +13,7 @@ from experiments.plan.compiler import check_compiler, compile_step, planned_step
 from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, candidates, estimate, memory, writing
 from experiments.plan.slices import GIB, find_slice
 from experiments.plan.step import Compiled, PlannedStep
+from experiments.runs.checks import check_heads
 from experiments.study.experiment import BASELINE, Changes, Experiment, apply
 from experiments.study.registry import build, find_one
 from experiments.study.scales import SCALES
@@ -119,8 +120,12 @@ def _of_networks(rows: Mapping[str, Experiment]) -> dict[str, Experiment]:
 
 
 def _check(step: PlannedStep) -> None:
-    """SettingError if the step cannot be spread over the slice."""
+    """SettingError if the model has no such step, or the step cannot be spread over the slice."""
     model, phase, lengths = step.experiment.model, step.experiment.pretraining, step.lengths
+    check_heads(step.experiment)
+    if not model.has_decoder and model.logits == "none" and "replaced-token" not in model.heads:
+        what = "planned is the step of pre-training, by which an encoder predicts hidden tokens"
+        raise SettingError(f"{what}: this one has no output matrix (model.logits='none')")
     check_mesh(model, step.sizes, phase.batch_size, phase.microbatches)
     sharding.check_length(max(lengths.inputs, row_length(model.architecture, lengths)), step.sizes)
 

@@ -194,7 +194,10 @@ def check_heads(experiment: Experiment) -> None:
     objective, heads = experiment.objective, experiment.model.heads
     for (field, value), needed in NEEDED_HEADS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
-            raise SettingError(f"objective.{field}={value!r} needs {sorted(needed)} in model.heads={heads}")
+            due = f"objective.{field}={value!r} needs {' and '.join(sorted(needed))} in model.heads={heads}"
+            if start := experiment.start.model:
+                due += f", those of {start}; tune it as it is, or choose a row without"
+            raise SettingError(due)
     if objective.targets == "replaced" and objective.pairs != "none":
         raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with targets='replaced'")
     for head, fields in NEEDED_OBJECTIVES.items():
