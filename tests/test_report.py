@@ -26,7 +26,7 @@ from experiments.report.results import curves, results
 from experiments.runs import origin
 from experiments.runs.result import write_result
 from experiments.runs.stages import save_settings
-from experiments.study.registry import REGISTRY, build, find, run_folder, tables
+from experiments.study.registry import REGISTRY, build, find, named_changes, run_folder, start_changes, tables
 from lm.files import seal, seal_lines, unseal
 from lm.settings import SettingError, change, leaves
 
@@ -47,7 +47,7 @@ def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
     """A finished run with one task, its metrics and its predictions; ``given`` are settings changed by
     hand.
     """
-    folder = run_folder(runs, "nano", name, seed, given)
+    folder = run_folder(runs, "nano", name, seed, named_changes(given))
     phase = folder / "finetuning" / "cloze"
     (phase / "predictions" / "cloze").mkdir(parents=True)
     save_settings(folder, build(name, "nano", given | {"seed": seed}))
@@ -473,6 +473,16 @@ def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(
     assert "has the settings of t5/6-corruption-rate/50, under which it is not counted" in said
     assert REGISTRY == known
     assert dispatch([*command, "--model.d_ff", "64"]) == 2
+
+
+def test_runs_that_started_from_a_checkpoint_are_rows_of_its_name(tmp_path, capsys):
+    start = {"start.model": "t5-0123", "model.d_model": 32, "pretraining.steps": 0, "start.steps": 0}
+    finish(tmp_path, NAMES[0], 0, 40.0)
+    finish(tmp_path, NAMES[0], 0, 50.0, **start_changes(build(NAMES[0], "nano", start)))
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]) == 0
+    assert "other settings" not in capsys.readouterr().out
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
+    assert re.search(r", start=t5-0123[ ≠]*\| 50\.", text)
 
 
 def test_runs_with_settings_given_by_hand_are_found_under_the_names_of_an_earlier_release(tmp_path):

@@ -143,7 +143,7 @@ def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any
     """(what, and the settings it depends on; value) of all that the stages of a run were made of."""
     data = experiment.data
     kind, _, corpus = data.vocabulary.partition(":")
-    vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels)
+    vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels, experiment.start.model)
     if kind in TRAINED_KINDS:
         tasks = experiment.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
         texts = (corpus or data.corpus, data.corrupt_records, tasks)

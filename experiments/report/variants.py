@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.report.results import Complain, Folders, roots
 from experiments.runs.stages import load_settings
 from experiments.study.experiment import Changes, Row, Table
-from experiments.study.registry import REGISTRY, by_hand, run_folder, twin
+from experiments.study.registry import REGISTRY, by_hand, named_changes, run_folder, start_changes, twin
 from lm.settings import SettingError
 
 
@@ -34,12 +34,14 @@ def variants(row: Row, scale: str, runs: Folders, complain: Complain) -> list[Ro
             if not re.fullmatch(r"seed-\d+", folder.name):
                 continue
             try:
-                given = by_hand(row.name, scale, load_settings(folder))
+                experiment = load_settings(folder)
+                given = by_hand(row.name, scale, experiment)
             except SettingError as error:
                 complain(str(error))
                 continue
             given = {path: value for path, value in given.items() if path != "seed"}
-            new = variant(row, given, folder.parent.name.removeprefix(plain.name))
+            changed = start_changes(experiment) | given
+            new = variant(row, changed, folder.parent.name.removeprefix(plain.name))
             twins = [other.name for other in REGISTRY.values() if other.changes == new.changes]
             twins += [other for other, x in found.items() if other != new.name and x.changes == new.changes]
             if twins:
@@ -64,9 +66,11 @@ def homes_of(tables: list[Table]) -> list[Row]:
 
 
 def variant(row: Row, given: Changes, suffix: str) -> Row:
-    """``row`` with settings given by hand, as a row of its table without scores of the paper.
+    """``row`` with settings given by hand, and those of its start, as a row of its table without scores of the paper.
 
     ``suffix`` is what its folder is called behind the row's, also by an earlier release.
     """
-    text = ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in sorted(given.items()))
+    named = sorted(named_changes(given).items())
+    short = [(path.removesuffix(".model").rpartition(".")[2], value) for path, value in named]
+    text = ", ".join(f"{name}={value}" for name, value in short)
     return Row(f"{row.name}{suffix}", f"{row.label}, {text}", row.changes | given, {})
