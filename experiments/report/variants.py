@@ -66,7 +66,7 @@ def homes_of(tables: list[Table]) -> list[Row]:
 
 
 def variant(row: Row, given: Changes, suffix: str) -> Row:
-    """``row`` with settings given by hand, and those of its start, as a row of its table without scores of the paper.
+    """``row`` with settings given by hand and those of its start, without scores of the paper.
 
     ``suffix`` is what its folder is called behind the row's, also by an earlier release.
     """
