@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from golden import make_study
+from rich.console import Console
 
 from experiments import __main__ as cli
 from experiments.cli import COMMANDS
+from experiments.cli.show import show_rows
 from experiments.processes.progress import duration, reporting
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
@@ -265,3 +267,14 @@ def test_rows_their_settings_and_the_folders_of_their_stages_are_those_that_runs
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_the_options_that_scripts_give_it(command):
     assert make_study.options(command) == json.loads(make_study.PLACE.read_text())["options"][command]
+
+
+@pytest.mark.parametrize(
+    ("width", "name"), [(80, "encoder-decoder"), (160, "t5/2-architecture/encoder-decoder")]
+)
+def test_a_narrow_terminal_lists_rows_without_what_the_title_says(width, name, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("experiments.cli.show.CONSOLE", Console(width=width))
+    show_rows("t5/2-architecture", runs=tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width and any(line.startswith(f"│ {name} ") for line in lines)
+    assert lines[0].startswith("t5/2-architecture")

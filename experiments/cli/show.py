@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from rich.markup import escape
 
 from experiments.cli.usage.arguments import FLAT, StartOption, first_word, named_settings, option, parse
-from experiments.console import CONSOLE, RUNS, listing, print_line
+from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line
 from experiments.report.results import results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
@@ -38,7 +38,8 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
         print("\n".join(row.name for row in rows))
         return
     for table in tables(rows):
-        title = f"{table.name}: {table.title}"
+        prefix = f"{table.name}/" if CONSOLE.width < NARROW else ""
+        title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
         label = "in the paper" if any(row.paper for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
@@ -47,7 +48,10 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
             text = ", ".join(new) or "(the baseline)"
             finished = len(results(row, scale, runs, complain=lambda line: None))
             listed.add_row(
-                row.name, escape(row.label), escape(text), f"{finished} seed{'s' * (finished != 1)}"
+                row.name.removeprefix(prefix),
+                escape(row.label),
+                escape(text),
+                f"{finished} seed{'s' * (finished != 1)}",
             )
         CONSOLE.print(listed)
 

@@ -37,7 +37,7 @@ from lm.settings import SettingError
 
 LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 
-HOW_TO_READ = "how-to-read-this"  # name of the section that explains the others
+HOW_TO_READ = "explanations"  # name of the section that explains the others
 ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a \
 task, named by what it measures (↓: less is better); numbers are means ± deviations over seeds. ▲ ▼: better, \
 worse than the baseline, seed by seed, beyond noise ({1 - LEVEL:.0%}, Holm's rule over the column); one seed \
