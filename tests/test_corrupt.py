@@ -122,8 +122,14 @@ def test_a_missing_or_broken_file_is_named_before_anything_is_read(folder, tmp_p
         ):
             documents("tfds:mine", "train", tmp_path, corrupt)
     if message in ("is missing", "is empty"):  # lm doctor opens none of them
-        assert message in doctor.damage("mine", tmp_path)
+        assert message in doctor.damage("mine:1.0.0", tmp_path)
     assert len(rows.prepared_rows("mine", "validation", tmp_path)) == len(MINE)
+
+
+def test_doctor_names_a_whole_set_as_a_setting_does_and_nothing_else(folder, tmp_path, capsys):
+    (tmp_path / "cache").symlink_to(tmp_path)
+    doctor.examine(tmp_path)
+    assert "tfds:mine:1.0.0\n" in capsys.readouterr().out
 
 
 def test_a_file_with_another_number_of_records_is_named(folder, tmp_path):

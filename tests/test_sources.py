@@ -109,7 +109,7 @@ def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
         ("/a/folder", "data.corpus='/a/folder' should be 'text:/a/folder'$"),
         ("tfds:c4/en", "tfds build c4/en --file_format=array_record"),
         pytest.param("tfds:english_novel", "did you mean 'english_novels'", marks=needs_data),
-        pytest.param("tfds:english_novels:9.0.0", "did you mean 'english_novels/1.0.0'", marks=needs_data),
+        pytest.param("tfds:english_novels:9.0.0", "did you mean 'english_novels:1.0.0'", marks=needs_data),
         pytest.param("tfds:glue/rte", "text feature", marks=needs_data),
     ],
 )

@@ -64,8 +64,8 @@ def find_prepared(name: str, cache: Path) -> Path:
     if folder := newest(name, version or "*.*.*", cache):
         return folder
     folders, names = tfds_folders(cache), prepared(cache)
-    unversioned = {os.path.dirname(path) for path in names}
-    near = nearest(f"{name}/{version}", names) if version else nearest(name, unversioned)
+    unversioned = {known.partition(":")[0] for known in names}
+    near = nearest(f"{name}:{version}", names) if version else nearest(name, unversioned)
     missing = f"dataset {name!r}{version and f' version {version}'} is not prepared"
     command = preparation(name, folders[0])
     raise SettingError(f"{missing} in {', '.join(map(str, folders))}{near}; to prepare it: {command}")
@@ -87,11 +87,12 @@ def tfds_folders(cache: Path) -> list[Path]:
 
 
 def prepared(cache: Path) -> list[str]:
-    """``name/version`` or ``name/config/version`` of every prepared set."""
+    """``name:version`` or ``name/config:version`` of every prepared set."""
     patterns = ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json")
     folders = tfds_folders(cache)
     paths = ((folder, path) for folder in folders for pattern in patterns for path in folder.glob(pattern))
-    return sorted({str(path.parent.relative_to(folder)) for folder, path in paths})
+    sets = ((path.parent.parent.relative_to(folder), path.parent.name) for folder, path in paths)
+    return sorted({f"{name}:{version}" for name, version in sets})
 
 
 def preparation(name: str, folder: Path) -> str:
