@@ -141,6 +141,7 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
         return find_prompted(name) if is_prompted(name) else find_task(name), team
     reason = f"its heads are {', '.join(heads) or 'none'}"
     reason += "" if writes else ", and an encoder writes no text"
+    reason = f"--mixture {wanted!r} answers by a head for {head}" if wanted and head else reason
     raise SettingError(f"{folder} has no model that answers {name!r}: {reason}")
 
 
