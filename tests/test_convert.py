@@ -280,7 +280,7 @@ def test_a_folder_that_is_there_is_not_written_to(tmp_path):
 def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
     source, tensors = copied("bert", tmp_path / "in")
     configured(team={"of": "ours"}, pad_token_id=None)(source)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", *(f"rare{k}" for k in range(57))]
     (source / "vocab.txt").write_text("\n".join(words) + "\n")
     import_checkpoint(source, tmp_path / "first")
     (tmp_path / "first").rename(tmp_path / "run")
@@ -291,8 +291,11 @@ def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == theirs
     for name in (MODEL, "vocab.txt"):
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
-    (source / "vocab.txt").write_text("\n".join(words + [f"word{k}" for k in range(122)]))
+    (source / "vocab.txt").write_text("\n".join(words + [f"word{k}" for k in range(65)]))
     with pytest.raises(SettingError, match="ids up to 128, the model's embedding 128 rows"):
+        import_checkpoint(source, tmp_path / "other")
+    (source / "vocab.txt").write_text("\n".join(words[:-1]))
+    with pytest.raises(SettingError, match="has 63 tokens, the model's embedding 128 rows"):
         import_checkpoint(source, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "run"]
 
@@ -327,7 +330,9 @@ def linked(link, target):
 
 def test_a_link_out_of_the_folder_is_refused_and_one_within_the_cache_of_the_model_is_not(tmp_path):
     source, _ = copied("bert", tmp_path / "models--ours" / "snapshots" / "0123")
-    (source / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n")
+    (source / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{k}" for k in range(60))])
+    )
     for name in ("config.json", MODEL, "vocab.txt"):
         linked(source / name, source.parents[1] / "blobs" / f"{name}-of-it")
     import_checkpoint(source, tmp_path / "run")
