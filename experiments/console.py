@@ -12,8 +12,8 @@ from rich.table import Column
 from rich.table import Table as Grid
 
 RUNS = Path("runs")
-# A pipe has no width of its own, unless COLUMNS is exported: give lines room there.
-CONSOLE = Console(width=None if Console().is_terminal else shutil.get_terminal_size((160, 50)).columns)
+# A pipe has no width of its own: give lines room there, so that nothing is cut in a file.
+CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
 NARROW = 100  # in a terminal of fewer columns, names are shown without what their title says already
 UNBROKEN = Console(soft_wrap=True, highlight=False)  # for lines of any length
 TEXTS = (
