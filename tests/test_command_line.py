@@ -164,6 +164,13 @@ def test_help_shows_the_settings_that_people_change_with_the_values_of_the_row_a
     assert set(CHANGED_OFTEN) <= {path for path, _ in leaves(BASELINE)} and 18 <= len(CHANGED_OFTEN) <= 25
 
 
+@pytest.mark.parametrize(("command", "scale"), [("run", "nano"), ("plan", "base")])
+def test_help_names_the_scale_whose_values_it_shows(command, scale, capsys):
+    with pytest.raises(SystemExit):
+        cli.dispatch([command, "--help"])
+    assert f"with the values of t5/1-baseline/baseline at scale {scale}:" in capsys.readouterr().out
+
+
 def test_the_version_is_that_of_the_package_jax_and_python(capsys):
     assert cli.dispatch(["--version"]) == 0
     assert re.fullmatch(r"lm [\d.]+, jax [\d.]+, Python [\d.]+\n", capsys.readouterr().out)

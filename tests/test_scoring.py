@@ -245,6 +245,14 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     assert first["log_prob"] == pytest.approx(due[0], abs=1e-4)
 
 
+def test_a_model_without_an_output_matrix_is_refused_before_a_corpus_is_made(tmp_path, capsys):
+    bare = {"model.architecture": "encoder", "model.logits": "none", "model.logits_bias": False}
+    save_settings(tmp_path, changes(Experiment(), SMALL | HEADS | bare | {"pretraining.steps": 0}))
+    with pytest.raises(SettingError, match="no output matrix"):
+        likelihood(tmp_path, "documentation")
+    assert not capsys.readouterr().out
+
+
 def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_bytes(runs, tmp_path, capsys):
     folder, *_ = run_of(runs, "likelihood-corpus", TEXTS | {"model.architecture": "decoder"})
     texts = ["Überall ist Text.", "Here, too."]

@@ -83,7 +83,12 @@ def likelihood(
             text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME; the texts of one split are scored together.
         out: file for the results as JSON lines, in the order of the file.
     """
-    stages, is_corpus = stages_of(run), file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
+    stages = stages_of(run)
+    if all(stage.settings.model.logits == "none" for stage in stages):
+        raise SettingError(
+            f"{run}: its model has no output matrix (model.logits=none), so that no token has a probability"
+        )
+    is_corpus = file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
     is_corpus = is_corpus and not Path(file).exists()
     texts = corpus_texts(file, scoring, cache_of(run)) if is_corpus else texts_of(Path(file))
     counts = any(stage.kind == "count" for stage in stages)

@@ -196,7 +196,7 @@ def _train_in_jobs(
         if number not in shown:
             shown[number] = JobReporter(reporter, name, run.steps)
         if told.get("killed") and jobs.signal is None:
-            reporter.complain(f"{name} failed: {told['killed']}\n  folder: {run.folder}")
+            reporter.complain(_failure(name, told["killed"], run.folder))
         shown[number].hear(told)
 
     def untrained(number: int) -> set[Path]:
@@ -217,7 +217,7 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
     try:
         return train_or_refuse(run, options, reporter)
     except SettingError as error:
-        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
+        reporter.complain(_failure(run.name, error, run.folder))
         return EXIT_CODES["bad settings"]
 
 
@@ -240,18 +240,23 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
     except SettingError:
         raise
     except (CheckpointError, NonFiniteLoss) as error:
-        reporter.complain(f"{run.name} failed: {error}\n  folder: {run.folder}")
+        reporter.complain(_failure(run.name, error, run.folder))
         return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
     except Exception as error:  # the other runs of a sweep are trained nevertheless
         trace = traceback.format_exc()
         reason = f"{place_in_study(error)}{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
-        reporter.complain(f"{run.name} failed: {reason}\n  folder: {run.folder}{_saved(trace, run.folder)}")
+        reporter.complain(_failure(run.name, f"{reason}{_saved(trace, run.folder)}", run.folder))
         return EXIT_CODES["failed"]
     seconds = duration(time.perf_counter() - began)
     reporter.say(f"{run.name} seed {run.experiment.seed}: {scores} ({seconds})")
     return EXIT_CODES["done"]
+
+
+def _failure(name: str, reason: object, folder: Path) -> str:
+    """What to say of a run that failed; where it lies, if it had begun."""
+    return f"{name} failed: {reason}" + (f"\n  folder: {folder}" if folder.exists() else "")
 
 
 def _saved(trace: str, folder: Path) -> str:

@@ -90,8 +90,8 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
 
 def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
     """Compile each row, or with ``search`` a few arrangements of each, and print what they need."""
-    check_compiler()
     rows = _of_networks(rows)
+    check_compiler()
     plans, names = [], [name.rpartition("/")[2] for name in rows]
     for (name, experiment), last in zip(rows.items(), names, strict=True):
         row = last if names.count(last) == 1 else name

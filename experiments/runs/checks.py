@@ -230,10 +230,11 @@ def check_counts(experiment: Experiment) -> None:
     """SettingError if there is nothing to count, or held-out documents are asked of no language model."""
     counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
     if experiment.data.held_out_documents and (architecture != "decoder" or experiment.objective.has_inputs):
-        raise SettingError(
-            f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
-            f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm"
-        )
+        due = f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
+        due += f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm"
+        if start := experiment.start.model:
+            due += f"; the model is that of {start}: choose another row, or another start"
+        raise SettingError(due)
     if counts == "none":
         return
     if (team := experiment.ensemble.members) > 1 or experiment.mixing.pretraining != "corpus":

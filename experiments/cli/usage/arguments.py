@@ -40,7 +40,8 @@ def parse(function: Callable, program: str, arguments: Sequence[str]) -> Any:
     """
     if asked := [word for word in arguments if word in HELP_WORDS]:
         examples = EXAMPLES.get(program.removeprefix("lm "), ())
-        defaults_of = f"{first_word(arguments)} at scale {option(arguments, '--scale', 'nano')}"
+        scale = next((each.default for each in options_of(function) if each.name == "scale"), "nano")
+        defaults_of = f"{first_word(arguments)} at scale {option(arguments, '--scale', scale)}"
         print(help_page(program, function, examples, defaults_of, "--help-all" in asked))
         sys.exit()
     return carry_out(understood(function, program, arguments))
