@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
+from experiments.console import CONSOLE, RUNS, UNBROKEN, Cell, Sheet, show_sheet
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import has_glibc, tunables
 from experiments.runs.stages import COUNTS_FILE, stages_of
@@ -89,7 +89,8 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
     tasks = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]
     if not tasks:
         raise SettingError(f"no task matches {pattern!r}{nearest(pattern, {*TASKS, *LABELLED})}")
-    grid = listing("task", "answered", "column", "metrics", "data set", "train", "validation")
+    heads = ("task", "answered", "column", "metrics", "data set", "train", "validation")
+    sheet: Sheet = {head: [] for head in heads}
     for task in tasks:
         folder = tfds.newest(task.source, "*.*.*", cache)
         sizes = tfds.split_sizes(folder) if folder else None  # read without TFDS
@@ -98,8 +99,10 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
         metrics = ", ".join(f"({name})" if name in task.beside else name for name in task.metrics)
         how = f"by a head: {task.kind}" if isinstance(task, LabelledTask) else "in words"
         counts = [_row_count(sizes, split) for split in (task.train, task.validation)]
-        grid.add_row(task.name, how, task.column or "–", metrics, task.source, *counts)
-    CONSOLE.print(grid)
+        texts = (task.name, how, task.column or "–", metrics, task.source, *counts)
+        for head, text in zip(heads, texts, strict=True):
+            sheet[head].append(Cell(text))
+    show_sheet("Tasks", sheet)
     documentation = {name for name in missing if name.startswith("documentation/")}
     if documentation:
         names = ", ".join(sorted(documentation))

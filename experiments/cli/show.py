@@ -98,11 +98,13 @@ def show_row(
 
 
 def show_settings(settings: Any, title: str) -> None:
-    """A line for each setting, with its meaning and unit."""
-    meaning = comments(type(settings))
-    grid = listing("setting", "value", "meaning [unit]", title=title)
+    """A line for each setting, with its meaning and unit, below its value if there is little room."""
+    meaning, heads = comments(type(settings)), ("value", "meaning [unit]")
+    narrow = CONSOLE.width < NARROW
+    grid = listing("setting", *[", ".join(heads)] if narrow else heads, title=title)
     for path, value in leaves(settings):
-        grid.add_row(path, escape(str(value)), escape(meaning.get(path, "")))
+        said = escape(str(value)), escape(meaning.get(path, ""))
+        grid.add_row(path, *["\n".join(filter(None, said))] if narrow else said)
     CONSOLE.print(grid)
 
 
