@@ -182,11 +182,24 @@ def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_p
     assert (cloze.better, restore.better) == (1, -1)
     name = "t5/4-objective/bert-style"
     runs = evidence.finished.runs
-    base = np.mean([cloze.value(run.tasks) for run in runs[BASE]])
-    expected = (cloze.value(runs[name][2].tasks) - base) / evidence.deviations["cloze"]
-    assert evidence.combined(name)[2] == pytest.approx(expected)
+    parts = []
+    for column in evidence.kept:
+        base = np.mean([column.value(run.tasks) for run in runs[BASE]])
+        ahead = column.better * (column.value(runs[name][2].tasks) - base)
+        parts.append(ahead / evidence.units[column.name])
+    assert evidence.combined(name)[2] == pytest.approx(np.mean(parts))
     assert set(evidence.marks(restore).values()) == {1}, "every row has fewer bits per byte than the baseline"
     assert np.mean([*evidence.combined(BASE).values()]) == pytest.approx(0)
+
+
+def test_a_column_that_happens_to_repeat_well_counts_no_more_than_its_examples_allow(tmp_path):
+    evidence = study(tmp_path)
+    cloze, restore = (evidence.finished.deviation(column) for column in evidence.kept)
+    assert cloze == pytest.approx(restore), "the same noise, and of cloze alone the examples are known"
+    values = evidence.finished.runs[BASE][0].example_values("cloze")["bits"]
+    by_examples = np.std(values) / np.sqrt(EXAMPLES)
+    assert evidence.units["cloze"] == pytest.approx(np.hypot(cloze, by_examples), rel=0.02)
+    assert evidence.units["restore"] == pytest.approx(restore)
 
 
 def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):

@@ -1,15 +1,15 @@
 """Finished runs of a table compared: which columns count, and the paper's claims in three frames."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import exp, sqrt
+from math import hypot, sqrt
 from statistics import mean
 from typing import Any, Literal
 
 import numpy as np
 
-from experiments.report.columns import FRAMES, Frame, Growth, Measured, Score, measured_columns, pooled
+from experiments.report.columns import FRAMES, Frame, Growth, Measured, measured_columns, pooled
 from experiments.report.statistics import Difference, Judged, judge_family, outliers, resample_examples
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment, Row, Table
@@ -107,7 +107,19 @@ class Evidence:
         """
         self.finished, self.complain, self.unlike = finished, complain, unlike
         self.signals = {column.name: finished.signal(column) for column in finished.columns}
-        self.deviations = {c.name: finished.deviation(c) or 1.0 for c in finished.columns}  # unknown: 1
+
+    @cached_property
+    def units(self) -> dict[str, float]:
+        """Column -> its deviation if both seeds and examples were others; 1 if unknown.
+
+        Seeds are too few to weigh columns by them alone: one that happens to repeat well would decide all.
+        """
+        seeds = {column.name: self.finished.deviation(column) for column in self.finished.columns}
+        return {name: hypot(noise, self._by_draws(name)) or 1.0 for name, noise in seeds.items()}
+
+    def _by_draws(self, name: str) -> float:
+        noise = [np.var(x) for row in self._by_examples[name].values() for x in row.values()]
+        return sqrt(np.mean(noise)) if noise else 0.0
 
     @cached_property
     def kept(self) -> list[Measured]:
@@ -134,7 +146,7 @@ class Evidence:
 
     def combine(self, values: Mapping[str, float]) -> float:
         """Mean over the kept columns, in deviations of a repeat; more is better."""
-        parts = [c.better * values[c.name] / self.deviations[c.name] for c in self.kept]
+        parts = [c.better * values[c.name] / self.units[c.name] for c in self.kept]
         return sum(parts) / len(parts)
 
     def combined(self, key: str) -> dict[int, float]:
@@ -168,7 +180,7 @@ class Evidence:
     def _apart_by_examples(self, a: str, b: str, seeds: Sequence[int]) -> np.ndarray | None:
         """[S, DRAWS]: how far the combined scores of two rows move apart, by the columns known of both."""
         moved = [(c, apart(self._by_examples[c.name], a, b, seeds)) for c in self.kept]
-        parts = [x * c.better / self.deviations[c.name] for c, x in moved if x is not None]
+        parts = [x * c.better / self.units[c.name] for c, x in moved if x is not None]
         return np.sum(parts, axis=0) / len(self.kept) if parts else None
 
     def from_chance(self, column: Measured) -> float | None:
@@ -214,7 +226,7 @@ class Evidence:
     def marks(self, column: Measured) -> dict[str, int]:
         """Row -> 1, -1, 0: better, worse than the baseline in a column, or it may be noise."""
         samples, base = self.finished.samples(column), self.finished.key(self.finished.baseline)
-        unit, pairs = column.better / self.deviations[column.name], {}
+        unit, pairs = column.better / self.units[column.name], {}
         for key in samples.keys() - {base}:
             if seeds := sorted(samples[key].keys() & samples[base].keys()):
                 by_seed = unit * np.array([samples[key][s] - samples[base][s] for s in seeds])
@@ -318,12 +330,3 @@ def example_noise(
     for (key, seed), values in zip(alike, drawn, strict=True):
         noise.setdefault(key, {})[seed] = values
     return noise
-
-
-def perplexities(runs: Iterable[Result]) -> dict[int, Score]:
-    """Length of rows [x that of training] -> perplexity of held-out text in such rows, over the seeds."""
-    losses: dict[int, list[float]] = {}
-    for run in runs:
-        for times, loss in run.length_losses.items():
-            losses.setdefault(int(times), []).append(exp(loss))
-    return {times: score for times, x in losses.items() if (score := Score.of(x))}

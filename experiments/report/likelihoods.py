@@ -1,7 +1,7 @@
-"""How likely language models find held-out documents: at the end of training, and after equal time."""
+"""How likely language models find held-out documents: at the end, after equal time, in longer rows."""
 
 from collections.abc import Iterable, Sequence
-from math import inf
+from math import exp, inf
 
 from experiments.report.columns import Score
 from experiments.runs.result import Result
@@ -33,3 +33,12 @@ def learning_curve(run: Result) -> list[tuple[float, float]]:
     times = [each["seconds"] for each in run.likelihoods]
     found = [(seconds, run.likelihood(seconds)) for seconds in times]
     return [(seconds, likelihood.bits_per_byte) for seconds, likelihood in found if likelihood is not None]
+
+
+def perplexities(runs: Iterable[Result]) -> dict[int, Score]:
+    """Length of rows [x that of training] -> perplexity of held-out text in such rows, over the seeds."""
+    losses: dict[int, list[float]] = {}
+    for run in runs:
+        for times, loss in run.length_losses.items():
+            losses.setdefault(int(times), []).append(exp(loss))
+    return {times: score for times, x in losses.items() if (score := Score.of(x))}

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure  # without pyplot nothing looks for a displ
 from matplotlib.ticker import LogFormatter
 
 from experiments.report.columns import Score
-from experiments.report.comparison import Curves, Evidence, perplexities
-from experiments.report.likelihoods import learning_curve, likelihood_score, quickest
+from experiments.report.comparison import Curves, Evidence
+from experiments.report.likelihoods import learning_curve, likelihood_score, perplexities, quickest
 from experiments.runs.result import Result
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import build

@@ -66,6 +66,7 @@ def table_data(evidence: Evidence, verdicts: Verdicts) -> dict[str, Any]:
             "paper's column": c.like,
             "chance": c.chance,
             "deviation": finished.deviation(c),
+            "unit": evidence.units[c.name],
             "signal-to-noise": evidence.signals[c.name],
             "averaged": c in evidence.kept,
         }

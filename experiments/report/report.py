@@ -45,9 +45,9 @@ cannot be told from noise. Compare held-out losses within one objective only."""
 ABOUT_PAPER = """The paper's column of the same kind stands beside ours, with the paper's own marks (two \
 deviations of its baseline): of other tasks only the order of rows compares."""
 ABOUT_CLAIMS = f"""*Combined* is the mean over columns of the difference from the baseline, in deviations of \
-a repeat; columns with a signal-to-noise below {SIGNAL:g}, or with a baseline within {FROM_CHANCE:g} \
-standard errors of chance, are left out. A claim is a pair of rows that the paper tells apart by its own \
-noise (z, over all its columns). Ours confirms or contradicts it if the \
+a repeat with other seeds and other examples; columns with a signal-to-noise below {SIGNAL:g}, or with a \
+baseline within {FROM_CHANCE:g} standard errors of chance, are left out. A claim is a pair of rows that the \
+paper tells apart by its own noise (z, over all its columns). Ours confirms or contradicts it if the \
 difference of combined scores is beyond noise ({1 - LEVEL:.0%}, {DRAWS:,} draws of seeds and examples, \
 Holm's rule over the table); else it is undecided, or equivalent if the rows are less than {MARGIN:.2g} \
 deviations apart. Rows are compared after equal updates as in the paper, and where both spent equal FLOP or \

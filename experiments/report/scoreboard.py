@@ -17,9 +17,8 @@ from experiments.report.comparison import (
     Finished,
     Verdict,
     Verdicts,
-    perplexities,
 )
-from experiments.report.likelihoods import MEASURES, likelihood_score, quickest
+from experiments.report.likelihoods import MEASURES, likelihood_score, perplexities, quickest
 from experiments.report.statistics import LEVEL, power
 from experiments.runs.result import Result
 from experiments.study.experiment import Row
