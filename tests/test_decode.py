@@ -18,7 +18,7 @@ from lm.evaluate import decode as decoding
 from lm.evaluate.decode import beam_search, decode, greedy
 from lm.nn.cache import Cache
 from lm.nn.config import ModelConfig, SpecialTokens
-from lm.ops.decoding.beams import T5_RULES, TRANSFORMERS_RULES, Search
+from lm.ops.decoding.beams import T5_RULES, TRANSFORMERS_RULES, Search, highest
 from lm.ops.decoding.config import Decoding
 from lm.ops.decoding.sampling import next_token, warp
 from lm.settings import SettingError
@@ -285,6 +285,18 @@ def test_very_many_beams_find_the_best_of_all_sequences(args, expected, rules):
     for (score, row), best in zip(sorted(ended, reverse=True)[: len(expected)], expected, strict=True):
         assert row == best["sequence"]
         np.testing.assert_allclose(score, best["score"], atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 3, 16])
+@pytest.mark.parametrize("length", [40, 1_024, 2_500])
+def test_the_highest_of_many_values_are_those_of_a_sort_the_first_of_equal_ones_first(count, length):
+    values = np.random.default_rng(0).integers(0, 40, (3, length)).astype(np.float32)
+    values[1, ::2], values[2, 5:] = -np.inf, -np.inf
+    found = highest(jnp.asarray(values), count)
+    for row, best, places in zip(values, *map(np.asarray, found), strict=True):
+        due = np.argsort(-row, kind="stable")[:count]
+        np.testing.assert_array_equal(best, row[due])
+        np.testing.assert_array_equal(places, due)
 
 
 def test_length_penalties_are_those_of_their_papers():

@@ -60,10 +60,9 @@ class Cache:
     slots: int = field(metadata={"static": True})  # longest row that fits, with its prompt [tokens]
 
     def repeated(self, beams: int) -> "Cache":
-        """The cache with each row ``beams`` times; of a stacked one."""
-        layers = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=1), (self.carry, self.crossed))
-        length, mask = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), (self.length, self.cross_mask))
-        return Cache(layers[0], length, layers[1], mask, self.slots)
+        """The cache with each row ``beams`` times, which share the encoder's output; of a stacked one."""
+        carry = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=1), self.carry)
+        return replace(self, carry=carry, length=jnp.repeat(self.length, beams))
 
     def reordered(self, rows: Array) -> "Cache":
         """The carry of ``rows``, one for each; a row's beams share lengths and the encoder's output.

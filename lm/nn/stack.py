@@ -72,7 +72,8 @@ class Block(nnx.Module):
         if view.encoded is not None or crossed is not None:
             seen = self.cross.key_value(view.encoded, None) if crossed is None else crossed.seen()
             h = self._sublayer_input(start, x, self.cross_norm)
-            h = self.cross.read(h, seen, View(view.cross_mask), keep.get("cross"))
+            h = h.reshape(len(seen.key), -1, h.shape[-1])  # all beams of a row read its keys in one product
+            h = self.cross.read(h, seen, View(view.cross_mask), keep.get("cross")).reshape(x.shape)
             x = self._add(x, h, self.cross_norm, keep.get("cross_out"))
         if self.mlp is not None:
             h = self.mlp(self._sublayer_input(start, x, self.mlp_norm), keep.get("mlp"))

@@ -74,7 +74,7 @@ def advance(
     """The beams after token number ``step`` of [B,K,V], and of each running one [B,K] parent and token."""
     count, vocabulary, length = search.decoding.beams, log_probabilities.shape[-1], step + 1
     sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
-    sums, index = jax.lax.top_k(sums, 2 * count)  # so that K can run on even if K end
+    sums, index = highest(sums, 2 * count)  # so that K can run on even if K end
     parent, token = index // vocabulary, (index % vocabulary).astype(jnp.int32)
     tokens = _take(beams.tokens, parent).at[:, :, step].set(token)
     ends = jnp.zeros_like(token, bool) if eos is None else token == eos
@@ -90,6 +90,21 @@ def advance(
     done = beams.done | _settled(search, sums[:, 0], scores[:, -1], length)
     parent, token = _take(parent, chosen), _take(token, chosen)
     return Beams(_take(tokens, chosen), sums, finished, scores, done), parent, token
+
+
+def highest(values: Array, count: int, block: int = 128) -> tuple[Array, Array]:
+    """As ``jax.lax.top_k`` of values [B,L], which sorts all: here only ``count`` blocks with highest maxima.
+
+    No other block can hold one of the highest values.
+    """
+    blocks = values.shape[1] // block
+    if blocks <= count:
+        return jax.lax.top_k(values, count)
+    padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % block)), constant_values=-jnp.inf)
+    padded = padded.reshape(len(values), -1, block)
+    chosen = jnp.sort(jax.lax.top_k(padded.max(-1), count)[1], axis=1)  # of equal values the first counts
+    highest, place = jax.lax.top_k(_take(padded, chosen).reshape(len(values), -1), count)
+    return highest, _take(chosen, place // block) * block + place % block
 
 
 def _settled(search: Search, best: Array, worst: Array, length: Array) -> Array:
