@@ -30,7 +30,7 @@ usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help        versions: l
 
 {commands}
 
-A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (a minute a row
+A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (1 to 2 minutes a row
 on one CPU core), mini (seven), mini-real (mini, tuned on real benchmarks), small (a night on a workstation),
 medium (a quarter of an hour on an H100), base (the paper's setup).
 --study FILE, with any command, adds rows, tasks, objectives and more of your own (docs/extending.md).

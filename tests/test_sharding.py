@@ -217,7 +217,8 @@ def test_a_transformer_trains_alike_on_one_device_and_in_every_arrangement_of_ei
 
 @pytest.mark.slow
 def test_muon_with_a_mean_of_the_parameters_trains_alike_on_one_device_and_on_eight():
-    new = {"name": "muon", "learning_rate": 0.01, "schedule": "constant", "ema": 0.9}
+    # Adam's first step on a gradient that is zero but for rounding is anything up to the rate: so that is 0
+    new = {"name": "muon", "learning_rate": 0.01, "schedule": "constant", "warmup_steps": 1, "ema": 0.9}
     sizes = [MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)]
     one, eight = (
         steps_on(mesh, jax.devices()[:count], **new) for mesh, count in zip(sizes, (1, 8), strict=True)
@@ -233,11 +234,8 @@ def test_muon_with_a_mean_of_the_parameters_trains_alike_on_one_device_and_on_ei
     )
     (found, params), (others, split) = trained(one), trained(eight)
     np.testing.assert_allclose(others, found, rtol=1e-4)
-    apart = {name: ~np.isclose(split[name], value, rtol=1e-3, atol=1e-4) for name, value in params.items()}
-    # where a first gradient is zero but for rounding, Adam's step is anything up to the learning rate
-    assert sum(map(np.sum, apart.values())) <= 3, {name: where.nonzero() for name, where in apart.items()}
     for name, value in params.items():
-        np.testing.assert_allclose(split[name], value, rtol=1e-3, atol=0.01, err_msg=name)
+        np.testing.assert_allclose(split[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_the_training_step_and_decoding_lower_for_a_gpu():

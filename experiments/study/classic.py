@@ -56,7 +56,7 @@ ROWS = {
         rate: BERT | {"finetuning.optimizer.learning_rate": float(rate)}
         for rate in ("3e-4", "3e-5", "1e-4", "1e-3", "3e-3")
     },
-    # lm sweep gpt --scale nano: 5 rows, a minute each; tasks near chance
+    # lm sweep gpt --scale nano: 5 rows, a minute or two each; tasks near chance
     ("gpt", "Decoders"): {
         "base": GPT,
         "post-norm": GPT | {"model.residual": "post-norm"},

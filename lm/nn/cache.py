@@ -55,7 +55,8 @@ class Cache:
 
     carry: Carry  # of the mixers of all layers, leaves [layers,B,...]; unstacked: a tuple by layer, [B,...]
     length: Array  # int32 [B]: positions held, which is the position of the next token
-    crossed: Any  # ``Slots`` of the encoder's output, [layers,B,K,S,H]; unstacked: a tuple of them; or None
+    # ``Slots`` of the encoder's output, [layers,B,K,S,H], one for a row's beams; unstacked: a tuple; or None
+    crossed: Any
     cross_mask: AnyMask  # bool [B,1,S]: the slots of the encoder's output that are no padding
     slots: int = field(metadata={"static": True})  # longest row that fits, with its prompt [tokens]
 

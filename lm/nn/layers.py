@@ -68,8 +68,8 @@ def product(x: Array, kernel: Array, dtype: DTypeLike | None = None) -> Array:
 
     The gradient of the kernel is a product of two arrays with rows in front, one of which XLA on a CPU has to
     turn over: the narrower one is named first, which is that one. A transpose of the wider one, with all that
-    leads to it computed once more column by column, would be a tenth of a small model's step. The barrier
-    keeps a transpose of the result out of the product, which would be slower by half.
+    leads to it computed once more column by column, would be a tenth of a small model's step. The barrier,
+    on CPUs alone, keeps a transpose of the result out of the product, which would be slower by half.
     """
     return _product_forward(x, kernel, dtype)[0]
 

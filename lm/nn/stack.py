@@ -62,8 +62,9 @@ class Block(nnx.Module):
     ) -> tuple[Array, Carry | None]:
         """[B,T,D] of x [B,T,D], and the mixer's carry.
 
-        ``crossed``: keys and values of the encoder's output, which decoding computes once; None: from
-        ``view.encoded`` [B,S,D], or no cross-attention without that.
+        ``crossed``: keys and values of the encoder's output, which decoding computes once, shared by
+        a row's beams, which follow each other in ``x``; None: from ``view.encoded`` [B,S,D], or no
+        cross-attention without that.
         """
         start = x  # a parallel block's sub-layers all read this, not each other's output
         h = self._sublayer_input(start, x, self.attention_norm)

@@ -99,7 +99,7 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "bert-style": objective("bert-style"),
         "deshuffling": objective("deshuffling"),
     },
-    # lm sweep t5/5-bert-style --scale nano: 4 rows, a minute each
+    # lm sweep t5/5-bert-style --scale nano: 4 rows, one to two minutes each
     ("t5/5-bert-style", "Variants of the BERT-style objective"): {
         "bert-style": objective("bert-style"),
         "mass-style": objective("mass-style"),
@@ -113,29 +113,29 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "25": {"objective.rate": 0.25},
         "50": {"objective.rate": 0.50},
     },
-    # lm sweep t5/7-span-length --scale nano: 5 rows, a minute each
+    # lm sweep t5/7-span-length --scale nano: 5 rows, one to two minutes each
     ("t5/7-span-length", "Average length of a corrupted span"): {
         "iid": {},  # the baseline draws every token by itself
         **{str(length): spans(length) for length in (2, 3, 5, 10)},
     },
-    # lm sweep t5/8-data --scale nano: 6 rows, a minute each
+    # lm sweep t5/8-data --scale nano: 6 rows, one to two minutes each
     ("t5/8-data", "Pre-training data sets"): {
         "c4": {},
         **{name: corpus(name) for name in CORPORA},
     },
-    # lm sweep t5/9-repeats --scale nano: 5 rows, a minute each
+    # lm sweep t5/9-repeats --scale nano: 5 rows, one to two minutes each
     ("t5/9-repeats", "Pre-training data seen again"): {
         "full": {},
         **{str(times_seen): {"data.repeats": times_seen} for times_seen in (64, 256, 1024, 4096)},
     },
-    # lm sweep t5/10-fine-tuning --scale nano: 6 rows, a minute each
+    # lm sweep t5/10-fine-tuning --scale nano: 6 rows, one to two minutes each
     ("t5/10-fine-tuning", "Fine-tuning methods"): {
         "all": {},
         # the paper's widths over its d_model of 768, so that they mean the same at every scale
         **{f"adapters-{width}": {"tuning.adapters": width / 768} for width in (32, 128, 512, 2048)},
         "gradual-unfreezing": {"tuning.unfreezing": "gradual"},
     },
-    # lm sweep t5/11-mixing --scale nano: 11 rows, a minute each; one pre-training a row
+    # lm sweep t5/11-mixing --scale nano: 11 rows, one to two minutes each; one pre-training a row
     ("t5/11-mixing", "Multi-task training: how tasks are mixed"): {
         "baseline": {},
         "equal": MULTI_TASK | {"mixing.rates": "equal"},
@@ -149,7 +149,7 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "t4": MULTI_TASK | temperature(4),
         "t8": MULTI_TASK | temperature(8),
     },
-    # lm sweep t5/12-multi-task --scale nano: 5 rows, a minute each
+    # lm sweep t5/12-multi-task --scale nano: 5 rows, one to two minutes each
     ("t5/12-multi-task", "Multi-task pre-training and fine-tuning"): {
         "baseline": {},
         "multi-task": MULTI_TASK,

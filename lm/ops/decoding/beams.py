@@ -92,19 +92,19 @@ def advance(
     return Beams(_take(tokens, chosen), sums, finished, scores, done), parent, token
 
 
-def highest(values: Array, count: int, block: int = 128) -> tuple[Array, Array]:
+def highest(values: Array, count: int) -> tuple[Array, Array]:
     """As ``jax.lax.top_k`` of values [B,L], which sorts all: here only ``count`` blocks with highest maxima.
 
     No other block can hold one of the highest values.
     """
-    blocks = values.shape[1] // block
-    if blocks <= count:
+    block = 128
+    if values.shape[1] // block <= count:
         return jax.lax.top_k(values, count)
     padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % block)), constant_values=-jnp.inf)
     padded = padded.reshape(len(values), -1, block)
     chosen = jnp.sort(jax.lax.top_k(padded.max(-1), count)[1], axis=1)  # of equal values the first counts
-    highest, place = jax.lax.top_k(_take(padded, chosen).reshape(len(values), -1), count)
-    return highest, _take(chosen, place // block) * block + place % block
+    best, place = jax.lax.top_k(_take(padded, chosen).reshape(len(values), -1), count)
+    return best, _take(chosen, place // block) * block + place % block
 
 
 def _settled(search: Search, best: Array, worst: Array, length: Array) -> Array:
