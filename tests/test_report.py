@@ -26,7 +26,18 @@ from experiments.report.results import curves, results
 from experiments.runs import origin
 from experiments.runs.result import write_result
 from experiments.runs.stages import save_settings
-from experiments.study.registry import REGISTRY, build, find, named_changes, run_folder, start_changes, tables
+from experiments.study.registry import (
+    REGISTRY,
+    TABLES,
+    baseline_of,
+    build,
+    find,
+    named_changes,
+    run_folder,
+    start_changes,
+    tables,
+)
+from experiments.study.t5 import claims as paper
 from lm.files import seal, seal_lines, unseal
 from lm.settings import SettingError, change, leaves
 
@@ -229,6 +240,24 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
     sheet = made.sheets[RATES[0].name][""]
     assert [cell.text for cell in sheet["row"] if "≠" in cell.text] == [f"{label} ≠"]
     assert re.search(rf"\n- {NAMES[2]} seed 7: {said.format(first=FIRST)}", text)
+
+
+def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_path):
+    study(tmp_path)
+    baseline = run_folder(tmp_path, "nano", FIRST.removesuffix(" seed 0"), 0, {})
+    origin.record(baseline / "finetuning" / "cloze", RECORD | {"code": {"lm/settings.py": "2"}})
+    made, text = written(tmp_path)
+    rows = [cell.text for cell in made.sheets[RATES[0].name][""]["row"]]
+    assert [row for row in rows if "≠" in row] == ["15% ≠"], "which is the baseline"
+    assert f"{FIRST}: other code than {FIRST.replace('0', '1')}: lm/settings.py 1 -> 2" in text
+
+
+def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():
+    for table in TABLES:
+        for claim in paper.claims(table):
+            base = REGISTRY[baseline_of(table.rows[0].name)].paper
+            better, worse = (plots.paper_mean(row, base) for row in (claim.better, claim.worse))
+            assert better > worse, (claim.better.name, claim.worse.name)
 
 
 def test_rows_whose_settings_name_other_text_are_not_compared_in_it(tmp_path):

@@ -1,5 +1,7 @@
 """How sure a difference of two rows is: found where there is something, not found where there is nothing."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,6 +9,8 @@ import scipy.stats
 from experiments.report.statistics import (
     LEVEL,
     Difference,
+    Judged,
+    RowPair,
     holm,
     intervals,
     judge_family,
@@ -22,12 +26,27 @@ ROWS, SEEDS, EXAMPLES = 6, 5, 40
 MARGIN = 2.0
 
 
-def simulated(rng: np.random.Generator, rows: int, seeds: int, effect: float = 0.0) -> list[Difference]:
-    """Each row less the first, whose seeds share what a seed does to all; deviation of a repeat: 1."""
-    shared, own = 3 * rng.normal(size=seeds), rng.normal(size=(rows, seeds))
-    values = shared + own
+def scores(rng: np.random.Generator, noise: list[float], seeds: int) -> np.ndarray:
+    """[R, S]: rows that do not differ, whose seeds share what a seed does to all."""
+    return 3 * rng.normal(size=seeds) + np.array(noise)[:, None] * rng.normal(size=(len(noise), seeds))
+
+
+def simulated(
+    rng: np.random.Generator, rows: int, seeds: int, effect: float = 0.0
+) -> dict[RowPair, Difference]:
+    """Each row less the first; deviation of a repeat: 1."""
+    values = scores(rng, [1.0] * rows, seeds)
     values[1] += effect
-    return [Difference(values[row] - values[0]) for row in range(1, rows)]
+    return {(str(row), "0"): Difference(values[row] - values[0]) for row in range(1, rows)}
+
+
+def every_pair(values: np.ndarray) -> dict[RowPair, Difference]:
+    numbers = combinations(range(len(values)), 2)
+    return {(str(a), str(b)): Difference(values[a] - values[b]) for a, b in numbers}
+
+
+def judged_alone(difference: Difference, margin: float) -> Judged:
+    return judge_family({("a", "b"): difference}, margin)["a", "b"]
 
 
 def with_examples(rng: np.random.Generator, seeds: int) -> Difference:
@@ -42,8 +61,8 @@ def with_examples(rng: np.random.Generator, seeds: int) -> Difference:
 def share_claimed(trials: int, rows: int, seeds: int) -> float:
     """Of simulated tables in which nothing differs, how many claim a difference."""
     rng = np.random.default_rng(rows * 100 + seeds)
-    tables = (judge_family(simulated(rng, rows, seeds), MARGIN, rows) for _ in range(trials))
-    return float(np.mean([any(one.sign for one in table) for table in tables]))
+    tables = (judge_family(simulated(rng, rows, seeds), MARGIN) for _ in range(trials))
+    return float(np.mean([any(one.sign for one in table.values()) for table in tables]))
 
 
 @pytest.mark.parametrize(("rows", "seeds"), [(2, 3), (2, 5), (ROWS, 3), (ROWS, 5)])
@@ -62,36 +81,76 @@ def test_sets_of_seeds_of_one_row_are_told_apart_in_one_table_of_twenty_at_most(
 @pytest.mark.slow
 def test_sets_of_seeds_scored_on_shared_examples_are_not_told_apart():
     rng = np.random.default_rng(0)
-    claimed = [judge_family([with_examples(rng, SEEDS)], MARGIN, 2)[0].sign != 0 for _ in range(300)]
+    claimed = [judged_alone(with_examples(rng, SEEDS), MARGIN).sign != 0 for _ in range(300)]
     assert np.mean(claimed) < LEVEL + 3 * (LEVEL * (1 - LEVEL) / 300) ** 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("noise", [[1.0] * 3, [1.0] * 10, [4.0] * 2 + [1.0] * 8, [4.0] + [1.0] * 3])
+def test_all_pairs_of_rows_that_do_not_differ_seldom_claim_something_however_unlike_their_noise_is(
+    noise, seeds
+):
+    """One table in twenty where noise is alike; pairs of unlike rows may be judged by others' noise, by which
+    one in ten does."""
+    rng, trials = np.random.default_rng(seeds), 400
+    tables = (judge_family(every_pair(scores(rng, noise, seeds)), MARGIN) for _ in range(trials))
+    claimed = np.mean([any(one.sign for one in table.values()) for table in tables])
+    level = LEVEL if len({*noise}) == 1 else 0.08
+    assert claimed < level + 2 * (level * (1 - level) / trials) ** 0.5
+
+
+def test_degrees_of_freedom_are_those_of_the_rows_that_are_compared_and_of_their_seeds():
+    values = scores(np.random.default_rng(0), [1.0] * 4, 5)
+    three, four = every_pair(values[:3]), every_pair(values)
+    one_seed = {("3", row): Difference(values[3, :1] - values[int(row), :1]) for row in "012"}
+    for family, most in [(three, 2 * 4), (three | one_seed, 2 * 4), (four, 3 * 4)]:
+        judged = judge_family(family, MARGIN)
+        assert max(one.freedom for one in judged.values()) <= most
+    pair = {pair: Difference(x.by_seed) for pair, x in [*three.items()][:1]}
+    assert judge_family(pair | one_seed, MARGIN)["0", "1"].freedom == 4
+    fewer = {pair: Difference(x.by_seed[:2]) for pair, x in four.items() if "0" not in pair}
+    judged = judge_family({("0", "1"): four["0", "1"]} | fewer, MARGIN)
+    assert max(one.freedom for one in judged.values()) <= 4 + 4 + 1 + 1 - 4, "less one of each seed"
+
+
+def test_a_pair_is_never_surer_than_by_its_own_seeds():
+    for trial in range(20):
+        family = every_pair(scores(np.random.default_rng(trial), [4.0, 4.0] + [1.0] * 8, 3))
+        for pair, judged in judge_family(family, MARGIN).items():
+            assert judged.error >= np.std(family[pair].by_seed, ddof=1) / 3**0.5 * (1 - 1e-9)
 
 
 def found(trials: int, effect: float, seeds: int) -> float:
     rng = np.random.default_rng(1)
-    judged = (judge_family(simulated(rng, 2, seeds, effect), MARGIN, 2)[0] for _ in range(trials))
+    judged = (judge_family(simulated(rng, 2, seeds, effect), MARGIN)["1", "0"] for _ in range(trials))
     return float(np.mean([one.sign == 1 for one in judged]))
+
+
+def designed(effect: float, seeds: int) -> float:
+    return power(effect, (2 / seeds) ** 0.5, seeds - 1)
 
 
 @pytest.mark.parametrize(("effect", "seeds"), [(2.5, 5), (6.0, 3)])
 def test_a_planted_difference_is_found_as_often_as_the_design_says(effect, seeds):
-    designed, trials = power(effect, 2**0.5, seeds), 80
-    assert 0.5 < designed < 0.95
-    assert abs(found(trials, effect, seeds) - designed) < 3 * (designed * (1 - designed) / trials) ** 0.5
+    share, trials = designed(effect, seeds), 80
+    assert 0.5 < share < 0.95
+    assert abs(found(trials, effect, seeds) - share) < 3 * (share * (1 - share) / trials) ** 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("effect", "seeds"), [(1.5, 5), (2.5, 5), (4.0, 3), (6.0, 3), (1.5, 10)])
 def test_a_planted_difference_is_found_as_often_as_the_design_says_in_many_trials(effect, seeds):
-    designed, trials = power(effect, 2**0.5, seeds), 1500
-    assert abs(found(trials, effect, seeds) - designed) < 3 * (designed * (1 - designed) / trials) ** 0.5
+    share, trials = designed(effect, seeds), 1500
+    assert abs(found(trials, effect, seeds) - share) < 3 * (share * (1 - share) / trials) ** 0.5
 
 
 def test_the_noise_of_other_pairs_helps_few_seeds_to_find_a_difference():
     rng, alone, beside = np.random.default_rng(2), 0, 0
     for _ in range(40):
         table = simulated(rng, 10, 3, effect=5.0)
-        alone += judge_family(table[:1], MARGIN, 2)[0].p * 9 < LEVEL
-        beside += judge_family(table, MARGIN, 10)[0].sign == 1
+        alone += judged_alone(table["1", "0"], MARGIN).p * 9 < LEVEL
+        beside += judge_family(table, MARGIN)["1", "0"].sign == 1
     assert beside > alone + 10
 
 
@@ -106,28 +165,29 @@ def test_rows_of_unlike_noise_are_not_lent_each_others():
 
 def test_one_seed_and_ties_claim_nothing_and_neither_does_a_pair_whose_seeds_disagree():
     one, tied, alike = (Difference(np.array(x)) for x in ([9.0], [3.0, 3.0, 3.0], [3.0, 3.0 + 1e-12]))
-    for judged in judge_family([one, tied, alike], MARGIN, 4):
+    family = {(name, "d"): x for name, x in zip("abc", (one, tied, alike), strict=True)}
+    for judged in judge_family(family, MARGIN).values():
         assert (judged.sign, judged.equivalent, judged.p) == (0, False, 1.0)
-    others = [Difference(20 + (5 + 0.01 * i) * np.array([-1.0, 0.0, 1.0])) for i in range(30)]
-    crossing = judge_family([*others, Difference(np.array([14.0, -1.0, 14.0]))], MARGIN, 11)[-1]
+    others = {(str(i), "d"): Difference(20 + (5 + i / 100) * np.array([-1.0, 0.0, 1.0])) for i in range(30)}
+    crossing = judge_family(others | {("e", "d"): Difference(np.array([15.0, 1.0, 15.0]))}, MARGIN)["e", "d"]
     assert (crossing.p < LEVEL, crossing.sign) == (True, 0)
 
 
 def test_two_rows_are_equivalent_only_if_both_ends_of_their_interval_lie_within_the_margin():
     near, far = np.array([0.1, -0.1, 0.05, -0.02, 0.0]), np.array([1.0, -1.0, 3.0, -2.0, 0.5])
-    assert [judge_family([Difference(x)], 1.0, 2)[0].equivalent for x in (near, far)] == [True, False]
+    assert [judged_alone(Difference(x), 1.0).equivalent for x in (near, far)] == [True, False]
     for margin in (0.05, 0.1, 0.2):
         wanted = max(
             scipy.stats.ttest_1samp(near, -margin, alternative="greater").pvalue,
             scipy.stats.ttest_1samp(near, margin, alternative="less").pvalue,
         )
-        assert judge_family([Difference(near)], margin, 2)[0].p_apart == pytest.approx(wanted)
+        assert judged_alone(Difference(near), margin).p_apart == pytest.approx(wanted)
 
 
 def test_a_pair_alone_is_students_paired_test_and_its_draws_spread_as_its_error():
     one, other = np.random.default_rng(3).normal(size=(2, 5))
     difference = Difference(one - other)
-    (judged,) = judge_family([difference], MARGIN, 2)
+    judged = judged_alone(difference, MARGIN)
     assert judged.p == pytest.approx(scipy.stats.ttest_rel(one, other).pvalue)
     assert (judged.low, judged.high) == pytest.approx(scipy.stats.ttest_rel(one, other).confidence_interval())
     assert difference.draws().std() == pytest.approx((one - other).std(ddof=1) / 5**0.5, rel=0.03)
@@ -149,10 +209,7 @@ def test_examples_are_drawn_alike_for_all_rows_and_a_ratio_keeps_each_with_its_d
 def test_examples_add_their_own_noise_to_that_of_seeds():
     quiet = Difference(np.array([1.0, 1.1, 0.9]))
     noise = np.tile(np.random.default_rng(5).normal(size=10_000), (3, 1))
-    (alone,), (beside,) = (
-        judge_family([quiet], MARGIN, 2),
-        judge_family([Difference(quiet.by_seed, noise)], MARGIN, 2),
-    )
+    alone, beside = (judged_alone(Difference(quiet.by_seed, x), MARGIN) for x in (None, noise))
     assert alone.p < LEVEL < 0.3 < beside.p
     assert beside.drawn == pytest.approx((1 - 1.96, 1 + 1.96), abs=0.1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.report import comparison, scoreboard
+from experiments.report import scoreboard
 from experiments.report.columns import FRAMES, Growth, Measured
 from experiments.report.comparison import Evidence, Finished, grown
 from experiments.report.plots import draw_figures
@@ -57,7 +57,7 @@ def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
         folder=home,
         phases={"cloze": f"{name}/seed-{seed}/finetuning"},
         branches=branches,
-        **counted | {"exit_step": 100, "flops": 1e9} | given,
+        **counted | {"exit_step": 50, "flops": 1e9} | given,
     )
 
 
@@ -215,23 +215,76 @@ def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):
     assert error == pytest.approx(np.hypot(seeds, bits.std() / EXAMPLES**0.5), rel=0.03)
 
 
-def test_a_run_without_examples_takes_their_noise_from_its_own_pairs_alone(tmp_path):
-    every, some = study(tmp_path), study(tmp_path)
+def vary_examples(evidence: Evidence) -> Evidence:
+    """Each run finds other examples hard."""
+    for runs in evidence.finished.runs.values():
+        for one in runs:
+            noise = np.random.default_rng([one.seed, *str(one.folder).encode()]).normal(size=EXAMPLES)
+            values = {"bits": noise - noise.mean() + one.tasks["cloze"]["score"]}
+            one.tasks["cloze"]["examples"] = write_example_values(one.folder / "finetuning", "cloze", values)
+    return evidence
+
+
+def test_a_run_without_examples_makes_no_pair_surer_and_is_named(tmp_path):
+    every, some, said = vary_examples(study(tmp_path)), vary_examples(study(tmp_path)), []
+    some.complain = said.append
     some.finished.runs["t5/4-objective/prefix-lm"][0].phases.clear()  # its values of examples are not found
-    for evidence, known in ((every, True), (some, False)):
-        of_it = evidence.difference("t5/4-objective/bert-style", "t5/4-objective/prefix-lm", "updates")
-        others = evidence.difference("t5/4-objective/bert-style", "t5/4-objective/deshuffling", "updates")
-        assert (of_it.example_variance > 0) == known and others.example_variance > 0
+    pair = ("t5/4-objective/bert-style", "t5/4-objective/prefix-lm")
+    known, lacking = (x.difference(*pair, "updates").example_variance for x in (every, some))
+    assert lacking >= known > 0
+    assert said == [f"{pair[1]} seed 0: the values of its examples of cloze are missing; not drawn"]
 
 
-def test_rows_that_have_not_finished_lend_no_degrees_of_freedom(tmp_path, monkeypatch):
-    counted, judge = [], comparison.judge_family
-    monkeypatch.setattr(comparison, "judge_family", lambda *given: counted.append(given[2]) or judge(*given))
+def test_of_runs_with_other_examples_the_few_are_left_out_and_not_the_many(tmp_path):
+    evidence, said = study(tmp_path), []
+    evidence.complain = said.append
+    odd = evidence.finished.runs[NAMES[0]][0]  # the first that is read
+    odd.tasks["cloze"]["examples"] = write_example_values(
+        odd.folder / "finetuning", "cloze", {"bits": np.ones(EXAMPLES // 2)}
+    )
+    others = evidence.difference(NAMES[1], NAMES[2], "updates")
+    assert others.by_examples is not None
+    assert said == [f"{NAMES[0]} seed 0: its examples of cloze are other ones than those of most runs"]
+
+
+def test_a_run_without_a_score_that_counts_is_in_no_claim_and_is_named(tmp_path):
+    evidence, said = study(tmp_path), []
+    evidence.complain = said.append
+    del evidence.finished.runs[NAMES[0]][2].tasks["restore"]
+    assert len(evidence.difference(NAMES[0], NAMES[1], "updates").by_seed) == 4
+    assert said == [f"{NAMES[0]} seed 2 has no score in restore: it is in no combined score"]
+
+
+def test_rows_without_a_common_seed_are_not_compared_and_it_is_said_why(tmp_path):
     evidence = study(tmp_path)
-    evidence.finished.runs["t5/4-objective/deshuffling"].clear()
-    evidence.marks(evidence.finished.columns[0])
-    evidence.verdicts()
-    assert set(counted) == {3}
+    runs = evidence.finished.runs
+    runs["t5/4-objective/prefix-lm"] = runs["t5/4-objective/prefix-lm"][:2]
+    runs["t5/4-objective/deshuffling"] = runs["t5/4-objective/deshuffling"][2:]
+    assert words(evidence, "updates")["prefix-lm > deshuffling"] == "no common seed"
+    counts = scoreboard.count_verdicts(evidence.verdicts()["updates"])
+    assert (counts.confirmed, counts.uncompared) == (2, 1)
+    assert "1 not compared" in scoreboard.decision_accuracy(counts)
+
+
+def test_a_row_with_few_seeds_is_told_from_the_same_seeds_of_the_baseline(tmp_path):
+    evidence = study(tmp_path)
+    runs = evidence.finished.runs
+    runs[NAMES[0]] = runs[NAMES[0]][3:]
+    parts = []
+    for column in evidence.kept:
+        mine, base = (column.value(next(r for r in runs[n] if r.seed == 4).tasks) for n in (NAMES[0], BASE))
+        other = column.value(next(r for r in runs[BASE] if r.seed == 3).tasks)
+        parts.append(column.better * (mine - (base + other) / 2) / evidence.units[column.name])
+    assert evidence.combined(NAMES[0])[4] == pytest.approx(np.mean(parts))
+
+
+def test_rows_are_not_compared_where_one_had_not_left_the_plateau_yet(tmp_path):
+    """Prefix LM has left it in the end, and not where it had spent what BERT-style spends in all."""
+    late = study(tmp_path, prefix_lm={"exit_step": 150})
+    assert words(late, "updates")["bert-style > prefix-lm"] == "confirmed"
+    assert words(late, "content tokens")["bert-style > prefix-lm"] == "not yet learning"
+    early = study(tmp_path / "b", prefix_lm={"exit_step": 50})
+    assert words(early, "content tokens")["bert-style > prefix-lm"] == "confirmed"
 
 
 def test_a_table_says_how_many_seeds_its_own_rows_have(tmp_path):
@@ -239,12 +292,14 @@ def test_a_table_says_how_many_seeds_its_own_rows_have(tmp_path):
     elsewhere = run(tmp_path, "t5/6-corruption-rate/10", 0, 1.0)
     evidence.finished.runs["t5/6-corruption-rate/10"] = [elsewhere]  # as of a report on several tables
     said = " ".join(scoreboard.conclusions(evidence, evidence.verdicts()))
-    assert "With 5 seeds" in said and "one seed" not in said
+    assert "With 5 seeds a pair" in said and "one seed" not in said
 
 
 def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):
     evidence = study(tmp_path)
     evidence = Evidence(evidence.finished, pytest.fail, {"t5/4-objective/prefix-lm": ["other code"]})
+    said = " ".join(scoreboard.conclusions(evidence, evidence.verdicts()))
+    assert "without rows with ≠: 1 confirmed, 0 contradicted, 0 undecided" in said
     names = [cell.text for cell in scoreboard.verdict_sheet(evidence.verdicts(), evidence.unlike)["claim"]]
     assert [name.endswith("≠") for name in names] == ["prefix-lm" in name for name in names]
     rows = table_data(evidence, evidence.verdicts())["rows"]

@@ -118,6 +118,10 @@ class Growth:
         """What the whole pre-training spent."""
         return float(self.spent[frame][-1])
 
+    def updates(self, frame: Frame, spent: float) -> float:
+        """After how many updates so much was spent."""
+        return float(np.interp(spent, self.spent[frame], self.spent["updates"]))
+
     def at(self, frame: Frame, spent: float, column: str) -> float | None:
         """A column where so much was spent, linear in its logarithm; None out of the measured range."""
         places, tolerance = self.spent[frame], 1e-6

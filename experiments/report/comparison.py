@@ -3,29 +3,38 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import hypot, sqrt
+from math import hypot, inf, sqrt
 from statistics import mean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from experiments.report.columns import FRAMES, Frame, Growth, Measured, measured_columns, pooled
-from experiments.report.statistics import Difference, Judged, judge_family, outliers, resample_examples
+from experiments.report.statistics import (
+    Difference,
+    Judged,
+    RowPair,
+    apart,
+    judge_family,
+    noise_of_examples,
+    outliers,
+)
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment, Row, Table
 from experiments.study.t5.claims import TOLD_APART, Claim, claims
 from experiments.study.t5.scores import COLUMNS
 from lm.settings import SettingError
 
-SIGNAL = 3.0  # spread of the rows over the deviation of repeats: a column below that is not averaged
+SIGNAL = 3.0  # spread of the rows over the deviation of a repeat: a column below that is not averaged
 FROM_CHANCE = 3.0  # of the baseline: nor is one whose baseline guesses [standard errors]
 Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was recorded -> lines of (step, value)
 # deviations of a repeat: the smallest difference of two rows, over all its columns, that the paper tells
 MARGIN = TOLD_APART * sqrt(2 / len(COLUMNS))
 ALIKE: Mapping[str, list[str]] = {}
-Word = Literal[
-    "confirmed", "contradicted", "equivalent", "undecided", "not yet learning", "out of range", "–"
-]
+WHOLE: Mapping[int, float] = {}
+Uncompared = Literal["not yet learning", "out of range", "no common seed"]  # why rows are not compared
+Word = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared]
+UNCOMPARED = get_args(Uncompared)
 
 
 @dataclass(frozen=True)
@@ -71,16 +80,14 @@ class Finished:
         """Of a column over the seeds of a row, pooled over the rows; 0 if unknown."""
         return pooled([*row.values()] for row in self.samples(column).values())
 
-    def signal(self, column: Measured) -> float | None:
-        """Signal-to-noise: range of the rows' means over the deviation of repeats; None if unknown."""
-        means = [mean(seeds.values()) for seeds in self.samples(column).values() if seeds]
-        noise = self.deviation(column)
-        return (max(means) - min(means)) / noise if noise and len(means) > 1 else None
+    def learning(self, key: str, updates: Mapping[int, float] = WHOLE) -> bool:
+        """Whether most of a row's seeds have left the plateau, or never had one to leave.
 
-    def learning(self, key: str) -> bool:
-        """Whether most of a row's seeds have left the plateau, or never had one to leave."""
+        ``updates``: seed -> after how many of its pre-training; else after all.
+        """
         runs = self.runs[key]
-        stuck = [run for run in runs if run.content_loss is not None and run.exit_step is None]
+        exits = [(r.exit_step, updates.get(r.seed, inf)) for r in runs if r.content_loss is not None]
+        stuck = [left for left, trained in exits if left is None or left > trained]
         return 2 * len(stuck) < len(runs) or not runs
 
 
@@ -106,7 +113,20 @@ class Evidence:
         ``unlike``: rows that were made of other things than those beside them, and of which.
         """
         self.finished, self.complain, self.unlike = finished, complain, unlike
-        self.signals = {column.name: finished.signal(column) for column in finished.columns}
+
+    @cached_property
+    def signals(self) -> dict[str, float | None]:
+        """Column -> the range of its rows' means in deviations of a repeat; None if unknown.
+
+        Of rows with two seeds or more: the mean of one is far from the others by its noise alone.
+        """
+        signals: dict[str, float | None] = {}
+        for column in self.finished.columns:
+            rows = self.finished.samples(column).values()
+            means = [mean(seeds.values()) for seeds in rows if len(seeds) > 1] or [0.0]
+            is_known = len(means) > 1 and self.finished.deviation(column) > 0
+            signals[column.name] = float(np.ptp(means)) / self.units[column.name] if is_known else None
+        return signals
 
     @cached_property
     def units(self) -> dict[str, float]:
@@ -119,7 +139,7 @@ class Evidence:
 
     def _by_draws(self, name: str) -> float:
         noise = [np.var(x) for row in self._by_examples[name].values() for x in row.values()]
-        return sqrt(np.mean(noise)) if noise else 0.0
+        return sqrt(np.mean(noise or [0.0]))
 
     @cached_property
     def kept(self) -> list[Measured]:
@@ -134,15 +154,16 @@ class Evidence:
     @cached_property
     def growth(self) -> dict[str, dict[int, Growth]]:
         """Row -> seed -> what it scored with more and more pre-training; of runs with all kept columns."""
-        return {
-            key: {
-                run.seed: grown(run, self.kept, self.finished.settings[key])
-                for run in self.finished.runs[key]
-                if all(column.value(run.tasks) is not None for column in self.kept)
-            }
-            for key in self.finished.keys
-            if self.kept and key in self.finished.settings
-        }
+        rows: dict[str, dict[int, Growth]] = {}
+        for key in (key for key in self.finished.keys if self.kept and key in self.finished.settings):
+            rows[key] = {}
+            for run in self.finished.runs[key]:
+                if lacking := [c.name for c in self.kept if c.value(run.tasks) is None]:
+                    missing = f"has no score in {', '.join(lacking)}"
+                    self.complain(f"{key} seed {run.seed} {missing}: it is in no combined score")
+                else:
+                    rows[key][run.seed] = grown(run, self.kept, self.finished.settings[key])
+        return rows
 
     def combine(self, values: Mapping[str, float]) -> float:
         """Mean over the kept columns, in deviations of a repeat; more is better."""
@@ -150,22 +171,26 @@ class Evidence:
         return sum(parts) / len(parts)
 
     def combined(self, key: str) -> dict[int, float]:
-        """Seed -> a row's combined score less the mean of the baseline's, at the end of training."""
-        base = [
-            self._last(growth)
-            for growth in self.growth.get(self.finished.key(self.finished.baseline), {}).values()
-        ]
-        seeds = self.growth.get(key, {})
-        return {seed: self._last(growth) - mean(base) for seed, growth in seeds.items()} if base else {}
+        """Seed -> a row's combined score less the baseline's, at the end of training.
+
+        That is the mean of the baseline's seeds that the row has too, so that what a seed does to all rows
+        cancels; of all of them if the row has none of them.
+        """
+        seeds, zero = self.growth.get(key, {}), self._zero(key)
+        return {} if zero is None else {seed: self._last(growth) - zero for seed, growth in seeds.items()}
+
+    def _zero(self, key: str) -> float | None:
+        """The baseline's score that a row's is told from; None if no baseline has finished."""
+        base = self.growth.get(self.finished.key(self.finished.baseline), {})
+        shared = self.growth.get(key, {}).keys() & base.keys()
+        return mean(self._last(base[seed]) for seed in shared or base) if base else None
 
     def _last(self, growth: Growth) -> float:
         return self.combine({c.name: float(growth.values[c.name][-1]) for c in self.kept})
 
     def curve(self, key: str, frame: Frame) -> list[list[tuple[float, float]]]:
         """A line a seed of (spent, combined score less the baseline's at its end)."""
-        base = self.growth.get(self.finished.key(self.finished.baseline), {})
-        zero = mean(map(self._last, base.values())) if base else 0.0
-        lines = []
+        zero, lines = self._zero(key) or 0.0, []
         for growth in self.growth.get(key, {}).values():
             points = zip(*(growth.values[c.name] for c in self.kept), strict=True)
             scores = [self.combine(dict(zip(growth.values, point, strict=True))) - zero for point in points]
@@ -194,31 +219,30 @@ class Evidence:
             return None
         return column.better * (mean(values.values()) - column.chance) / error
 
-    @property
-    def repeats(self) -> float:
-        """Deviation of a repeat of the combined score; 0 if unknown."""
-        return pooled([*self.combined(key).values()] for key in self.growth)
+    def difference(self, a: str, b: str, frame: Frame) -> Difference | Uncompared:
+        """Row a's combined score less row b's where both have spent as much, or why there is none.
 
-    def difference(self, a: str, b: str, frame: Frame) -> Difference | None:
-        """Row a's combined score less row b's where both have spent as much; None out of the measured range.
-
-        That is what the one that spent less has spent in all. The noise by examples is that at the end.
+        That is what the one that spent less has spent in all; after equal updates it is the end of training
+        of both, as in the paper. The noise by examples is that at the end.
         """
-        seeds = sorted(self.growth.get(a, {}).keys() & self.growth.get(b, {}).keys())
-        found = [self._pair(self.growth[a][seed], self.growth[b][seed], frame) for seed in seeds]
-        known = [(seed, x) for seed, x in zip(seeds, found, strict=True) if x is not None]
-        if not known or len(known) < len(seeds):
-            return None
-        return Difference(np.array([x for _, x in known]), self._apart_by_examples(a, b, seeds))
-
-    def _pair(self, a: Growth, b: Growth, frame: Frame) -> float | None:
-        if frame == "updates":
-            return self._last(a) - self._last(b)
-        spent = min(a.most(frame), b.most(frame))
-        of_a, of_b = (self._at(growth, frame, spent) for growth in (a, b))
-        return None if of_a is None or of_b is None else of_a - of_b
+        of_a, of_b = (self.growth.get(row, {}) for row in (a, b))
+        if not (seeds := sorted(of_a.keys() & of_b.keys())):
+            return "no common seed"
+        ends = {seed: min(of_a[seed].most(frame), of_b[seed].most(frame)) for seed in seeds}
+        sides = []
+        for row, of_row in ((a, of_a), (b, of_b)):
+            spent = {s: of_row[s].most(frame) if frame == "updates" else ends[s] for s in seeds}
+            scores = [self._at(of_row[seed], frame, spent[seed]) for seed in seeds]
+            if None in scores:
+                return "out of range"
+            if not self.finished.learning(row, {s: of_row[s].updates(frame, spent[s]) for s in seeds}):
+                return "not yet learning"
+            sides.append(np.array(scores, np.float64))
+        return Difference(sides[0] - sides[1], self._apart_by_examples(a, b, seeds))
 
     def _at(self, growth: Growth, frame: Frame, spent: float) -> float | None:
+        if frame == "updates":
+            return self._last(growth)
         values = {c.name: growth.at(frame, spent, c.name) for c in self.kept}
         known = {name: x for name, x in values.items() if x is not None and not np.isnan(x)}
         return self.combine(known) if len(known) == len(values) else None
@@ -231,9 +255,8 @@ class Evidence:
             if seeds := sorted(samples[key].keys() & samples[base].keys()):
                 by_seed = unit * np.array([samples[key][s] - samples[base][s] for s in seeds])
                 by_examples = apart(self._by_examples[column.name], key, base, seeds)
-                pairs[key] = Difference(by_seed, None if by_examples is None else unit * by_examples)
-        judged = judge_family([*pairs.values()], MARGIN, sum(map(bool, samples.values())))
-        return {key: one.sign for key, one in zip(pairs, judged, strict=True)}
+                pairs[key, base] = Difference(by_seed, None if by_examples is None else unit * by_examples)
+        return {key: judged.sign for (key, _), judged in judge_family(pairs, MARGIN).items()}
 
     def verdicts(self) -> Verdicts:
         """Every claim about two rows that have finished, in each frame."""
@@ -246,34 +269,24 @@ class Evidence:
         return {frame: self._judge(wanted, frame) for frame in FRAMES}
 
     def _judge(self, wanted: Sequence[Claim], frame: Frame) -> list[tuple[Claim, Verdict]]:
-        found: list[Verdict | None] = []
-        differences = []
-        for claim in wanted:
-            a, b = self.finished.key(claim.better), self.finished.key(claim.worse)
-            if not (self.finished.learning(a) and self.finished.learning(b)):
-                found.append(Verdict("not yet learning"))
+        pairs = [(self.finished.key(claim.better), self.finished.key(claim.worse)) for claim in wanted]
+        found: dict[RowPair, Verdict] = {}
+        differences: dict[RowPair, Difference] = {}
+        for pair in pairs:
+            if not all(map(self.finished.learning, pair)):
+                found[pair] = Verdict("not yet learning")
             elif not self.kept:
-                found.append(Verdict("undecided"))
-            elif (difference := self.difference(a, b, frame)) is None:
-                found.append(Verdict("out of range"))
+                found[pair] = Verdict("undecided")
+            elif isinstance(difference := self.difference(*pair, frame), str):
+                found[pair] = Verdict(difference)
             else:
-                differences.append(difference)
-                found.append(None)
-        judged = iter(judge_family(differences, MARGIN, sum(map(bool, self.growth.values()))))
-        return [(c, v or said(next(judged))) for c, v in zip(wanted, found, strict=True)]
+                differences[pair] = difference
+        found |= {pair: said(judged) for pair, judged in judge_family(differences, MARGIN).items()}
+        return [(claim, found[pair]) for claim, pair in zip(wanted, pairs, strict=True)]
 
     def outlying_seeds(self) -> list[tuple[str, int]]:
         """(row, seed) whose combined score is far from that of the row's other seeds."""
         return outliers({key: self.combined(key) for key in self.growth})
-
-
-def apart(
-    noise: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
-) -> np.ndarray | None:
-    """[S, DRAWS]: row a's less row b's; None if it is not known of all these seeds of both."""
-    one, other = noise.get(a, {}), noise.get(b, {})
-    known = all(seed in one and seed in other for seed in seeds)
-    return np.stack([one[seed] - other[seed] for seed in seeds]) if known else None
 
 
 def grown(run: Result, columns: Sequence[Measured], settings: Experiment) -> Growth:
@@ -304,11 +317,10 @@ def example_noise(
 ) -> dict[str, dict[int, np.ndarray]]:
     """Row -> seed -> [DRAWS]: a column's value with examples drawn, less its own; of runs that kept them.
 
-    All runs see the same draws; runs whose examples are not those of the others are left out.
+    All runs see the same draws; runs whose examples are not those of most others are left out.
     """
-    known = {}
-    runs = {(key, run.seed): run for key in finished.keys for run in finished.runs[key]}
-    for place, run in runs.items():
+    known, lacking = {}, []
+    for place, run in {(key, run.seed): run for key in finished.keys for run in finished.runs[key]}.items():
         try:
             alone = len(column.tasks) == 1
             values = column.examples(run.example_values(column.tasks[0]) if alone else {})
@@ -317,16 +329,12 @@ def example_noise(
             continue
         if values is not None and len(values[0]):
             known[place] = values
-    if not known:
-        return {}
-    first = next(iter(known.values()))
-    alike = {p: v for p, v in known.items() if len(v[0]) == len(v[1]) and np.array_equal(v[1], first[1])}
-    for key, seed in known.keys() - alike.keys():
-        complain(f"{key} seed {seed}: its examples of {column.name} are other ones than the first run's")
-    numerators = np.stack([values[0] for values in alike.values()])
-    drawn = resample_examples(numerators, first[1])
-    drawn -= (numerators.sum(1) / first[1].sum())[:, None]
-    noise: dict[str, dict[int, np.ndarray]] = {}
-    for (key, seed), values in zip(alike, drawn, strict=True):
-        noise.setdefault(key, {})[seed] = values
-    return noise
+        elif column.value(run.tasks) is not None:
+            lacking.append(place)
+    drawn = noise_of_examples(known)
+    for key, seed in known.keys() - drawn.keys():
+        complain(f"{key} seed {seed}: its examples of {column.name} are other ones than those of most runs")
+    for key, seed in lacking if known else ():
+        complain(f"{key} seed {seed}: the values of its examples of {column.name} are missing; not drawn")
+    keys = dict.fromkeys(key for key, _ in drawn)
+    return {key: {seed: x for (row, seed), x in drawn.items() if row == key} for key in keys}

@@ -20,6 +20,7 @@ from experiments.report.likelihoods import learning_curve, likelihood_score, per
 from experiments.runs.result import Result
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import build
+from experiments.study.t5.scores import BASELINE_STD, COLUMNS
 from lm.files import write
 from lm.settings import leaves
 
@@ -129,7 +130,8 @@ def _published(evidence: Evidence, rows: Sequence[Row]) -> list[Panel]:
     if not evidence.finished.baseline.paper:
         return []
     likes = dict.fromkeys(column.like for column in evidence.finished.columns if column.like)
-    values = {"mean of seven columns": lambda row: mean(row.paper.values())}
+    base = evidence.finished.baseline.paper
+    values = {"mean of seven columns [deviations]": partial(paper_mean, base=base)}
     values |= {like: partial(_paper, column=like) for like in likes}
     return [
         Panel(
@@ -141,6 +143,11 @@ def _published(evidence: Evidence, rows: Sequence[Row]) -> list[Panel]:
 
 def _paper(row: Row, column: str) -> float:
     return row.paper[column]
+
+
+def paper_mean(row: Row, base: Mapping[str, float]) -> float:
+    """Less the baseline's, each column in deviations of the paper's ten baselines, as its claims are made."""
+    return mean((row.paper[column] - base[column]) / BASELINE_STD[column] for column in COLUMNS)
 
 
 def _draw_below(axis: Axes, panel: Panel, rows: Sequence[Row]) -> None:

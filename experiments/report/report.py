@@ -48,10 +48,12 @@ ABOUT_CLAIMS = f"""*Combined* is the mean over columns of the difference from th
 a repeat with other seeds and other examples; columns with a signal-to-noise below {SIGNAL:g}, or with a \
 baseline within {FROM_CHANCE:g} standard errors of chance, are left out. A claim is a pair of rows that the \
 paper tells apart by its own noise (z, over all its columns). Ours confirms or contradicts it if the \
-difference of combined scores is beyond noise ({1 - LEVEL:.0%}, {DRAWS:,} draws of seeds and examples, \
-Holm's rule over the table); else it is undecided, or equivalent if the rows are less than {MARGIN:.2g} \
-deviations apart. Rows are compared after equal updates as in the paper, and where both spent equal FLOP or \
-content tokens of pre-training, as far as both were measured there. *Content tokens* are predicted words, \
+difference of combined scores is beyond noise: by Student's t ({1 - LEVEL:.0%}, Holm's rule over the table) \
+and by {DRAWS:,} draws of seeds and examples; else it is undecided, or equivalent if the rows are less than \
+{MARGIN:.2g} deviations apart. Rows are compared after equal updates, which means after all of their \
+training as in the paper, and where both spent equal FLOP or content tokens of pre-training, if both were \
+scored there (else: out of range) and had left the plateau (else: not yet learning). Combined scores of \
+different tables have different units. *Content tokens* are predicted words, \
 without sentinels, ends and copies; the *exit step* is where their loss falls 0.2 nats below what is reached \
 without context."""
 

@@ -116,27 +116,46 @@ def _is_plotted(value: Any) -> bool:
 
 
 def unlike(finished: Finished, scale: str) -> dict[str, list[str]]:
-    """Row -> a line for each thing that its runs were made of and the runs before them were not.
+    """Row -> a line for each thing that its runs were made of and most others were not.
 
-    The first run, which is the baseline's if there is one, sets what is expected. Rows whose settings choose
-    other data or another vocabulary are compared with the first run that has the same such settings. A row is
-    in the result if anything of it differs, or is unknown.
+    What most runs were made of is expected; of as many, what the first was, which is the baseline's if there
+    is one. Rows whose settings choose other data or another vocabulary are compared with the runs that have
+    the same such settings. A row is in the result if anything of it differs, or is unknown.
     """
-    expected: dict[Any, tuple[str, Any]] = {}  # -> run that set it, value
+    made: dict[tuple[str, str], list[tuple[Any, Any]]] = {}  # (row, name of a run) -> (key, value) of all
     lines: dict[str, list[str]] = {}
     for row in dict.fromkeys(row.name for row in (finished.baseline, *finished.table.rows)):
         experiment = build(row, scale)
         for run in finished.runs[row]:
-            name, others = f"{row} seed {run.seed}", []
+            name = f"{row} seed {run.seed}"
             try:
-                for key, value in ingredients(run, experiment):
-                    first, usual = expected.setdefault(key, (name, value))
-                    others += [f"{key[0]} than {first}: {_difference(usual, value)}"] * (value != usual)
+                made[row, name] = [*ingredients(run, experiment)]
             except (SettingError, OSError) as error:
-                others.append(f"it is not known: {error}")
-            if others:
-                lines.setdefault(row, []).extend(f"{name}: {other}" for other in dict.fromkeys(others))
+                lines.setdefault(row, []).append(f"{name}: it is not known: {error}")
+    expected = _expected((name, *of_run) for (_, name), each in made.items() for of_run in each)
+    for (row, name), each in made.items():
+        others = [
+            f"{name}: {key[0]} than {expected[key][0]}: {_difference(expected[key][1], value)}"
+            for key, value in each
+            if value != expected[key][1]
+        ]
+        if others:
+            lines.setdefault(row, []).extend(dict.fromkeys(others))
     return lines
+
+
+def _expected(made: Iterable[tuple[str, Any, Any]]) -> dict[Any, tuple[str, Any]]:
+    """(name of a run, key, value) of many -> key -> the first run with the commonest value, and that."""
+    seen: dict[Any, list[tuple[list[str], Any]]] = {}
+    for name, key, value in made:
+        values = seen.setdefault(key, [])
+        same = next((names for names, other in values if other == value), None)
+        if same is None:
+            values.append(([name], value))
+        else:
+            same.append(name)
+    commonest = {key: max(values, key=lambda of_value: len(of_value[0])) for key, values in seen.items()}
+    return {key: (names[0], value) for key, (names, value) in commonest.items()}
 
 
 def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any, ...], Any]]:

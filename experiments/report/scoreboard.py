@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from math import isfinite, sqrt
-from statistics import mean
+from math import isfinite
+from statistics import mean, median
 
 import numpy as np
 
@@ -13,13 +13,14 @@ from experiments.report.comparison import (
     FROM_CHANCE,
     MARGIN,
     SIGNAL,
+    UNCOMPARED,
     Evidence,
     Finished,
     Verdict,
     Verdicts,
 )
 from experiments.report.likelihoods import MEASURES, likelihood_score, perplexities, quickest
-from experiments.report.statistics import LEVEL, power
+from experiments.report.statistics import LEVEL, Judged, power
 from experiments.runs.result import Result
 from experiments.study.experiment import Row
 from experiments.study.t5.claims import Claim, Counts, repeat_of_paper
@@ -30,7 +31,7 @@ ARROWS = {1: f"{HARD}▲", 0: "", None: "", -1: f"{HARD}▼"}
 UNLIKE = "≠"  # behind the name of a row whose runs were made of other things than those beside it
 UNLEARNT = "not yet learning"
 HARDLY = 30  # a difference that no two rows that have learnt have [deviations]
-_PARTS = ("confirmed", "contradicted", "undecided")
+_PARTS = ("confirmed", "contradicted", "undecided", "not compared")
 
 
 def scoreboard(evidence: Evidence) -> Sheet:
@@ -257,21 +258,20 @@ def _verdict(verdict: Verdict) -> Cell:
 
 
 def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> Counts:
-    """How many claims are confirmed, contradicted, and neither."""
+    """How many claims are confirmed, contradicted, undecided, and not compared."""
     words = Counter(verdict.word for _, verdict in verdicts)
     confirmed, contradicted = words["confirmed"], words["contradicted"]
-    return Counts(confirmed, contradicted, words.total() - confirmed - contradicted)
+    uncompared = sum(words[word] for word in UNCOMPARED)
+    return Counts(confirmed, contradicted, words.total() - confirmed - contradicted - uncompared, uncompared)
 
 
 def decision_accuracy(found: Counts) -> str:
     """What came of claims, in words: the decision accuracy is that of those which were decided."""
     decided = found.confirmed + found.contradicted
     share = f"decision accuracy {found.confirmed / decided:.0%}" if decided else "none decided"
-    whole = all(float(number).is_integer() for number in found)
-    return (
-        ", ".join(f"{x:.{0 if whole else 1}f} {part}" for x, part in zip(found, _PARTS, strict=True))
-        + f" ({share})"
-    )
+    digits = 0 if all(float(number).is_integer() for number in found) else 1
+    numbers = zip(found if found.uncompared else found[:-1], _PARTS, strict=False)
+    return ", ".join(f"{number:.{digits}f} {part}" for number, part in numbers) + f" ({share})"
 
 
 def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
@@ -282,20 +282,24 @@ def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
     lines = [f"- equal {frame}: {decision_accuracy(count_verdicts(verdicts[frame]))}" for frame in FRAMES]
     ceiling = decision_accuracy(repeat_of_paper(evidence.finished.table))
     lines += [f"- a repeat of the paper, of all its claims in this table: {ceiling}"]
+    if marked := {name for claim, _ in claims for name in (claim.better.name, claim.worse.name)} & {
+        *evidence.unlike
+    }:
+        alike = [(c, v) for c, v in claims if not {c.better.name, c.worse.name} & marked]
+        lines += [f"- equal updates, without rows with {UNLIKE}: {decision_accuracy(count_verdicts(alike))}"]
     text = [f"{_claims(len(claims))} of the paper about these rows:\n\n" + "\n".join(lines)]
-    alike = sum(verdict.word == "equivalent" for _, verdict in claims)
-    if alike:
-        text.append(
-            f"{alike} of the undecided are equivalent: less than {MARGIN:.2g} deviations of a repeat apart."
-        )
-    compared = (evidence.finished.runs.get(key, ()) for key in evidence.finished.keys)
-    seeds = min((len(runs) for runs in compared if runs), default=0)
-    if seeds < 2:
-        text.append("A row with one seed claims nothing; train more with --seeds.")
-    elif not evidence.kept:
+    equivalent = sum(verdict.word == "equivalent" for _, verdict in claims)
+    if equivalent:
+        near = f"less than {MARGIN:.2g} deviations of a repeat apart"
+        text.append(f"{equivalent} of the undecided are equivalent: {near}.")
+    rows = {name for claim, _ in claims for name in (claim.better.name, claim.worse.name)}
+    judged = [verdict.judged for _, verdict in claims if verdict.judged and verdict.judged.freedom]
+    if judged:
+        text.append(_power(judged, len(claims)))
+    elif not evidence.kept and min(len(evidence.finished.runs[name]) for name in rows) > 1:
         text.append("No column tells these rows apart, so no claim is decided.")
-    elif evidence.repeats:
-        text.append(_power(seeds, len(claims), evidence.repeats))
+    else:
+        text.append("A row with one seed claims nothing; train more with --seeds.")
     if named := evidence.outlying_seeds():
         listed = ", ".join(f"{row} seed {seed}" for row, seed in named)
         text.append(f"Outlying seeds (combined score far from the row's others, and counted): {listed}.")
@@ -306,16 +310,20 @@ def _claims(count: int) -> str:
     return f"{count} claim{'s' * (count != 1)}"
 
 
-def _power(seeds: int, claims: int, deviation: float) -> str:
-    """Which difference such a table finds four times of five, at the strictest step of Holm's rule."""
-    effects = (np.geomspace(0.01, 1000, 600) * deviation).tolist()
-    found = (x for x in effects if power(x, sqrt(2) * deviation, seeds, LEVEL / claims) > 0.8)
-    least = next(found, effects[-1])
+def _power(judged: Sequence[Judged], claims: int) -> str:
+    """Which difference such a table finds four times of five, at the strictest step of Holm's rule.
+
+    Of a pair whose error, and what is known of it, are as those of most.
+    """
+    error, freedom = median(x.error for x in judged), median(x.freedom for x in judged)
+    effects = (np.geomspace(0.01, 1000, 600) * error).tolist()
+    least = next((x for x in effects if power(x, error, freedom, LEVEL / claims) > 0.8), effects[-1])
+    counts = sorted({len(x.by_seed) for x in judged})
+    seeds = f"With {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds a pair"
     if least > HARDLY:
-        return f"With {seeds} seeds and {_claims(claims)} hardly a difference shows; train more with --seeds."
+        return f"{seeds} and {_claims(claims)} hardly a difference shows; train more with --seeds."
     return (
-        f"With {seeds} seeds and {_claims(claims)}, a difference of {least:.1f} "
-        "deviations is found four times of five (smaller ones, where the rows' noise is alike)."
+        f"{seeds} and {_claims(claims)}, a difference of {least:.1f} deviations is found four times of five."
     )
 
 

@@ -4,8 +4,9 @@ A value varies with the seed and with the examples it was measured on, so both a
 MultiBERTs: the multi-bootstrap); seeds are paired, and all rows see the same draws.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, sqrt
 from statistics import median
@@ -17,6 +18,7 @@ DRAWS = 10_000  # of the bootstrap
 _CHUNK = 500  # draws at a time
 ROUNDING = 1e-9  # of values: a smaller deviation counts as none
 OUTLIER = 4.0  # deviations from a row's median from which on a seed is named
+RowPair = tuple[str, str]  # names of two rows
 
 
 @lru_cache(maxsize=4)
@@ -52,6 +54,38 @@ def resample_examples(numerators: np.ndarray, denominators: np.ndarray) -> np.nd
         sums = counts[start : start + _CHUNK].astype(np.float64) @ sides
         ratios.append(sums[:, :-1] / sums[:, -1:])
     return np.concatenate(ratios).T
+
+
+def noise_of_examples(
+    runs: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]],
+) -> dict[tuple[str, int], np.ndarray]:
+    """Run -> [DRAWS]: how far the ratio of its sums moves if examples are drawn, alike for all runs.
+
+    ``runs``: run -> numerators [N], denominators [N]; those with other denominators than most are left out.
+    """
+    if not runs:
+        return {}
+    common, _ = Counter(denominators.tobytes() for _, denominators in runs.values()).most_common(1)[0]
+    alike = {run: values for run, values in runs.items() if values[1].tobytes() == common}
+    numerators = np.stack([values for values, _ in alike.values()])
+    denominators = next(iter(alike.values()))[1]
+    drawn = resample_examples(numerators, denominators)
+    return dict(zip(alike, drawn - (numerators.sum(1) / denominators.sum())[:, None], strict=True))
+
+
+def apart(
+    noise: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
+) -> np.ndarray | None:
+    """[S, DRAWS]: row a's less row b's; None if it is known of no seed of both.
+
+    Seeds of which it is not known move as the mean of the others: the same examples are hard for all.
+    """
+    one, other = noise.get(a, {}), noise.get(b, {})
+    known = {seed: one[seed] - other[seed] for seed in seeds if seed in one and seed in other}
+    if not known:
+        return None
+    usual = np.mean([*known.values()], axis=0)
+    return np.stack([known[seed] if seed in known else usual for seed in seeds])
 
 
 @dataclass(frozen=True)
@@ -93,6 +127,8 @@ class Judged:
     p: float = 1.0  # that so large a difference comes of noise, after Holm
     p_apart: float = 1.0  # that rows which differ by the margin or more come so close, after Holm
     by_seed: tuple[float, ...] = ()
+    error: float = inf  # of the mean
+    freedom: float = 0.0  # degrees of, with which the error is known
 
     @property
     def sign(self) -> int:
@@ -109,41 +145,58 @@ class Judged:
         return self.p_apart < LEVEL
 
 
-def judge_family(differences: Sequence[Difference], margin: float, rows: int) -> list[Judged]:
-    """Each difference as one of a family between ``rows`` rows, whose errors Holm's rule shares out.
+def judge_family(differences: Mapping[RowPair, Difference], margin: float) -> dict[RowPair, Judged]:
+    """Each difference of two rows as one of a family, whose errors Holm's rule shares out.
 
     Student's t, with the variance of few seeds drawn towards that of the whole family as far as the family is
-    alike (Smyth 2004), and no more degrees of freedom than the rows and seeds have. To it comes the variance
-    by examples. ``margin`` is the difference that is as good as none.
+    alike (Smyth 2004), and no more degrees of freedom than the rows and seeds have. A pair whose own seeds
+    vary more keeps its own variance: as pairs share rows, they look more alike than they are. To it comes the
+    variance by examples. ``margin`` is the difference that is as good as none.
     """
     from scipy.special import stdtr, stdtrit  # take their time to import, which `lm list` need not wait for
 
-    known = [x for x in differences if x.variance > 0]
+    judged = {
+        pair: Judged(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
+        for pair, x in differences.items()
+    }
+    known = {pair: x for pair, x in differences.items() if x.variance > 0}
     if not known:
-        return [_unknown(x) for x in differences]
-    freedom = np.array([len(x.by_seed) - 1 for x in known])
-    variances, freedoms = moderate(np.array([x.variance for x in known]), freedom)
-    freedoms = np.minimum(freedoms, max(rows - 1, 1) * freedom)
-    means = np.array([x.by_seed.mean() for x in known])
-    errors = np.sqrt(variances / (freedom + 1) + [x.example_variance for x in known])
+        return judged
+    own, freedom = (
+        np.array(values)
+        for values in zip(*((x.variance, len(x.by_seed) - 1) for x in known.values()), strict=True)
+    )
+    variances, freedoms = moderate(own, freedom)
+    freedoms = np.minimum(freedoms, np.maximum(freedom, _freedom(known)))
+    means = np.array([x.by_seed.mean() for x in known.values()])
+    errors = np.sqrt(
+        np.maximum(own, variances) / (freedom + 1) + [x.example_variance for x in known.values()]
+    )
     half = stdtrit(freedoms, 1 - LEVEL / 2) * errors
     different = holm(2 * stdtr(freedoms, -np.abs(means) / errors))
     alike = holm(stdtr(freedoms, (np.abs(means) - margin) / errors))
-    drawn = [np.quantile(x.draws(), (LEVEL / 2, 1 - LEVEL / 2)).tolist() for x in known]
-    numbers = zip(means, means - half, means + half, drawn, different, alike, known, strict=True)
-    found = iter(
-        [
-            Judged(
-                float(m), float(low), float(high), (d[0], d[1]), float(p), float(q), tuple(x.by_seed.tolist())
-            )
-            for m, low, high, d, p, q, x in numbers
-        ]
-    )
-    return [next(found) if x.variance > 0 else _unknown(x) for x in differences]
+    for place, (pair, x) in enumerate(known.items()):
+        low, high = np.quantile(x.draws(), (LEVEL / 2, 1 - LEVEL / 2)).tolist()
+        judged[pair] = replace(
+            judged[pair],
+            low=float(means[place] - half[place]),
+            high=float(means[place] + half[place]),
+            drawn=(low, high),
+            p=float(different[place]),
+            p_apart=float(alike[place]),
+            error=float(errors[place]),
+            freedom=float(freedoms[place]),
+        )
+    return judged
 
 
-def _unknown(difference: Difference) -> Judged:
-    return Judged(float(difference.by_seed.mean()), by_seed=tuple(difference.by_seed.tolist()))
+def _freedom(differences: Mapping[RowPair, Difference]) -> int:
+    """Degrees of freedom within the rows of these pairs, after what a seed does to all of them."""
+    seeds: dict[str, int] = {}
+    for pair, difference in differences.items():
+        for row in pair:
+            seeds[row] = max(seeds.get(row, 0), len(difference.by_seed))
+    return sum(count - 1 for count in seeds.values()) - (max(seeds.values()) - 1)
 
 
 def intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:
@@ -193,12 +246,12 @@ def holm(p: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def power(effect: float, deviation: float, seeds: int, level: float = LEVEL) -> float:
-    """How often a t test at ``level`` finds ``effect`` in seeds whose differences have this deviation."""
+def power(effect: float, error: float, freedom: float, level: float = LEVEL) -> float:
+    """How often a t test at ``level`` finds a mean of ``effect``, known with ``freedom`` up to ``error``."""
     from scipy.special import nctdtr, stdtrit
 
-    bar, shift = stdtrit(seeds - 1, 1 - level / 2), effect / deviation * sqrt(seeds)
-    return float(1 - nctdtr(seeds - 1, shift, bar) + nctdtr(seeds - 1, shift, -bar))
+    bar, shift = stdtrit(freedom, 1 - level / 2), effect / error
+    return float(1 - nctdtr(freedom, shift, bar) + nctdtr(freedom, shift, -bar))
 
 
 def outliers(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:

@@ -65,6 +65,7 @@ class Counts(NamedTuple):
     confirmed: float
     contradicted: float
     undecided: float
+    uncompared: float = 0  # rows that do not learn yet, or were not scored after equal spending
 
 
 def claims(table: Table) -> tuple[Claim, ...]:
@@ -78,13 +79,17 @@ def claims(table: Table) -> tuple[Claim, ...]:
 
 
 def repeat_of_paper(table: Table) -> Counts:
-    """What the paper would find of its own claims with the same rule and new noise of its own size."""
+    """What the paper would find of its own claims with the same rule and new noise of its own size.
+
+    The scores that it printed have noise too, so that those of a repeat differ by twice the variance of one.
+    """
     table = _scored(table)
     wanted = claims(table)
     if not wanted:
         return Counts(0, 0, 0)
     noise = np.random.default_rng(0).normal(size=(REPEATS, len(table.rows), len(COLUMNS)))
-    means = dict(zip((row.name for row in table.rows), (_deviations(table) + noise).mean(-1).T, strict=True))
+    repeated = (_deviations(table) + sqrt(2) * noise).mean(-1).T
+    means = dict(zip((row.name for row in table.rows), repeated, strict=True))
     differences = np.stack([means[claim.better.name] - means[claim.worse.name] for claim in wanted])
     z = differences * sqrt(len(COLUMNS) / 2)
     found, denied = (float((side >= TOLD_APART).sum(0).mean()) for side in (z, -z))
