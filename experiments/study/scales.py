@@ -1,7 +1,7 @@
 """The same study at another size: changes to the baseline that are applied before a row's own.
 
 ``base`` is the paper's setup. On one CPU core a row of ``nano`` takes one to two minutes, one of ``mini``
-five to twelve. ``small`` is for a night on a workstation or minutes on a GPU, ``medium`` for a quarter of
+five to eleven. ``small`` is for a night on a workstation or minutes on a GPU, ``medium`` for a quarter of
 an hour on an H100. All of these are tuned on the six tasks of the documentation, which stand in for the
 paper's; ``mini-real`` on real benchmarks, as far as they were prepared, in place of these tasks.
 """
