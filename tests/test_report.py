@@ -243,13 +243,14 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
 
 
 def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_path):
-    study(tmp_path)
+    study(tmp_path, seeds=1)
     baseline = run_folder(tmp_path, "nano", FIRST.removesuffix(" seed 0"), 0, {})
     origin.record(baseline / "finetuning" / "cloze", RECORD | {"code": {"lm/settings.py": "2"}})
+    shutil.rmtree(run_folder(tmp_path, "nano", NAMES[3], 0, {}))
     made, text = written(tmp_path)
     rows = [cell.text for cell in made.sheets[RATES[0].name][""]["row"]]
-    assert [row for row in rows if "≠" in row] == ["15% ≠"], "which is the baseline"
-    assert f"{FIRST}: other code than {FIRST.replace('0', '1')}: lm/settings.py 1 -> 2" in text
+    assert [row for row in rows if "≠" in row] == ["15% ≠"], "which is the baseline, and one run of three"
+    assert f"{FIRST}: other code than {NAMES[0]} seed 0: lm/settings.py 1 -> 2" in text
 
 
 def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():

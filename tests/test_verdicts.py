@@ -225,7 +225,7 @@ def vary_examples(evidence: Evidence) -> Evidence:
     return evidence
 
 
-def test_a_run_without_examples_makes_no_pair_surer_and_is_named(tmp_path):
+def test_a_seed_without_examples_makes_no_pair_surer_and_is_named(tmp_path):
     every, some, said = vary_examples(study(tmp_path)), vary_examples(study(tmp_path)), []
     some.complain = said.append
     some.finished.runs["t5/4-objective/prefix-lm"][0].phases.clear()  # its values of examples are not found
@@ -285,6 +285,25 @@ def test_rows_are_not_compared_where_one_had_not_left_the_plateau_yet(tmp_path):
     assert words(late, "content tokens")["bert-style > prefix-lm"] == "not yet learning"
     early = study(tmp_path / "b", prefix_lm={"exit_step": 50})
     assert words(early, "content tokens")["bert-style > prefix-lm"] == "confirmed"
+    runs = late.finished.runs
+    runs["t5/4-objective/bert-style"] = runs["t5/4-objective/bert-style"][:2]
+    fewer = Evidence(late.finished, pytest.fail)  # only the seeds that both have count
+    assert words(fewer, "content tokens")["bert-style > prefix-lm"] == "not yet learning"
+
+
+def test_a_table_whose_claims_are_not_judged_says_nothing_of_seeds(tmp_path):
+    plateau = {"exit_step": None}
+    evidence = study(tmp_path, prefix_lm=plateau, bert_style=plateau, deshuffling=plateau)
+    assert {*words(evidence, "updates").values()} == {"not yet learning"}
+    said = " ".join(scoreboard.conclusions(evidence, evidence.verdicts()))
+    assert "3 not compared" in said and "seed" not in said
+
+
+def test_a_table_whose_baseline_has_not_finished_is_drawn(tmp_path):
+    evidence = study(tmp_path)
+    evidence.finished.runs[BASE] = []
+    panels = draw_figures(evidence, {name: {} for name in NAMES}, "nano")["t5-4-objective"]
+    assert all(axis.has_data() or not axis.get_visible() for axis in panels.axes)
 
 
 def test_a_table_says_how_many_seeds_its_own_rows_have(tmp_path):
@@ -299,7 +318,7 @@ def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):
     evidence = study(tmp_path)
     evidence = Evidence(evidence.finished, pytest.fail, {"t5/4-objective/prefix-lm": ["other code"]})
     said = " ".join(scoreboard.conclusions(evidence, evidence.verdicts()))
-    assert "without rows with ≠: 1 confirmed, 0 contradicted, 0 undecided" in said
+    assert "claims about rows with ≠: 1 confirmed, 0 contradicted, 0 undecided" in said
     names = [cell.text for cell in scoreboard.verdict_sheet(evidence.verdicts(), evidence.unlike)["claim"]]
     assert [name.endswith("≠") for name in names] == ["prefix-lm" in name for name in names]
     rows = table_data(evidence, evidence.verdicts())["rows"]

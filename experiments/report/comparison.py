@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.report.columns import FRAMES, Frame, Growth, Measured, measured_columns, pooled
 from experiments.report.statistics import (
+    ROUNDING,
     Difference,
     Judged,
     RowPair,
@@ -83,11 +84,11 @@ class Finished:
     def learning(self, key: str, updates: Mapping[int, float] = WHOLE) -> bool:
         """Whether most of a row's seeds have left the plateau, or never had one to leave.
 
-        ``updates``: seed -> after how many of its pre-training; else after all.
+        ``updates``: seed -> after how many of its pre-training, of these seeds; else of all, after all.
         """
-        runs = self.runs[key]
+        runs = [run for run in self.runs[key] if not updates or run.seed in updates]
         exits = [(r.exit_step, updates.get(r.seed, inf)) for r in runs if r.content_loss is not None]
-        stuck = [left for left, trained in exits if left is None or left > trained]
+        stuck = [left for left, trained in exits if left is None or left > trained * (1 + ROUNDING)]
         return 2 * len(stuck) < len(runs) or not runs
 
 
@@ -108,7 +109,7 @@ class Evidence:
     def __init__(
         self, finished: Finished, complain: Callable[[str], object], unlike: Mapping[str, list[str]] = ALIKE
     ):
-        """``complain`` is called with each file that is damaged, whose examples do not count.
+        """``complain`` is called with each file that is damaged and each run that lacks what others have.
 
         ``unlike``: rows that were made of other things than those beside them, and of which.
         """
@@ -122,8 +123,7 @@ class Evidence:
         """
         signals: dict[str, float | None] = {}
         for column in self.finished.columns:
-            rows = self.finished.samples(column).values()
-            means = [mean(seeds.values()) for seeds in rows if len(seeds) > 1] or [0.0]
+            means = [mean(x.values()) for x in self.finished.samples(column).values() if len(x) > 1]
             is_known = len(means) > 1 and self.finished.deviation(column) > 0
             signals[column.name] = float(np.ptp(means)) / self.units[column.name] if is_known else None
         return signals
@@ -251,7 +251,7 @@ class Evidence:
         """Row -> 1, -1, 0: better, worse than the baseline in a column, or it may be noise."""
         samples, base = self.finished.samples(column), self.finished.key(self.finished.baseline)
         unit, pairs = column.better / self.units[column.name], {}
-        for key in samples.keys() - {base}:
+        for key in (key for key in samples if key != base):
             if seeds := sorted(samples[key].keys() & samples[base].keys()):
                 by_seed = unit * np.array([samples[key][s] - samples[base][s] for s in seeds])
                 by_examples = apart(self._by_examples[column.name], key, base, seeds)
@@ -332,7 +332,7 @@ def example_noise(
         elif column.value(run.tasks) is not None:
             lacking.append(place)
     drawn = noise_of_examples(known)
-    for key, seed in known.keys() - drawn.keys():
+    for key, seed in (place for place in known if place not in drawn):
         complain(f"{key} seed {seed}: its examples of {column.name} are other ones than those of most runs")
     for key, seed in lacking if known else ():
         complain(f"{key} seed {seed}: the values of its examples of {column.name} are missing; not drawn")

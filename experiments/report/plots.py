@@ -97,7 +97,7 @@ def panels(evidence: Evidence, rows: Sequence[Row], setting: Mapping[str, float]
     They are drawn against the ``setting`` of rows, or with the rows below each other if it is empty. A dotted
     line is chance.
     """
-    drawn = [*_measured(evidence, rows), *_published(evidence, rows)]
+    drawn = [panel for panel in (*_measured(evidence, rows), *_published(evidence, rows)) if panel.scores]
     wide = min(PANELS_WIDE, len(drawn))
     tall = -(-len(drawn) // wide)
     size = (2.9 * wide + 1.6, tall * (2.6 if setting else 0.9 + 0.26 * len(rows)) + 0.5)

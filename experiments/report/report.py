@@ -52,8 +52,8 @@ difference of combined scores is beyond noise: by Student's t ({1 - LEVEL:.0%}, 
 and by {DRAWS:,} draws of seeds and examples; else it is undecided, or equivalent if the rows are less than \
 {MARGIN:.2g} deviations apart. Rows are compared after equal updates, which means after all of their \
 training as in the paper, and where both spent equal FLOP or content tokens of pre-training, if both were \
-scored there (else: out of range) and had left the plateau (else: not yet learning). Combined scores of \
-different tables have different units. *Content tokens* are predicted words, \
+scored there (else: out of range) and had left the plateau (else: not yet learning), in the seeds that both \
+have. Combined scores of different tables have different units. *Content tokens* are predicted words, \
 without sentinels, ends and copies; the *exit step* is where their loss falls 0.2 nats below what is reached \
 without context."""
 

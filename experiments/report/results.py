@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -122,40 +122,48 @@ def unlike(finished: Finished, scale: str) -> dict[str, list[str]]:
     is one. Rows whose settings choose other data or another vocabulary are compared with the runs that have
     the same such settings. A row is in the result if anything of it differs, or is unknown.
     """
-    made: dict[tuple[str, str], list[tuple[Any, Any]]] = {}  # (row, name of a run) -> (key, value) of all
+    made: dict[tuple[str, str], list[Made]] = {}  # (row, name of a run) -> what it was made of
     lines: dict[str, list[str]] = {}
     for row in dict.fromkeys(row.name for row in (finished.baseline, *finished.table.rows)):
         experiment = build(row, scale)
         for run in finished.runs[row]:
             name = f"{row} seed {run.seed}"
             try:
-                made[row, name] = [*ingredients(run, experiment)]
+                made[row, name] = [Made(run.folder, name, *each) for each in ingredients(run, experiment)]
             except (SettingError, OSError) as error:
                 lines.setdefault(row, []).append(f"{name}: it is not known: {error}")
-    expected = _expected((name, *of_run) for (_, name), each in made.items() for of_run in each)
-    for (row, name), each in made.items():
+    expected = _expected(each for of_run in made.values() for each in of_run)
+    for (row, name), of_run in made.items():
         others = [
-            f"{name}: {key[0]} than {expected[key][0]}: {_difference(expected[key][1], value)}"
-            for key, value in each
-            if value != expected[key][1]
+            f"{name}: {each.key[0]} than {usual.name}: {_difference(usual.value, each.value)}"
+            for each in of_run
+            if each.value != (usual := expected[each.key]).value
         ]
         if others:
             lines.setdefault(row, []).extend(dict.fromkeys(others))
     return lines
 
 
-def _expected(made: Iterable[tuple[str, Any, Any]]) -> dict[Any, tuple[str, Any]]:
-    """(name of a run, key, value) of many -> key -> the first run with the commonest value, and that."""
-    seen: dict[Any, list[tuple[list[str], Any]]] = {}
-    for name, key, value in made:
-        values = seen.setdefault(key, [])
-        same = next((names for names, other in values if other == value), None)
+class Made(NamedTuple):
+    """One thing that a run was made of."""
+
+    folder: Path  # of the run, which may stand under the names of several rows
+    name: str
+    key: tuple[Any, ...]  # what it is, and the settings it depends on
+    value: Any
+
+
+def _expected(made: Iterable[Made]) -> dict[Any, Made]:
+    """Key -> that with the value which most runs have, of the first of them."""
+    seen: dict[Any, list[dict[Path, Made]]] = {}  # key -> for each value the runs that have it
+    for each in made:
+        values = seen.setdefault(each.key, [])
+        same = next((runs for runs in values if next(iter(runs.values())).value == each.value), None)
         if same is None:
-            values.append(([name], value))
+            values.append({each.folder: each})
         else:
-            same.append(name)
-    commonest = {key: max(values, key=lambda of_value: len(of_value[0])) for key, values in seen.items()}
-    return {key: (names[0], value) for key, (names, value) in commonest.items()}
+            same.setdefault(each.folder, each)
+    return {key: next(iter(max(values, key=len).values())) for key, values in seen.items()}
 
 
 def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any, ...], Any]]:

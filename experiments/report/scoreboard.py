@@ -282,24 +282,23 @@ def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
     lines = [f"- equal {frame}: {decision_accuracy(count_verdicts(verdicts[frame]))}" for frame in FRAMES]
     ceiling = decision_accuracy(repeat_of_paper(evidence.finished.table))
     lines += [f"- a repeat of the paper, of all its claims in this table: {ceiling}"]
-    if marked := {name for claim, _ in claims for name in (claim.better.name, claim.worse.name)} & {
-        *evidence.unlike
-    }:
-        alike = [(c, v) for c, v in claims if not {c.better.name, c.worse.name} & marked]
-        lines += [f"- equal updates, without rows with {UNLIKE}: {decision_accuracy(count_verdicts(alike))}"]
+    rows = {name for claim, _ in claims for name in (claim.better.name, claim.worse.name)}
+    if odd := rows & evidence.unlike.keys():
+        alike = [(c, v) for c, v in claims if not {c.better.name, c.worse.name} & odd]
+        found = decision_accuracy(count_verdicts(alike))
+        lines += [f"- equal updates, not counting claims about rows with {UNLIKE}: {found}"]
     text = [f"{_claims(len(claims))} of the paper about these rows:\n\n" + "\n".join(lines)]
     equivalent = sum(verdict.word == "equivalent" for _, verdict in claims)
     if equivalent:
         near = f"less than {MARGIN:.2g} deviations of a repeat apart"
         text.append(f"{equivalent} of the undecided are equivalent: {near}.")
-    rows = {name for claim, _ in claims for name in (claim.better.name, claim.worse.name)}
     judged = [verdict.judged for _, verdict in claims if verdict.judged and verdict.judged.freedom]
     if judged:
-        text.append(_power(judged, len(claims)))
-    elif not evidence.kept and min(len(evidence.finished.runs[name]) for name in rows) > 1:
-        text.append("No column tells these rows apart, so no claim is decided.")
-    else:
+        text.append(_power(judged))
+    elif min(len(evidence.finished.runs[name]) for name in rows) < 2:
         text.append("A row with one seed claims nothing; train more with --seeds.")
+    elif not evidence.kept:
+        text.append("No column tells these rows apart, so no claim is decided.")
     if named := evidence.outlying_seeds():
         listed = ", ".join(f"{row} seed {seed}" for row, seed in named)
         text.append(f"Outlying seeds (combined score far from the row's others, and counted): {listed}.")
@@ -310,21 +309,20 @@ def _claims(count: int) -> str:
     return f"{count} claim{'s' * (count != 1)}"
 
 
-def _power(judged: Sequence[Judged], claims: int) -> str:
+def _power(judged: Sequence[Judged]) -> str:
     """Which difference such a table finds four times of five, at the strictest step of Holm's rule.
 
     Of a pair whose error, and what is known of it, are as those of most.
     """
     error, freedom = median(x.error for x in judged), median(x.freedom for x in judged)
     effects = (np.geomspace(0.01, 1000, 600) * error).tolist()
-    least = next((x for x in effects if power(x, error, freedom, LEVEL / claims) > 0.8), effects[-1])
+    least = next((x for x in effects if power(x, error, freedom, LEVEL / len(judged)) > 0.8), effects[-1])
     counts = sorted({len(x.by_seed) for x in judged})
     seeds = f"With {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds a pair"
     if least > HARDLY:
-        return f"{seeds} and {_claims(claims)} hardly a difference shows; train more with --seeds."
-    return (
-        f"{seeds} and {_claims(claims)}, a difference of {least:.1f} deviations is found four times of five."
-    )
+        return f"{seeds} and {_claims(len(judged))} hardly a difference shows; train more with --seeds."
+    many = _claims(len(judged))
+    return f"{seeds} and {many}, a difference of {least:.1f} deviations is found four times of five."
 
 
 def marked(sheet: Sheet, labels: Iterable[str]) -> Sheet:

@@ -16,7 +16,7 @@ import numpy as np
 LEVEL = 0.05  # how often a table in which nothing differs shows a difference nevertheless
 DRAWS = 10_000  # of the bootstrap
 _CHUNK = 500  # draws at a time
-ROUNDING = 1e-9  # of values: a smaller deviation counts as none
+ROUNDING = 1e-9  # of values: a smaller difference counts as none
 OUTLIER = 4.0  # deviations from a row's median from which on a seed is named
 RowPair = tuple[str, str]  # names of two rows
 
@@ -191,12 +191,16 @@ def judge_family(differences: Mapping[RowPair, Difference], margin: float) -> di
 
 
 def _freedom(differences: Mapping[RowPair, Difference]) -> int:
-    """Degrees of freedom within the rows of these pairs, after what a seed does to all of them."""
+    """Degrees of freedom within the rows of these pairs, after what a seed does to all of them.
+
+    No more than the pairs have, if they hang together in several groups.
+    """
     seeds: dict[str, int] = {}
     for pair, difference in differences.items():
         for row in pair:
             seeds[row] = max(seeds.get(row, 0), len(difference.by_seed))
-    return sum(count - 1 for count in seeds.values()) - (max(seeds.values()) - 1)
+    within = sum(count - 1 for count in seeds.values()) - (max(seeds.values()) - 1)
+    return min(within, sum(len(x.by_seed) - 1 for x in differences.values()))
 
 
 def intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:

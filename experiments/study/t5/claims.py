@@ -65,7 +65,9 @@ class Counts(NamedTuple):
     confirmed: float
     contradicted: float
     undecided: float
-    uncompared: float = 0  # rows that do not learn yet, or were not scored after equal spending
+    uncompared: float = (
+        0  # of rows that do not learn yet, or lack a common seed or scores after equal spending
+    )
 
 
 def claims(table: Table) -> tuple[Claim, ...]:
