@@ -20,7 +20,7 @@ from experiments.report.likelihoods import learning_curve, likelihood_score, per
 from experiments.runs.result import Result
 from experiments.study.experiment import Row, Table
 from experiments.study.registry import build
-from experiments.study.t5.scores import BASELINE_STD, COLUMNS
+from experiments.study.t5.claims import in_deviations
 from lm.files import write
 from lm.settings import leaves
 
@@ -130,7 +130,7 @@ def _published(evidence: Evidence, rows: Sequence[Row]) -> list[Panel]:
     if not evidence.finished.baseline.paper:
         return []
     likes = dict.fromkeys(column.like for column in evidence.finished.columns if column.like)
-    base = evidence.finished.baseline.paper
+    base = evidence.finished.baseline
     values = {"mean of seven columns [deviations]": partial(paper_mean, base=base)}
     values |= {like: partial(_paper, column=like) for like in likes}
     return [
@@ -145,9 +145,9 @@ def _paper(row: Row, column: str) -> float:
     return row.paper[column]
 
 
-def paper_mean(row: Row, base: Mapping[str, float]) -> float:
-    """Less the baseline's, each column in deviations of the paper's ten baselines, as its claims are made."""
-    return mean((row.paper[column] - base[column]) / BASELINE_STD[column] for column in COLUMNS)
+def paper_mean(row: Row, base: Row) -> float:
+    """Over all columns, less the baseline's, in deviations: that by which the paper's claims are made."""
+    return float((in_deviations(row) - in_deviations(base)).mean())
 
 
 def _draw_below(axis: Axes, panel: Panel, rows: Sequence[Row]) -> None:

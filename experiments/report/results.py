@@ -122,26 +122,23 @@ def unlike(finished: Finished, scale: str) -> dict[str, list[str]]:
     is one. Rows whose settings choose other data or another vocabulary are compared with the runs that have
     the same such settings. A row is in the result if anything of it differs, or is unknown.
     """
-    made: dict[tuple[str, str], list[Made]] = {}  # (row, name of a run) -> what it was made of
+    made: list[tuple[str, Made]] = []  # row, what one of its runs was made of
     lines: dict[str, list[str]] = {}
     for row in dict.fromkeys(row.name for row in (finished.baseline, *finished.table.rows)):
         experiment = build(row, scale)
         for run in finished.runs[row]:
             name = f"{row} seed {run.seed}"
             try:
-                made[row, name] = [Made(run.folder, name, *each) for each in ingredients(run, experiment)]
+                made.extend((row, Made(run.folder, name, *each)) for each in ingredients(run, experiment))
             except (SettingError, OSError) as error:
                 lines.setdefault(row, []).append(f"{name}: it is not known: {error}")
-    expected = _expected(each for of_run in made.values() for each in of_run)
-    for (row, name), of_run in made.items():
-        others = [
-            f"{name}: {each.key[0]} than {usual.name}: {_difference(usual.value, each.value)}"
-            for each in of_run
-            if each.value != (usual := expected[each.key]).value
-        ]
-        if others:
-            lines.setdefault(row, []).extend(dict.fromkeys(others))
-    return lines
+    expected = _expected(one for _, one in made)
+    for row, one in made:
+        usual = expected[one.key]
+        if one.value != usual.value:
+            other = f"{one.key[0]} than {usual.name}: {_difference(usual.value, one.value)}"
+            lines.setdefault(row, []).append(f"{one.name}: {other}")
+    return {row: [*dict.fromkeys(of_row)] for row, of_row in lines.items()}
 
 
 class Made(NamedTuple):

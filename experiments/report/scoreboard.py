@@ -232,8 +232,7 @@ def verdict_sheet(verdicts: Verdicts, unlike: Collection[str]) -> Sheet | None:
     if not claims:
         return None
     names = [
-        f"{_last(c.better)} > {_last(c.worse)}"
-        + f" {UNLIKE}" * (c.better.name in unlike or c.worse.name in unlike)
+        f"{_last(c.better)} > {_last(c.worse)}" + f" {UNLIKE}" * (not c.names.isdisjoint(unlike))
         for c in claims
     ]
     sheet: Sheet = {
@@ -282,9 +281,9 @@ def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
     lines = [f"- equal {frame}: {decision_accuracy(count_verdicts(verdicts[frame]))}" for frame in FRAMES]
     ceiling = decision_accuracy(repeat_of_paper(evidence.finished.table))
     lines += [f"- a repeat of the paper, of all its claims in this table: {ceiling}"]
-    rows = {name for claim, _ in claims for name in (claim.better.name, claim.worse.name)}
-    if odd := rows & evidence.unlike.keys():
-        alike = [(c, v) for c, v in claims if not {c.better.name, c.worse.name} & odd]
+    rows = {name for claim, _ in claims for name in claim.names}
+    if not rows.isdisjoint(evidence.unlike):
+        alike = [(c, v) for c, v in claims if c.names.isdisjoint(evidence.unlike)]
         found = decision_accuracy(count_verdicts(alike))
         lines += [f"- equal updates, not counting claims about rows with {UNLIKE}: {found}"]
     text = [f"{_claims(len(claims))} of the paper about these rows:\n\n" + "\n".join(lines)]

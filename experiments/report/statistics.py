@@ -162,16 +162,13 @@ def judge_family(differences: Mapping[RowPair, Difference], margin: float) -> di
     known = {pair: x for pair, x in differences.items() if x.variance > 0}
     if not known:
         return judged
-    own, freedom = (
-        np.array(values)
-        for values in zip(*((x.variance, len(x.by_seed) - 1) for x in known.values()), strict=True)
-    )
+    own = np.array([x.variance for x in known.values()])
+    freedom = np.array([len(x.by_seed) - 1 for x in known.values()])
     variances, freedoms = moderate(own, freedom)
     freedoms = np.minimum(freedoms, np.maximum(freedom, _freedom(known)))
     means = np.array([x.by_seed.mean() for x in known.values()])
-    errors = np.sqrt(
-        np.maximum(own, variances) / (freedom + 1) + [x.example_variance for x in known.values()]
-    )
+    by_examples = [x.example_variance for x in known.values()]
+    errors = np.sqrt(np.maximum(own, variances) / (freedom + 1) + by_examples)
     half = stdtrit(freedoms, 1 - LEVEL / 2) * errors
     different = holm(2 * stdtr(freedoms, -np.abs(means) / errors))
     alike = holm(stdtr(freedoms, (np.abs(means) - margin) / errors))

@@ -52,6 +52,11 @@ class Claim:
     z: float
 
     @property
+    def names(self) -> set[str]:
+        """Of both rows."""
+        return {self.better.name, self.worse.name}
+
+    @property
     def conclusion(self) -> str:
         """What the paper's text says of it; empty if nothing in particular."""
         return CONCLUSIONS.get(
@@ -65,9 +70,8 @@ class Counts(NamedTuple):
     confirmed: float
     contradicted: float
     undecided: float
-    uncompared: float = (
-        0  # of rows that do not learn yet, or lack a common seed or scores after equal spending
-    )
+    # of rows that do not learn yet, or lack a common seed or scores after equal spending
+    uncompared: float = 0
 
 
 def claims(table: Table) -> tuple[Claim, ...]:
@@ -103,9 +107,14 @@ def _scored(table: Table) -> Table:
     return replace(table, rows=tuple(row for row in table.rows if row.paper))
 
 
+def in_deviations(row: Row) -> np.ndarray:
+    """[columns]: the paper's scores of a row, in deviations of its ten baselines."""
+    return np.array([row.paper[column] / BASELINE_STD[column] for column in COLUMNS])
+
+
 def _deviations(table: Table) -> np.ndarray:
     """[R, columns]: the paper's scores, in deviations of its baseline."""
-    return np.array([[row.paper[column] / BASELINE_STD[column] for column in COLUMNS] for row in table.rows])
+    return np.array([in_deviations(row) for row in table.rows])
 
 
 def _z(difference: np.ndarray) -> float:
