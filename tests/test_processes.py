@@ -135,6 +135,15 @@ def test_work_outlives_its_reader_and_says_so_once():
     assert (ran.returncode, ran.stderr.count("nobody reads any more")) == (7, 1), ran.stderr
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_unbuffered_work_shows_a_line_at_once(stream):
+    work = "import os, sys; from experiments.cli.terminal import outlive_the_reader; outlive_the_reader()"
+    work += f"; print('a line', file=sys.{stream}); os._exit(0)"  # without a flush at the end
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    ran = subprocess.run([sys.executable, "-c", work], env=environment, capture_output=True, text=True)
+    assert getattr(ran, stream) == "a line\n"
+
+
 def row(runs, count, signals=()):
     """A small row in words and through a head, by ``count`` processes; each signal stops a start of it."""
     changed = {k: v for k, v in SMALL.items() if v != SCALES["nano"].get(k)} | {"pretraining.steps": 40}

@@ -34,7 +34,8 @@ def outlive_the_reader() -> None:
         old = getattr(sys, name)
         old.flush()
         raw = io.BufferedWriter(_Outlet(number, "w", closefd=False))
-        new = io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=old.line_buffering)
+        at_once = old.line_buffering or old.write_through  # the second with PYTHONUNBUFFERED
+        new = io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=at_once)
         setattr(sys, name, new)
 
 
