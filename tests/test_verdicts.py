@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.report import scoreboard
-from experiments.report.columns import FRAMES, Growth, Measured
+from experiments.report.columns import FRAMES, Growth, Measured, leaving
 from experiments.report.comparison import Evidence, Finished, grown
 from experiments.report.plots import draw_figures
 from experiments.report.records import table_data
@@ -276,6 +276,21 @@ def test_a_row_with_few_seeds_is_told_from_the_same_seeds_of_the_baseline(tmp_pa
         other = column.value(next(r for r in runs[BASE] if r.seed == 3).tasks)
         parts.append(column.better * (mine - (base + other) / 2) / evidence.units[column.name])
     assert evidence.combined(NAMES[0])[4] == pytest.approx(np.mean(parts))
+
+
+def test_a_row_that_learns_tasks_beside_the_corpus_has_no_plateau_to_leave(tmp_path):
+    """The loss on the corpus, a share of what it learns or none, does not tell what else it has learnt."""
+    evidence = study(tmp_path, prefix_lm={"exit_step": None})
+    settings = evidence.finished.settings
+    row = "t5/4-objective/prefix-lm"
+    settings[row] = change(settings[row], "mixing.pretraining", "tasks")
+    assert words(evidence, "updates")["prefix-lm > deshuffling"] != "not yet learning"
+    board = scoreboard.scoreboard(evidence)
+    assert "not yet learning" not in [cell.text for cell in board["combined"]]
+    assert board["exit step"][0].text == "–"
+    mixed, alone = settings[row], settings[BASE]
+    never = evidence.finished.runs[row][0].exit_step
+    assert (leaving(never, mixed), leaving(never, alone)) == ("", "; plateau not left")
 
 
 def test_rows_are_not_compared_where_one_had_not_left_the_plateau_yet(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from experiments.study.experiment import Experiment
 from experiments.study.t5.scores import COLUMNS
 from lm.data.tasks.task import LOWER
 
@@ -128,6 +129,18 @@ class Growth:
         if not places[0] * (1 - tolerance) <= spent <= places[-1] * (1 + tolerance) or places[0] <= 0:
             return None
         return float(np.interp(log(spent), np.log(places), self.values[column]))
+
+
+def has_plateau(experiment: Experiment) -> bool:
+    """Whether all that pre-training learns is its objective on the corpus, whose loss it is told by."""
+    return experiment.mixing.pretraining == "corpus"
+
+
+def leaving(exit_step: int | None, experiment: Experiment) -> str:
+    """Where a run left the plateau, to be read behind its losses; empty if it has none to leave."""
+    if not has_plateau(experiment):
+        return ""
+    return "; plateau not left" if exit_step is None else f"; plateau left at step {exit_step:,}"
 
 
 def pooled(rows: Iterable[Sequence[float]]) -> float:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from experiments.report.columns import FRAMES, Frame, Growth, Measured, measured_columns, pooled
+from experiments.report.columns import FRAMES, Frame, Growth, Measured, has_plateau, measured_columns, pooled
 from experiments.report.statistics import (
     ROUNDING,
     Difference,
@@ -86,6 +86,8 @@ class Finished:
 
         ``updates``: seed -> after how many of its pre-training, of these seeds; else of all, after all.
         """
+        if key in self.settings and not has_plateau(self.settings[key]):
+            return True
         runs = [run for run in self.runs[key] if not updates or run.seed in updates]
         exits = [(r.exit_step, updates.get(r.seed, inf)) for r in runs if r.content_loss is not None]
         stuck = [left for left, trained in exits if left is None or left > trained * (1 + ROUNDING)]
@@ -241,7 +243,7 @@ class Evidence:
         return Difference(sides[0] - sides[1], self._apart_by_examples(a, b, seeds))
 
     def _at(self, growth: Growth, frame: Frame, spent: float) -> float | None:
-        if frame == "updates":
+        if frame == "updates":  # which a row without pre-training has none of
             return self._last(growth)
         values = {c.name: growth.at(frame, spent, c.name) for c in self.kept}
         known = {name: x for name, x in values.items() if x is not None and not np.isnan(x)}
@@ -262,9 +264,7 @@ class Evidence:
         """Every claim about two rows that have finished, in each frame."""
         key, rows = self.finished.key, self.finished.runs
         wanted = [
-            claim
-            for claim in claims(self.finished.table)
-            if rows.get(key(claim.better)) and rows.get(key(claim.worse))
+            c for c in claims(self.finished.table) if rows.get(key(c.better)) and rows.get(key(c.worse))
         ]
         return {frame: self._judge(wanted, frame) for frame in FRAMES}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.console import RUNS
+from experiments.report.columns import leaving
 from experiments.runs.result import Result, read_result
 from experiments.study.experiment import Experiment
 from experiments.study.own import study_words
@@ -60,10 +61,9 @@ def losses(result: Result, experiment: Experiment) -> Iterator[str]:
         writes = experiment.model.has_decoder and loss < LARGEST_EXPONENT
         yield whole + f", perplexity {exp(loss):.1f}" * writes
     if result.content_loss is not None and result.reference_loss is not None:
-        at = result.exit_step
-        left = "plateau not left" if at is None else f"plateau left at step {at:,}"
+        left = leaving(result.exit_step, experiment)
         lost, guessed = f"{result.content_loss:.3f}", f"{result.reference_loss:.3f}"
-        yield f"of content tokens {lost}; without context {guessed}; {left}"
+        yield f"of content tokens {lost}; without context {guessed}{left}"
 
 
 def drawn(name: str, result: Result) -> bool:

@@ -11,9 +11,10 @@ from string import Template
 from markdown_it import MarkdownIt
 
 from experiments.console import Cell, markdown, plain
+from experiments.report.columns import leaving
 from experiments.report.comparison import Curves
 from experiments.runs.result import Result
-from experiments.study.experiment import Row
+from experiments.study.experiment import Experiment, Row
 from experiments.study.registry import baseline_of, build
 from lm.files import unseal_lines
 from lm.settings import SettingError, diff
@@ -58,10 +59,11 @@ def _html(text: str) -> str:
 
 def details(row: Row, runs: Sequence[Result], curves: Curves, scale: str) -> str:
     """What a row changes, its runs, its curves and samples of its predictions, folded."""
-    changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
+    experiment = build(row.name, scale)
+    changed = diff(build(baseline_of(row.name), scale), experiment)
     settings = [f"- {plain(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
     text = ["Settings changed:\n\n" + "\n".join(settings) if settings else "The baseline."]
-    text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}{learnt(run)}" for run in runs)]
+    text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}{learnt(run, experiment)}" for run in runs)]
     text += [samples(task, best["step"], runs[0]) for task, best in runs[0].tasks.items() if "step" in best]
     charts = f'<div class="charts">{"".join(map(chart, curves, curves.values()))}</div>'
     html = _html("\n\n".join(text) + "\n")
@@ -69,13 +71,13 @@ def details(row: Row, runs: Sequence[Result], curves: Curves, scale: str) -> str
     return f"<details>{summary}\n{charts}\n{html}</details>"
 
 
-def learnt(run: Result) -> str:
+def learnt(run: Result, experiment: Experiment) -> str:
     """What pre-training came to on content tokens, behind the name of a run; "" without pre-training."""
     if run.content_loss is None or run.reference_loss is None:
         return ""
-    left = "plateau not left" if run.exit_step is None else f"plateau left at step {run.exit_step:,}"
     text = f": {run.content_tokens:,} content tokens and {run.flops:.2g} FLOP of pre-training; content loss "
-    text += f"{run.content_loss:.3f} nats, {run.reference_loss:.3f} without context; {left}"
+    text += f"{run.content_loss:.3f} nats, {run.reference_loss:.3f} without context"
+    text += leaving(run.exit_step, experiment)
     if run.top_ten_share is not None:
         text += f"; {run.top_ten_share:.0%} of its predictions are one of the ten most frequent pieces"
     return text

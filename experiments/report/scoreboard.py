@@ -8,7 +8,7 @@ from statistics import mean, median
 import numpy as np
 
 from experiments.console import Cell, Sheet
-from experiments.report.columns import FRAMES, UNITS, Measured, Score
+from experiments.report.columns import FRAMES, UNITS, Measured, Score, has_plateau
 from experiments.report.comparison import (
     FROM_CHANCE,
     MARGIN,
@@ -85,13 +85,15 @@ def about_documents(finished: Finished) -> list[str]:
 
 def _training(finished: Finished) -> Sheet:
     """What pre-training came to and cost; counters that no run has are left out."""
-    runs = [finished.of(row) for row in finished.table.rows]
+    rows = finished.table.rows
+    runs = [finished.of(row) for row in rows]
     sheet: Sheet = {"seeds": [Cell(str(len(seeds)), value=len(seeds)) for seeds in runs]}
     if any(run.content_loss is not None for seeds in runs for run in seeds):
         sheet["content tokens"] = [_millions(seeds) for seeds in runs]
         sheet["content loss"] = [_cell(3, Score.of(run.content_loss for run in seeds)) for seeds in runs]
         sheet["no context"] = [_cell(3, Score.of(run.reference_loss for run in seeds)) for seeds in runs]
-        sheet["exit step"] = [_exit(seeds) for seeds in runs]
+        leaving = (has_plateau(finished.settings[row.name]) for row in rows)
+        sheet["exit step"] = [_exit(seeds) if x else Cell() for seeds, x in zip(runs, leaving, strict=True)]
         sheet["frequent"] = [_share(seeds) for seeds in runs]
     minutes = [Score.of(run.seconds / 60 for run in seeds) for seeds in runs]
     return sheet | {
