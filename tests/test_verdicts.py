@@ -278,19 +278,20 @@ def test_a_row_with_few_seeds_is_told_from_the_same_seeds_of_the_baseline(tmp_pa
     assert evidence.combined(NAMES[0])[4] == pytest.approx(np.mean(parts))
 
 
-def test_a_row_that_learns_tasks_beside_the_corpus_has_no_plateau_to_leave(tmp_path):
-    """The loss on the corpus, a share of what it learns or none, does not tell what else it has learnt."""
+@pytest.mark.parametrize("setting", [("mixing.pretraining", "tasks"), ("data.repeats", 64)])
+def test_a_row_that_learns_what_held_out_text_does_not_tell_has_no_plateau_to_leave(tmp_path, setting):
+    """Tasks beside the corpus or in its place, or a few texts by heart."""
     evidence = study(tmp_path, prefix_lm={"exit_step": None})
     settings = evidence.finished.settings
     row = "t5/4-objective/prefix-lm"
-    settings[row] = change(settings[row], "mixing.pretraining", "tasks")
+    settings[row] = change(settings[row], *setting)
     assert words(evidence, "updates")["prefix-lm > deshuffling"] != "not yet learning"
     board = scoreboard.scoreboard(evidence)
     assert "not yet learning" not in [cell.text for cell in board["combined"]]
     assert board["exit step"][0].text == "–"
-    mixed, alone = settings[row], settings[BASE]
+    this, alone = settings[row], settings[BASE]
     never = evidence.finished.runs[row][0].exit_step
-    assert (leaving(never, mixed), leaving(never, alone)) == ("", "; plateau not left")
+    assert (leaving(never, this), leaving(never, alone)) == ("", "; plateau not left")
 
 
 def test_rows_are_not_compared_where_one_had_not_left_the_plateau_yet(tmp_path):

@@ -132,8 +132,11 @@ class Growth:
 
 
 def has_plateau(experiment: Experiment) -> bool:
-    """Whether all that pre-training learns is its objective on the corpus, whose loss it is told by."""
-    return experiment.mixing.pretraining == "corpus"
+    """Whether the loss on held-out text tells if pre-training has learnt anything.
+
+    Not of a row that learns tasks beside the corpus, nor of one that learns a few texts by heart.
+    """
+    return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats
 
 
 def leaving(exit_step: int | None, experiment: Experiment) -> str:

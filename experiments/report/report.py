@@ -55,7 +55,7 @@ training as in the paper, and where both spent equal FLOP or content tokens of p
 scored there (else: out of range) and had left the plateau (else: not yet learning), in the seeds that both \
 have. Combined scores of different tables have different units. *Content tokens* are predicted words, \
 without sentinels, ends and copies; the *exit step* is where their loss falls 0.2 nats below what is reached \
-without context, of rows that pre-train on the corpus alone."""
+without context, of rows that learn neither tasks beside the corpus nor a few texts by heart."""
 
 
 @dataclass(frozen=True)
