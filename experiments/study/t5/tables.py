@@ -123,12 +123,12 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "c4": {},
         **{name: corpus(name) for name in CORPORA},
     },
-    # lm sweep t5/9-repeats --scale nano: 5 rows, one to two minutes each
+    # lm sweep t5/9-repeats --scale mini --seeds 3: 5 rows, seven minutes each
     ("t5/9-repeats", "Pre-training data seen again"): {
         "full": {},
         **{str(times_seen): {"data.repeats": times_seen} for times_seen in (64, 256, 1024, 4096)},
     },
-    # lm sweep t5/10-fine-tuning --scale nano: 6 rows, one to two minutes each
+    # lm sweep t5/10-fine-tuning --scale mini --seeds 3: 6 rows, five minutes each; one pre-training for all
     ("t5/10-fine-tuning", "Fine-tuning methods"): {
         "all": {},
         # the paper's widths over its d_model of 768, so that they mean the same at every scale
@@ -149,7 +149,7 @@ ROWS: dict[tuple[str, str], dict[str, Changes]] = {
         "t4": MULTI_TASK | temperature(4),
         "t8": MULTI_TASK | temperature(8),
     },
-    # lm sweep t5/12-multi-task --scale nano: 5 rows, one to two minutes each
+    # lm sweep t5/12-multi-task --scale mini --seeds 3: 5 rows, seven to ten minutes each
     ("t5/12-multi-task", "Multi-task pre-training and fine-tuning"): {
         "baseline": {},
         "multi-task": MULTI_TASK,
