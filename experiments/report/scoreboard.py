@@ -85,15 +85,13 @@ def about_documents(finished: Finished) -> list[str]:
 
 def _training(finished: Finished) -> Sheet:
     """What pre-training came to and cost; counters that no run has are left out."""
-    rows = finished.table.rows
-    runs = [finished.of(row) for row in rows]
+    runs = [finished.of(row) for row in finished.table.rows]
     sheet: Sheet = {"seeds": [Cell(str(len(seeds)), value=len(seeds)) for seeds in runs]}
     if any(run.content_loss is not None for seeds in runs for run in seeds):
         sheet["content tokens"] = [_millions(seeds) for seeds in runs]
         sheet["content loss"] = [_cell(3, Score.of(run.content_loss for run in seeds)) for seeds in runs]
         sheet["no context"] = [_cell(3, Score.of(run.reference_loss for run in seeds)) for seeds in runs]
-        leaving = (has_plateau(finished.settings[row.name]) for row in rows)
-        sheet["exit step"] = [_exit(seeds) if x else Cell() for seeds, x in zip(runs, leaving, strict=True)]
+        sheet["exit step"] = [_exit(finished, row) for row in finished.table.rows]
         sheet["frequent"] = [_share(seeds) for seeds in runs]
     minutes = [Score.of(run.seconds / 60 for run in seeds) for seeds in runs]
     return sheet | {
@@ -115,9 +113,10 @@ def _share(runs: Sequence[Result]) -> Cell:
     return Cell() if score is None else Cell(f"{score.mean:.0%}", value=score.mean, deviation=score.std)
 
 
-def _exit(runs: Sequence[Result]) -> Cell:
-    """At which update seeds left the plateau, on average, and how many did not."""
-    pretrained = [run for run in runs if run.content_loss is not None]
+def _exit(finished: Finished, row: Row) -> Cell:
+    """At which update seeds left the plateau, on average, and how many did not; of rows that have one."""
+    has_one = has_plateau(finished.settings[row.name])
+    pretrained = [run for run in finished.of(row) if has_one and run.content_loss is not None]
     steps = [run.exit_step for run in pretrained if run.exit_step is not None]
     if not pretrained:
         return Cell()
