@@ -32,7 +32,6 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tests/test_layout.py
 
 test-slow: $(VENV)/tpu
 	$(BIN)/python -m pytest -q -m slow tests
