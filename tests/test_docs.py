@@ -138,3 +138,39 @@ def test_the_page_of_settings_has_each_with_its_choices_values_and_meaning(monke
     assert "`spans`" in page and "| `guard.spikes` | number or none | `none` | `none` |" in page
     lacking = re.findall(r"(?m)^\| (`\S+`) .*\|  \|$", page)
     assert not lacking, "a setting's comment is its meaning"
+
+
+def test_the_reference_lists_the_fields_of_a_class_with_their_comments(monkeypatch):
+    griffe = pytest.importorskip("griffe", reason="make docs installs it")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from field_comments import FieldComments
+
+    code = '''
+class Spans:
+    """Where noise falls."""
+
+    # tokens that one span has
+    # on average [tokens]
+    mean: float = 3.0
+    name: str = "#1"  # "iid" or "spans"
+    _hidden: int = 0  # for nobody
+    bare: int = 1
+'''
+    extensions = griffe.load_extensions(FieldComments())
+    with griffe.temporary_visited_module(code, extensions=extensions) as module:
+        _, _, fields = module["Spans"].docstring.value.partition("Attributes:\n")
+    assert [line.strip() for line in fields.splitlines()] == [
+        "mean: tokens that one span has on average [tokens]",
+        'name: "iid" or "spans"',
+        "bare: –",
+    ]
+
+
+def test_the_site_works_when_its_files_are_opened_from_disk():
+    """Links lead to files, the search index is a script, no worker or polyfill comes from the network."""
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert "use_directory_urls: false" in settings and "  - offline" in settings
+    (shim,) = re.findall(r"polyfills: \[(\S+)\]", settings)
+    assert (ROOT / "docs" / shim).exists()
+    assert "iframe-worker" in shim, "else material adds one from unpkg.com"
+    assert "__pycache__/" in settings and "*.py" in settings
