@@ -33,15 +33,15 @@ def accuracy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Arra
     """
     weights = weights.astype(jnp.float32)
     targets = jnp.where(weights == 0, 0, targets)
-    known = _known(targets, logits.shape[-1])
+    known = is_known(targets, logits.shape[-1])
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     right = target >= logits.max(-1)  # the loss needs this maximum anyway
     return (jnp.where(known, right, jnp.nan) * weights).sum(), weights.sum()
 
 
-def _known(targets, vocabulary):
-    """bool: where targets are ids of the vocabulary; indexing would read the last rows for negative ones."""
-    return (targets >= 0) & (targets < vocabulary)
+def is_known(targets: Array, classes: int) -> Array:
+    """bool, as targets: which are from 0 to ``classes`` - 1; of negative ones indexing reads the last."""
+    return (targets >= 0) & (targets < classes)
 
 
 # Written with its gradient: differentiating the formula would save a second [B,T,V] array and
@@ -56,7 +56,7 @@ def _token_loss_forward(logits, targets, z_loss, label_smoothing):
     log_z = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
     right, wrong = _smoothed(vocabulary, label_smoothing)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0].astype(jnp.float32)
-    target = jnp.where(_known(targets, vocabulary), target, jnp.nan)
+    target = jnp.where(is_known(targets, vocabulary), target, jnp.nan)
     loss = log_z - (right - wrong) * target + z_loss * jnp.square(log_z)
     if label_smoothing:
         entropy = -right * log(right) - (vocabulary - 1) * wrong * log(wrong)
@@ -67,7 +67,7 @@ def _token_loss_forward(logits, targets, z_loss, label_smoothing):
 def _token_loss_backward(z_loss, label_smoothing, saved, gradients):
     logits, targets, log_z = saved
     # the log-partition function is only reported
-    gradient = jnp.where(_known(targets, logits.shape[-1]), gradients[0], jnp.nan)
+    gradient = jnp.where(is_known(targets, logits.shape[-1]), gradients[0], jnp.nan)
     right, wrong = _smoothed(logits.shape[-1], label_smoothing)
     softmax = jnp.exp(logits.astype(jnp.float32) - log_z[..., None])
     slope = (gradient * (1 + 2 * z_loss * log_z))[..., None]
