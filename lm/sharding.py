@@ -1,7 +1,8 @@
 """Where every array lives: decided by two tables alone, from the names of axes to the axes of a mesh.
 
 A module names the axes of its parameters and activations and knows no mesh. Without a mesh around it
-(``jax.set_mesh``) all of this does nothing.
+(``jax.set_mesh``) all of this does nothing. Any mesh will do whose axes are left to the compiler
+(``AxisType.Auto``): an axis of the tables that it lacks is one of a single device.
 """
 
 from collections.abc import Callable, Mapping
@@ -81,6 +82,25 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     return Mesh(arranged, tuple(sizes), axis_types=types)
 
 
+def mesh_axes(place: str | tuple[str, ...] | None, mesh: Any) -> str | tuple[str, ...] | None:
+    """The mesh axes of a ``place`` in the tables that the mesh has; None if it has none of them."""
+    if isinstance(place, tuple):
+        return tuple(axis for axis in place if axis in mesh.shape) or None
+    return place if place in mesh.shape else None
+
+
+def check_mesh_types(mesh: Any) -> None:
+    """SettingError for a mesh whose arrays would carry their places in their types."""
+    explicit = [
+        axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit
+    ]
+    if explicit:
+        raise SettingError(
+            f"mesh axes {', '.join(explicit)} are Explicit, and should be left to the compiler: pass "
+            f"axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)} to jax.make_mesh"
+        )
+
+
 def check_division(what: str, size: int, sizes: Mapping[str, int]) -> None:
     """SettingError if an axis of this size cannot be split over these mesh ``sizes``."""
     if size % (parts := prod(sizes.values())):
@@ -93,7 +113,7 @@ def check_division(what: str, size: int, sizes: Mapping[str, int]) -> None:
 
 def check_length(length: int, sizes: Mapping[str, int]) -> None:
     """SettingError if the longest rows, of ``length`` tokens, cannot be split over mesh ``sizes``."""
-    check_division("the longest row", length, {"sequence": sizes["sequence"]})
+    check_division("the longest row", length, {"sequence": sizes.get("sequence", 1)})
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
@@ -182,17 +202,18 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def batches(mesh: Mesh) -> NamedSharding:
     """Where a batch lives: its rows spread over the mesh axes ``BATCH``."""
-    return NamedSharding(mesh, PartitionSpec(BATCH))
+    check_mesh_types(mesh)
+    return NamedSharding(mesh, PartitionSpec(mesh_axes(BATCH, mesh)))
 
 
 def layers_of_batches(mesh: Mesh) -> NamedSharding:
     """Where arrays [layers,B,...] live, such as recurrent states: their rows as those of a batch."""
-    return NamedSharding(mesh, PartitionSpec(None, BATCH))
+    return NamedSharding(mesh, PartitionSpec(None, mesh_axes(BATCH, mesh)))
 
 
 def batch_parts(sizes: Mapping[str, int]) -> int:
     """Into how many parts a mesh of these ``sizes`` cuts the rows of a batch."""
-    return prod(sizes[axis] for axis in BATCH)
+    return prod(sizes.get(axis, 1) for axis in BATCH)
 
 
 def described(tree: Any) -> Any:
@@ -231,13 +252,14 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):
     """Where such an array lives; SettingError for an unknown name, or a size that does not divide."""
+    check_mesh_types(mesh)
     places = []
     for name, size in zip(names, shape, strict=True):
         if name not in table:
             raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
-        place = table[name]
-        mesh_axes = (place,) if isinstance(place, str) else place or ()
-        sizes = {axis: mesh.shape.get(axis, 1) for axis in mesh_axes}
+        place = mesh_axes(table[name], mesh)
+        spread = (place,) if isinstance(place, str) else place or ()
+        sizes = {axis: mesh.shape[axis] for axis in spread}
         if name in WHERE_IT_DIVIDES and size % prod(sizes.values()):
             place, sizes = None, {}
         check_division(f"{what}: axis {name!r}", size, sizes)

@@ -96,6 +96,24 @@ def test_scores_are_those_of_a_step():
     assert difference == costs(gpt, 512).scores - costs(none, 512).scores
 
 
+def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
+    """110 M parameters on 250 G tokens: 6 N D is 1.65e20, and the scores of rows of 512 come on top."""
+    bert = SIZES["bert-base"]
+    found = costs(bert, 512)
+    assert found.parameters == 110_106_428
+    assert found.training - found.scores == 6 * 110_106_428
+    assert found.scores == 12 * 12 * 512 * 768
+    for asked in ((), ("--length", "512")):
+        assert dispatch(["show", "bert-base", "--costs", "--tokens", "2.5e11", *asked]) == 0
+        said = capsys.readouterr().out
+        assert "rows of 512 tokens" in said
+        assert "1.793e+20 FLOP, 1.652e+20 of it 6 N D" in said
+    assert dispatch(["show", "bert-base", "--costs", "--length", "513"]) == 2
+    assert "rows of 513 tokens are longer than model.max_length=512" in capsys.readouterr().err
+    assert dispatch(["show", "llama-7b", "--costs"]) == 0
+    assert "rows of 2,048 tokens" in capsys.readouterr().out
+
+
 def test_an_encoder_generates_nothing():
     found = costs(SIZES["bert-base"], 512)
     assert (found.generating, found.cache) == (0, 0) and found.training > 6 * found.parameters

@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from typing import NamedTuple, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,11 @@ from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.nn.kernels import implementation
 from lm.nn.transformer import Transformer
-from lm.ops.attention import Softmax, cudnn_attention, dot_product_attention
+from lm.ops.attention import IMPLEMENTED, Softmax, cudnn_attention, dot_product_attention
 from lm.ops.flash import rows
 from lm.ops.flash.grid import BACKENDS
 from lm.ops.flash.kernel import Flash
-from lm.ops.masks import Mask, Rule, key_segments
+from lm.ops.masks import CAUSAL, Mask, Rule, key_segments
 from lm.ops.positions import Alibi, Relative
 from lm.settings import SettingError, change
 from lm.sharding import make_mesh
@@ -310,6 +311,42 @@ def test_what_computes_attention_goes_by_device_length_mask_and_bias(
     monkeypatch.setattr("jax.default_backend", lambda: platform)
     config, bias = change(ModelConfig(), "dtype", "bfloat16"), BIASES[bias](jnp.ones((8, 4)))
     assert implementation(config, length, 8192 if length == 1 else length, MASKS[mask], bias) == expected
+
+
+class Capped(NamedTuple):
+    """The options of attention with one more, which only explicit scores compute."""
+
+    scale: float | None = None
+    keep: jax.Array | None = None
+    cap: float | None = None
+
+    used, scale_of = Softmax.used, Softmax.scale_of
+
+
+@pytest.mark.parametrize("platform, length", [("tpu", 512), ("tpu", 2048), ("gpu", 2048), ("cpu", 64)])
+def test_an_option_that_a_kernel_lacks_is_never_left_out(monkeypatch, platform, length):
+    monkeypatch.setattr("jax.default_backend", lambda: platform)
+    config = ModelConfig("decoder", dtype="bfloat16", positions="none")
+    known, new = Capped(0.5, jnp.ones(1)), Capped(cap=30.0)
+    usual = implementation(config, length, length, CAUSAL, None)
+    assert implementation(config, length, length, CAUSAL, None, known) == usual
+    assert (usual == "xla") == (platform == "cpu")
+    assert implementation(config, length, length, CAUSAL, None, new) == "xla"
+    for named in {"flash", "cudnn"} if platform == "gpu" else {"flash"}:
+        asked = change(config, "attention", named)
+        assert implementation(asked, length, length, CAUSAL, None, known) == named
+        with pytest.raises(SettingError, match=f"model.attention='{named}' does not compute cap"):
+            implementation(asked, length, length, CAUSAL, None, new)
+    query = draw(1, 8, 2, 16, seed=0)
+    for kernel in (Flash(BACKENDS["cpu"]), rows.WholeRows(interpret=True), cudnn_attention):
+        with pytest.raises(ValueError, match="does not compute cap"):
+            kernel(query, query, query, softmax=new)
+
+
+def test_each_kernel_says_which_options_it_computes():
+    assert set(IMPLEMENTED) | {"xla"} == set(get_args(get_type_hints(implementation)["return"]))
+    for options in IMPLEMENTED.values():
+        assert set(options) <= set(Softmax._fields)
 
 
 def test_what_an_implementation_cannot_do_is_refused_by_name():

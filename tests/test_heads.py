@@ -140,6 +140,21 @@ def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_i
     assert moved == {name for name in gradients if name.startswith(("head.", "mixture.", "body.pooler."))}
 
 
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_is_nan_and_without_a_weight_nothing(label):
+    head = HeadConfig("classes", 3)
+    model = Tuned(replace(CONFIGS["encoder"], dropout=0.0), head, nnx.Rngs(params=0))
+    batch = {"encoder_input_tokens": np.arange(12).reshape(3, 4), "labels": np.array([0, 2, label])}
+
+    def sums(weights, **new):
+        weighted = batch | {"label_loss_weights": np.array(weights, np.float32)} | new
+        loss, found = losses.labelled(model, weighted, None, LossConfig())
+        return loss, found["accuracy"][0]
+
+    assert np.isnan(sums([1, 1, 1])).all()
+    assert sums([1, 1, 0]) == sums([1, 1, 0], labels=np.array([0, 2, 1]))
+
+
 def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_shared():
     generator = tiny("electra-small-generator", d_model=8, num_heads=1, d_embed=8, dropout=0.0)
     model = Electra(tiny("electra-small", dropout=0.0), generator, nnx.Rngs(params=0))

@@ -142,6 +142,23 @@ def test_no_import_goes_in_a_circle():
     assert [name for name in edges if name in reached(name, edges)] == []
 
 
+def test_settings_import_settings_alone():
+    files = [path for path in FILES if path.name == "config.py"]
+    wrong = {
+        module(path): name
+        for path in files
+        for name in modules()[module(path)]
+        if name != "lm.settings" and not name.endswith(".config")
+    }
+    assert len(files) > 5 and wrong == {}
+
+
+def test_nothing_asks_whether_a_mixer_is_called_attention():
+    """Its class says what it can do (``has_scores``), so that a subclass under another name can do it too."""
+    compared = re.compile("mixer [!=]= .attention")
+    assert [module(path) for path in FILES if compared.search(path.read_text())] == []
+
+
 def test_nothing_escapes_the_formatter():
     assert [module(path) for path in FILES if "fmt: " + "skip" in path.read_text()] == []
 

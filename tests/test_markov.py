@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lm.counts.config import MarkovConfig
 from lm.counts.markov import (
     Lattice,
-    MarkovConfig,
     beam,
     estimate_tagger,
     joint_log_prob,

@@ -51,8 +51,8 @@ def test_masks_print_as_they_should(rule, length, numbers, expected):
 
 
 def batch(side):
-    features = {"input_tokens": SEGMENTS, "segment_ids": SEGMENTS, "causal_attention": PREFIX}
-    return {f"{side}_{name}": x for name, x in features.items()} | {"encoder_global_attention": GLOBAL}
+    features = {f"{side}_input_tokens": SEGMENTS, f"{side}_segment_ids": SEGMENTS}
+    return features | {"decoder_causal_attention": PREFIX, "encoder_global_attention": GLOBAL}
 
 
 WINDOW = SparsityConfig(window=1, dilation=2, global_tokens=1)

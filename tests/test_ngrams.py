@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
+from lm.counts.config import HIGHEST_ORDER
 from lm.counts.ngrams import (
-    HIGHEST_ORDER,
     count_ngrams,
     kneser_ney,
     load_kneser_ney,

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lm.evaluate.decode import greedy
+from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
 from lm.nn.layers import RelativeBias, count, draw_keep, dropout
 from lm.nn.sizes import SIZES
@@ -20,7 +22,7 @@ from lm.ops.losses import cross_entropy
 from lm.ops.masks import distances
 from lm.ops.positions import Alibi, Relative
 from lm.settings import SettingError
-from lm.sharding import named
+from lm.sharding import axes, make_mesh, named, parameters
 
 TINY = ModelConfig(
     vocab_size=40,
@@ -418,9 +420,90 @@ def test_bfloat16_activations_leave_parameters_and_logits_in_float32():
     np.testing.assert_allclose(run(model, batch), exact, atol=0.2)
 
 
-def test_a_token_outside_the_vocabulary_is_not_trained_on_silently():
-    batch = example(8, 5, 6) | {"decoder_input_tokens": np.full((1, 6), 40)}
+@pytest.mark.parametrize("outside", [40, -1, -100])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_token_outside_the_vocabulary_is_not_trained_on_silently(outside, rows):
+    batch = {"decoder_input_tokens": np.full((rows, 6), outside)}
     assert np.isnan(run(make("decoder"), batch)).all()
+    inside = batch | {"decoder_input_tokens": np.full((rows, 6), 39)}
+    assert np.isfinite(run(make("decoder"), inside)).all()
+
+
+@pytest.mark.parametrize("name", ["decoder, learned", "bart-base"])  # which has rows in front of the first
+@pytest.mark.parametrize("outside", [-1, -2, -3, 16])
+def test_a_position_that_is_not_learned_is_no_other_position(name, outside):
+    def last(position):
+        positions = {"decoder_positions": np.array([[0, 1, 2, 3, 4, position]])}
+        return run(make(name), example(8, 5, 6) | positions)[0, 5]
+
+    assert np.isnan(last(outside)).all()
+    assert np.isfinite(last(0)).all() and np.isfinite(last(15)).all()
+
+
+def test_rows_longer_than_positions_are_learned_are_refused_before_anything_is_computed():
+    model = make("decoder, learned")
+
+    def shapes(length, **new):
+        batch = {"decoder_input_tokens": jnp.ones((1, length), jnp.int32)} | new
+        return jax.eval_shape(lambda: model(batch)).shape
+
+    assert shapes(16) == (1, 16, 40)
+    with pytest.raises(SettingError, match="rows of 17 tokens are longer than model.max_length=16"):
+        shapes(17)
+    with pytest.raises(SettingError, match="rows of 17 tokens"):
+        shapes(17, decoder_segment_ids=jnp.ones((1, 17), jnp.int32))
+    packed = jnp.arange(20)[None] % 10  # two texts, neither of which is too long
+    assert shapes(20, decoder_segment_ids=jnp.ones_like(packed), decoder_positions=packed) == (1, 20, 40)
+    assert jax.eval_shape(lambda: make("decoder, rotary")(example(1, 4, 30))).shape == (1, 30, 40)
+
+
+def test_a_feature_that_nothing_reads_is_refused_with_the_nearest_that_is():
+    model, batch = make("encoder-decoder"), example(8, 5, 6)
+    misspelt = batch | {"decoder_segment_id": np.ones((1, 6), np.int32)}
+    wrong = "feature 'decoder_segment_id' of the batch is read by nothing; did you mean 'decoder_segment_ids'"
+    for call in (model, model.encode, model.hidden, partial(model.prefill, size=8), partial(decode, model)):
+        with pytest.raises(SettingError, match=wrong):
+            call(misspelt)
+    with pytest.raises(SettingError, match="feature 'segment_ids'.*did you mean '(en|de)coder_segment_ids'"):
+        model(batch | {"segment_ids": np.ones((1, 6), np.int32)})
+
+
+def decode(model, batch):
+    return greedy(model, batch, max_length=2)
+
+
+class Holder(nnx.Module):
+    def __init__(self, model):
+        self.model = model
+
+
+@pytest.mark.parametrize("switch", ["train", "eval"])
+def test_a_mode_that_would_change_nothing_is_refused(switch):
+    model = make("decoder")
+    for module in (model, Holder(model)):
+        with pytest.raises(SettingError, match=r"having a key means training.*call model\(batch, key\)"):
+            getattr(module, switch)()
+    assert named(model) and np.isfinite(run(model, example(8, 5, 6))).all()
+
+
+def test_a_table_that_cannot_be_made_leaves_the_model_as_it_is():
+    model, batch = make("decoder"), example(8, 5, 6)
+    before = run(model, batch)
+    with pytest.raises(SettingError, match="nnx.tabulate cannot show.*lm.sharding.named"):
+        nnx.tabulate(model, batch)
+    np.testing.assert_array_equal(run(model, batch), before)
+    np.testing.assert_allclose(model(batch), before, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["encoder-decoder", "santacoder", "lstm encoder-decoder", "albert-base"])
+def test_flax_is_told_where_parameters_live(name):
+    mesh = make_mesh(MeshConfig(fsdp=1, tensor=2, data=1), jax.devices()[:2])
+    model = make(name)
+    told = named(nnx.get_partition_spec(nnx.state(model)))
+    for parameter, place in parameters(model, mesh).items():
+        by_head = "kv_heads" in axes(model)[parameter]  # where they divide
+        assert told[parameter] == place.spec or by_head, parameter
+    assert any("tensor" in spec for spec in told.values())
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,24 @@ def test_the_written_gradient_of_the_loss_is_the_derived_one():
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
+def summed_loss(logits, targets, weights, smoothing=0.1):
+    return cross_entropy(logits, targets, weights, z_loss=0.01, label_smoothing=smoothing)[0]
+
+
+@pytest.mark.parametrize("outside", [-1, -100, 11, 2**31 - 1])
+def test_a_target_outside_the_vocabulary_is_nan_and_without_a_weight_exactly_nothing(outside):
+    logits, targets = random(2, 3, 11), jnp.array([[0, 5, 10], [3, 3, outside]])
+    both = jax.value_and_grad(summed_loss)
+    loss, gradient = both(logits, targets, jnp.ones((2, 3)))
+    assert jnp.isnan(loss) and jnp.isnan(gradient[1, 2]).all() and jnp.isfinite(gradient[0]).all()
+    assert jnp.isnan(accuracy(logits, targets, jnp.ones((2, 3)))[0])
+    weights = jnp.ones((2, 3)).at[1, 2].set(0)
+    loss, gradient = both(logits, targets, weights)
+    expected = both(logits, targets.at[1, 2].set(4), weights)
+    assert loss == expected[0] and (gradient == expected[1]).all() and (gradient[1, 2] == 0).all()
+    assert accuracy(logits, targets, weights) == accuracy(logits, targets.at[1, 2].set(4), weights)
+
+
 def test_losses_of_micro_batches_add_up_and_large_logits_stay_finite():
     logits, targets, weights = 1e4 * random(4, 3, 7), jnp.arange(12).reshape(4, 3) % 7, jnp.ones((4, 3))
     loss = partial(cross_entropy, z_loss=1e-4, label_smoothing=0.0)
@@ -74,6 +92,51 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(dtype):
     )
     assert all(jnp.isfinite(g).all() for g in gradients)
     assert (gradients[0][1, 2] == 0).all()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6])
+@pytest.mark.parametrize("mask", [None, (2, 1, 5, 7), (1, 6, 5, 7), (2, 6, 5, 7), (2, 1, 1, 7)])
+@pytest.mark.parametrize("bias", [None, (1, 6, 5, 7), (2, 6, 5, 7), (1, 1, 5, 7)])
+def test_attention_is_that_of_jax(heads, mask, bias):
+    query, key, value = random(2, 5, 6, 4), random(2, 7, heads, 4, seed=1), random(2, 7, heads, 4, seed=2)
+    mask = None if mask is None else (random(*mask, seed=3) > 0).at[..., 0].set(True)
+    bias = None if bias is None else random(*bias, seed=4)
+    expected = jax.nn.dot_product_attention(query, key, value, bias, mask)
+    np.testing.assert_allclose(dot_product_attention(query, key, value, mask, bias), expected, atol=1e-5)
+    weights = attention_weights(query, key, mask, bias)
+    means = jnp.einsum("bnts,bsnh->btnh", weights, jnp.repeat(value, 6 // heads, axis=2))
+    np.testing.assert_allclose(means, expected, atol=1e-5)
+    half = jax.nn.dot_product_attention(query, key, value, bias, mask, scale=0.25)
+    np.testing.assert_allclose(
+        dot_product_attention(query, key, value, mask, bias, Softmax(0.25)), half, atol=1e-5
+    )
+
+
+def test_a_mask_without_an_axis_of_heads_is_one_for_all_heads():
+    query, mask = random(2, 5, 3, 4), random(2, 5, 5, seed=1) > 0
+    each = dot_product_attention(query, query, query, mask)
+    np.testing.assert_array_equal(each, dot_product_attention(query, query, query, mask[:, None]))
+
+
+@pytest.mark.parametrize(
+    ("mask", "bias", "message"),
+    [
+        (jnp.zeros((2, 5, 5)), None, "a mask should be bool, True where a query sees a key, not float32"),
+        (jnp.ones((2, 5, 5), jnp.int32), None, "a mask should be bool.*not int32"),
+        (jnp.ones((2, 4, 5), bool), None, r"B\|1,N\|1,T\|1,S\|1\] with B=2, N=3, T=5, S=5, not \(2, 4, 5\)"),
+        (jnp.ones((2, 5), bool), None, r"a mask should be .*, not \(2, 5\)"),
+        (jnp.ones((2, 2, 5, 5), bool), None, r"a mask should be .*, not \(2, 2, 5, 5\)"),
+        (None, jnp.ones((1, 3, 5, 5), bool), "a bias should be numbers.*not bool: pass it as the mask"),
+        (None, jnp.ones((3, 5, 5)), r"a bias should be float .*, not \(3, 5, 5\)"),
+    ],
+)
+def test_a_mask_of_numbers_and_shapes_that_do_not_fit_are_refused(mask, bias, message):
+    query = random(2, 5, 3, 4)
+    for call in (dot_product_attention, jax.jit(dot_product_attention)):
+        with pytest.raises(ValueError, match=message):
+            call(query, query, query, mask, bias)
+    with pytest.raises(ValueError, match=message):
+        attention_weights(query, query, mask, bias)
 
 
 def test_grouped_heads_are_repeated_heads_and_dropped_keys_are_dropped_values():

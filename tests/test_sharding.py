@@ -15,6 +15,7 @@ import pytest
 import toy
 from flax import nnx
 from jax.experimental.topologies import get_topology_desc
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from lm import sharding
@@ -86,6 +87,34 @@ def test_an_axis_that_the_tables_lack_is_refused():
         sharding.constrain(jnp.zeros((2, 2)), "batch", "heats")
     with pytest.raises(SettingError, match="parameter kernel: axis 'embed' of size 12 cannot .* mesh.fsdp=8"):
         sharding.parameters(Misspelt(("embed", "mlp")), sharding.make_mesh(MeshConfig(fsdp=8, data=1)))
+
+
+@pytest.mark.parametrize("names", ["data", "fsdp tensor", "tensor", "sequence mine", "mine"])
+def test_an_axis_that_a_mesh_lacks_is_one_device(names):
+    names = names.split()
+    mesh = jax.make_mesh((2,) * len(names), names, axis_types=(AxisType.Auto,) * len(names))
+    whole = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    batch, results = transformer_batch(0), []
+    for each in (mesh, whole):
+        steps = build(StepSpec(MODEL), each)
+        state, metrics = steps.train_step(0)(steps.init(0), sharding.put_batch(batch, each))
+        with jax.set_mesh(each):
+            logits = jax.jit(lambda model, batch: model(batch))(state.model, batch)
+        results.append((float(metrics["loss"]), float(metrics["grad_norm"]), np.asarray(logits)))
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_explicit_axes_are_refused_in_one_sentence_that_says_what_to_pass():
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit, AxisType.Auto))
+    message = r"mesh axes data are Explicit.*pass axis_types=\(jax.sharding.AxisType.Auto,\) \* 2"
+    with pytest.raises(SettingError, match=message):
+        build(StepSpec(MODEL), mesh)
+    with pytest.raises(SettingError, match=message):
+        sharding.put_batch(transformer_batch(0), mesh)
+    model = StepSpec(MODEL).make(jax.random.key(0))
+    with jax.set_mesh(mesh), pytest.raises(SettingError, match=message):
+        model(transformer_batch(0))
 
 
 def test_constrain_places_by_name_and_does_nothing_without_a_mesh():

@@ -60,7 +60,9 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
 class CostedRows:
     """The rows for which costs are shown."""
 
-    length: int = 2_048  # of a row with --costs, on each side of an encoder-decoder [tokens]
+    # of a row with --costs, on each side of an encoder-decoder; None: 2,048, or model.max_length where
+    # positions are learned and that is less [tokens]
+    length: int | None = None
     batch: int = 1  # that are decoded at once, with --costs [rows]
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the cache, with --costs
     tokens: float = 0  # that the model is trained on, with --costs, such as 3e11; 0: none [tokens]
@@ -110,20 +112,23 @@ def show_settings(settings: Any, title: str) -> None:
 
 def show_costs(model: ModelConfig, title: str, rows: CostedRows) -> None:
     """What training and decoding take by the settings alone: nothing is compiled."""
-    from lm.train.throughput import cache_bytes, costs  # needs jax, which settings do not
+    from lm.train.throughput import cache_bytes, costs, longest_row  # needs jax, which settings do not
 
     at_least(rows, "--", length=1, batch=1, tokens=0)
     model = replace(model, dtype=rows.dtype, attention="auto")
-    found = costs(model, rows.length)
-    grid = listing("what", "how much", title=f"{title}: rows of {rows.length:,} tokens")
+    length = longest_row(model, 2_048) if rows.length is None else rows.length
+    found = costs(model, length)
+    grid = listing("what", "how much", title=f"{title}: rows of {length:,} tokens")
     grid.add_row("parameters N", f"{found.parameters:,}")
     share = f"{found.scores / found.training:.1%} of it attention's scores"
     passes = (found.training - found.scores) / found.parameters
     grid.add_row("training, a token", f"{found.training:.4g} FLOP: {passes:.3g} N, and {share}")
     if rows.tokens:
-        grid.add_row(f"training on {rows.tokens:.4g} tokens D", f"{found.training * rows.tokens:.4g} FLOP")
+        total, products = (each * rows.tokens for each in (found.training, found.training - found.scores))
+        share = f"{products:.4g} of it {passes:.3g} N D"
+        grid.add_row(f"training on {rows.tokens:.4g} tokens D", f"{total:.4g} FLOP, {share}")
     if model.has_decoder:
-        token = found.cache - cache_bytes(model, rows.length - 1, rows.length)
+        token = found.cache - cache_bytes(model, length - 1, length)
         grid.add_row("generating, a token", f"{found.generating:.4g} FLOP")
         grid.add_row("cache of a token", f"{binary(token)} in {rows.dtype}")
         grid.add_row(f"cache of {rows.batch:,} such rows", binary(rows.batch * found.cache))

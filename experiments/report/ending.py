@@ -91,7 +91,7 @@ def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, s
         look = f"{lm} generate {folder} --prompt {shlex.quote(sentence)}"
     else:
         look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
-    attends = experiment.counts.model == "none" and experiment.model.mixer == "attention"
+    attends = experiment.counts.model == "none" and experiment.model.has_scores
     picture = f"{lm} draw attention {folder} --text {shlex.quote(sentence)}"
     return look, picture if attends else f"{lm} examples {name}", f"{lm} {report_of(name, folder)}"
 

@@ -3,9 +3,23 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lm.counts.markov import MarkovConfig
-from lm.counts.ngrams import HIGHEST_ORDER
 from lm.settings import SettingError, at_least
+
+HIGHEST_ORDER = 5
+
+
+@dataclass(frozen=True)
+class MarkovConfig:
+    """How counts become probabilities. Without smoothing these are the relative frequencies."""
+
+    # added to the count of every first tag and pair of tags; above 0, every sentence can be tagged
+    smoothing: float = 0.0
+    rare: int = 1  # words that occur at most so often stand for unknown ones
+    suffix: int = 5  # the longest ending that an unknown word is told by [characters]
+    shorter: float = 0.1  # weight of all shorter endings against one with weight 1 (theta of Brants 2000)
+
+    def __post_init__(self) -> None:
+        at_least(self, "", smoothing=0, rare=1, suffix=0, shorter=1e-6)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from lm.counts.config import HIGHEST_ORDER
 from lm.counts.tables import load_tables, save_tables
 from lm.settings import SettingError
 
 LARGEST_VOCABULARY = 2**16  # ids; keys of 2^46 different n-grams then fit in 63 bits
-HIGHEST_ORDER = 5
 ALL = slice(None)
 KNESER_NEY = "Kneser-Ney"  # kind of a file of tables
 SCORED_AT_ONCE = 1 << 18  # more takes more memory and is not faster [tokens]

@@ -17,7 +17,7 @@ from lm.nn.cache import Cache
 from lm.nn.composed import Ensemble
 from lm.nn.config import SpecialTokens
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch
+from lm.nn.view import Batch, check_features
 from lm.ops.decoding import beams as beam_steps
 from lm.ops.decoding.beams import T5_RULES, BeamRules, Search
 from lm.ops.decoding.config import Decoding
@@ -78,6 +78,7 @@ def _prompt(model: Model, batch: Batch) -> Batch:
     """The features that are read; others may change without anything being compiled anew."""
     if not model.config.has_decoder:
         raise SettingError("model.architecture='encoder' has no decoder to write with")
+    check_features(batch)
     side = "encoder" if model.config.has_encoder else "decoder"
     return {f"{side}_{name}": batch[f"{side}_{name}"] for name in PROMPT if f"{side}_{name}" in batch}
 

@@ -26,7 +26,7 @@ from lm.evaluate.decode import Model
 from lm.evaluate.shapes import Asked, batches_by_length
 from lm.nn.composed import Ensemble
 from lm.nn.config import ModelConfig
-from lm.nn.view import Batch
+from lm.nn.view import FEATURES, Batch
 from lm.settings import SettingError
 
 TokenIds = Sequence[int] | np.ndarray
@@ -40,6 +40,9 @@ class Masking(NamedTuple):
     mask: int  # the id that hides a token
     begin: tuple[int, ...] = ()  # ids in front of every row, such as [CLS]
     end: tuple[int, ...] = ()  # ids behind it, such as [SEP]
+
+
+FEATURES.update(("asked", "asked_lengths", "place"))  # of a batch, besides what the model reads
 
 
 class Window(NamedTuple):

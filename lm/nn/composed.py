@@ -11,7 +11,7 @@ from jax import Array
 from lm.nn.cache import Cache
 from lm.nn.config import HeadConfig, LoraConfig, ModelConfig
 from lm.nn.heads import POOL, Head, LayerMixture
-from lm.nn.layers import Embed, split
+from lm.nn.layers import Embed, Keyed, split
 from lm.nn.stack import Stack
 from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
@@ -22,7 +22,7 @@ from lm.sharding import constrain, named
 BODY, DISCRIMINATOR, FORWARD = "body.", "discriminator.", "forward."
 
 
-class Tuned(nnx.Module):
+class Tuned(Keyed):
     """A pre-trained ``body`` with a new ``head``; calls give what ``Head`` gives.
 
     The body is a ``Transformer`` or, with the pre-training head "backward", a ``BidirectionalLM``. The batch
@@ -69,7 +69,7 @@ class Tuned(nnx.Module):
         return POOL[pool](x, segments > 0)
 
 
-class Electra(nnx.Module):
+class Electra(Keyed):
     """ELECTRA: a small masked LM, the generator, and an encoder that tells its words from the text's.
 
     The two share the embedding of tokens (Clark et al. 2020).
@@ -104,7 +104,7 @@ def generator_config(model: ModelConfig, share: float) -> ModelConfig:
     return replace(narrow, d_embed=embed, logits="tied", logits_transform=True, logits_bias=True, heads=())
 
 
-class BidirectionalLM(nnx.Module):
+class BidirectionalLM(Keyed):
     """Two language models of the same text with one embedding and output matrix, as in ELMo (Peters et al.
     2018): ``forward`` reads from its beginning; with the stack ``backward`` in its place, from its end.
 
@@ -189,7 +189,7 @@ def merged(model: Transformer) -> Transformer:
     return jax.tree.unflatten(jax.tree.structure(plain), [params[name] for name in named(plain)])
 
 
-class Ensemble(nnx.Module):
+class Ensemble(Keyed):
     """Models that write as one, by the mean of their logits before the softmax (Raffel et al. 2020, 3.6).
 
     It has the methods of a ``Transformer`` that decoding calls; the cache is a tuple of the members' caches.

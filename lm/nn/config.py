@@ -4,8 +4,9 @@ Sources: of T5 Raffel et al. 2020, sections 3.1.2 and 3.7; of the others the pap
 where that is silent, the configuration released with the weights.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from lm.ops.config import RotaryConfig, SparsityConfig
 from lm.settings import SettingError, at_least
@@ -17,6 +18,10 @@ BIASES = ("relative", "alibi")  # positions that begin so are biases of the atte
 Pool = Literal["first", "last", "mean", "max"]
 CrossName = Literal["heads", "dot", "multiplicative", "additive", "none"]
 RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
+WITH_SCORES = ("attention",)  # mixers whose positions weigh each other, as their classes say too
+# What makes a mixer, by model.mixer: filled by lm.nn.mixers, which needs flax, and by modules of a user's
+# own. Settings ask of a class there what it can do.
+MIXERS: dict[str, Callable[..., Any]] = {}
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
@@ -206,7 +211,7 @@ class ModelConfig:
     def _check_mixer(self) -> None:
         """What only attention has, and what has one direction."""
         at_least(self, "model.", mixer_width=1)
-        if self.mixer == "attention":
+        if self.has_scores:
             return
         mixer = f"model.mixer={self.mixer!r}"
         if self.lora.rank and self.lora.matrices != ("mlp",):
@@ -272,6 +277,13 @@ class ModelConfig:
     @property
     def has_decoder(self) -> bool:
         return self.architecture != "encoder"
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether positions weigh each other by scores, which take biases, masks and windows."""
+        if self.mixer in MIXERS:
+            return getattr(MIXERS[self.mixer], "has_scores", False)
+        return self.mixer in WITH_SCORES
 
     @property
     def encoder_side(self) -> "ModelConfig":

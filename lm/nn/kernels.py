@@ -11,11 +11,11 @@ from jax.sharding import PartitionSpec
 
 from lm.nn.cache import KeyValue
 from lm.nn.config import ModelConfig
-from lm.ops.attention import SCORE_SCALES, Softmax, cudnn_attention, dot_product_attention
+from lm.ops.attention import PLAIN, SCORE_SCALES, Softmax, cudnn_attention, dot_product_attention, lacks
 from lm.ops.masks import CAUSAL, AnyMask, Mask
-from lm.ops.positions import AnyBias
+from lm.ops.positions import AnyBias, Bias
 from lm.settings import SettingError
-from lm.sharding import ACTIVATION_AXES
+from lm.sharding import ACTIVATION_AXES, mesh_axes
 
 SHORT = 1_024  # rows up to which explicit scores are quicker than a kernel that never stores them [tokens]
 
@@ -23,13 +23,34 @@ Kernel = Callable[[Array | None], Any]  # the first query's place -> a function 
 
 
 def implementation(
-    config: ModelConfig, length: int, key_length: int, mask: AnyMask, bias: AnyBias
+    config: ModelConfig,
+    length: int,
+    key_length: int,
+    mask: AnyMask,
+    bias: AnyBias,
+    softmax: Softmax = PLAIN,
 ) -> Literal["xla", "cudnn", "flash", "rows"]:
     """What computes the attention of ``length`` queries to ``key_length`` keys on this program's devices.
 
     "xla" takes masks and biases that are laid out, "flash" such that are not, "rows" the mask of the one kind
-    and the bias of the other.
+    and the bias of the other. Of the options of ``softmax`` "xla" computes all: another that lacks one in use
+    is not taken, and refused where ``model.attention`` names it.
     """
+    chosen = _by_shapes(config, length, key_length, mask, bias)
+    if not (missing := lacks(chosen, softmax)):
+        return chosen
+    if config.attention == chosen:
+        raise SettingError(
+            f"model.attention={chosen!r} does not compute {', '.join(missing)} of attention: choose 'auto' "
+            "or 'xla', or compute it there and name it in lm.ops.attention.IMPLEMENTED"
+        )
+    return "xla"
+
+
+def _by_shapes(
+    config: ModelConfig, length: int, key_length: int, mask: AnyMask, bias: AnyBias
+) -> Literal["xla", "cudnn", "flash", "rows"]:
+    """As ``implementation``, of attention without options."""
     platform, chosen, mesh = _platform(), config.attention, jax.sharding.get_abstract_mesh()
     spread = mesh.shape.get(ACTIVATION_AXES["length"], 1) > 1
     if chosen == "cudnn" and (platform != "gpu" or spread):
@@ -37,11 +58,12 @@ def implementation(
         raise SettingError(f"model.attention='cudnn' is not available {where}: choose 'auto'")
     if chosen == "cudnn" and length > 1:
         return chosen
-    if length == 1 or isinstance(mask, Array) or isinstance(mask, Mask) and mask.rule.random:
+    laid_out = mask is not None and not isinstance(mask, Mask)
+    if length == 1 or laid_out or isinstance(mask, Mask) and mask.rule.random:
         return "xla"
     if chosen == "auto" and platform == "tpu" and not spread and fit_rows(config, length * key_length):
         return "rows"
-    if isinstance(bias, Array):
+    if bias is not None and not isinstance(bias, Bias):
         return "xla"
     if chosen != "auto":
         return chosen
@@ -74,7 +96,7 @@ def attend(
 ) -> Array:
     """[B,T,N,H] as ``dot_product_attention`` of query [B,T,N,H], by whatever computes it here."""
     softmax = Softmax(SCORE_SCALES[config.scores](config.d_kv), keep)
-    chosen = implementation(config, query.shape[1], seen.key.shape[1], mask, bias)
+    chosen = implementation(config, query.shape[1], seen.key.shape[1], mask, bias, softmax)
     if chosen == "xla":
         return dot_product_attention(query, *seen, mask, bias, softmax)
     from lm.ops.flash.grid import BACKENDS
@@ -97,10 +119,11 @@ def _sharded(kernel: Kernel, query: Array, seen: KeyValue, mask: Any, bias: Any,
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return kernel(None)(query, *seen, mask, bias, softmax)
-    batch, length, heads = (ACTIVATION_AXES[name] for name in ("batch", "length", "heads"))
-    if query.shape[1] % mesh.shape[length]:
+    names = ("batch", "length", "heads")
+    batch, length, heads = (mesh_axes(ACTIVATION_AXES[name], mesh) for name in names)
+    if query.shape[1] % mesh.shape.get(length, 1):
         length = None  # rows that do not divide are whole on each device, as in lm.sharding
-    if seen.key.shape[2] % mesh.shape[heads]:
+    if seen.key.shape[2] % mesh.shape.get(heads, 1):
         seen = KeyValue(*(jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in seen))
 
     def numbers(axis):

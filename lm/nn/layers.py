@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from math import prod
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ from jax.typing import DTypeLike
 
 from lm.nn.config import ModelConfig
 from lm.ops.positions import Relative, starting_slopes
-from lm.sharding import constrain
+from lm.settings import SettingError
+from lm.sharding import PARAMETER_AXES, constrain
 
+M = TypeVar("M", bound=nnx.Module)
 Keep = dict[str, Array]  # dropout masks by where they go; none of them when evaluating
 
 
@@ -23,7 +26,40 @@ def param(value: Array, *axes: str) -> nnx.Param:
     """A parameter and the names of its axes; stacked over layers it has one more axis, in front."""
     if len(axes) != value.ndim:
         raise ValueError(f"a parameter of shape {value.shape} needs {value.ndim} axis names, not {axes}")
-    return nnx.Param(value, axes=axes)
+    # What flax knows of places (``nnx.get_partition_spec``) is told, and nothing is placed here.
+    places = tuple(PARAMETER_AXES.get(axis) for axis in axes)
+    return nnx.Param(value, axes=axes, out_sharding=places, eager_sharding=False)
+
+
+def stacked(module: M) -> M:
+    """A module made by ``jax.vmap``, whose parameters say that they have one more axis in front."""
+    for box in jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, nnx.Variable)):
+        if (places := box.get_metadata().get("out_sharding")) is not None:
+            box.set_metadata(out_sharding=(PARAMETER_AXES["layers"], *places))
+    return module
+
+
+_REFUSED = {
+    "deterministic": "having a key means training, and there is no mode to switch: call model(batch, key) "
+    "to train, model(batch) to evaluate",
+    "_nnx_tabulate_id": "nnx.tabulate cannot show a model whose layers are in a loop, and would leave it "
+    "broken: lm.sharding.named(model) has its parameters by name",
+}
+
+
+class Keyed(nnx.Module):
+    """A module in which a key, not a mode, switches dropout on.
+
+    What flax would set in it without effect, or to its harm, is an error: ``train()``, ``eval()``,
+    ``nnx.tabulate``; also where it is a part of another module.
+    """
+
+    deterministic = None  # for which flax looks before it sets it
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _REFUSED:
+            raise SettingError(_REFUSED[name])
+        super().__setattr__(name, value)
 
 
 def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> Array:
@@ -150,9 +186,11 @@ class Embed(nnx.Module):
         return constrain(x, "batch", "length", "embed")
 
     def _rows(self, ids: Array) -> Array:
-        # An id that the table lacks gives NaN: clamping it to the last row would train on nonsense unseen.
+        # An id that the table lacks, a negative one too, gives NaN: clamping it to the last row would train
+        # on nonsense unseen.
         # Gradients of a frequent token's many places are added up in float32.
-        return self.table[...].at[ids].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
+        rows = self.table[...].at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        return rows.astype(self.dtype)
 
     def logits(self, x: Array) -> Array:
         """float32 [B,T,rows]: how well x [B,T,D] fits each row."""

@@ -9,9 +9,9 @@ from flax import nnx
 from jax import Array
 
 from lm.nn.cache import Carry, KeyValue, Slots
-from lm.nn.config import ModelConfig
+from lm.nn.config import MIXERS, ModelConfig
 from lm.nn.kernels import attend
-from lm.nn.layers import Keep, Linear, Norm, normal, param, scaled
+from lm.nn.layers import Keep, Keyed, Linear, Norm, normal, param, scaled
 from lm.nn.recurrent import Recurrent
 from lm.nn.view import View
 from lm.ops.attention import (
@@ -25,11 +25,16 @@ from lm.ops.attention import (
     weights_of,
 )
 from lm.ops.positions import rotate
+from lm.settings import SettingError
 from lm.sharding import constrain
 
 
 class Mixer(Protocol):
-    """What a block needs of such a layer: a state space model would be one too."""
+    """What a block needs of such a layer: a state space model would be one too.
+
+    A class with ``has_scores`` True takes what changes scores: biases by distance, rotary positions, windows,
+    prefixes and low-rank updates. Its arithmetic is counted as attention's.
+    """
 
     def __call__(self, x: Array, view: View, carry: Carry | None, keep: Keep, /) -> tuple[Array, Carry]:
         """[B,T,D] from x [B,T,D], and the carry for the tokens that follow; None if ``carry`` is None."""
@@ -44,7 +49,7 @@ class Mixer(Protocol):
         """Shapes of the dropout masks of a row of ``length``, by names that are unique within a block."""
 
 
-class Projections(nnx.Module):
+class Projections(Keyed):
     """Queries, keys and values of multi-head, grouped-query and multi-query attention."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -88,9 +93,16 @@ class Projections(nnx.Module):
 
 
 class Attention(Projections):
-    """Multi-head attention of a sequence to itself, a ``Mixer``; or of a decoder to the encoder's output."""
+    """Multi-head attention of a sequence to itself, a ``Mixer``; or of a decoder to the encoder's output.
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, crosses: bool = False):
+    Which positions are seen is up to the mask, whether the stack reads ahead or not.
+    """
+
+    has_scores = True
+
+    def __init__(
+        self, config: ModelConfig, rngs: nnx.Rngs, _both_ways: bool = False, *, crosses: bool = False
+    ):
         super().__init__(config, rngs)
         heads, width = config.num_heads, config.d_kv
         inner = heads * config.value_width
@@ -169,7 +181,7 @@ class Attention(Projections):
         return query if self.bilinear is None else bilinear(query, self.bilinear[...].astype(x.dtype))
 
 
-class StateAttention(nnx.Module):
+class StateAttention(Keyed):
     """Attention of a decoder to the encoder's states h_j [D] as they are, by one head.
 
     A query s [D] scores s * h_j ("dot") or s * W h_j ("multiplicative", "general" in Luong et al. 2015), or
@@ -220,7 +232,7 @@ class StateAttention(nnx.Module):
         return x[:, :, None]
 
 
-class LastTokens(nnx.Module):
+class LastTokens(Keyed):
     """tanh(W [x_(t-n+1); ...; x_t] + b): a ``Mixer`` of the last n = ``mixer_window`` tokens.
 
     With it and no feed-forward layer after it a model is that of Bengio et al. 2003, whose window counts the
@@ -272,7 +284,7 @@ class LastTokens(nnx.Module):
         return jnp.take_along_axis(seen, place[:, :, None], axis=1)
 
 
-class Nothing(nnx.Module):
+class Nothing(Keyed):
     """A ``Mixer`` that mixes nothing: each position keeps to itself."""
 
     def __call__(self, x: Array, _view: View, carry: Carry | None, _keep: Keep) -> tuple[Array, Carry]:
@@ -298,11 +310,22 @@ CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], Attention | StateAt
 }
 
 # By model.mixer; of the settings, random keys, and whether the stack reads both ways.
-MIXERS: dict[str, Callable[[ModelConfig, nnx.Rngs, bool], Mixer]] = {
-    "attention": lambda config, rngs, both_ways: Attention(config, rngs),
+MIXERS |= {
+    "attention": Attention,
     "rnn": Recurrent,
     "gru": Recurrent,
     "lstm": Recurrent,
     "window": LastTokens,
     "none": lambda config, rngs, both_ways: Nothing(),
 }
+
+
+def make_mixer(config: ModelConfig, rngs: nnx.Rngs, both_ways: bool) -> Mixer:
+    """The mixer of these settings; SettingError if it has scores and what stands in ``MIXERS`` hides it."""
+    mixer = MIXERS[config.mixer](config, rngs, both_ways)
+    if getattr(mixer, "has_scores", False) != config.has_scores:
+        raise SettingError(
+            f"MIXERS[{config.mixer!r}] should say has_scores={not config.has_scores}, as what it makes does: "
+            "put the class there, or set that attribute of the function"
+        )
+    return mixer

@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from lm.nn.config import ModelConfig
-from lm.nn.layers import Keep, Linear, along, normal, param, product
+from lm.nn.layers import Keep, Keyed, Linear, along, normal, param, product
 from lm.nn.view import View
 from lm.ops.recurrence import CELLS, RecurrentCell, States, Weights, flow_of, recur
 from lm.sharding import constrain
@@ -73,7 +73,7 @@ class Direction(nnx.Module):
         return jnp.pad(self.state_bias[...], (2 * self.config.state_width, 0))
 
 
-class Recurrent(nnx.Module):
+class Recurrent(Keyed):
     """A ``Mixer`` that reads a row position by position; a step of decoding costs the same at each.
 
     A causal one of width D shows its states as they are. Otherwise they are projected to D features: both

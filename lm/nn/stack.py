@@ -19,6 +19,7 @@ from lm.nn.layers import (
     Adapter,
     Embed,
     Keep,
+    Keyed,
     Linear,
     Mlp,
     Norm,
@@ -26,15 +27,16 @@ from lm.nn.layers import (
     add_low_rank,
     draw_keep,
     dropout,
+    stacked,
 )
-from lm.nn.mixers import CROSS_ATTENTION, MIXERS, Attention, Mixer
+from lm.nn.mixers import CROSS_ATTENTION, Attention, Mixer, make_mixer
 from lm.nn.view import View
 from lm.ops.masks import periods
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 
 
-class Block(nnx.Module):
+class Block(Keyed):
     """Self-attention (or another mixer), cross-attention, a feed-forward layer, and maybe an adapter.
 
     Each of them may be left out but the first, which ``model.mixer`` does.
@@ -45,7 +47,7 @@ class Block(nnx.Module):
         one_norm = config.residual == "parallel-one-norm"
         self.attention_norm = Norm(config, config.d_model)
         # The name stands in checkpoints, whichever mixer it is.
-        self.attention: Mixer = MIXERS[config.mixer](config, rngs, config.reads_both_ways(crosses))
+        self.attention: Mixer = make_mixer(config, rngs, config.reads_both_ways(crosses))
         own_bias = config.positions == "relative-per-layer"
         self.relative = RelativeBias(config, rngs, config.reads_both_ways(crosses)) if own_bias else None
         self.cross = CROSS_ATTENTION[config.cross_attention](config, rngs) if crosses else None
@@ -159,7 +161,7 @@ def _projection(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
     return Linear(biased, rngs, (width, config.d_model), ("kv", "embed"), width**-0.5)
 
 
-class Stack(nnx.Module):
+class Stack(Keyed):
     """All that is added to embeddings of tokens, the blocks, and a final norm.
 
     The parameters of all blocks are stacked on a leading axis [layers,...], so that one loop runs them and
@@ -177,7 +179,7 @@ class Stack(nnx.Module):
         self.projection = None if config.d_embed is None else _projection(config, rngs)
         keys = jax.random.split(rngs.params(), 1 if config.shared_layers else num_layers)
         # vmap initialises the blocks side by side, each with its key: this makes the leading axis.
-        self.blocks = jax.vmap(lambda key: Block(config, nnx.Rngs(params=key), crosses))(keys)
+        self.blocks = stacked(jax.vmap(lambda key: Block(config, nnx.Rngs(params=key), crosses))(keys))
         has_bias = config.positions == "relative"
         self.relative = RelativeBias(config, rngs, config.reads_both_ways(crosses)) if has_bias else None
         # Post-norm blocks end with a norm already.
@@ -308,7 +310,9 @@ class Stack(nnx.Module):
         before = config.projected == "tokens"
         x = self.projection(x) if before and self.projection is not None else x
         if self.positions is not None:
-            x += self.positions(view.positions + config.position_offset)
+            # a negative position would find a row of the offset
+            rows = jnp.where(view.positions < 0, -1, view.positions + config.position_offset)
+            x += self.positions(rows)
         if config.positions == "sinusoidal":
             x += sinusoids(view.positions, config.sum_width, layout=config.sinusoid).astype(x.dtype)
         if self.types is not None:

@@ -12,7 +12,7 @@ from jax import Array
 from lm.nn.cache import Cache, Carry
 from lm.nn.config import ModelConfig
 from lm.nn.heads import PAIR_CLASSES, Replaced, Transform
-from lm.nn.layers import Embed, Linear, along, param, product, split
+from lm.nn.layers import Embed, Keyed, Linear, along, param, product, split
 from lm.nn.stack import Stack
 from lm.nn.view import Batch, View, cross_mask, full_view, last_states, step_view
 from lm.ops.masks import periods
@@ -22,7 +22,7 @@ from lm.sharding import constrain
 StackInputs = tuple[Array, Array | None, View]  # embeddings [B,T,D], types [B,T]
 
 
-class Transformer(nnx.Module):
+class Transformer(Keyed):
     """Logits of the next token, or of the masked ones of an encoder. Passing a key switches dropout on.
 
     A batch holds ``encoder_input_tokens`` and ``decoder_input_tokens``, int32 [B,S] and [B,T], as far as

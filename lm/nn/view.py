@@ -12,9 +12,36 @@ from lm.nn.kernels import implementation
 from lm.nn.layers import RelativeBias
 from lm.ops.masks import AnyMask, Mask, Numbers, Rule, key_segments, periods
 from lm.ops.positions import Alibi, AnyBias, Bias, alibi_slopes
-from lm.settings import SettingError
+from lm.settings import SettingError, nearest
 
 Batch = dict[str, Array]  # features by name, such as decoder_input_tokens [B,T]
+
+_OF_A_SIDE = "input_tokens segment_ids positions token_types target_tokens loss_weights content".split()
+# All that models and losses read of a batch; a loss of one's own adds what it reads.
+FEATURES = {f"{side}_{name}" for side in ("encoder", "decoder") for name in _OF_A_SIDE}
+FEATURES |= {"encoder_global_attention", "decoder_causal_attention"}
+FEATURES |= set("text_loss_weights sentence_labels sentence_loss_weights labels label_loss_weights".split())
+FEATURES |= {"frequent_pieces", "carry"}
+
+
+def check_features(batch: Batch) -> None:
+    """SettingError for a feature that nothing reads, such as a misspelt one; only names are looked at."""
+    for name in batch.keys() - FEATURES:
+        raise SettingError(
+            f"feature {name!r} of the batch is read by nothing{nearest(name, FEATURES)}; what a loss of your "
+            "own reads should be added to lm.nn.view.FEATURES"
+        )
+
+
+def check_length(config: ModelConfig, batch: Batch, side: str) -> None:
+    """SettingError for rows of more positions than are learned, unless the batch names their positions."""
+    length = batch[f"{side}_input_tokens"].shape[1]
+    if config.positions == "learned" and length > config.max_length and f"{side}_positions" not in batch:
+        raise SettingError(
+            f"rows of {length} tokens are longer than model.max_length={config.max_length}, up to which "
+            f"positions are learned: cut {side}_input_tokens or, of several short texts in a row, name their "
+            f"{side}_positions"
+        )
 
 
 class View(NamedTuple):
@@ -44,6 +71,8 @@ def full_view(
 
     With a cache a decoder without a mask has one: what a token sees is what is written when it is read.
     """
+    check_features(batch)
+    check_length(config, batch, side)
     length, sparsity, decodes = batch[f"{side}_input_tokens"].shape[1], config.sparsity, side == "decoder"
     causal = decodes and (config.mask == "causal" or slots is not None)
     slots = length if slots is None else slots

@@ -13,13 +13,50 @@ from lm.ops.positions import AnyBias, Bias
 
 
 class Softmax(NamedTuple):
-    """What is done to scores before the softmax, and to attention weights after it."""
+    """Options of attention: what is done to scores before the softmax, and to attention weights after it.
 
-    scale: float = 1.0  # scores are multiplied by it
+    A new one is computed by explicit scores first; ``IMPLEMENTED`` says who else knows it.
+    """
+
+    scale: float | None = None  # scores are multiplied by it; None: H^-0.5
     keep: Array | None = None  # float32 [B,N,1,S]: weights are multiplied by it, which is dropout
+
+    def scale_of(self, width: int) -> float:
+        """What scores of heads of this ``width`` are multiplied by."""
+        return width**-0.5 if self.scale is None else self.scale
+
+    def used(self) -> list[str]:
+        """The options that are not at their defaults."""
+        return [name for name, value in self._asdict().items() if _differs(value, self._field_defaults[name])]
+
+
+def _differs(value, default):
+    return value is not default and (hasattr(value, "shape") or value != default)
 
 
 PLAIN = Softmax()
+
+# Which options of ``Softmax`` each implementation of attention computes, besides explicit scores, which
+# compute all: an option that one lacks would be left out without a word.
+IMPLEMENTED: dict[str, tuple[str, ...]] = {
+    "cudnn": ("scale", "keep"),
+    "flash": ("scale", "keep"),  # lm.ops.flash.kernel
+    "rows": ("scale", "keep"),  # lm.ops.flash.rows
+}
+
+
+def lacks(name: str, softmax: Softmax) -> list[str]:
+    """The options in use that the implementation of this name does not compute."""
+    return [option for option in softmax.used() if option not in IMPLEMENTED.get(name, softmax._fields)]
+
+
+def check_options(name: str, softmax: Softmax) -> None:
+    """ValueError for an option in use that the implementation of this name lacks."""
+    if missing := lacks(name, softmax):
+        raise ValueError(
+            f"attention by {name!r} does not compute {', '.join(missing)}: use dot_product_attention, or "
+            f"compute it there and name it in lm.ops.attention.IMPLEMENTED"
+        )
 
 
 def dot_product_attention(
@@ -30,8 +67,11 @@ def dot_product_attention(
     bias: AnyBias = None,
     softmax: Softmax = PLAIN,
 ) -> Array:
-    """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], mask bool [B|1,T,S], bias float [B|1,N,T,S].
+    """Compute softmax(Q K^T * scale + bias) V, [B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H].
 
+    The mask is bool [B|1,T|1,S|1] or [B|1,N|1,T|1,S|1], True where a query sees a key, the bias float
+    [B|1,N|1,T,S]; the scale is H^-0.5 unless ``softmax`` says another: all as in
+    ``jax.nn.dot_product_attention``, but that the mask comes before the bias.
     Query heads n*N/K ... (n+1)*N/K-1 read key head n. Values may have another width, which the result then
     has. Scores and softmax are float32 whatever the inputs are.
     A query that sees nothing gives zeros, and zero gradients. All queries share a dropout mask, so that it
@@ -41,8 +81,9 @@ def dot_product_attention(
     """
 
     def attend(query, key, value, mask, bias, keep):
-        return _mean(_exponentials(_products(query, key, bias, softmax.scale), mask), value, keep)
+        return _mean(_exponentials(_products(query, key, bias, scale), mask), value, keep)
 
+    scale = softmax.scale_of(query.shape[-1])
     return jax.checkpoint(attend, prevent_cse=False)(query, key, value, mask, bias, softmax.keep)
 
 
@@ -74,15 +115,17 @@ def cudnn_attention(
     query: Array, key: Array, value: Array, mask: AnyMask = None, _bias: None = None, softmax: Softmax = PLAIN
 ) -> Array:
     """As ``dot_product_attention`` without a bias, on a GPU; any mask but the causal one is laid out."""
+    check_options("cudnn", softmax)
     key, value = drop_values(key, value, softmax.keep)
-    call = partial(
-        jax.nn.dot_product_attention, query, key, value, scale=softmax.scale, implementation="cudnn"
-    )
+    scale = softmax.scale_of(query.shape[-1])
+    call = partial(jax.nn.dot_product_attention, query, key, value, scale=scale, implementation="cudnn")
     if mask is None or isinstance(mask, Mask) and mask == CAUSAL:
         return call(is_causal=mask is not None)
-    seen = mask.dense(query.shape[1], key.shape[1]) if isinstance(mask, Mask) else mask
-    out = call(mask=jnp.broadcast_to(seen, (len(query), query.shape[1], key.shape[1]))[:, None])
-    return jnp.where(seen.any(-1)[:, :, None, None], out, 0)  # cuDNN takes the mean where nothing is seen
+    (rows, length, heads, _), slots = query.shape, key.shape[1]
+    seen = _seen(mask, (rows, heads, length, slots))
+    seen = jnp.broadcast_to(seen, (rows, seen.shape[1], length, slots))
+    # cuDNN takes the mean where nothing is seen
+    return jnp.where(seen.any(-1).swapaxes(1, 2)[..., None], call(mask=seen), 0)
 
 
 def drop_values(key: Array, value: Array, keep: Array | None) -> tuple[Array, Array]:
@@ -94,9 +137,10 @@ def drop_values(key: Array, value: Array, keep: Array | None) -> tuple[Array, Ar
 
 
 def attention_weights(
-    query: Array, key: Array, mask: AnyMask = None, bias: AnyBias = None, *, scale: float = 1.0
+    query: Array, key: Array, mask: AnyMask = None, bias: AnyBias = None, *, scale: float | None = None
 ) -> Array:
     """float32 [B,N,T,S], what ``dot_product_attention`` multiplies values by; 0 where nothing is seen."""
+    scale = Softmax(scale).scale_of(query.shape[-1])
     return weights_of(_products(query, key, bias, scale), mask)
 
 
@@ -127,18 +171,44 @@ def _products(query, key, bias, scale):
     if bias is None:
         return scores
     bias = bias.dense(length, key.shape[1]) if isinstance(bias, Bias) else bias
+    _check_shape("bias", "float [B|1,N|1,T|1,S|1]", bias, scores.shape)
+    if bias.dtype == bool:
+        raise ValueError("a bias should be numbers that are added to scores, not bool: pass it as the mask")
     return scores + (bias if bias.shape[0] == batch else _for_rows(bias, batch))
 
 
 def _exponentials(scores, mask):
     """exp(score) float32 [B,N,T,S] over a factor common to a query, and their sums [B,N,T], or 1 for 0."""
-    mask = mask.dense(*scores.shape[2:]) if isinstance(mask, Mask) else mask
     if mask is not None:
-        scores = jnp.where(mask[:, None], scores, -jnp.inf)
+        scores = jnp.where(_seen(mask, scores.shape), scores, -jnp.inf)
     highest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0.0))
     total = weights.sum(-1)
     return weights, jnp.where(total == 0, 1.0, total)
+
+
+def _seen(mask, shape):
+    """bool [B|1,N|1,T|1,S|1] of a mask with or without an axis of heads, for scores of ``shape`` [B,N,T,S].
+
+    ValueError for one of numbers, whose meaning is unknown: 0 may be what is seen or what is hidden.
+    """
+    mask = mask.dense(*shape[2:]) if isinstance(mask, Mask) else mask
+    if mask.dtype != bool:
+        raise ValueError(
+            f"a mask should be bool, True where a query sees a key, not {mask.dtype}: compare it with what "
+            "hides a key, or pass numbers that are added to scores as the bias"
+        )
+    seen = mask[:, None] if mask.ndim == 3 else mask
+    _check_shape("mask", "bool [B|1,T|1,S|1] or [B|1,N|1,T|1,S|1]", seen, shape, found=mask.shape)
+    return seen
+
+
+def _check_shape(what, expected, array, shape, found=None):
+    """ValueError for an array that does not broadcast to scores of ``shape`` [B,N,T,S]."""
+    fits = array.ndim == 4 and all(n in (1, size) for n, size in zip(array.shape, shape, strict=True))
+    if not fits:
+        sizes = ", ".join(f"{axis}={size}" for axis, size in zip("BNTS", shape, strict=True))
+        raise ValueError(f"a {what} should be {expected} with {sizes}, not {found or array.shape}")
 
 
 def _mean(exponentials, value, keep):

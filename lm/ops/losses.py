@@ -16,17 +16,32 @@ def cross_entropy(
     ``z_loss`` times the squared log-partition function is added: it keeps logits from drifting (in the first
     sum, and by itself in the third). ``label_smoothing`` is spread evenly over the V - 1 wrong tokens, and
     the entropy of the smoothed target is subtracted, so that a perfect prediction costs 0.
+
+    A target outside of [0, V) gives NaN, in the loss and its gradient, where its weight is not 0; with weight
+    0 it gives exactly 0 in both, whatever number stands for "ignore".
     """
     weights = weights.astype(jnp.float32)
+    targets = jnp.where(weights == 0, 0, targets)
     loss, log_z = _token_loss(logits, targets, z_loss, label_smoothing)
     return (loss * weights).sum(), weights.sum(), z_loss * (jnp.square(log_z) * weights).sum()
 
 
 def accuracy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
-    """(sum of weights where no token is likelier than the target, sum of weights) from logits [B,T,V]."""
+    """(sum of weights where no token is likelier than the target, sum of weights) from logits [B,T,V].
+
+    A target outside of [0, V) gives NaN where its weight is not 0.
+    """
     weights = weights.astype(jnp.float32)
+    targets = jnp.where(weights == 0, 0, targets)
+    known = is_known(targets, logits.shape[-1])
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return ((target >= logits.max(-1)) * weights).sum(), weights.sum()  # the loss needs this maximum anyway
+    right = target >= logits.max(-1)  # the loss needs this maximum anyway
+    return (jnp.where(known, right, jnp.nan) * weights).sum(), weights.sum()
+
+
+def is_known(targets: Array, classes: int) -> Array:
+    """bool, as targets: which are from 0 to ``classes`` - 1; of negative ones indexing reads the last."""
+    return (targets >= 0) & (targets < classes)
 
 
 # Written with its gradient: differentiating the formula would save a second [B,T,V] array and
@@ -41,6 +56,7 @@ def _token_loss_forward(logits, targets, z_loss, label_smoothing):
     log_z = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
     right, wrong = _smoothed(vocabulary, label_smoothing)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0].astype(jnp.float32)
+    target = jnp.where(is_known(targets, vocabulary), target, jnp.nan)
     loss = log_z - (right - wrong) * target + z_loss * jnp.square(log_z)
     if label_smoothing:
         entropy = -right * log(right) - (vocabulary - 1) * wrong * log(wrong)
@@ -50,7 +66,8 @@ def _token_loss_forward(logits, targets, z_loss, label_smoothing):
 
 def _token_loss_backward(z_loss, label_smoothing, saved, gradients):
     logits, targets, log_z = saved
-    gradient = gradients[0]  # the log-partition function is only reported
+    # the log-partition function is only reported
+    gradient = jnp.where(is_known(targets, logits.shape[-1]), gradients[0], jnp.nan)
     right, wrong = _smoothed(logits.shape[-1], label_smoothing)
     softmax = jnp.exp(logits.astype(jnp.float32) - log_z[..., None])
     slope = (gradient * (1 + 2 * z_loss * log_z))[..., None]

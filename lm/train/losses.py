@@ -17,7 +17,7 @@ import optax
 from jax import Array
 
 from lm.nn.view import Batch
-from lm.ops.losses import accuracy, cross_entropy
+from lm.ops.losses import accuracy, cross_entropy, is_known
 from lm.train.config import LossConfig
 
 Sums = dict[str, tuple[Array, Array]]
@@ -130,6 +130,10 @@ def _content(logits: Array, targets: Array, content: Array, frequent: Array) -> 
 
 
 def _classes(logits: Array, labels: Array, weights: Array) -> LossAndSums:
-    loss = (optax.softmax_cross_entropy_with_integer_labels(logits, labels) * weights).sum()
-    right = ((logits.argmax(-1) == labels) * weights).sum()
+    """As ``_tokens``, of labels from 0 on: another is NaN in both sums, or nothing where it has no weight."""
+    labels = jnp.where(weights == 0, 0, labels)
+    known = is_known(labels, logits.shape[-1])
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    loss = (jnp.where(known, each, jnp.nan) * weights).sum()
+    right = (jnp.where(known, logits.argmax(-1) == labels, jnp.nan) * weights).sum()
     return loss, {"loss": (loss, weights.sum()), "accuracy": (right, weights.sum())}

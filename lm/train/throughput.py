@@ -1,5 +1,7 @@
 """How much arithmetic a step or a token takes and decoding remembers, and how much the devices could do."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,8 +10,9 @@ from flax import nnx
 
 from lm.nn.config import ModelConfig
 from lm.nn.layers import count
-from lm.nn.mixers import MIXERS
+from lm.nn.mixers import Attention, make_mixer
 from lm.nn.transformer import Transformer
+from lm.settings import SettingError
 
 # bfloat16 products without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
 # device_kind
@@ -61,9 +64,11 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         return square * matrices[kind] + (kind != "none") * 2 * config.d_model * queries * keys
 
     def mixing(side, positions, both_ways):  # others than attention multiply each position by their matrices
-        if side.mixer == "attention":
-            return attention(side, positions, positions)
-        return positions * _numbers_of_matrices(side, both_ways)
+        numbers = _numbers_of_matrices(partial(make_mixer, side, both_ways=both_ways))
+        if not side.has_scores:
+            return positions * numbers
+        more = numbers - _numbers_of_matrices(partial(Attention, side))  # that a user's own has
+        return attention(side, positions, positions) + positions * more
 
     def mlp(side):
         matrices = 0 if side.mlp == "none" else 3 if side.mlp.startswith("gated") else 2
@@ -103,14 +108,26 @@ class Costs(NamedTuple):
     cache: int  # that decoding holds of a row: keys and values, or a recurrent state [bytes]
 
 
+def longest_row(config: ModelConfig, length: int) -> int:
+    """``length``, or as many tokens as a row can have where positions are learned and end before [tokens]."""
+    return min(length, config.max_length) if config.positions == "learned" else length
+
+
 def costs(config: ModelConfig, length: int) -> Costs:
     """Of rows of ``length`` tokens, as many on each side of an encoder-decoder.
+
+    SettingError for rows that are longer than learned positions reach.
 
     A token takes two operations for each of N parameters, and the backward pass twice as many: training on D
     tokens takes a N D, where a is 6, or 3 where each token passes one of two stacks (Kaplan et al. 2020,
     section 2.1, whose N leaves out embeddings). A score is a product with a key and one with a value besides;
     of a causal row all count, of a window those inside.
     """
+    if length > longest_row(config, length):
+        raise SettingError(
+            f"rows of {length} tokens are longer than model.max_length={config.max_length}, up to which "
+            "positions are learned"
+        )
     key = jax.eval_shape(lambda: jax.random.key(0))
     model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
     parameters, sides = count(model), config.has_encoder + config.has_decoder
@@ -155,10 +172,10 @@ def _scores(config: ModelConfig, layers: int, length: int) -> int:
         blocks = 0 if window is None else 1 + sides * window + sparsity.random_blocks + sparsity.global_tokens
         each += length if window is None else min(length, blocks * sparsity.block)
     heads = config.num_heads * (config.d_kv + config.value_width)
-    return each * heads if config.mixer == "attention" else 0
+    return each * heads if config.has_scores else 0
 
 
-def _numbers_of_matrices(config: ModelConfig, both_ways: bool) -> int:
-    """Of one layer's mixer."""
-    mixer = jax.eval_shape(lambda: MIXERS[config.mixer](config, nnx.Rngs(params=0), both_ways))
+def _numbers_of_matrices(make: Callable[..., object]) -> int:
+    """Of one layer's mixer, which ``make(rngs=...)`` makes."""
+    mixer = jax.eval_shape(lambda: make(rngs=nnx.Rngs(params=0)))
     return sum(leaf.size for leaf in jax.tree.leaves(mixer) if leaf.ndim == 2)

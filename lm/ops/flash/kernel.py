@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lm.ops.attention import PLAIN, Softmax, drop_values
+from lm.ops.attention import PLAIN, Softmax, check_options, drop_values
 from lm.ops.flash.grid import Backend, Fold, Input, Outputs, Sweep, Tiles, power_of_two, sweep_tiles
 from lm.ops.masks import Mask, Numbers, Rule
 from lm.ops.positions import Bias, Buckets, Distances, Slope
@@ -53,10 +53,12 @@ class Flash(NamedTuple):
         softmax: Softmax = PLAIN,
     ) -> Array:
         """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], whose width the result has."""
+        check_options("flash", softmax)
         length, heads, value_width = *query.shape[1:3], value.shape[3]
         width = self.backend.width(max(query.shape[3], value_width))  # zeros change no score
         key, value = drop_values(key, value, softmax.keep)
-        query = query * softmax.scale if softmax.scale != 1.0 else query
+        scale = softmax.scale_of(query.shape[3])
+        query = query * scale if scale != 1.0 else query
         tiles = self.backend.tiles(length), self.backend.tiles(key.shape[1])
         rule, form = None if mask is None else mask.rule, None if bias is None else bias.form
         plan = TilePlan(self.backend, rule, form, key.shape[1], *tiles)

@@ -17,7 +17,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lm.ops.attention import PLAIN, Softmax
+from lm.ops.attention import PLAIN, Softmax, check_options
 from lm.ops.masks import Mask, Rule
 from lm.ops.positions import AnyBias, Bias
 
@@ -46,9 +46,11 @@ class WholeRows(NamedTuple):
         softmax: Softmax = PLAIN,
     ) -> Array:
         """[B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], bias [1,N,T,S]; heads ``side_by_side``."""
+        check_options("rows", softmax)
         heads, width = query.shape[2:]
         key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
-        query = query * softmax.scale if softmax.scale != 1.0 else query
+        scale = softmax.scale_of(width)
+        query = query * scale if scale != 1.0 else query
         bias = bias.dense(query.shape[1], key.shape[1]) if isinstance(bias, Bias) else bias
         arrays = {"query": query, "key": key, "value": value}
         arrays = {name: x.reshape(*x.shape[:2], -1) for name, x in arrays.items()}
