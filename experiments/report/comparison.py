@@ -66,9 +66,16 @@ class Finished:
         return list(dict.fromkeys(map(self.key, (*self.table.rows, self.baseline))))
 
     def key(self, row: Row) -> str:
-        """The name of ``row`` in samples: rows with the same changes share their runs, and have one name."""
+        """Return the name of ``row`` in samples: rows that are one experiment share their runs and a name."""
         rows = (*self.table.rows, self.baseline)
-        return next(other.name for other in rows if other.changes == row.changes)
+        return next(other.name for other in rows if self._is_same(other, row))
+
+    def _is_same(self, a: Row, b: Row) -> bool:
+        if a.name == b.name:
+            return True
+        if {a.name, b.name} <= self.settings.keys():
+            return self.settings[a.name] == self.settings[b.name]
+        return a.changes == b.changes
 
     def samples(self, column: Measured) -> dict[str, dict[int, float]]:
         """Row -> seed -> its value in a column, for the rows of the table and their baseline."""

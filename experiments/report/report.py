@@ -199,7 +199,7 @@ def _study(name: str) -> str:
 
 def shown_tables(tables: list[Finished]) -> list[Finished]:
     """Those of which more than the baseline has finished; if there is none, the first of which that has."""
-    changed = [[row for row in t.table.rows if row.changes != t.baseline.changes] for t in tables]
+    changed = [[row for row in t.table.rows if t.key(row) != t.key(t.baseline)] for t in tables]
     compared = [t for t, rows in zip(tables, changed, strict=True) if any(map(t.of, rows))]
     return compared or [next(t for t in tables if any(map(t.of, t.table.rows)))]
 
