@@ -76,6 +76,9 @@ def main() -> None:
     except SystemExit as end:
         unread = isinstance(end.__context__, BrokenPipeError)  # as rich turns it into an exit
         code = EXIT_CODES["nobody reads"] if unread else end.code
+    except KeyboardInterrupt:  # before there was a command to say what is lost
+        print_line("interrupted; run the same command again")
+        code = EXIT_CODES["interrupted"]
     except MemoryError:
         print_line("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]

@@ -77,15 +77,15 @@ LATEX = {  # what LaTeX writes otherwise, with its own packages alone
 }
 
 
-def latex(title: str, sheet: Sheet) -> str:
-    """The sheet as a table of LaTeX."""
+def latex(title: str, label: str, sheet: Sheet) -> str:
+    """The sheet as a table of LaTeX, which its text refers to by ``label``."""
     kinds = "".join("l" if head in TEXTS else "r" for head in sheet)
     lines = [" & ".join(map(_latex_cell, cells)) for cells in zip(*sheet.values(), strict=True)]
     heads = " & ".join(map(_latex_text, sheet))
     body = "\n".join(rf"{line} \\" for line in lines)
     rule = r"\hline"
     return (
-        rf"\begin{{table}}\centering\caption{{{_latex_text(title)}}}" + "\n"
+        rf"\begin{{table}}\centering\caption{{{_latex_text(title)}}}\label{{{label}}}" + "\n"
         rf"\begin{{tabular}}{{{kinds}}}{rule}" + f"\n{heads} \\\\ {rule}\n{body} {rule}\n"
         r"\end{tabular}\end{table}" + "\n"
     )

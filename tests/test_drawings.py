@@ -1,6 +1,7 @@
 """What pictures show is what models compute; each is drawn once, and what has no picture is said plainly."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -309,7 +310,9 @@ def test_a_dollar_begins_no_formula_and_a_sentinel_has_its_number():
     assert token_label(vocabulary, bell) == f"<{bell}>"
 
 
+RESULTS = str(Path(__file__).parents[1] / "docs/results/mini.json")
 OPTIONS = {
+    "claims": [RESULTS],
     "next": ["--text", SENTENCE, "--k", "2"],
     "gradients": ["--width", "4", "--length", "5"],
     "bias": [],
@@ -322,7 +325,7 @@ OPTIONS = {
     "sinusoids": ["--length", "4", "--width", "4"],
     "distances": ["--reach", "9", "--width", "4"],
 }
-WITHOUT_RUN = ("gradients", "decoding", "lengths", "masks", "scores", "sinusoids", "distances")
+WITHOUT_RUN = ("gradients", "decoding", "lengths", "masks", "scores", "sinusoids", "distances", "claims")
 
 
 OFTEN = ("attention", "masks", "lens")  # drawn by each run of the tests

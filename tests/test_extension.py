@@ -136,11 +136,107 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.d_ff': half}})\n",
             r"my\.py:2: row 'a/b': name 'zero' is not defined",
         ),
+        (
+            "from experiments.study.scales import SCALES\nSCALES['nano']['pretraining.steps'] = 1\n",
+            r"my\.py:2: this cannot be changed: a scale stays what it is; add one of your own, such as ",
+        ),
+        (
+            "from experiments.study.scales import SCALES\nSCALES['nano'].update({'pretraining.steps': 1})\n",
+            r"my\.py:2: this cannot be changed: a scale stays what it is",
+        ),
+        (
+            "from experiments.study.scales import SCALES\nSCALES['nano'] |= {'pretraining.steps': 1}\n",
+            r"my\.py:2: this cannot be changed: a scale stays what it is",
+        ),
+        (
+            "from experiments.study.registry import REGISTRY\n"
+            "REGISTRY['gpt/base'].changes['pretraining.steps'] = 1\n",
+            r"my\.py:2: this cannot be changed: a row stays what it is; add one of your own with add_rows\(",
+        ),
+        (
+            "from experiments.study.registry import REGISTRY\n"
+            "REGISTRY['t5/1-baseline/baseline'].paper['GLUE'] = 1.0\n",
+            r"my\.py:2: this cannot be changed: a row stays what it is",
+        ),
+        (
+            "from experiments.study.registry import REGISTRY\nREGISTRY.pop('gpt/base')\n",
+            r"my\.py:2: REGISTRY\['gpt/base'\] is the project's own",
+        ),
+        (
+            "from experiments.study.registry import TABLES\n"
+            "TABLES[:] = [table for table in TABLES if table.name != 'gpt']\n",
+            r"my\.py:2: table 'gpt' is the project's own; add_rows\(TABLE, ROWS\) adds rows to it",
+        ),
+        ("import sys\nsys.exit(3)\n", r"my\.py:2: SystemExit: it ends the program \(exit code 3\)"),
     ],
 )
 def test_what_is_wrong_with_a_module_is_named_with_its_file_and_line(text, message, loads):
     with pytest.raises(SettingError, match=f"^{message}"):
         loads(my=text)
+
+
+OUTSIDE = (
+    ("../../a", "b"),
+    ("a", "../../b"),
+    ("a", ".."),
+    ("a", "."),
+    ("a/./b", "c"),
+    ("/a", "b"),
+    ("a", "/b"),
+    ("a//b", "c"),
+    ("", "b"),
+    ("a", ""),
+    ("-a", "b"),
+    ("pretraining", "b"),
+    ("reports/a", "b"),
+    ("a", "seed-0"),
+    ("gpt", "base,model.d_ff=64"),
+    ("t5", "1-baseline"),
+)
+
+
+@pytest.mark.parametrize(("table", "row"), OUTSIDE)
+def test_a_row_whose_folder_would_be_elsewhere_or_anothers_is_refused(table, row, loads):
+    before = dict(registry.REGISTRY), [*registry.TABLES]
+    adds = f"from experiments.study.registry import add_rows\nadd_rows({table!r}, {{{row!r}: {{}}}})\n"
+    with pytest.raises(SettingError, match=r"^my\.py:2: row "):
+        loads(my=adds)
+    assert (dict(registry.REGISTRY), registry.TABLES) == before, "nothing is half added"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from experiments.study.scales import SCALES\nSCALES['../a'] = SCALES['nano'] | {}\n",
+        "from experiments.study.scales import SCALES\nSCALES['cache'] = SCALES['nano'] | {}\n",
+        "from experiments.study.scales import SCALES\nSCALES['a/b'] = SCALES['nano'] | {}\n",
+        "from dataclasses import replace\nfrom lm.data.tasks.benchmarks import TASKS\n"
+        "TASKS['../t'] = replace(TASKS['cola'], name='../t')\n",
+        "from dataclasses import replace\nfrom lm.data.tasks.benchmarks import TASKS\n"
+        "TASKS['t'] = replace(TASKS['cola'], name='../t')\n",
+        "from lm.data.tasks.mixtures import MIXTURES, Mixture\nMIXTURES['..'] = Mixture(('cola',), 4)\n",
+        "from experiments.study.registry import REGISTRY\nfrom dataclasses import replace\n"
+        "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/../../b')\n",
+        "from experiments.study.registry import add_rows\nadd_rows('report', {'a': {}})\n",
+        "from experiments.study.registry import add_rows\nadd_rows('t5-1/baseline', {'a': {}})\n",
+    ],
+)
+def test_names_that_become_folders_and_files_are_refused_where_they_would_lie_elsewhere(text, loads):
+    with pytest.raises(SettingError, match=r"^my\.py:\d: .*(scale|task|TASKS|REGISTRY|files of table)"):
+        loads(my=text)
+
+
+def test_a_start_is_named_by_a_folder_and_not_by_a_path():
+    with pytest.raises(
+        SettingError, match=r"start\.model='\.\./a' should be the name of a folder; --start PATH"
+    ):
+        build("gpt/base", "nano", {"start.model": "../a"})
+
+
+def test_a_module_that_is_interrupted_ends_as_any_command_does(tmp_path):
+    (tmp_path / "my.py").write_text("raise KeyboardInterrupt\n")
+    done = lm(tmp_path, "list", "--study", "my.py")
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
 
 
 def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tmp_path):

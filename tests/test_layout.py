@@ -55,7 +55,7 @@ ALLOWED = {
     "experiments.harness": {"lm", "experiments.runs"},
     "experiments.report": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
-    "experiments.drawings": {"lm", "experiments.runs"},
+    "experiments.drawings": {"lm", "experiments.study", "experiments.runs", "experiments.report"},
     "experiments.cli": {"lm", *(f"experiments.{below}" for below in BELOW_CLI.split())},
     "experiments.__main__": {"lm", "experiments.cli", "experiments.processes", "experiments.study"},
     "launch": set(),

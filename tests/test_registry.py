@@ -14,12 +14,13 @@ from rich.console import Console
 
 from experiments import __main__ as cli
 from experiments.cli import COMMANDS
+from experiments.cli.one_run import Options, share
 from experiments.cli.show import show_rows
 from experiments.processes.progress import duration, reporting
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
-from experiments.study.experiment import BASELINE, Experiment
-from experiments.study.registry import REGISTRY, baseline_of, build, find, find_one, twin
+from experiments.study.experiment import BASELINE, Experiment, times, told_changes
+from experiments.study.registry import REGISTRY, baseline_of, build, find, find_one, run_folder, twin
 from experiments.study.scales import SCALES
 from experiments.study.t5.scores import COLUMNS
 from experiments.study.t5.tables import TABLES
@@ -95,10 +96,87 @@ def test_settings_survive_json_and_each_has_a_meaning():
 
 
 def test_equal_rows_of_different_tables_share_one_run():
+    shared = {
+        twin(name, "nano")
+        for name in (
+            "t5/6-corruption-rate/15",
+            "t5/5-bert-style/replace-spans",
+            "t5/2-architecture/encoder-decoder",
+        )
+    }
+    assert shared == {"t5/1-baseline/baseline"}
+    assert twin("t5/6-corruption-rate/10", "nano") == "t5/6-corruption-rate/10"
+
+
+def test_a_multiple_of_what_the_scale_has_compares_hashes_and_prints():
+    assert times(2) == times(2) != times(3) and len({times(2), times(2), times(2, 8)}) == 2
+    assert (str(times(2)), str(times(1 / 3, 8))) == ("x 2", "x 0.3333, up to a multiple of 8")
+
+
+OWN = {
+    "written-again": {"pretraining.steps": times(4), "finetuning.steps": lambda steps, experiment: 4 * steps},
+    "numbers-of-nano": {"pretraining.steps": 1200, "finetuning.steps": 600},
+    "other": {"pretraining.steps": times(4)},
+}
+
+
+@pytest.fixture
+def own_rows():
+    rows = registry.new_table("own", "", None, OWN).rows
+    with registry.registered(rows):
+        yield
+
+
+def test_rows_are_one_experiment_if_what_they_build_at_a_scale_is(own_rows):
+    steps = "t5/13-scaling/steps"
+    twins = {row: {scale: twin(f"own/{row}", scale) for scale in ("nano", "mini")} for row in OWN}
+    assert twins == {
+        "written-again": {"nano": steps, "mini": steps},
+        "numbers-of-nano": {"nano": steps, "mini": "own/numbers-of-nano"},
+        "other": {"nano": "own/other", "mini": "own/other"},
+    }
+
+
+def test_a_run_is_found_under_whichever_of_its_equal_rows_it_lies(own_rows, tmp_path):
+    def folder():
+        return run_folder(tmp_path, "nano", "own/written-again", 0, {}).relative_to(tmp_path / "nano")
+
+    assert folder() == Path("t5/13-scaling/steps/seed-0"), "where it will lie"
+    (tmp_path / "nano/own/numbers-of-nano/seed-0").mkdir(parents=True)
+    assert folder() == Path("own/numbers-of-nano/seed-0")
+    (tmp_path / "nano/t5/13-scaling/steps/seed-0").mkdir(parents=True)
+    assert folder() == Path("t5/13-scaling/steps/seed-0")
+
+
+def test_the_folder_called_as_a_row_leads_to_the_run_that_it_shares(own_rows, tmp_path):
+    name, options = "own/written-again", Options(runs=tmp_path)
+    said = share(name, build(name, "nano"), options)
+    assert str(tmp_path / "nano/t5/13-scaling/steps") in said
+    run = run_folder(tmp_path, "nano", name, 0, {})
+    run.mkdir(parents=True)
+    (run / "settings.json").write_text("{}")
+    assert (tmp_path / "nano/own/written-again/seed-0/settings.json").read_text() == "{}"
+    assert share(name, build(name, "nano"), options) == said, "a link that is there stays"
+    assert share("t5/13-scaling/steps", build(name, "nano"), options) == ""
+    moved = tmp_path.parent / f"{tmp_path.name}-moved"
+    tmp_path.rename(moved)
+    assert (moved / "nano/own/written-again/seed-0/settings.json").exists(), "it is relative"
+
+
+def test_a_network_is_listed_without_settings_of_models_made_of_counts():
+    listed = {
+        row.name: told_changes(build("history/bigram", "nano"), build(row.name, "nano"))
+        for row in find("history")
+    }
+    assert list(listed["history/transformer"]) == ["counts.model"]
+    assert list(listed["history/trigram"]) == ["counts.order"]
+    named = {path for changed in listed.values() for path in changed}
+    assert "counts.order" not in {path for name in listed if "gram" not in name for path in listed[name]}
     assert (
-        twin("t5/6-corruption-rate/15") == twin("t5/5-bert-style/replace-spans") == "t5/1-baseline/baseline"
+        "model.mixer_window" in listed["history/window"]
+        and "model.mixer_window" not in listed["history/lstm"]
     )
-    assert twin("t5/6-corruption-rate/10") == "t5/6-corruption-rate/10"
+    assert named <= {path for path, _ in leaves(BASELINE)}
 
 
 def test_an_unknown_row_table_or_scale_is_refused_with_the_nearest():

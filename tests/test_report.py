@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -26,9 +27,12 @@ from experiments.report.results import curves, results
 from experiments.runs import origin
 from experiments.runs.result import write_result
 from experiments.runs.stages import save_settings
+from experiments.study.experiment import objective
+from experiments.study.families import GPT
 from experiments.study.registry import (
     REGISTRY,
     TABLES,
+    add_rows,
     baseline_of,
     build,
     find,
@@ -180,6 +184,110 @@ def test_every_set_of_tables_has_a_report_of_its_own(tmp_path, pattern, folder):
     wanted = tables(find(pattern))
     finish(tmp_path, wanted[0].rows[0].name, 0, 1.0)
     assert report.write_report(wanted, "nano", tmp_path).path.parent.name == folder
+
+
+@pytest.fixture
+def own_tables():
+    """Tables of a user's own, while a test lasts."""
+    rows, lists = dict(REGISTRY), [*TABLES]
+    yield add_rows
+    REGISTRY.clear()
+    REGISTRY.update(rows)
+    TABLES[:] = lists
+
+
+def test_no_two_sets_of_tables_share_the_folder_of_their_report(own_tables):
+    own = (
+        "abl",
+        "abl/depth-1",
+        "abl/depth-2",
+        "abl/depth-3",
+        "1+2",
+        "t5-1+2",
+        "electra/other",
+        "a-b/1",
+        "a-b/2",
+        "a/b-3",
+    )
+    for name in own:
+        own_tables(name, {"base": {}})
+    around = [
+        table for table in TABLES if table.name in own or table.name.startswith(("t5/1-", "t5/2-", "electra"))
+    ]
+    sets = [list(some) for count in range(1, len(around) + 1) for some in combinations(around, count)]
+    assert len({report.name_of(some) for some in sets}) == len(sets)
+    assert report.name_of([table for table in TABLES if table.name == "abl/depth-1"]) == "abl-depth-1"
+
+
+def test_a_row_of_ones_own_lies_on_the_axis_of_the_table_that_it_is_added_to(own_tables, tmp_path):
+    name = "t5/6-corruption-rate"
+    own_tables(name, {"30": {"objective.rate": 0.3}, "30-wide": {"objective.rate": 0.3, "model.d_ff": 512}})
+    (table,) = tables(find(name))
+    at = plots.axis_of(table, {row.name: build(row.name, "nano") for row in table.rows})
+    assert {row.rpartition("/")[2]: x for row, x in at.items()} == {
+        "10": 0.1,
+        "15": 0.15,
+        "25": 0.25,
+        "30": 0.3,
+        "50": 0.5,
+    }
+    assert [*at.values()] == sorted(at.values())
+    for row in table.rows:
+        finish(tmp_path, row.name, 0, 50.0)
+    drawn = report.write_report([table], "nano", tmp_path).figures["t5-6-corruption-rate"].axes[0]
+    assert [*drawn.lines[0].get_xdata()] == [0.1, 0.15, 0.25, 0.3, 0.5]
+    assert [label.get_text() for label in drawn.get_xticklabels()] == ["0.1", "0.15", "0.25", "0.3", "0.5"]
+
+
+LOSSES = {"base": 4.0, "better": 3.5, "worse": 4.5, "same": 4.0, "masked": 1.0}
+NO_TASKS = {"tuning.heads": (), "finetuning.steps": 0}
+
+
+def without_tasks(add, runs: Path, seeds: int = 4) -> report.Report:
+    """The report on a table of ones own, whose rows have a loss on held-out text alone."""
+    rows = {name: GPT | NO_TASKS | {"model.d_ff": 64 + place} for place, name in enumerate(LOSSES)}
+    rows["masked"] |= objective("prefix-lm")
+    add("own", rows)
+    for place, (name, loss) in enumerate(LOSSES.items()):
+        for seed in range(seeds):
+            folder = run_folder(runs, "nano", f"own/{name}", seed, {})
+            save_settings(folder, build(f"own/{name}", "nano", {"seed": seed}))
+            noise = 0.1 * seed + 0.01 * np.random.default_rng([seed, place]).normal()
+            scores = {"columns": {}, "tasks": {}, "held_out_loss": loss + noise, "seconds": 1.0, "tokens": 9}
+            write_result(folder, scores)
+    return report.write_report(tables(find("own")), "nano", runs)
+
+
+def test_a_table_without_tasks_is_judged_by_its_held_out_loss(own_tables, tmp_path):
+    made = without_tasks(own_tables, tmp_path)
+    sheet = made.sheets["own"][""]
+    arrows = [cell.text[-1] if cell.text[-1] in "▲▼" else "" for cell in sheet["held-out loss"]]
+    assert arrows == ["", "▲", "▼", "", ""], "and a loss of other targets is not compared"
+    differences = [cell.text for cell in sheet["held-out loss, less the baseline's"]]
+    assert differences[0] == "–" and differences[4] == "other targets"
+    for text, between in zip(differences[1:4], (-0.5, 0.5, 0.0), strict=True):
+        mean, low, high = map(float, re.findall(r"[+-]\d\.\d+", text))
+        assert low < mean < high and abs(mean - between) < 0.05 and low - 0.01 < between < high + 0.01
+    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")["tables"]["own"]
+    assert data["rows"]["own/better"]["less the baseline's"]["held-out loss"]["interval"][1] < 0
+    assert "own" in made.figures and "combined" not in sheet
+    assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
+
+
+def test_one_seed_of_a_table_without_tasks_claims_nothing(own_tables, tmp_path):
+    sheet = without_tasks(own_tables, tmp_path, seeds=1).sheets["own"][""]
+    assert not any(sign in cell.text for cell in sheet["held-out loss"] for sign in "▲▼")
+    assert "(" not in "".join(cell.text for cell in sheet["held-out loss, less the baseline's"])
+
+
+def test_a_report_is_headed_by_the_tables_that_it_is_on(own_tables, tmp_path):
+    text = without_tasks(own_tables, tmp_path).path.read_text()
+    assert text.startswith("# own at scale `nano`") and "\n## own\n" in text
+    own_tables("titled", {"base": {}}, title="What is hidden")
+    titled, rates = (tables(find(name)) for name in ("titled", "t5/6*"))
+    assert report.heading(titled) == "What is hidden"
+    assert report.heading(rates) == "The T5 study"
+    assert report.heading([*titled, *rates]) == "Tables titled and t5/6-corruption-rate"
 
 
 def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_path):
@@ -413,7 +521,8 @@ def test_many_settings_given_by_hand_still_make_a_file_name(tmp_path):
 
 @pytest.mark.parametrize("name", plots.AXES)
 def test_rows_on_the_axis_of_a_picture_differ_in_its_number_and_in_nothing_else(name):
-    at = plots.axis_of(tables(find(name))[0], "base")
+    (table,) = tables(find(name))
+    at = plots.axis_of(table, {row.name: build(row.name, "base") for row in table.rows})
     built = [dict(leaves(build(row, "base"))) | {plots.AXES[name][0]: None} for row in at]
     assert len(set(at.values())) == len(at) > 3
     assert all(settings == built[0] for settings in built)
@@ -533,6 +642,11 @@ def test_every_column_that_the_terminal_shows_is_in_the_tables_of_latex(tmp_path
     assert "± deviation over seeds" in said and "report.tex" in said
     text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.tex").read_text()
     assert r"10\% & 40.50~$\pm$~0.71 & \textbf{80.38} & 2 & " in text
+    assert r"\caption{Corruption rate}\label{tab:t5-6-corruption-rate}" in text
+    assert (
+        r"\caption{Corruption rate: What the columns measure}\label{tab:t5-6-corruption-rate-columns}" in text
+    )
+    assert r"25\%" not in text, "rows without runs are left out"
     heads, rows = text.split("\n")[2:4]
     assert heads.startswith("row & SQuAD & paper's SQuAD & seeds & ")
     assert heads.count("&") == rows.count("&") == text.partition("{tabular}{")[2].index("}") - 1

@@ -318,7 +318,7 @@ def test_a_table_whose_claims_are_not_judged_says_nothing_of_seeds(tmp_path):
 def test_a_table_whose_baseline_has_not_finished_is_drawn(tmp_path):
     evidence = study(tmp_path)
     evidence.finished.runs[BASE] = []
-    panels = draw_figures(evidence, {name: {} for name in NAMES}, "nano")["t5-4-objective"]
+    panels = draw_figures(evidence, {name: {} for name in NAMES})["t5-4-objective"]
     assert all(axis.has_data() or not axis.get_visible() for axis in panels.axes)
 
 
@@ -360,7 +360,7 @@ def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_
 
 
 def test_every_panel_of_a_picture_shows_something(tmp_path):
-    figures = draw_figures(study(tmp_path), {name: {} for name in NAMES}, "nano")
+    figures = draw_figures(study(tmp_path), {name: {} for name in NAMES})
     assert [name.removeprefix("t5-4-objective") for name in figures] == ["", "-crossing"]
     for figure in (drawn := list(figures.values())):
         for axis in figure.axes:

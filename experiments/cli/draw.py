@@ -61,5 +61,5 @@ def write_picture(what: str, picture: Any) -> None:
 
     out = picture.out or Path(f"{what}.png")
     check_ending(out)
-    save_figure(picture.figure(), out)
+    save_figure(picture.figure(), out, picture.description())
     UNBROKEN.print(f"{out}: {DRAWINGS[what].shows}", markup=False)

@@ -14,12 +14,12 @@ from experiments.report.results import results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.starts import started_from
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, told_changes
 from experiments.study.own import study_words
 from experiments.study.registry import baseline_of, build, find, find_one, registered, run_folder, tables
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
-from lm.settings import SettingError, at_least, comments, diff, leaves
+from lm.settings import SettingError, at_least, comments, leaves
 
 STARTS = {"count": "no counts"}  # kind of a stage without a parent -> what it starts from
 
@@ -43,7 +43,7 @@ def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, nam
         label = "in the paper" if any(row.paper for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
-            changed = diff(build(baseline_of(row.name), scale), build(row.name, scale))
+            changed = told_changes(build(baseline_of(row.name), scale), build(row.name, scale))
             new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())
             text = ", ".join(new) or "(the baseline)"
             finished = len(results(row, scale, runs, complain=lambda line: None))
@@ -171,7 +171,7 @@ def show_diff(row: str, other: str = "", /, scale: str = "nano", to: str = "") -
         pair = ((row, scale), (other or row, to))
     else:
         pair = ((other or baseline_of(row), scale), (row, scale))
-    changed = diff(*(build(*place) for place in pair))
+    changed = told_changes(*(build(*place) for place in pair))
     if not changed:
         (old_row, old_scale), (new_row, new_scale) = pair
         at = f"at scale {scale}" if old_scale == new_scale else f"at scales {old_scale} and {new_scale}"
@@ -222,7 +222,7 @@ def report_command(arguments: Sequence[str]) -> None:
             raise SettingError(f"--variants shows all settings given by hand: leave out {', '.join(changes)}")
         if options.variants:
             wanted = with_variants(wanted, scale, runs, print_line)
-        with registered(homes_of(wanted)):
+        with registered(homes_of(wanted, scale)):
             if options.watch:
                 report.watch(wanted, scale, runs, overrides=changes)
             else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from experiments.cli.one_run import NO_OPTIONS, Options, RowRun, check_data, is_finished, row_run
+from experiments.cli.one_run import NO_OPTIONS, Options, RowRun, check_data, is_finished, row_run, share
 from experiments.cli.usage.arguments import FLAT, check_first, first_word, named_settings, option, parse
 from experiments.console import RUNS
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
@@ -131,12 +131,17 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
     check_runs(options.runs)
     rows = find(pattern)
     compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
+    once: dict[str, str] = {}
+    for name in compared:
+        once.setdefault(twin(name, options.scale), name)
     wanted = [
         row_run(name, build(name, options.scale, {**changes, "seed": seed}), options)
         for seed in range(seeds)
-        for name in dict.fromkeys(map(twin, compared))
+        for name in once.values()
     ]
     failed = train_unfinished(wanted, options, jobs)
+    for name in compared:
+        share(name, build(name, options.scale, changes), options)
     from experiments.report.report import print_report  # whose pictures take a while to import
 
     try:
@@ -291,6 +296,8 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
             check_run(experiment, run.folder, options.cache, reporter.say, options.allowed)
             reporter.say(f"ready to train in {run.folder}")
             return
+        if shared := share(name, experiment, options):
+            reporter.say(shared)
         if agreed(lambda: read_result(run.folder) is not None):
             agreed(lambda: check_settings(experiment, run.folder))
             agreed(lambda: check_data(run, options, reporter.say))

@@ -53,4 +53,9 @@ DRAWINGS = {
     "lengths": Drawing(
         "without_run:LengthPicture", "Time and memory of a layer against the length of a row, measured here."
     ),
+    "claims": Drawing(
+        "claims:ClaimsPicture",
+        "What came of the paper's claims, and whether rows stand in its order (tau).",
+        "REPORT/results.json",
+    ),
 }

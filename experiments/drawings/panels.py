@@ -64,6 +64,10 @@ class Picture(abc.ABC):
 
     out: Path | None = None  # where to write it, .png, .svg or .pdf; by default the picture's name .png
 
+    def description(self) -> str:
+        """Return the numbers that are drawn, which a file keeps beside the picture; nothing by default."""
+        return ""
+
     @abc.abstractmethod
     def figure(self) -> Figure:
         """Drawn; SettingError for options, or a run, of which there is no such picture."""
@@ -76,10 +80,11 @@ def check_ending(out: Path) -> None:
         raise SettingError(f"--out {out} should be a picture that ends in {choices}")
 
 
-def save_figure(figure: Figure, out: Path) -> None:
-    """Write a figure in the format that the ending of ``out`` names."""
-    picture = BytesIO()
-    figure.savefig(picture, format=out.suffix.lower()[1:], dpi=DPI)
+def save_figure(figure: Figure, out: Path, description: str = "") -> None:
+    """Write a figure in the format that the ending of ``out`` names, with a description in the file."""
+    picture, kind = BytesIO(), out.suffix.lower()[1:]
+    metadata = {"Subject" if kind == "pdf" else "Description": description} if description else None
+    figure.savefig(picture, format=kind, dpi=DPI, metadata=metadata)
     out.parent.mkdir(parents=True, exist_ok=True)
     write(out, picture.getvalue())
 

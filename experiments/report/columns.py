@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from experiments.runs.result import Result
 from experiments.study.experiment import Experiment
 from experiments.study.t5.scores import COLUMNS
 from lm.data.tasks.task import LOWER
@@ -16,6 +17,8 @@ Tasks = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in sc
 Frame = Literal["updates", "FLOP", "content tokens"]  # what rows have spent as much of when they are compared
 FRAMES: tuple[Frame, ...] = ("updates", "FLOP", "content tokens")
 UNITS = {"bits_above_chance": "bits above chance", "bits_per_byte": "bits per byte ↓"}
+HELD_OUT_LOSS, DOCUMENTS = "held-out loss", "bits a byte"
+HELD_OUT = (HELD_OUT_LOSS, DOCUMENTS)  # columns of a table without tasks; less is better
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,17 @@ class Measured:
     @property
     def better(self) -> int:
         """1: more is better; -1: less is."""
-        return -1 if self.measure in LOWER else 1
+        return -1 if self.measure in LOWER or self.is_held_out else 1
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it is the loss on held-out text, which compares rows with the same targets alone."""
+        return self.measure in HELD_OUT
 
     @property
     def digits(self) -> int:
         """Places that are shown: two of scores out of 100, three of bits."""
-        return 3 if self.measure in UNITS else 2
+        return 3 if self.measure in UNITS or self.is_held_out else 2
 
     def value(self, tasks: Tasks) -> float | None:
         """Mean over the column's tasks, by what ``scores.json`` says of each; None if one is missing."""
@@ -72,6 +80,30 @@ class Measured:
             return None
         ones = np.ones(len(values["bits"]))
         return values["bits"], values.get("bytes", ones) if self.measure in LOWER else ones
+
+
+def held_out(run: Result) -> Tasks:
+    """Return what a run came to on held-out text, in the form in which the scores of tasks are."""
+    likelihood = run.likelihood()
+    known = {
+        HELD_OUT_LOSS: run.held_out_loss,
+        DOCUMENTS: None if likelihood is None else likelihood.bits_per_byte,
+    }
+    return {
+        name: {"column": name, "metric": name, "measure": name, "score": value, "metrics": {}}
+        for name, value in known.items()
+        if value is not None
+    }
+
+
+def has_equal_targets(column: Measured, a: Experiment, b: Experiment) -> bool:
+    """Whether two experiments are measured on the same tokens, or bytes, of held-out text."""
+    if column.measure == DOCUMENTS:
+        return (a.data.corpus, a.data.held_out_documents) == (b.data.corpus, b.data.held_out_documents)
+    if not column.is_held_out:
+        return True
+    names = "corpus vocabulary vocabulary_texts vocabulary_size unknown sentinels inputs_length".split()
+    return a.objective == b.objective and all(getattr(a.data, x) == getattr(b.data, x) for x in names)
 
 
 def measured_columns(results: Iterable[Tasks]) -> list[Measured]:

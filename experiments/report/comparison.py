@@ -9,7 +9,18 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from experiments.report.columns import FRAMES, Frame, Growth, Measured, has_plateau, measured_columns, pooled
+from experiments.report.columns import (
+    FRAMES,
+    Frame,
+    Growth,
+    Measured,
+    Tasks,
+    has_equal_targets,
+    has_plateau,
+    held_out,
+    measured_columns,
+    pooled,
+)
 from experiments.report.statistics import (
     ROUNDING,
     Difference,
@@ -58,7 +69,21 @@ class Finished:
     @cached_property
     def columns(self) -> list[Measured]:
         """The columns in which any row of the table was scored."""
-        return measured_columns(run.tasks for row in self.table.rows for run in self.of(row))
+        return measured_columns(self.tasks(run) for row in self.table.rows for run in self.of(row))
+
+    @cached_property
+    def has_tasks(self) -> bool:
+        """Whether any row of the table was scored on a task."""
+        return any(run.tasks for row in self.table.rows for run in self.of(row))
+
+    def tasks(self, run: Result) -> Tasks:
+        """Return what a run was scored on: tasks or, in a table without any, held-out text."""
+        return run.tasks if self.has_tasks else held_out(run)
+
+    def comparable(self, column: Measured, a: str, b: str) -> bool:
+        """Whether two rows have the same targets in a column, as far as settings are known."""
+        known = {a, b} <= self.settings.keys()
+        return not known or has_equal_targets(column, self.settings[a], self.settings[b])
 
     @property
     def keys(self) -> list[str]:
@@ -66,14 +91,21 @@ class Finished:
         return list(dict.fromkeys(map(self.key, (*self.table.rows, self.baseline))))
 
     def key(self, row: Row) -> str:
-        """The name of ``row`` in samples: rows with the same changes share their runs, and have one name."""
+        """Return the name of ``row`` in samples: rows that are one experiment share their runs and a name."""
         rows = (*self.table.rows, self.baseline)
-        return next(other.name for other in rows if other.changes == row.changes)
+        return next(other.name for other in rows if self._is_same(other, row))
+
+    def _is_same(self, a: Row, b: Row) -> bool:
+        if a.name == b.name:
+            return True
+        if {a.name, b.name} <= self.settings.keys():
+            return self.settings[a.name] == self.settings[b.name]
+        return a.changes == b.changes
 
     def samples(self, column: Measured) -> dict[str, dict[int, float]]:
         """Row -> seed -> its value in a column, for the rows of the table and their baseline."""
         return {
-            key: {run.seed: x for run in self.runs[key] if (x := column.value(run.tasks)) is not None}
+            key: {run.seed: x for run in self.runs[key] if (x := column.value(self.tasks(run))) is not None}
             for key in self.keys
         }
 
@@ -149,6 +181,8 @@ class Evidence:
         return [column for column in self.finished.columns if self._is_kept(column)]
 
     def _is_kept(self, column: Measured) -> bool:
+        if column.is_held_out:  # which rows with other targets have too
+            return False
         from_chance = self.from_chance(column)
         is_learned = from_chance is None or from_chance >= FROM_CHANCE
         return is_learned and (self.signals[column.name] or 0.0) >= SIGNAL
@@ -251,14 +285,30 @@ class Evidence:
 
     def marks(self, column: Measured) -> dict[str, int]:
         """Row -> 1, -1, 0: better, worse than the baseline in a column, or it may be noise."""
+        return {key: judged.sign for key, judged in self.judged(column).items()}
+
+    def judged(self, column: Measured) -> dict[str, Judged]:
+        """Return for each row how it differs from the baseline in a column, in deviations; more is better.
+
+        Rows that share no seed with the baseline are left out, and those with other targets.
+        """
         samples, base = self.finished.samples(column), self.finished.key(self.finished.baseline)
         unit, pairs = column.better / self.units[column.name], {}
-        for key in (key for key in samples if key != base):
+        for key in (key for key in samples if key != base and self.finished.comparable(column, key, base)):
             if seeds := sorted(samples[key].keys() & samples[base].keys()):
                 by_seed = unit * np.array([samples[key][s] - samples[base][s] for s in seeds])
                 by_examples = apart(self._by_examples[column.name], key, base, seeds)
                 pairs[key, base] = Difference(by_seed, None if by_examples is None else unit * by_examples)
-        return {key: judged.sign for (key, _), judged in judge_family(pairs, MARGIN).items()}
+        return {key: judged for (key, _), judged in judge_family(pairs, MARGIN).items()}
+
+    def less_baseline(self, column: Measured) -> dict[str, tuple[float, float, float]]:
+        """Return for each row its value less the baseline's, and the ends of the interval of 95 %."""
+        unit = column.better * self.units[column.name]
+        found = {}
+        for key, x in self.judged(column).items():
+            ends = unit * x.low, unit * x.high
+            found[key] = unit * x.mean, min(ends), max(ends)
+        return found
 
     def verdicts(self) -> Verdicts:
         """Every claim about two rows that have finished, in each frame."""
@@ -322,14 +372,14 @@ def example_noise(
     known, lacking = {}, []
     for place, run in {(key, run.seed): run for key in finished.keys for run in finished.runs[key]}.items():
         try:
-            alone = len(column.tasks) == 1
+            alone = len(column.tasks) == 1 and not column.is_held_out
             values = column.examples(run.example_values(column.tasks[0]) if alone else {})
         except (SettingError, OSError) as error:
             complain(f"{error}; its examples are not drawn")
             continue
         if values is not None and len(values[0]):
             known[place] = values
-        elif column.value(run.tasks) is not None:
+        elif column.value(finished.tasks(run)) is not None:
             lacking.append(place)
     drawn = noise_of_examples(known)
     for key, seed in (place for place in known if place not in drawn):

@@ -11,9 +11,11 @@ from experiments.report.columns import leaving
 from experiments.runs.result import Result, read_result
 from experiments.study.experiment import Experiment
 from experiments.study.own import study_words
-from experiments.study.registry import REGISTRY, twin
+from experiments.study.registry import REGISTRY, equal_rows, row_folder
+from experiments.study.scales import SCALES
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
+from lm.settings import SettingError
 
 CURVES = "curves"  # picture in the folder of a run
 UNIFORM_BYTE = 8.0  # of 256 bytes [bits]
@@ -98,9 +100,18 @@ def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, s
 
 def report_of(name: str, folder: Path) -> str:
     """The command, without ``lm``, whose table has the run of row ``name`` in ``folder``."""
-    *_, last = parts = twin(name).split("/")
-    place = folder.parents[len(parts)]
+    place, is_plain = _place(name, folder)
     words = ["report", REGISTRY[name].table]
     words += ["--scale", place.name] * (place.name != "nano")
     words += ["--runs", str(place.parent)] * (place.parent != RUNS)
-    return shlex.join(words) + " --variants" * (folder.parent.name != last)
+    return shlex.join(words) + " --variants" * (not is_plain)
+
+
+def _place(name: str, folder: Path) -> tuple[Path, bool]:
+    """The folder of the scale of a run of row ``name``, and whether no settings were given by hand."""
+    for place in (up for up in folder.parents if up.name in SCALES):
+        for row in equal_rows(name, place.name):
+            plain = row_folder(place.parent, place.name, row, {})
+            if folder.parent.parent == plain.parent and folder.parent.name.split(",")[0] == plain.name:
+                return place, folder.parent == plain
+    raise SettingError(f"{folder} is no folder of a run of {name}")

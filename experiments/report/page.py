@@ -14,10 +14,10 @@ from experiments.console import Cell, markdown, plain
 from experiments.report.columns import leaving
 from experiments.report.comparison import Curves
 from experiments.runs.result import Result
-from experiments.study.experiment import Experiment, Row
+from experiments.study.experiment import Experiment, Row, told_changes
 from experiments.study.registry import baseline_of, build
 from lm.files import unseal_lines
-from lm.settings import SettingError, diff
+from lm.settings import SettingError
 
 REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page again [s]
 PNG = "data:image/png;base64,"
@@ -60,7 +60,7 @@ def _html(text: str) -> str:
 def details(row: Row, runs: Sequence[Result], curves: Curves, scale: str) -> str:
     """What a row changes, its runs, its curves and samples of its predictions, folded."""
     experiment = build(row.name, scale)
-    changed = diff(build(baseline_of(row.name), scale), experiment)
+    changed = told_changes(build(baseline_of(row.name), scale), experiment)
     settings = [f"- {plain(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
     text = ["Settings changed:\n\n" + "\n".join(settings) if settings else "The baseline."]
     text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}{learnt(run, experiment)}" for run in runs)]

@@ -7,7 +7,7 @@ from itertools import cycle, zip_longest
 from math import inf, isnan
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -18,8 +18,8 @@ from experiments.report.columns import Score
 from experiments.report.comparison import Curves, Evidence
 from experiments.report.likelihoods import learning_curve, likelihood_score, perplexities, quickest
 from experiments.runs.result import Result
-from experiments.study.experiment import Row, Table
-from experiments.study.registry import build
+from experiments.study.experiment import Experiment, Row, Table
+from experiments.study.registry import file_name
 from experiments.study.t5.claims import in_deviations
 from lm.files import write
 from lm.settings import leaves
@@ -27,23 +27,22 @@ from lm.settings import leaves
 PAPER = "Raffel et al. 2020"
 COMBINED = "combined [deviations of a repeat]"
 PANELS_WIDE = 4  # at most
-ADAPTERS = "adapters-32 adapters-128 adapters-512 adapters-2048"
-AXES = {  # table -> the one setting in which these of its rows differ, what a picture calls it, the rows
-    "t5/6-corruption-rate": ("objective.rate", "corruption rate", "10 15 25 50"),
-    "t5/7-span-length": ("objective.mean_span_length", "mean length of a span [tokens]", "2 3 5 10"),
-    "t5/9-repeats": ("data.repeats", "times that the same data are seen", "64 256 1024 4096"),
-    "t5/10-fine-tuning": ("tuning.adapters", "width of adapters, over that of the model", ADAPTERS),
-    "t5/11-mixing": ("mixing.limit", "limit K [examples]", "k16 k17 k18 k19 k20 k21"),
+AXES = {  # table -> the setting that its picture is drawn against, and what the picture calls it
+    "t5/6-corruption-rate": ("objective.rate", "corruption rate"),
+    "t5/7-span-length": ("objective.mean_span_length", "mean length of a span [tokens]"),
+    "t5/9-repeats": ("data.repeats", "times that the same data are seen"),
+    "t5/10-fine-tuning": ("tuning.adapters", "width of adapters, over that of the model"),
+    "t5/11-mixing": ("mixing.limit", "limit K [examples]"),
 }
 
 
-def draw_figures(evidence: Evidence, curves: Mapping[str, Curves], scale: str) -> dict[str, Figure]:
+def draw_figures(evidence: Evidence, curves: Mapping[str, Curves]) -> dict[str, Figure]:
     """Every picture that the table has results for, by the name of its file without an ending."""
     finished, figures = evidence.finished, {}
     table = finished.table
-    name, rows = table.name.replace("/", "-"), finished.trained
+    name, rows = file_name(table.name), finished.trained
     if finished.columns:
-        figures[name] = panels(evidence, rows, axis_of(table, scale))
+        figures[name] = panels(evidence, rows, axis_of(table, finished.settings))
     if lines := {row.label: evidence.curve(finished.key(row), "content tokens") for row in rows}:
         lines = {
             label: curve for label, curve in lines.items() if any(x > 0 for line in curve for x, _ in line)
@@ -60,7 +59,8 @@ def draw_figures(evidence: Evidence, curves: Mapping[str, Curves], scale: str) -
     if any(curves.values()):
         figures[f"{name}-curves"] = training(rows, curves)
     for file, figure in figures.items():
-        figure.suptitle(f"{table.title} ({table.name})" + ": training" * file.endswith("-curves"))
+        title = f"{table.title} ({table.name})" if table.title else table.name
+        figure.suptitle(title + ": training" * file.endswith("-curves"))
     return figures
 
 
@@ -72,11 +72,20 @@ def save_figures(figures: Mapping[str, Figure], folder: Path, kind: str) -> None
         write(folder / f"{name}.{kind}", picture.getvalue())
 
 
-def axis_of(table: Table, scale: str) -> dict[str, float]:
-    """Row -> the setting on the table's axis, of the rows that lie on it; empty if it has no axis."""
-    path, _, keys = AXES.get(table.name, ("", "", ""))
-    names = [f"{table.name}/{key}" for key in keys.split()]
-    return {name: dict(leaves(build(name, scale)))[path] for name in names}
+def axis_of(table: Table, settings: Mapping[str, Experiment]) -> dict[str, float]:
+    """Row -> the setting on the table's axis, in rising order; empty if it has no axis.
+
+    On it are the rows that differ in this setting and in nothing else: the most that do. A row where the
+    setting is 0, which leaves out what it is of, is not on it: the axis is logarithmic.
+    """
+    path, _ = AXES.get(table.name, ("", ""))
+    alike: dict[Any, dict[str, float]] = {}  # all other settings -> row -> this one
+    for row in (row for row in table.rows if path and row.name in settings):
+        values = dict(leaves(settings[row.name]))
+        if (value := values.pop(path)) > 0:
+            alike.setdefault(tuple(values.items()), {})[row.name] = value
+    most = max(alike.values(), key=len, default={})
+    return dict(sorted(most.items(), key=lambda item: item[1])) if len(set(most.values())) > 1 else {}
 
 
 NEAR_CHANCE = 0.05  # on both sides of chance, at least so much is shown [bits]
@@ -167,7 +176,9 @@ def _draw_below(axis: Axes, panel: Panel, rows: Sequence[Row]) -> None:
 
 def _draw_against(axis: Axes, panel: Panel, setting: Mapping[str, float]) -> None:
     """Means and deviations over seeds against the setting of rows; rows without one are horizontal lines."""
-    points = [(setting[row.name], x.mean, x.std or 0.0) for row, x in panel.scores if row.name in setting]
+    points = sorted(
+        (setting[row.name], x.mean, x.std or 0.0) for row, x in panel.scores if row.name in setting
+    )
     if points:
         places, means, deviations = zip(*points, strict=True)
         axis.errorbar(places, means, yerr=deviations, marker="o", capsize=3, color=panel.color)

@@ -3,7 +3,7 @@ and its intervals.
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from math import isfinite
 from typing import Any
@@ -28,7 +28,7 @@ def table_csv(tables: Sequence[Finished]) -> str:
                 cost = [getattr(run, name) for name in _COUNTED]
                 names = (row.table, row.name, row.label, run.seed)
                 for column in finished.columns:
-                    score, paper = column.value(run.tasks), row.paper.get(column.like or "")
+                    score, paper = column.value(finished.tasks(run)), row.paper.get(column.like or "")
                     out.writerow([*names, column.name, column.measure, score, paper, *cost])
                 if not finished.columns:
                     out.writerow([*names, "", "", "", "", *cost])
@@ -80,7 +80,12 @@ def table_data(evidence: Evidence, verdicts: Verdicts) -> dict[str, Any]:
         }
         for row in finished.table.rows
     }
+    less = {c.name: _finite(evidence.less_baseline(c)) for c in finished.columns if c.is_held_out}
     for row in finished.table.rows:
+        if not finished.has_tasks:
+            rows[row.name]["less the baseline's"] = {
+                c: x[finished.key(row)] for c, x in less.items() if finished.key(row) in x
+            }
         rows[row.name]["combined"] = {str(k): x for k, x in evidence.combined(finished.key(row)).items()}
     claims = [
         {
@@ -95,8 +100,17 @@ def table_data(evidence: Evidence, verdicts: Verdicts) -> dict[str, Any]:
     return {"columns": columns, "rows": rows, "claims": claims}
 
 
+def _finite(differences: Mapping[str, tuple[float, float, float]]) -> dict[str, dict[str, Any]]:
+    """Row -> a difference and its interval, where that is known."""
+    return {
+        row: {"difference": mean, "interval": [low, high] if isfinite(low) else None}
+        for row, (mean, low, high) in differences.items()
+    }
+
+
 def _run(evidence: Evidence, run: Result) -> dict[str, Any]:
-    scores = {column.name: column.value(run.tasks) for column in evidence.finished.columns}
+    tasks = evidence.finished.tasks(run)
+    scores = {column.name: column.value(tasks) for column in evidence.finished.columns}
     counted = {name: getattr(run, name) for name in _COUNTED}
     return {"scores": scores, **counted, "likelihoods": list(run.likelihoods)}
 

@@ -1,9 +1,11 @@
 """Finished runs as the paper's tables: Markdown, CSV, pictures and a page for a browser."""
 
+import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 
@@ -30,18 +32,30 @@ from experiments.report.scoreboard import (
 from experiments.report.statistics import DRAWS, LEVEL
 from experiments.runs.result import Result
 from experiments.study.experiment import Changes, Table
-from experiments.study.registry import REGISTRY, TABLES, baseline_of, build, named_changes, with_overrides
+from experiments.study.registry import (
+    OWN_TABLES,
+    REGISTRY,
+    TABLES,
+    baseline_of,
+    build,
+    file_name,
+    named_changes,
+    with_overrides,
+)
 from experiments.study.t5.claims import Counts, repeat_of_paper
 from lm.files import seal, write
 from lm.settings import SettingError
 
 LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 
+PAPER = "t5/"  # what the names of the paper's tables begin with
+MEASURES, CLAIMS = "What the columns measure", "Claims of the paper, in deviations of a repeat"
 HOW_TO_READ = "explanations"  # name of the section that explains the others
 ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a \
 task, named by what it measures (↓: less is better); numbers are means ± deviations over seeds. ▲ ▼: better, \
 worse than the baseline, seed by seed, beyond noise ({1 - LEVEL:.0%}, Holm's rule over the column); one seed \
-cannot be told from noise. Compare held-out losses within one objective only."""
+cannot be told from noise. Compare held-out losses within one objective only: in a table without tasks they \
+are marked, with intervals of 95 % over the seeds, where objective, text and vocabulary are the baseline's."""
 ABOUT_PAPER = """The paper's column of the same kind stands beside ours, with the paper's own marks (two \
 deviations of its baseline): of other tasks only the order of rows compares."""
 ABOUT_CLAIMS = f"""*Combined* is the mean over columns of the difference from the baseline, in deviations of \
@@ -67,6 +81,7 @@ class Report:
     notes: Mapping[str, list[str]]  # table -> the sentences below it
     left_out: list[str]  # what does not count, and why
     figures: Mapping[str, Figure]  # name of its file, without an ending -> picture
+    titles: Mapping[str, str]  # table -> what it is about
 
 
 def collect(
@@ -122,12 +137,12 @@ def write_report(
         sheets[table.name], notes[table.name] = _sheets(evidence, verdicts)
         data[table.name] = table_data(evidence, verdicts)
         lines = {row.name: curves(finished.of(row), damaged.setdefault) for row in table.rows}
-        text = [f"## {table.name}: {table.title}"]
+        text = [f"## {title_of(table)}"]
         for title, sheet in sheets[table.name].items():
             text += [f"{title}:", markdown(sheet)] if title else [markdown(sheet)]
         text += notes[table.name]
-        figures |= (drawn := draw_figures(evidence, lines, scale))
-        text += [f"![{table.title}]({file}.png)" for file in drawn]
+        figures |= (drawn := draw_figures(evidence, lines))
+        text += [f"![{title_of(table)}]({file}.png)" for file in drawn]
         folded = [details(row, finished.of(row), lines[row.name], scale) for row in finished.trained]
         sections.append(Section(table.name, "\n\n".join(text), folded))
     sections.append(explanation(all_finished))
@@ -138,10 +153,11 @@ def write_report(
     write(path, "\n\n".join([top, *(section.markdown for section in sections)]) + "\n")
     write(path.with_suffix(".html"), page(top, sections, lambda file: (folder / file).read_bytes(), refresh))
     for name, shown in sheets.items():
-        write(folder / f"{_file_name(name)}.csv", sheet_csv(shown[""]))
+        write(folder / f"{file_name(name)}.csv", sheet_csv(shown[""]))
     write(path.with_suffix(".csv"), table_csv(all_finished))
     write(folder / "results.json", seal({"command": command, "scale": scale, "tables": data}))
-    return Report(path, sheets, notes, left_out, figures)
+    titles = {table.name: table.title for table in tables}
+    return Report(path, sheets, notes, left_out, figures, titles)
 
 
 def _sheets(evidence: Evidence, verdicts: Verdicts) -> tuple[dict[str, Sheet], list[str]]:
@@ -157,10 +173,10 @@ def _sheets(evidence: Evidence, verdicts: Verdicts) -> tuple[dict[str, Sheet], l
             f"{UNLIKE}: made of other things than the rows beside it, which may be why its scores differ."
             f"\n{lines}"
         )
-    if finished.columns:
-        sheets["What the columns measure"] = measures(evidence)
+    if finished.has_tasks:
+        sheets[MEASURES] = measures(evidence)
     if (claimed := verdict_sheet(verdicts, evidence.unlike)) is not None:
-        sheets["Claims of the paper, in deviations of a repeat"] = claimed
+        sheets[CLAIMS] = claimed
     return sheets, notes
 
 
@@ -178,19 +194,33 @@ def all_claims(found: Sequence[Verdicts], tables: Sequence[Table]) -> str:
 
 
 def name_of(tables: list[Table]) -> str:
-    """What a report on ``tables`` is called, each set otherwise: t5-1-baseline, t5-1+2+4, t5, bert+gpt."""
+    """What a report on ``tables`` is called, each set otherwise: t5-1-baseline, t5-1+2+4, t5, bert+gpt.
+
+    A set with a table of somebody's own may read as another set does, so it has a checksum behind it.
+    """
+    names = [table.name for table in tables]
     if len(tables) == 1:
-        return _file_name(tables[0].name)
-    parts = []
-    for study, some in groupby((table.name for table in tables), _study):
-        names, complete = list(some), [table.name for table in TABLES if _study(table.name) == study]
-        numbers = [] if names == complete else [name.split("/")[1].split("-")[0] for name in names]
-        parts.append(f"{study}-{'+'.join(numbers)}" if numbers else study)
-    return "+".join(parts)
+        name = file_name(names[0])
+        is_clear = "+" not in name and name not in {
+            _study(table.name) for table in TABLES if "/" in table.name
+        }
+    else:
+        name = "+".join(_readable(study, list(some)) for study, some in groupby(names, _study))
+        is_clear = False
+    if is_clear or OWN_TABLES.issuperset(names):
+        return name
+    return f"{name}-{sha256(json.dumps(names).encode()).hexdigest()[:6]}"
 
 
-def _file_name(table: str) -> str:
-    return table.replace("/", "-")
+def _readable(study: str, names: list[str]) -> str:
+    """A study and the numbers of its tables, where they have any; the study alone if it is whole."""
+    whole = [table.name for table in TABLES if _study(table.name) == study]
+    if names == whole:
+        return study
+    short = {name: name.partition("/")[2].split("-")[0] for name in whole}
+    is_clear = len(set(short.values())) == len(short)
+    parts = (short[name] if is_clear else file_name(name.partition("/")[2]) for name in names)
+    return f"{study}-{'+'.join(parts)}"
 
 
 def _study(name: str) -> str:
@@ -199,7 +229,7 @@ def _study(name: str) -> str:
 
 def shown_tables(tables: list[Finished]) -> list[Finished]:
     """Those of which more than the baseline has finished; if there is none, the first of which that has."""
-    changed = [[row for row in t.table.rows if row.changes != t.baseline.changes] for t in tables]
+    changed = [[row for row in t.table.rows if t.key(row) != t.key(t.baseline)] for t in tables]
     compared = [t for t, rows in zip(tables, changed, strict=True) if any(map(t.of, rows))]
     return compared or [next(t for t in tables if any(map(t.of, t.table.rows)))]
 
@@ -208,10 +238,9 @@ def header(
     tables: list[Finished], scale: str, left_out: list[str], waiting: list[str], given: Changes
 ) -> str:
     """What stands above all tables."""
-    paper = any(finished.baseline.paper for finished in tables)
     baselines = dict.fromkeys(finished.baseline.name for finished in tables)
     lines = [
-        f"# {'The T5 study' if paper else 'Classic models'} at scale `{scale}`",
+        f"# {heading([finished.table for finished in tables])} at scale `{scale}`",
         "\n".join(_setup(name, scale) for name in baselines),
         f"▲ ▼: better, worse than the baseline beyond noise; ±: deviation over seeds; ↓: less is better "
         f"([how to read this](#{HOW_TO_READ})).",
@@ -224,6 +253,21 @@ def header(
     if given:
         lines += [f"In every row: {', '.join(f'`{name}={value}`' for name, value in given.items())}."]
     return "\n\n".join(filter(None, lines))
+
+
+def title_of(table: Table) -> str:
+    """Return the name of a table, with its title if it has one."""
+    return f"{table.name}: {table.title}" if table.title else table.name
+
+
+def heading(tables: Sequence[Table]) -> str:
+    """Return what a report on these tables is called."""
+    if all(table.name.startswith(PAPER) for table in tables):
+        return "The T5 study"
+    if len(tables) == 1:
+        return tables[0].title or tables[0].name
+    *others, last = (table.name for table in tables)
+    return f"Tables {', '.join(others)} and {last}"
 
 
 def explanation(tables: list[Finished]) -> Section:
@@ -253,18 +297,18 @@ def print_report(
 ) -> Report:
     """Write the report on tables, print what a terminal shows of it, and return it."""
     report = write_report(tables, scale, runs, overrides=overrides, command=command)
-    titles = {table.name: table.title for table in tables}
+    shown = {table.name: title_of(table) for table in tables}
     for name, sheets in report.sheets.items():
         for about, sheet in sheets.items():
-            show_sheet(about or f"{name}: {titles[name]} (scale {scale})", sheet)
+            show_sheet(about or f"{shown[name]} (scale {scale})", sheet)
             if signs := legend(sheet) if not about else "":
                 print_line(signs)
         for line in report.notes[name]:
             print_line(line)
     for line in report.left_out:
         print_line(f"not counted: {line}")
-    shown = ", ".join(f"{_file_name(name)}.csv" for name in report.sheets)
-    print_line(f"Report: {report.path.parent}/report.md, .html, .csv (every seed), {shown}, results.json")
+    files = ", ".join(f"{file_name(name)}.csv" for name in report.sheets)
+    print_line(f"Report: {report.path.parent}/report.md, .html, .csv (every seed), {files}, results.json")
     return report
 
 
@@ -283,14 +327,23 @@ def write_pictures(report: Report, kind: str) -> list[str]:
 
 def write_latex(report: Report) -> Path:
     """Every table of a report, with all columns that it shows, as tables of LaTeX beside it."""
-    tables = [
-        latex(f"{name}{': ' * bool(about)}{about}", sheet)
-        for name, sheets in report.sheets.items()
-        for about, sheet in sheets.items()
-    ]
+    suffixes, tables = {"": "", MEASURES: "-columns", CLAIMS: "-claims"}, []
+    for name, sheets in report.sheets.items():
+        label = "tab:" + re.sub(r"[^\w.:+-]", "-", file_name(name))
+        for about, sheet in sheets.items():
+            caption = ": ".join(filter(None, (report.titles[name] or name, about)))
+            tables.append(latex(caption, label + suffixes[about], sheet if about else _trained(sheet)))
     path = report.path.with_suffix(".tex")
     write(path, "\n".join(tables))
     return path
+
+
+def _trained(sheet: Sheet) -> Sheet:
+    """The scoreboard without the rows of which no seed has finished."""
+    kept = [cell.value != 0 for cell in sheet["seeds"]]
+    return {
+        head: [cell for cell, keep in zip(cells, kept, strict=True) if keep] for head, cells in sheet.items()
+    }
 
 
 def watch(

@@ -30,6 +30,7 @@ HARD = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{HARD}▲", 0: "", None: "", -1: f"{HARD}▼"}
 UNLIKE = "≠"  # behind the name of a row whose runs were made of other things than those beside it
 UNLEARNT = "not yet learning"
+OTHER_TARGETS = "other targets"  # of a row whose loss is not of the tokens that the baseline predicts
 HARDLY = 30  # a difference that no two rows that have learnt have [deviations]
 _PARTS = ("confirmed", "contradicted", "undecided", "not compared")
 
@@ -41,6 +42,8 @@ def scoreboard(evidence: Evidence) -> Sheet:
     sheet = {"row": [Cell(row.label) for row in rows]}
     for column in finished.columns:
         sheet[column.title] = _scores(evidence, column)
+        if column.is_held_out:
+            sheet[f"{column.title}, less the baseline's"] = _less_baseline(evidence, column)
         if column.like and finished.baseline.paper and column.like not in shown:
             sheet[f"paper's {column.like}"] = _published(finished, column.like)
             shown.add(column.like)
@@ -49,7 +52,8 @@ def scoreboard(evidence: Evidence) -> Sheet:
     by_length = [perplexities(finished.of(row)) for row in rows]
     for times in dict.fromkeys(times for scores in by_length for times in scores):
         sheet[f"perplexity at {times} ×"] = [_cell(2, scores.get(times)) for scores in by_length]
-    return sheet | _documents(finished) | _training(finished)
+    others = _documents(finished) | _training(finished)
+    return sheet | {head: cells for head, cells in others.items() if head not in sheet}
 
 
 def _documents(finished: Finished) -> Sheet:
@@ -134,6 +138,24 @@ def _scores(evidence: Evidence, column: Measured) -> list[Cell]:
         score = Score.of(values[key].values())
         arrow = ARROWS[marks.get(key)]
         cells.append(_cell(column.digits, score, arrow))
+    return cells
+
+
+def _less_baseline(evidence: Evidence, column: Measured) -> list[Cell]:
+    """The difference from the baseline with its interval; of rows with other targets there is none."""
+    finished, differences = evidence.finished, evidence.less_baseline(column)
+    base, samples = finished.key(finished.baseline), finished.samples(column)
+    cells = []
+    for row in finished.table.rows:
+        key = finished.key(row)
+        if key in differences:
+            mean, low, high = differences[key]
+            sides = f" ({low:+.3f}, {high:+.3f})" if isfinite(low) else ""
+            cells.append(Cell(f"{mean:+.3f}{sides}", value=mean))
+        elif samples[key] and not finished.comparable(column, key, base):
+            cells.append(Cell(OTHER_TARGETS))
+        else:
+            cells.append(Cell())
     return cells
 
 

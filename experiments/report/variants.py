@@ -6,8 +6,16 @@ from pathlib import Path
 
 from experiments.report.results import Complain, Folders, roots
 from experiments.runs.stages import load_settings
-from experiments.study.experiment import Changes, Row, Table
-from experiments.study.registry import REGISTRY, by_hand, named_changes, run_folder, start_changes, twin
+from experiments.study.experiment import Changes, Experiment, Row, Table, apply, new_row
+from experiments.study.registry import (
+    REGISTRY,
+    build,
+    by_hand,
+    equal_rows,
+    named_changes,
+    row_folder,
+    start_changes,
+)
 from lm.settings import SettingError
 
 
@@ -28,8 +36,11 @@ def variants(row: Row, scale: str, runs: Folders, complain: Complain) -> list[Ro
     ``complain`` is called with each that cannot be read, or that is another row of the study.
     """
     found: dict[str, Row] = {}
-    for root in roots(runs):
-        plain = run_folder(Path(root), scale, row.name, 0, {}).parent
+    known: dict[Experiment, str] = {}  # what is built -> the name of a variant or row
+    for name in REGISTRY:
+        known.setdefault(build(name, scale), name)
+    homes = equal_rows(row.name, scale)
+    for plain in (row_folder(Path(root), scale, home, {}) for root in roots(runs) for home in homes):
         for folder in sorted(plain.parent.glob(f"{plain.name},*/seed-*")):
             if not re.fullmatch(r"seed-\d+", folder.name):
                 continue
@@ -42,26 +53,24 @@ def variants(row: Row, scale: str, runs: Folders, complain: Complain) -> list[Ro
             given = {path: value for path, value in given.items() if path != "seed"}
             changed = start_changes(experiment) | given
             new = variant(row, changed, folder.parent.name.removeprefix(plain.name))
-            twins = [other.name for other in REGISTRY.values() if other.changes == new.changes]
-            twins += [other for other, x in found.items() if other != new.name and x.changes == new.changes]
-            if twins:
-                complain(f"{folder} has the settings of {twins[0]}, under which it is not counted")
+            twin = known.setdefault(apply(build(row.name, scale), changed), new.name)
+            if twin != new.name:
+                complain(f"{folder} has the settings of {twin}, under which it is not counted")
             else:
                 found.setdefault(new.name, new)
     return list(found.values())
 
 
-def homes_of(tables: list[Table]) -> list[Row]:
-    """Rows by whose names the folders of the variants in ``tables`` are called, then the variants."""
+def homes_of(tables: list[Table], scale: str) -> list[Row]:
+    """Return rows by whose names the folders of the variants in ``tables`` are called, then the variants."""
     new = [row for table in tables for row in table.rows if row.name not in REGISTRY]
     homes = []
     for row in new:
         plain = next(
             x for x in REGISTRY.values() if x.table == row.table and row.name.startswith(f"{x.name},")
         )
-        home = REGISTRY[twin(plain.name)]
         suffix = row.name.removeprefix(plain.name)
-        homes.append(replace(row, name=home.name + suffix))
+        homes += [replace(row, name=home + suffix) for home in equal_rows(plain.name, scale)]
     return homes + new
 
 
@@ -73,4 +82,4 @@ def variant(row: Row, given: Changes, suffix: str) -> Row:
     named = sorted(named_changes(given).items())
     short = [(path.removesuffix(".model").rpartition(".")[2], value) for path, value in named]
     text = ", ".join(f"{name}={value}" for name, value in short)
-    return Row(f"{row.name}{suffix}", f"{row.label}, {text}", row.changes | given, {})
+    return new_row(f"{row.name}{suffix}", row.changes | given, f"{row.label}, {text}", {})

@@ -3,11 +3,12 @@
 Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 from lm.counts.config import CountsConfig
 from lm.data.objectives import OBJECTIVES, Objective
@@ -15,7 +16,7 @@ from lm.data.tasks.names import task_name
 from lm.data.text.vocabulary import Layout
 from lm.mesh import MeshConfig
 from lm.nn.config import HeadLayers, LoraConfig, ModelConfig, Pool
-from lm.settings import SettingError, at_least, changes, leaves
+from lm.settings import SettingError, at_least, changes, diff, leaves
 from lm.train.config import EVERY_UPDATE, GuardConfig, Lasting, OptimizerConfig
 from lm.vectors.config import VectorsConfig
 
@@ -113,6 +114,10 @@ class StartConfig:
 
     def __post_init__(self):
         at_least(self, "start.", steps=0)
+        if Path(self.model).name != self.model or self.model == "..":
+            raise SettingError(
+                f"start.model={self.model!r} should be the name of a folder; --start PATH makes one"
+            )
         if self.weights == "random" and not self.model:
             raise SettingError("start.weights='random' needs a checkpoint: name one with --start")
 
@@ -242,12 +247,28 @@ def objective(name: str) -> Changes:
     return {"objective": OBJECTIVES[name]}
 
 
-def times(factor: float, multiple: int = 1) -> Callable[[int, "Experiment"], int]:
-    """A setting times ``factor``, up to a ``multiple``, so that a row means the same at every scale."""
-    return lambda number, experiment: ceil(number * factor / multiple) * multiple
+@dataclass(frozen=True)
+class Times:
+    """A change that multiplies what the scale has, so that a row means the same at every scale."""
+
+    factor: float
+    multiple: int = 1  # the product is rounded up to a multiple of this
+
+    def __call__(self, number: int, _experiment: Experiment) -> int:
+        """Return the new value of a setting that is ``number`` at this scale."""
+        return ceil(number * self.factor / self.multiple) * self.multiple
+
+    def __str__(self) -> str:
+        rounded = f", up to a multiple of {self.multiple}" if self.multiple > 1 else ""
+        return f"x {self.factor:.4g}{rounded}"
 
 
-def apply(experiment: Experiment, new: Changes) -> Experiment:
+def times(factor: float, multiple: int = 1) -> Times:
+    """Return the change that multiplies a setting by ``factor`` and rounds it up to a ``multiple``."""
+    return Times(factor, multiple)
+
+
+def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
     """``experiment`` with all of ``new``, in order; a function is called with (old value, experiment)."""
     values: dict[str, Any] = {}
     for path, value in new.items():
@@ -258,13 +279,49 @@ def apply(experiment: Experiment, new: Changes) -> Experiment:
     return changes(experiment, values)
 
 
-@dataclass(frozen=True)
+class ReadOnly(Mapping[str, Any]):
+    """A mapping that nobody changes: a SettingError says what to do instead. ``|`` makes a dict of it."""
+
+    def __init__(self, values: Mapping[str, Any], instead: str):
+        self._values, self._instead = dict(values), instead
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def __or__(self, other: Mapping[str, Any]) -> Changes:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, Any]) -> Changes:
+        return {**other, **self}
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise SettingError(f"this cannot be changed: {self._instead}")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = setdefault = pop = popitem = clear = _refuse
+
+
+OWN_ROW = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
+
+
+@dataclass(
+    frozen=True, eq=False
+)  # a row is itself alone: whether experiments are equal is asked of what is built
 class Row:
     """One row of a table of the paper: what it changes, and what the paper scored."""
 
     name: str  # "t5/6-corruption-rate/15"
     label: str  # the row's name in the paper
-    changes: Changes
+    changes: ReadOnly
     paper: Mapping[str, float]  # column -> score on the validation set
 
     @property
@@ -286,10 +343,26 @@ def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping
     scores = {key: {"label": key, "scores": {}} for key in rows} if scores is None else scores
     if missing := set(rows) ^ set(scores):
         raise SettingError(f"table {name}: rows and scores differ in {sorted(missing)}")
-    published = ((key, new, scores[key]) for key, new in rows.items())
     return Table(
-        name, title, tuple(Row(f"{name}/{k}", x["label"], new, x["scores"]) for k, new, x in published)
+        name, title, tuple(new_row(f"{name}/{key}", new, **scores[key]) for key, new in rows.items())
     )
+
+
+def new_row(name: str, changes: Mapping[str, Any], label: str, scores: Mapping[str, float], **_: Any) -> Row:
+    """Return the row whose ``changes``, and whose ``scores`` in the paper, nobody changes."""
+    return Row(name, label, ReadOnly(changes, OWN_ROW), ReadOnly(scores, OWN_ROW))
+
+
+def told_changes(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
+    """Return ``{path: (old value, new value)}`` of what differs, without what ``new`` has no use for."""
+    changed = diff(old, new)
+    if new.counts.model == "none":  # a network, which reads no setting of models made of counts
+        return {
+            path: pair
+            for path, pair in changed.items()
+            if path == "counts.model" or not path.startswith("counts.")
+        }
+    return changed
 
 
 # settings that change no result: a run may resume on other devices, or past what stopped it

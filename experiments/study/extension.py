@@ -13,6 +13,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from experiments.study.experiment import Row
+from experiments.study.folders import check_row_name, check_scale_name, check_task_name
 from experiments.study.own import STUDY_OPTION, place_in_study, shown, study_files
 from lm.settings import SettingError, set_choices
 
@@ -36,7 +38,7 @@ def _load(file: Path) -> None:
             f"{STUDY_OPTION} {shown(file)} should be a Python file that is there, such as my_rows.py"
         )
     source = file.read_text("utf-8", errors="replace")
-    before = {name: dict(table) for name, table in _tables(source)}
+    before, rows = {name: dict(table) for name, table in _tables(source)}, _rows_of_tables()
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[file.stem] = module_from_spec(spec)
@@ -44,17 +46,53 @@ def _load(file: Path) -> None:
         sys.path.append(str(file.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, SettingError) else f"{type(error).__name__}: "
         raise SettingError(f"{place_in_study(error) or f'{shown(file)}: '}{kind}{_reason(error)}") from error
     added = {name: _added(name, before[name], table, (file, source)) for name, table in _tables(source)}
+    _check_kept(rows, (file, source))
+    _check_names(added, (file, source))
     _let_settings_take(added)
     _go_along()
     for name in (*added["REGISTRY"], *added["SCALES"]):
         _check_built(name, name in added["SCALES"], (file, source))
 
 
-def _reason(error: Exception) -> str:
+def _rows_of_tables() -> dict[str, tuple[Row, ...]]:
+    """Table -> its rows."""
+    from experiments.study.registry import TABLES
+
+    return {table.name: table.rows for table in TABLES}
+
+
+def _check_kept(before: Mapping[str, tuple[Row, ...]], module: tuple[Path, str]) -> None:
+    """SettingError unless every table still begins with the rows that it had."""
+    after = _rows_of_tables()
+    for name, rows in before.items():
+        if after.get(name, ())[: len(rows)] != rows:
+            place = _line(*module, name)
+            raise SettingError(
+                f"{place}table {name!r} is the project's own; add_rows(TABLE, ROWS) adds rows to it"
+            )
+
+
+def _check_names(added: Mapping[str, Mapping[str, Any]], module: tuple[Path, str]) -> None:
+    """SettingError for a name that cannot be that of a folder of its own."""
+    checks: dict[str, Callable[[str], None]] = {"REGISTRY": check_row_name, "SCALES": check_scale_name}
+    checks |= dict.fromkeys(("TASKS", "LABELLED", "MIXTURES"), check_task_name)
+    for table, check in checks.items():
+        for name, entry in added[table].items():
+            try:
+                check(name)
+                if getattr(entry, "name", name) != name:
+                    raise SettingError(f"{table}[{name!r}] is called {entry.name!r}; it should have one name")
+            except SettingError as error:
+                raise SettingError(f"{_line(*module, name)}{error}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it ends the program (exit code {error.code}), where it should add to the study and return"
     return error.msg if isinstance(error, SyntaxError) else str(error)
 
 

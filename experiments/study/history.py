@@ -46,10 +46,11 @@ def network(changes: Changes, mixer: str, layers: int) -> Changes:
         # asks for the Transformer's sizes, so it comes before what changes them
         "model.mixer_width": of_equal_size(mixer, layers, encodes),
         "model.mixer": mixer,
-        "model.mixer_window": WINDOW_CONTEXT,
         "model.d_ff": 1,
         f"model.num_{'encoder' if encodes else 'decoder'}_layers": layers,
     }
+    if mixer == "window":
+        own["model.mixer_window"] = WINDOW_CONTEXT
     return {path: value for path, value in changes.items() if path not in own} | own
 
 

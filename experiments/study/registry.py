@@ -3,9 +3,9 @@
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from experiments.study import classic, history, sequences, vectors
 from experiments.study.experiment import BASELINE, FREE, Changes, Experiment, Row, Table, apply
 from experiments.study.experiment import table as new_table
+from experiments.study.folders import check_row_name
 from experiments.study.scales import SCALES
 from experiments.study.t5 import tables as t5
 from lm.settings import SettingError, diff, leaves, nearest
@@ -26,9 +27,8 @@ TABLES = [*t5.TABLES, *classic.TABLES, *history.TABLES, *sequences.TABLES, *vect
 
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
 
-PLAIN_NAME = re.compile(
-    r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII
-)  # a name that is a folder, and needs no quoting
+OWN_TABLES = frozenset(table.name for table in TABLES)  # of this project
+REPORT = "report"  # files of a report that is on several tables
 
 
 def add_rows(name: str, rows: Mapping[str, Changes], title: str = "") -> None:
@@ -36,16 +36,35 @@ def add_rows(name: str, rows: Mapping[str, Changes], title: str = "") -> None:
 
     SettingError for a name that is there already, or that a folder should not have.
     """
-    places = [place for place, table in enumerate(TABLES) if table.name == name]
-    old = TABLES.pop(places[0]) if places else Table(name, title, ())
-    new = new_table(name, title, None, rows).rows
-    TABLES.insert(places[0] if places else len(TABLES), replace(old, rows=(*old.rows, *new)))
-    for row in new:
+    new = new_table(name, title, None, rows)
+    for row in new.rows:
+        check_row_name(row.name)
         if row.name in REGISTRY:
             raise SettingError(f"there is a row {row.name!r} already; choose another name")
-        if not PLAIN_NAME.fullmatch(row.name):
-            raise SettingError(f"row {row.name!r} should be named in letters, digits and . , : = @ % + -")
-        REGISTRY[row.name] = row
+        if any(row.name == table.name for table in TABLES):
+            raise SettingError(f"row {row.name!r} is called as a table is; choose another name")
+    place = next((place for place, table in enumerate(TABLES) if table.name == name), None)
+    if place is None:
+        _check_file_name(name)
+        TABLES.append(new)
+    else:
+        TABLES[place] = replace(TABLES[place], rows=(*TABLES[place].rows, *new.rows))
+    REGISTRY.update({row.name: row for row in new.rows})
+
+
+def file_name(table: str) -> str:
+    """Return what files about a table are called, without an ending."""
+    return table.replace("/", "-")
+
+
+def _check_file_name(table: str) -> None:
+    """SettingError for a new table whose files would be called as those of another."""
+    same = [other.name for other in TABLES if file_name(other.name) == file_name(table)]
+    if same or file_name(table) == REPORT:
+        other = f"table {same[0]!r}" if same else "a whole report"
+        raise SettingError(
+            f"files of table {table!r} would be called as those of {other}; choose another name"
+        )
 
 
 @contextmanager
@@ -104,18 +123,36 @@ def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment
     """The settings of row ``name`` at ``scale``: baseline, then scale, then row, then ``overrides``."""
     if scale not in SCALES:
         raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")
-    experiment = _scaled(tuple(SCALES[scale].items()))
-    return apply(apply(experiment, find_one(name).changes), overrides or {})
+    return apply(_built(find_one(name), tuple(SCALES[scale].items())), overrides or {})
 
 
 @cache  # listing a study builds hundreds of rows
-def _scaled(changes: tuple[tuple[str, Any], ...]) -> Experiment:
-    return apply(BASELINE, dict(changes))
+def _built(row: Row, scale: tuple[tuple[str, Any], ...]) -> Experiment:
+    return apply(_scaled(scale), row.changes)
 
 
-def twin(name: str) -> str:
-    """The first row of the registry that makes the same changes: equal experiments share one run."""
-    return next(row.name for row in REGISTRY.values() if row.changes == REGISTRY[name].changes)
+@cache
+def _scaled(scale: tuple[tuple[str, Any], ...]) -> Experiment:
+    return apply(BASELINE, dict(scale))
+
+
+def equal_rows(name: str, scale: str) -> list[str]:
+    """Return all rows that are the same experiment as ``name`` at ``scale``, in the order of the registry."""
+    return _equal_rows(tuple(REGISTRY.values()), tuple(SCALES[scale].items()))[build(name, scale)]
+
+
+@lru_cache(maxsize=8)
+def _equal_rows(rows: tuple[Row, ...], scale: tuple[tuple[str, Any], ...]) -> Mapping[Experiment, list[str]]:
+    equal: dict[Experiment, list[str]] = {}
+    for row in rows:
+        with suppress(Exception):  # a row of somebody's own that cannot be built at this scale equals none
+            equal.setdefault(_built(row, scale), []).append(row.name)
+    return equal
+
+
+def twin(name: str, scale: str) -> str:
+    """Return the first row that is the same experiment at ``scale``: equal experiments share one run."""
+    return equal_rows(name, scale)[0]
 
 
 def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:
@@ -164,16 +201,27 @@ def check_start(experiment: Experiment, changes: Changes) -> None:
 
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
-    """The folder of a run, with overrides in its name; rows that make the same changes share it.
+    """Return the folder of a run, with overrides in its name; rows that are one experiment share it.
+
+    It is that of the first of these rows which has runs, or will have them.
+    """
+    folders = [row_folder(runs, scale, row, overrides) for row in equal_rows(name, scale)]
+    if len(folders) > 1:
+        folders = [folder for folder in folders if folder.exists()] or folders
+    return folders[0] / f"seed-{seed}"
+
+
+def row_folder(runs: Path, scale: str, name: str, overrides: Mapping[str, Any]) -> Path:
+    """Return the folder that is called as row ``name`` with these overrides is.
 
     One that an earlier release made, whose names needed quoting in a shell, is found where it lies.
     """
-    parent, _, last = twin(name).rpartition("/")
+    parent, _, last = name.rpartition("/")
     new, old = with_overrides(last, overrides), _shortened(last + _written_before(overrides))
     folder = runs / scale / parent
     if new != old and (folder / old).exists() and not (folder / new).exists():
         new = old
-    return folder / new / f"seed-{seed}"
+    return folder / new
 
 
 def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:

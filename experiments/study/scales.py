@@ -6,7 +6,10 @@ an hour on an H100. All of these are tuned on the six tasks of the documentation
 paper's; ``mini-real`` on real benchmarks, as far as they were prepared, in place of these tasks.
 """
 
-from experiments.study.experiment import Changes
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.study.experiment import Changes, ReadOnly
 
 _DOCUMENTATION: Changes = {
     "data.corpus": "documentation",
@@ -118,11 +121,20 @@ _MEDIUM: Changes = _SMALL | {
 
 ONE_CORE = ("nano", "mini", "mini-real")  # a core to each run trains more than cores that share one
 
-SCALES: dict[str, Changes] = {
+_OWN_SCALE = (
+    """a scale stays what it is; add one of your own, such as SCALES["my-scale"] = SCALES["nano"] | {...}"""
+)
+
+_PUBLISHED: dict[str, Changes] = {
     "base": {"model.dtype": "bfloat16"},  # of activations, as on the TPUs of the paper
     "medium": _MEDIUM,
     "small": _SMALL,
     "mini": _MINI,
     "mini-real": _MINI | _REAL,
     "nano": _NANO,
+}
+
+# by name; a module of a user's own adds to it (docs/extending.md)
+SCALES: dict[str, Mapping[str, Any]] = {
+    name: ReadOnly(changes, _OWN_SCALE) for name, changes in _PUBLISHED.items()
 }
