@@ -99,8 +99,8 @@ class Step(Base, rate=1.50, **options):
         scale=-0.5,  # of the exponent
         **others,
     ) -> None:
-        '''Return a function.'''
-        (y, *_) = [(f'{each!r:>{self.w}}' "%") for each in x if each not in {1, None}] or (b'', u"", "\xc3\xbc")
+        '''Return \xc3\xbc.'''
+        (y, *_) = [(f'{each!r:>{self.w}}' "%") for each in x if each not in {1, None}] or (b'', u"", "\\u00fc")
         '''Said in between.'''
         return lambda z, /: (z @ (y[1:, ..., ::2] ** scale))
 """
