@@ -100,7 +100,9 @@ class Step(Base, rate=1.50, **options):
         **others,
     ) -> None:
         '''Return \xc3\xbc.'''
-        (y, *_) = [(f'{each!r:>{self.w}}' "%") for each in x if each not in {1, None}] or (b'', u"", "\\u00fc")
+        (y, *_) = [(f'{each!r:>{self.w}}' "%") for each in x if each not in {1, None}] or (
+            b'', u"", "\\u00fc"
+        )
         '''Said in between.'''
         return lambda z, /: (z @ (y[1:, ..., ::2] ** scale))
 """
