@@ -88,16 +88,18 @@ def export_checkpoint(
     Args:
         run: folder of a run.
         folder: where config.json and safetensors go.
-        mixture: which fine-tuned model; by default the pre-trained one or, without one, the first.
+        mixture: which fine-tuned model; by default the pre-trained one.
         weights: average: the moving average of the parameters (optimizer.ema); last: the parameters
             themselves; scored: the average where one is kept, as everywhere.
     """
     from experiments.runs.recipes import trained_body, trained_whole
+    from experiments.runs.stages import which_model
     from experiments.runs.trained import chosen, frame
     from lm import convert, sharding
     from lm.data.tasks.labelled import find_labelled
 
-    stage = chosen(run, {stage.name: stage for stage in stages_of(run) if stage.has_model}, mixture)
+    models = {stage.name: stage for stage in stages_of(run) if stage.has_model}
+    stage = chosen(run, models, mixture)
     mesh, what, labels = sharding.make_mesh(stage.settings.mesh), "model", tuple[str, ...]()
     model: Transformer | Tuned = trained_body(stage, mesh, weights)
     if stage.kind == "head":
@@ -112,4 +114,4 @@ def export_checkpoint(
         vocabulary = stored_vocabulary(stage.folder, stage.settings)
         files |= vocabulary.exported(*frame(stage, vocabulary))
     convert.save(model, folder, labels=labels, beside=files)
-    UNBROKEN.print(f"exported the {what} of {run} after {stage.name} to {folder}")
+    UNBROKEN.print(f"exported the {what} of {which_model(run, stage.name, models)} to {folder}")

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from experiments.cli.usage.arguments import FLAT
 from experiments.cli.usage.page import HELP_WORDS
-from experiments.console import CONSOLE, listing
+from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
 from experiments.study.folders import cache_of
 from lm import files
@@ -130,6 +130,7 @@ def by_network(
     from lm.evaluate.likelihood import continuation_log_probs
 
     trained = open_run(run, stages, scoring.mixture)
+    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
     masking, pairs, owners = masking_of(trained), [], []
     for number, (context, continuation) in enumerate(texts):
         found = list(pairs_of(trained, context, continuation, scoring))

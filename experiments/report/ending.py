@@ -14,6 +14,7 @@ from experiments.study.own import study_words
 from experiments.study.registry import REGISTRY, twin
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
+from lm.data.tasks.names import task_name
 
 CURVES = "curves"  # picture in the folder of a run
 UNIFORM_BYTE = 8.0  # of 256 bytes [bits]
@@ -88,7 +89,9 @@ def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, s
     elif experiment.tuning.heads and not experiment.pretraining.steps:
         look = f"{lm} score {folder} --tasks {experiment.tuning.heads[0]}"
     elif experiment.model.has_decoder:
-        look = f"{lm} generate {folder} --prompt {shlex.quote(sentence)}"
+        tuned = experiment.tuning.mixtures if experiment.finetuning.steps else ()
+        model = f" --mixture {shlex.quote(task_name(tuned[0]))}" if tuned else ""
+        look = f"{lm} generate {folder}{model} --prompt {shlex.quote(sentence)}"
     else:
         look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
     attends = experiment.counts.model == "none" and experiment.model.mixer == "attention"
