@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from experiments.runs.stages import save_settings, stages_of
 from experiments.runs.trained import answering, newest_masked, open_run
 from experiments.starts import started_from
 from experiments.study.experiment import Experiment
+from experiments.study.folders import cache_of
 from lm import sharding
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
@@ -216,6 +218,22 @@ def test_of_masked_models_the_one_trained_last_is_asked_and_a_damaged_one_is_sai
     (last / "settings.json").write_text(settings)
     with pytest.raises(SettingError, match="holds no trained masked LM yet"):
         newest_masked(runs / "cache")
+
+
+def test_a_run_reads_the_cache_of_its_folder_of_runs_or_none_above_it_and_says_which(
+    runs, tmp_path, monkeypatch, capsys
+):
+    folder, *_ = run_of(runs, "moved", TEXTS)
+    assert cache_of(folder) == runs / "cache"
+    score_run(folder, ["xquad_enro"], "", Rows(limit=1))
+    assert f"Data: {runs / 'cache'}\n" in capsys.readouterr().out
+    copied = tmp_path / "project" / "kept" / "moved"
+    shutil.copytree(folder, copied)
+    (tmp_path / "project" / "cache" / "thumbnails").mkdir(parents=True)  # another program's
+    monkeypatch.chdir(tmp_path)
+    assert cache_of(copied) == Path("runs") / "cache"
+    (tmp_path / "project" / "cache" / "tokens").mkdir()
+    assert cache_of(copied) == tmp_path / "project" / "cache"
 
 
 def asked(folder, place, mixture):

@@ -90,7 +90,11 @@ def likelihood(
         )
     is_corpus = file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
     is_corpus = is_corpus and not Path(file).exists()
-    texts = corpus_texts(file, scoring, cache_of(run)) if is_corpus else texts_of(Path(file))
+    if is_corpus:
+        texts = corpus_texts(file, scoring, cache := cache_of(run))
+        UNBROKEN.print(f"Data: {cache}")
+    else:
+        texts = texts_of(Path(file))
     counts = any(stage.kind == "count" for stage in stages)
     results = by_counts(stages[0], texts, scoring) if counts else by_network(run, stages, texts, scoring)
     for result, (_, text) in zip(results, texts, strict=True):

@@ -5,6 +5,7 @@ from pathlib import Path
 from lm.settings import SettingError
 
 STARTS_FOLDER = "starts"  # the folder of what runs start from, in the folder of all runs
+CACHED = ("compiled", "corrupt", "lock", "tfds", "tokens", "vocabulary")  # what a cache may hold
 
 
 def check_runs(runs: Path) -> None:
@@ -17,9 +18,18 @@ def check_runs(runs: Path) -> None:
 
 
 def cache_of(folder: Path) -> Path:
-    """The cache beside a run's folder: that of the folder ``runs`` it lies in."""
+    """Return the cache of the folder of runs that a run lies in, or ``runs/cache`` if it lies in none.
+
+    A folder above it that is only called so is passed over. Commands that read data from it print its path,
+    since a copied run may lie in another folder of runs than it was trained in.
+    """
     caches = (parent / "cache" for parent in folder.resolve().parents)
-    return next(filter(Path.is_dir, caches), Path("runs") / "cache")
+    return next(filter(_is_cache, caches), Path("runs") / "cache")
+
+
+def _is_cache(folder: Path) -> bool:
+    """Return whether a folder holds something that is kept for runs."""
+    return any((folder / name).exists() for name in CACHED)
 
 
 def home_of(folder: Path, cache: Path) -> Path:
