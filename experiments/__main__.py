@@ -16,7 +16,6 @@ from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.group import join_others
 from experiments.processes.jobs import JOB
 from experiments.processes.memory import tune_memory
-from experiments.processes.place import choose_platform
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
 from experiments.study.extension import load_study
 from experiments.study.own import without_study
@@ -66,7 +65,6 @@ def main() -> None:
         take_study()
         line = None if JOB in os.environ else supervise(sys.argv[1:])
         signal.signal(signal.SIGTERM, _stop)
-        choose_platform()
         if line is not None:
             report = join_others(line)
         load_study()

@@ -3,6 +3,7 @@
 Imported only with the harness (``pip install 'lm-study[harness]'``), which finds it by the name "lm".
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class StudyModel(LM):
             names = ("run", "mixture", "max_length")
             raise SettingError(f"--model_args {unknown[0]}: unknown{nearest(unknown[0], names)}")
         trained = open_run(Path(run), stages_of(Path(run)), mixture)
+        print(trained.which, file=sys.stderr)  # the tables are what is printed
         self.texts = texts_of_run(trained, max_length)
 
     @property

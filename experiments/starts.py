@@ -17,8 +17,8 @@ from experiments.runs.prepare import FOLDER, UNKNOWN, store_vocabulary, stored_v
 from experiments.runs.stages import (
     PRETRAINING,
     Stage,
-    is_main,
     load_settings,
+    model_of_run,
     save_settings,
     stages,
     stages_of,
@@ -87,7 +87,7 @@ def _found(where: str) -> tuple[Path, Stage | None]:
             raise SettingError(f"--start {where}: its model is made of counts, and training needs a network")
         if not models or name not in ("", *models):
             raise SettingError(f"--start {where}: {folder} has no stage {name!r}{nearest(name, models)}")
-        return folder, models[name or next(filter(is_main, models))]
+        return folder, models[name or model_of_run(models)]
     if (folder / CONFIG).exists() and not name:
         return folder, None
     what = "has neither config.json nor settings.json" if folder.is_dir() else "does not exist"

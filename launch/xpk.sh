@@ -5,7 +5,7 @@
 #     --readonly=false --auto-mount=true --mount-options=implicit-dirs,rename-dir-limit=1000000
 # Then:
 #   CLUSTER=mine RUNS=/bucket/runs launch/xpk.sh NAME [lm arguments]
-#   TPU_TYPE=v6e-256 SLICES=2 XPK_OPTIONS='--spot --zone us-east5-b' ...;  XPK_OPTIONS=--dry-run only shows
+#   TPU_TYPE=tpu7x-4x4x4 SLICES=2 XPK_OPTIONS='--spot --zone us-east5-b' ...;  XPK_OPTIONS=--dry-run only shows
 set -euo pipefail
 name=${1:?"usage: CLUSTER=... RUNS=/bucket/runs launch/xpk.sh NAME [lm arguments]"}
 shift

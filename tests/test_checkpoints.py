@@ -1,6 +1,7 @@
 """A checkpoint is restored bit for bit on any mesh, or it is found to be damaged."""
 
 import json
+import logging
 import os
 import random
 import resource
@@ -463,3 +464,15 @@ def test_the_checkpoint_of_an_earlier_release_is_good_and_training_goes_on_from_
         checkpoints.save(state)
         checkpoints.wait()
         assert checkpoints.steps() == [3, 4]
+
+
+def test_checkpoints_opened_thousands_of_times_in_a_process_hook_into_it_once(tmp_path):
+    def hooks():
+        return sys.unraisablehook, *(len(logging.getLogger(name).filters) for name in ("absl", "asyncio"))
+
+    with opened(tmp_path):
+        once = hooks()
+    for _ in range(2_000):
+        with opened(tmp_path):
+            pass
+    assert hooks() == once

@@ -13,7 +13,7 @@ from golden.drawn import drawn
 from safetensors.numpy import load_file, save_file
 
 from lm.convert import load, save
-from lm.convert.config_json import meaning, model_config, parts_in
+from lm.convert.config_json import MATRIX, meaning, model_config, parts_in
 from lm.convert.families import FAMILIES
 from lm.convert.unread import IDLE, accounted, check_fields, read_fields, unknown_fields
 from lm.nn.transformer import Transformer
@@ -69,6 +69,8 @@ QUICK = {  # the others are computed as their families' checkpoints of test_pari
     "t5/tied_unscaled",
     "t5/own_scaled",
     "umt5/own_scaled",
+    "umt5/own_unscaled",
+    "umt5/tied_unscaled",
     "bart/sides_apart",
     "marian/sides_apart",
     "llama/attention_bias",
@@ -124,6 +126,30 @@ def logits(model):
 def test_a_model_with_one_field_changed_has_the_logits_of_the_reference(name, arrays, tmp_path):
     _, model = load(published(name, arrays, tmp_path / "in"))
     np.testing.assert_allclose(logits(model), arrays[f"{name}/logits"], atol=5e-5)
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5"])
+@pytest.mark.parametrize(
+    ("tied", "scaled", "own_matrix", "due"),
+    [
+        (True, True, False, "tied-scaled"),
+        (True, False, False, "tied"),
+        (True, True, True, "separate-scaled"),
+        (True, False, True, "separate"),
+        # as they were written before there was the second field
+        (None, None, False, "tied-scaled"),
+        (True, None, False, "tied-scaled"),
+        (True, None, True, "separate-scaled"),
+        (False, None, True, "separate"),
+    ],
+)
+def test_states_are_scaled_before_the_output_as_the_file_says_or_where_it_does_not_by_the_tied_matrix(
+    family, tied, scaled, own_matrix, due
+):
+    theirs, _ = variant(f"{family}/base")
+    theirs |= {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
+    theirs = {name: value for name, value in theirs.items() if value is not None}
+    assert model_config(theirs, {MATRIX} if own_matrix else ()).logits == due
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -83,6 +83,56 @@ def test_what_has_changed_is_shown_and_refused_unless_it_is_allowed_which_is_kep
     assert len(json.loads((tmp_path / "origin.json").read_text())["allowed"]) == 2
 
 
+MODULE = b"""
+class Step(Base, rate=1.5, **options):
+    def __call__(self, *x: "int", scale=-0.5, **others) -> None:
+        y, *_ = [f"{each!r:>{self.w}}%" for each in x if each not in {1, None}] or (b"", "", "\\u00fc")
+        return lambda z, /: z @ y[1:, ..., ::2] ** scale
+"""
+WRITTEN_OTHERWISE = b"""# Says what it is.
+class Step(Base, rate=1.50, **options):
+    '''Makes a step.'''
+
+    def __call__(
+        self,
+        *x: 'int',
+        scale=-0.5,  # of the exponent
+        **others,
+    ) -> None:
+        '''Return \xc3\xbc.'''
+        (y, *_) = [(f'{each!r:>{self.w}}' "%") for each in x if each not in {1, None}] or (
+            b'', u"", "\\u00fc"
+        )
+        '''Said in between.'''
+        return lambda z, /: (z @ (y[1:, ..., ::2] ** scale))
+"""
+
+
+def test_comments_docstrings_layout_and_the_version_of_python_change_no_digest_of_code():
+    assert origin.code_digest(MODULE) == origin.code_digest(WRITTEN_OTHERWISE) == "d4bca64f52f8"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"1.5", b"1.25"),
+        (b"{1, None}", b"{True, None}"),
+        (b'(b"", "",', b'(b"",'),
+        (b'(b"", "",', b'("", "",'),
+        (b"-0.5", b"0.5"),
+        (b"!r", b"!s"),
+        (b"%", b"%%"),
+        (b"z @ y", b"y @ z"),
+        (b"1:,", b":1,"),
+        (b"z, /:", b"z:"),
+        (b"not in", b"in"),
+    ],
+)
+def test_a_module_that_does_something_else_has_another_digest(old, new):
+    assert old in MODULE
+    assert origin.code_digest(MODULE.replace(old, new)) != origin.code_digest(MODULE)
+
+
 @pytest.mark.parametrize("name", origin.ORIGINS)
 def test_of_what_is_finished_code_and_packages_may_be_others_and_what_it_was_trained_with_stays(
     tmp_path, name

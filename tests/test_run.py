@@ -340,6 +340,11 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
     ("row", "changes", "command"),
     [
         ("gpt/base", {}, "lm generate runs/a --prompt 'The function returns'"),
+        (
+            "t5/1-baseline/baseline",
+            {},
+            "lm generate runs/a --mixture documentation-words --prompt 'The function returns'",
+        ),
         ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'It was a'"),
         ("bert/base", {}, "lm fill 'Paris is the [MASK] of France.' --run runs/a"),
         ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm score runs/a --tasks mrpc"),

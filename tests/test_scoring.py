@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +13,19 @@ import tensorflow_datasets as tfds
 from test_benchmarks import SETS, TEXT, prepare
 from tiny import TINY
 
+from experiments.cli.convert import export_checkpoint
 from experiments.cli.doctor import show_tasks
-from experiments.cli.draw import attention
+from experiments.cli.draw import attention, picture_of, write_picture
 from experiments.cli.likelihood import Scoring, likelihood, masking_of, text_rates, texts_of
-from experiments.cli.models import Filling, fill_in
+from experiments.cli.models import Filling, fill_in, generate
 from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
 from experiments.runs.recipes import questions, steps_of
 from experiments.runs.stages import save_settings, stages_of
 from experiments.runs.trained import answering, newest_masked, open_run
+from experiments.starts import started_from
 from experiments.study.experiment import Experiment
+from experiments.study.folders import cache_of
 from lm import sharding
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
@@ -29,6 +34,7 @@ from lm.data.text.vocabulary import EOS
 from lm.evaluate.decode import greedy
 from lm.evaluate.likelihood import continuation_log_probs
 from lm.evaluate.questions import predict
+from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig
@@ -212,6 +218,63 @@ def test_of_masked_models_the_one_trained_last_is_asked_and_a_damaged_one_is_sai
     (last / "settings.json").write_text(settings)
     with pytest.raises(SettingError, match="holds no trained masked LM yet"):
         newest_masked(runs / "cache")
+
+
+def test_a_run_reads_the_cache_of_its_folder_of_runs_or_none_above_it_and_says_which(
+    runs, tmp_path, monkeypatch, capsys
+):
+    folder, *_ = run_of(runs, "moved", TEXTS)
+    assert cache_of(folder) == runs / "cache"
+    score_run(folder, ["xquad_enro"], "", Rows(limit=1))
+    assert f"Data: {runs / 'cache'}\n" in capsys.readouterr().out
+    copied = tmp_path / "project" / "kept" / "moved"
+    shutil.copytree(folder, copied)
+    (tmp_path / "project" / "cache" / "thumbnails").mkdir(parents=True)  # another program's
+    monkeypatch.chdir(tmp_path)
+    assert cache_of(copied) == Path("runs") / "cache"
+    (tmp_path / "project" / "cache" / "tokens").mkdir()
+    assert cache_of(copied) == tmp_path / "project" / "cache"
+
+
+def asked(folder, place, mixture):
+    """``{command: what it prints}`` of all commands that use a model of the run in ``folder``."""
+    lines = place / "lines.txt"
+    lines.write_text("It is so.\n")
+    pictures = {
+        what: partial(
+            write_picture, what, picture_of(what)(run=folder, mixture=mixture, out=place / "x.png", **more)
+        )
+        for what, more in {"next": {"text": "It is."}, "lens": {"text": "It is."}, "bias": {}}.items()
+    }
+    return {
+        "generate": partial(generate, folder, ("It is",), mixture, Decoding(4)),
+        "likelihood": partial(likelihood, folder, str(lines), None, Scoring(mixture=mixture)),
+        "attention": partial(attention, folder, "It is.", mixture, place / "attention.png"),
+        "export": partial(export_checkpoint, folder, place / "out", mixture),
+        "notebook": lambda: print(open_run(folder, stages_of(folder), mixture).which),
+        **pictures,
+    }
+
+
+@pytest.mark.parametrize("mixture", ["", "xquad_enro", "pretraining"])
+def test_every_command_means_the_pre_trained_model_of_a_run_unless_another_is_named_and_says_so(
+    mixture, runs, tmp_path, capsys
+):
+    folder, *_ = run_of(runs, "meant", TEXTS)
+    meant = mixture or "pretraining"
+    other = {"pretraining": "xquad_enro", "xquad_enro": "pretraining"}[meant]
+    for command, ask in asked(folder, tmp_path, mixture).items():
+        ask()
+        told = capsys.readouterr().out
+        assert f"{folder} after {meant}; by --mixture also: {other}" in told, command
+
+
+def test_training_starts_from_the_pre_trained_model_of_a_run_unless_a_stage_is_named(runs):
+    folder, *_ = run_of(runs, "meant", TEXTS)
+    alone, first, tuned = (
+        started_from(f"{folder}{stage}", runs)["start.model"] for stage in ("", ":pretraining", ":xquad_enro")
+    )
+    assert alone == first != tuned
 
 
 @pytest.mark.parametrize("allowed", [stages_of, answering])

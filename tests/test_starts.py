@@ -10,9 +10,12 @@ import pytest
 from tiny import TINY
 from tokenizers import Tokenizer
 
+from experiments.cli.convert import export_checkpoint
+from experiments.runs import origin
 from experiments.runs.checks import check, check_answers
-from experiments.runs.recipes import RECIPES
-from experiments.runs.stages import stages, start_of
+from experiments.runs.prepare import store_vocabulary
+from experiments.runs.recipes import RECIPES, steps_of
+from experiments.runs.stages import save_settings, stages, stages_of, start_of
 from experiments.starts import started_from
 from experiments.study.registry import build, by_hand, check_start, named_changes
 from experiments.study.scales import SCALES
@@ -23,7 +26,7 @@ from lm.data.tasks.labelled import LABELLED
 from lm.data.text.published import find_tokenizer
 from lm.nn.composed import BODY, source_of
 from lm.settings import SettingError
-from lm.sharding import named
+from lm.sharding import make_mesh, named
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig
 
@@ -246,3 +249,36 @@ def test_a_label_that_the_task_lacks_is_refused_with_those_it_has(runs):
     reader = Reader(LABELLED["follows"], find_tokenizer(Path(checkpoint(runs, "bert")), 400), "encoder", 60)
     with pytest.raises(SettingError, match="'follows' has a row with label 2; its labels are 0 to 1"):
         reader.example({"sentence1": "the cat", "sentence2": "sat", "label": 2})
+
+
+def headed(runs, pool):
+    """The settings of a checkpoint of BERT that is tuned by a head."""
+    heads = {"tuning.mixtures": (), "tuning.heads": ("follows",), "tuning.pool": pool}
+    return started(runs, "bert", "bert/base", **heads)
+
+
+@pytest.mark.parametrize(("pool", "count"), [("mean", 1), ("first", 0)])
+def test_a_head_that_cannot_be_exported_is_said_before_it_is_trained(runs, pool, count):
+    said = []
+    check(headed(runs, pool), runs / "tiny" / "bert", runs / "cache", said.append)
+    told = [line for line in said if "`lm convert export` cannot write it" in line]
+    assert len(told) == count
+    assert all("the head for follows" in line and "should be 'first'" in line for line in told)
+
+
+def test_a_head_is_exported_whole_or_not_at_all_unless_it_is_to_stay_behind(runs, tmp_path):
+    folder = runs / "tiny" / "bert" / "head" / "seed-0"
+    experiment = headed(runs, "mean")
+    save_settings(folder, experiment)
+    (stage,) = stages_of(folder)
+    with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
+        checkpoints.save(steps_of(stage, make_mesh(experiment.mesh)).init(0))
+    vocabulary = find_tokenizer(Path(checkpoint(runs, "bert")), 400)
+    store_vocabulary(stage.folder, vocabulary)
+    of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}
+    origin.record(stage.folder, dict.fromkeys(origin.ORIGINS, {}) | of_vocabulary)
+    with pytest.raises(SettingError, match=r"head for follows cannot be written: .*--without-head"):
+        export_checkpoint(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    export_checkpoint(folder, tmp_path / "out", without_head=True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert"

@@ -194,7 +194,8 @@ def test_a_run_of_vectors_alone_ends_with_its_cost_and_has_no_model(cache, capsy
     with pytest.raises(SettingError, match="no model for this"):
         open_run(folder, answering(folder))
     show_neighbours(folder, ("the", "of"), count=3)
-    lines = capsys.readouterr().out.splitlines()
+    which, *lines = capsys.readouterr().out.splitlines()
+    assert which == f"{folder} after vectors"
     assert [line.split()[0] for line in lines] == ["\u2581the", "\u2581of"]
     assert all(len(line.split()) == 1 + 2 * 3 for line in lines)
     with pytest.raises(SettingError, match="'thex' has no vector; did you mean"):
@@ -205,7 +206,8 @@ def test_the_embedding_of_a_model_has_neighbours_too(finished, capsys):
     folder, _ = finished
     for stage in ("", "pretraining"):
         show_neighbours(folder, ("the",), count=200, stage=stage)
-    vectors, model = capsys.readouterr().out.splitlines()
+    said, vectors, other, model = capsys.readouterr().out.splitlines()
+    assert said == f"{folder} after vectors; by --stage also: pretraining" and "after pretraining" in other
     assert vectors != model
 
 

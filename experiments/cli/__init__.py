@@ -98,8 +98,8 @@ EXAMPLES = {  # command -> two that work
         f"lm harness --model_args run={_RUN},max_length=512 --tasks lambada_openai --limit 100",
     ),
     "generate": (
-        f"lm generate {_RUN} --prompt 'summarize: ...'",
-        f"lm generate {_RUN} --prompt 'Once' --temperature 0.8 --top-p 0.9",
+        f"lm generate {_RUN} --mixture documentation-sentences --prompt 'summarize: ...'",
+        "lm generate runs/nano/gpt/base/seed-0 --prompt 'Once' --temperature 0.8 --top-p 0.9",
     ),
     "fill": ("lm fill 'Paris is the [MASK] of France.'", f"lm fill 'Paris is [MASK].' --run {_RUN} --top 3"),
     "draw": ("lm draw masks", f"lm draw attention {_RUN} --text 'The cat sat.'"),

@@ -80,36 +80,47 @@ def export_checkpoint(
     /,
     mixture: str = "",
     weights: Weights = "scored",
+    without_head: bool = False,
 ) -> None:
     """Write a run's model as a checkpoint that other programs read.
 
-    A head goes along where a class of transformers computes the same, such as BertForSequenceClassification.
+    A head goes along where a class of transformers computes the same, such as BertForSequenceClassification;
+    where none does, nothing is written, unless it is to stay behind.
 
     Args:
         run: folder of a run.
         folder: where config.json and safetensors go.
-        mixture: which fine-tuned model; by default the pre-trained one or, without one, the first.
+        mixture: which fine-tuned model; by default the pre-trained one.
         weights: average: the moving average of the parameters (optimizer.ema); last: the parameters
             themselves; scored: the average where one is kept, as everywhere.
+        without_head: write only the model below a head.
     """
     from experiments.runs.recipes import trained_body, trained_whole
+    from experiments.runs.stages import which_model
     from experiments.runs.trained import chosen, frame
     from lm import convert, sharding
     from lm.data.tasks.labelled import find_labelled
 
-    stage = chosen(run, {stage.name: stage for stage in stages_of(run) if stage.has_model}, mixture)
+    models = {stage.name: stage for stage in stages_of(run) if stage.has_model}
+    stage = chosen(run, models, mixture)
     mesh, what, labels = sharding.make_mesh(stage.settings.mesh), "model", tuple[str, ...]()
-    model: Transformer | Tuned = trained_body(stage, mesh, weights)
-    if stage.kind == "head":
+    if stage.kind == "head" and not without_head:
         tuned = trained_whole(stage, mesh, weights)
         try:
-            what, model, labels = convert.class_of(tuned), tuned, find_labelled(*stage.on).labels
+            what = convert.class_of(tuned)
         except SettingError as error:
-            UNBROKEN.print(f"the head for {', '.join(stage.on)} stays behind: {error}")
+            below = "--without-head writes the model below it"
+            raise SettingError(
+                f"the head for {', '.join(stage.on)} cannot be written: {error}; {below}"
+            ) from error
+        model: Transformer | Tuned = tuned
+        labels = find_labelled(*stage.on).labels
+    else:
+        model = trained_body(stage, mesh, weights)
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one
         vocabulary = stored_vocabulary(stage.folder, stage.settings)
         files |= vocabulary.exported(*frame(stage, vocabulary))
     convert.save(model, folder, labels=labels, beside=files)
-    UNBROKEN.print(f"exported the {what} of {run} after {stage.name} to {folder}")
+    UNBROKEN.print(f"exported the {what} of {which_model(run, stage.name, models)} to {folder}")

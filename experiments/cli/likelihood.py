@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from experiments.cli.usage.arguments import FLAT
 from experiments.cli.usage.page import HELP_WORDS
-from experiments.console import CONSOLE, listing
+from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
 from experiments.study.folders import cache_of
 from lm import files
@@ -90,7 +90,11 @@ def likelihood(
         )
     is_corpus = file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
     is_corpus = is_corpus and not Path(file).exists()
-    texts = corpus_texts(file, scoring, cache_of(run)) if is_corpus else texts_of(Path(file))
+    if is_corpus:
+        texts = corpus_texts(file, scoring, cache := cache_of(run))
+        UNBROKEN.print(f"Data: {cache}")
+    else:
+        texts = texts_of(Path(file))
     counts = any(stage.kind == "count" for stage in stages)
     results = by_counts(stages[0], texts, scoring) if counts else by_network(run, stages, texts, scoring)
     for result, (_, text) in zip(results, texts, strict=True):
@@ -130,6 +134,7 @@ def by_network(
     from lm.evaluate.likelihood import continuation_log_probs
 
     trained = open_run(run, stages, scoring.mixture)
+    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
     masking, pairs, owners = masking_of(trained), [], []
     for number, (context, continuation) in enumerate(texts):
         found = list(pairs_of(trained, context, continuation, scoring))

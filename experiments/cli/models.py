@@ -184,7 +184,7 @@ def generate(
     Args:
         run: folder of a run, such as runs/nano/t5/1-baseline/baseline/seed-0.
         prompt: one or more texts to answer or to continue.
-        mixture: which fine-tuned model answers: by default the first; 'pretraining' is the pre-trained one.
+        mixture: which fine-tuned model answers; by default the pre-trained one.
         seed: sampling seed.
     """
     from experiments.runs.trained import answering, open_run
@@ -196,6 +196,7 @@ def generate(
     start = time.perf_counter()
     tokens = write(trained.model, batch)[: len(prompt)]
     seconds, count = time.perf_counter() - start, count_written(tokens, trained.config.special.eos)
+    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
     for text, ids in zip(prompt, tokens, strict=True):
         UNBROKEN.print(f"[cyan]{escape(text)}[/]\n  {escape(trained.vocabulary.decode(ids))}")
     UNBROKEN.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s")
@@ -262,7 +263,7 @@ def fill_in(
     trained = open_run(folder, masked(folder))
     if trained.config.has_decoder and filling.iterations:
         raise SettingError("--iterations is for encoders; an encoder-decoder writes its text once")
-    UNBROKEN.print(f"[dim]{folder}[/]")
+    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
     how = _written if trained.config.has_decoder else _passed if filling.iterations else _guessed
     for line in how(trained, text, filling):
         UNBROKEN.print(line)
@@ -332,7 +333,8 @@ def show_neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage:
     from experiments.runs.trained import embedding_of
 
     stages = {each.name: each for each in stages_of(run)}
-    vectors = embedding_of(run, stages, stage)
+    vectors, which = embedding_of(run, stages, stage)
+    UNBROKEN.print(f"[dim]{escape(which)}[/]")
     for word in words:
         piece = next((name for name in (BLANK + word, word) if name in vectors.numbers), word)
         nearest = "  ".join(f"{name} {cosine:.2f}" for name, cosine in vectors.neighbours(piece, count))

@@ -113,6 +113,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         (place / "scores.json").write_text(text + "\n")
         lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
     show_scores(lines)
+    UNBROKEN.print(f"Data: {prepared}")
     UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{rows.split}")
 
 

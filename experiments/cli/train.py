@@ -17,7 +17,7 @@ from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import agreed, cache_compiled
 from experiments.processes.jobs import Jobs, cores, handed_out
 from experiments.processes.line import Line
-from experiments.processes.place import find_place, has_accelerator
+from experiments.processes.place import find_place
 from experiments.processes.progress import (
     JobReporter,
     Reporter,
@@ -42,6 +42,7 @@ from experiments.study.registry import (
     twin,
 )
 from experiments.study.scales import ONE_CORE
+from lm.devices import has_accelerator
 from lm.files import write
 from lm.settings import SettingError
 

@@ -39,6 +39,13 @@ WRITTEN = 16  # longest answer that a decoder is watched writing [tokens]
 LONGEST_PIECE_RUN = 12  # of the longest word
 
 
+def open_and_tell(run: Path, mixture: str = "") -> Trained:
+    """Open a model of a run, and print which it is."""
+    trained = open_run(run, stages_of(run), mixture)
+    print(trained.which)
+    return trained
+
+
 @dataclass(frozen=True, kw_only=True)
 class OfRun(Picture):
     """A picture of a run's model."""
@@ -48,7 +55,7 @@ class OfRun(Picture):
 
     def opened(self) -> Trained:
         """The model."""
-        return open_run(self.run, stages_of(self.run), self.mixture)
+        return open_and_tell(self.run, self.mixture)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +122,7 @@ class SimilarityPicture(Picture):
             raise SettingError("lm draw similarity RUN [RUN ...]: name a run at least")
         panels = []
         for folder in self.runs:
-            run = open_run(folder, stages_of(folder))
+            run = open_and_tell(folder)
             lines = similarity_lines(run, (self.text, self.other), self.word)
             names = ["embedding", *layer_names(len(lines["mean of other pairs of tokens"][0]) - 1)]
             config = run.config
@@ -172,7 +179,7 @@ class GradientPicture(Picture):
         if self.run is None:
             title = f"layers of {self.width} features as they start"
             return draw_gradients(title, starting_gradients(self.width, self.length, self.gain))
-        read_text = open_text(open_run(self.run, stages_of(self.run)), self.text)
+        read_text = open_text(open_and_tell(self.run), self.text)
         tokens = len(next(iter(read_text.ids.values())))
         if tokens < 3:
             raise SettingError(f"--text has {tokens} tokens: a curve over their distances needs at least 3")
@@ -198,7 +205,7 @@ class DecodingPicture(Picture):
         if self.run is None:
             model = Transformer(SMALL_DECODER, nnx.Rngs(params=jax.random.key(0)))
         else:
-            model = open_run(self.run, stages_of(self.run)).model
+            model = open_and_tell(self.run).model
         config = model.config
         lines = {
             name: (self.lengths, milliseconds(c)) for name, c in decoding_costs(model, self.lengths).items()

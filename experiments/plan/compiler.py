@@ -71,7 +71,7 @@ def program_key(step: PlannedStep) -> str:
     digest = hashlib.sha256(json.dumps([to_json(decisive), step.batch, target, versions]).encode())
     digest.update(json.dumps(origin.code()).encode())
     for name in ("worker.py", "program.py"):
-        digest.update(Path(__file__).with_name(name).read_bytes())
+        digest.update(origin.code_digest(Path(__file__).with_name(name).read_bytes()).encode())
     return digest.hexdigest()[:16]
 
 

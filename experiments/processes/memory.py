@@ -3,7 +3,7 @@
 import os
 import sys
 
-from experiments.processes.place import has_accelerator
+from lm.devices import has_accelerator
 
 # Of glibc.malloc. Else a small model's step on a CPU spends up to half of its time on getting memory: every
 # buffer of XLA is mapped, filled with zeros by the kernel and given back anew.

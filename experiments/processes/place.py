@@ -11,10 +11,9 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from ipaddress import ip_address
-from pathlib import Path
 
+from lm.devices import has_tpu
 from lm.settings import SettingError
 
 STARTED = time.monotonic()  # of this process, near enough
@@ -138,20 +137,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def has_tpu() -> bool:
-    """Whether there is a TPU's device file."""
-    return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
-
-
-def has_accelerator() -> bool:
-    """Whether there is a device file of a TPU or a GPU."""
-    gpus = ("nvidiactl", "dxg", "kfd")  # of NVIDIA, in WSL2, of AMD
-    return has_tpu() or any(Path("/dev", name).exists() for name in gpus)
-
-
-def choose_platform() -> None:
-    """Without a TPU or GPU here jax need not try libtpu, which is there to plan with and complains."""
-    if find_spec("libtpu") and not has_accelerator():
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")

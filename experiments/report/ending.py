@@ -15,6 +15,7 @@ from experiments.study.registry import REGISTRY, equal_rows, row_folder
 from experiments.study.scales import SCALES
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
+from lm.data.tasks.names import task_name
 from lm.settings import SettingError
 
 CURVES = "curves"  # picture in the folder of a run
@@ -90,7 +91,9 @@ def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, s
     elif experiment.tuning.heads and not experiment.pretraining.steps:
         look = f"{lm} score {folder} --tasks {experiment.tuning.heads[0]}"
     elif experiment.model.has_decoder:
-        look = f"{lm} generate {folder} --prompt {shlex.quote(sentence)}"
+        tuned = experiment.tuning.mixtures if experiment.finetuning.steps else ()
+        model = f" --mixture {shlex.quote(task_name(tuned[0]))}" if tuned else ""
+        look = f"{lm} generate {folder}{model} --prompt {shlex.quote(sentence)}"
     else:
         look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
     attends = experiment.counts.model == "none" and experiment.model.has_scores

@@ -22,6 +22,7 @@ from experiments.runs.prepare import (
     reads_corpus,
     tuning_lengths,
 )
+from experiments.runs.recipes import head_config
 from experiments.runs.result import check_settings
 from experiments.runs.stages import Stage, stages, start_of
 from experiments.study.experiment import Experiment, setting_changes
@@ -93,6 +94,8 @@ def check(
     check_answers(experiment, prepared)
     for name in tuning.heads if tunes else ():
         reader_of(experiment, find_labelled(name), prepared.vocabulary)
+    if tunes and experiment.start.model:
+        tell_heads_that_stay(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(experiment.model, mesh)
     return prepared, mesh
@@ -204,6 +207,19 @@ def check_heads(experiment: Experiment) -> None:
         for field, value in fields.items() if head in heads else ():
             if (found := getattr(objective, field)) != value:
                 raise SettingError(f"model.heads={heads} needs objective.{field}={value!r}, not {found!r}")
+
+
+def tell_heads_that_stay(experiment: Experiment, say: Callable[[str], object]) -> None:
+    """Say of which heads there is no class of transformers, so that they cannot be written back."""
+    from lm.convert import head_class  # which takes a tenth of a second
+
+    for name in experiment.tuning.heads:
+        try:
+            head_class(experiment.model, head_config(experiment, find_labelled(name)))
+        except SettingError as error:
+            say(
+                f"the head for {name} is trained and scored, but `lm convert export` cannot write it: {error}"
+            )
 
 
 def check_mixing(experiment: Experiment) -> None:

@@ -5,8 +5,10 @@ data, code or packages is refused, unless it is allowed. Of a finished stage, wh
 only settings, vocabulary and data must be the same: code can no longer change its numbers.
 """
 
+import ast
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +107,59 @@ def check(
 
 
 def code() -> dict[str, str]:
-    """``{file: start of its sha256}`` of the library, what of the study makes numbers, and own modules."""
+    """Return ``{file: digest}`` of the library, what of the study makes numbers, and own modules.
+
+    A digest is of what Python does, so that another comment, docstring or layout is no other code.
+    """
     root = Path(config.__file__).parents[1]
     files = [*sorted(root.glob("lm/**/*.py")), *(root / f"experiments/runs/{name}.py" for name in CODE)]
     named = {str(file.relative_to(root)): file for file in files}
     named |= {f"{STUDY_OPTION} {file.name}": file for file in study_files()}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for name, file in named.items()}
+    return {name: code_digest(file.read_bytes()) for name, file in named.items()}
+
+
+@cache  # a process asks several times, and reading the syntax of all files takes a quarter of a second
+def code_digest(source: bytes) -> str:
+    """Return the start of the sha256 of a module's syntax tree, the same on every version of Python."""
+    parts: list[str] = []
+    _write_syntax(ast.parse(source), parts)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _write_syntax(node: Any, parts: list[str]) -> None:
+    """Append to ``parts`` what a node consists of, except for strings that are statements: they do nothing.
+
+    ``ast.dump`` and ``ast.unparse`` write one tree differently from version to version. What is absent is
+    left out, since versions add fields.
+    """
+    if isinstance(node, list):
+        for each in node:
+            _write_syntax(each, parts)
+        parts.append("]")
+    elif isinstance(node, ast.AST):
+        if _is_text_alone(node):
+            return
+        parts.append(type(node).__name__)
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(node, ast.JoinedStr):  # some versions end it with an empty text
+                value = [each for each in node.values if not _is_empty_text(each)]
+            if value is not None and value != [] and name != "kind":  # the u of u"text"
+                parts.append(name)
+                _write_syntax(value, parts)
+        parts.append(")")
+    else:
+        parts.append(ascii(node))
+
+
+def _is_text_alone(node: ast.AST) -> bool:
+    """Return whether a node is a statement that is only a string, such as a docstring."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _is_empty_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value == ""

@@ -100,13 +100,18 @@ def text_spec(experiment: Experiment) -> StepSpec:
 
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     """The step of fine-tuning with a new head for a labelled task, and the model below it."""
-    spec, layers = text_spec(experiment), experiment.tuning.layers
-    pool = experiment.tuning.pool or ("last" if spec.model.has_decoder else "first")
-    # no position has read the text from both ends
-    pool = "mean" if "backward" in spec.model.heads and experiment.tuning.pool is None else pool
-    head = HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=layers)
-    tune = optimizers.body_frozen if layers.endswith("frozen") else spec.tune
+    spec, head = text_spec(experiment), head_config(experiment, task)
+    tune = optimizers.body_frozen if head.layers.endswith("frozen") else spec.tune
     return replace(spec, loss=labelled, module=composed.Tuned, parts=(head,), tune=tune)
+
+
+def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:
+    """Return the settings of the head for a labelled task."""
+    model, tuning = experiment.model, experiment.tuning
+    pool = tuning.pool or ("last" if model.has_decoder else "first")
+    # no position has read the text from both ends
+    pool = "mean" if "backward" in model.heads and tuning.pool is None else pool
+    return HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=tuning.layers)
 
 
 def steps_of(stage: Stage, mesh: Mesh) -> Steps:

@@ -8,7 +8,7 @@ the name of a stage. Runs that pre-train alike share one pre-training, whatever 
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -173,6 +173,21 @@ def group_of(name: str) -> tuple[str, bool]:
 def is_main(name: str) -> bool:
     """Whether a stage of this name is what a run is compared by: neither vectors, a start nor a branch."""
     return name.partition("/")[0] not in (START, VECTORS) and not name.startswith(BRANCH)
+
+
+def model_of_run(names: Iterable[str]) -> str:
+    """Return the name of the stage whose model is meant where a run is named alone: of its pre-training.
+
+    A run pre-trains once and is fine-tuned any number of times, so that no fine-tuned model is the run's own.
+    It is the first one where nothing is pre-trained. All commands, ``--start`` and notebooks follow this.
+    """
+    return next(filter(is_main, names))
+
+
+def which_model(folder: Path, name: str, names: Iterable[str], option: str = "--mixture") -> str:
+    """Return the words that tell which model of the run in ``folder`` is used, and which others it has."""
+    others = ", ".join(other for other in names if other != name)
+    return f"{folder} after {name}" + (f"; by {option} also: {others}" if others else "")
 
 
 def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from experiments.processes.group import cache_compiled
 from experiments.runs.prepare import Prepared, encoded_split, pretraining_batches, stored_vocabulary
 from experiments.runs.recipes import body_steps, trained, trained_body
-from experiments.runs.stages import Stage, is_main, load_settings, stages_of
+from experiments.runs.stages import Stage, load_settings, model_of_run, stages_of, which_model
 from experiments.study.experiment import Experiment
 from experiments.study.folders import cache_of
 from lm import sharding
@@ -58,6 +58,7 @@ class Trained:
     model: Transformer
     put: Callable[[dict[str, np.ndarray]], Batch]
     devices: int  # rows of a batch are a multiple of it
+    which: str = ""  # words that tell the run and the stage, and which other models the run has
 
     @property
     def config(self) -> ModelConfig:
@@ -125,12 +126,17 @@ class Trained:
 
 
 def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
-    """The run in ``folder`` after the stage ``name``, by default the first of those ``stages`` of it."""
+    """Open the model of the run in ``folder`` after the stage ``name``, by default ``model_of_run``'s.
+
+    ``stages``: those of the run that will do.
+    """
     cache_compiled(cache_of(folder))
-    stage = chosen(folder, {stage.name: stage for stage in stages if stage.has_model}, name)
+    models = {stage.name: stage for stage in stages if stage.has_model}
+    stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = trained_body(stage, mesh), body_steps(stage, mesh).put
-    return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size)
+    which = which_model(folder, stage.name, models)
+    return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
 
 
 def texts_of_run(trained: Trained, max_length: int | None = None) -> TextModel:
@@ -139,19 +145,22 @@ def texts_of_run(trained: Trained, max_length: int | None = None) -> TextModel:
     return text_model(trained.model, trained.vocabulary, trained.put, framed, max_length)
 
 
-def embedding_of(folder: Path, stages: Mapping[str, Stage], name: str) -> WordVectors:
-    """The vectors of pieces after the stage ``name``: by default skip-gram's, else pre-training's."""
+def embedding_of(folder: Path, stages: Mapping[str, Stage], name: str) -> tuple[WordVectors, str]:
+    """Return the vectors of pieces after the stage ``name``, and the words that tell which it is.
+
+    By default it is skip-gram's, or ``model_of_run``'s where there is none.
+    """
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
     params = trained(stage, sharding.make_mesh(stage.settings.mesh)).params
     table = np.asarray(next(x for each, x in params.items() if f".{each}".endswith(EMBEDDING)))
     pieces = stored_vocabulary(stage.folder, stage.settings).ids
     rows = table[list(pieces.values())]
-    return WordVectors(tuple(pieces), rows, rows)
+    return WordVectors(tuple(pieces), rows, rows), which_model(folder, stage.name, stages, "--stage")
 
 
 def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
-    """The model called ``name``, else the first after the start; SettingError with the nearest for none."""
+    """Return the model called ``name``, else ``model_of_run``'s; SettingError with the nearest for none."""
     if not models:
         raise SettingError(
             f"{folder} has no model for this: its settings ask for neither pre-training nor fine-tuning "
@@ -159,15 +168,14 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
         )
     if name and name not in models:
         raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, models)}")
-    return models[name or next(filter(is_main, models))]
+    return models[name or model_of_run(models)]
 
 
 def answering(folder: Path) -> list[Stage]:
-    """The stages of a run whose model writes text, fine-tuned ones first."""
+    """Return the stages of a run whose model writes text."""
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
-    text = [stage for stage in stages_of(folder) if stage.has_model and stage.kind != "head"]
-    return sorted(text, key=lambda stage: (stage.kind == "pretrain", not stage.is_main))
+    return [stage for stage in stages_of(folder) if stage.has_model and stage.kind != "head"]
 
 
 def masked(folder: Path) -> list[Stage]:

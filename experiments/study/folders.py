@@ -8,6 +8,7 @@ from pathlib import Path
 from lm.settings import SettingError
 
 STARTS_FOLDER = "starts"  # the folder of what runs start from, in the folder of all runs
+CACHED = ("compiled", "corrupt", "lock", "tfds", "tokens", "vocabulary")  # what a cache may hold
 
 PLAIN_NAME = re.compile(r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII)  # that is a folder, and needs no quoting
 BESIDE_SCALES = ("cache", STARTS_FOLDER)  # folders in the folder of all runs
@@ -70,9 +71,18 @@ def lead_to(name: Path, folder: Path) -> None:
 
 
 def cache_of(folder: Path) -> Path:
-    """The cache beside a run's folder: that of the folder ``runs`` it lies in."""
+    """Return the cache of the folder of runs that a run lies in, or ``runs/cache`` if it lies in none.
+
+    A folder above it that is only called so is passed over. Commands that read data from it print its path,
+    since a copied run may lie in another folder of runs than it was trained in.
+    """
     caches = (parent / "cache" for parent in folder.resolve().parents)
-    return next(filter(Path.is_dir, caches), Path("runs") / "cache")
+    return next(filter(_is_cache, caches), Path("runs") / "cache")
+
+
+def _is_cache(folder: Path) -> bool:
+    """Return whether a folder holds something that is kept for runs."""
+    return any((folder / name).exists() for name in CACHED)
 
 
 def home_of(folder: Path, cache: Path) -> Path:

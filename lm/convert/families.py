@@ -63,11 +63,9 @@ FAMILIES["t5"] = Family(
     """),
     embeddings=("encoder.embed_tokens", "decoder.embed_tokens"),
 )
-_TIED_SCALED = {True: "tied-scaled", False: "separate"}
 FAMILIES["umt5"] = replace(
     FAMILIES["t5"],
     classes="UMT5ForConditionalGeneration",
-    keys=revised(FAMILIES["t5"].keys, choice("tie_word_embeddings", "logits", _TIED_SCALED, True)),
     fixed=values("architecture=encoder-decoder positions=relative-per-layer scores=dot"),
 )
 FAMILIES["bart"] = Family(

@@ -225,9 +225,12 @@ def _max_distance(value: Any, theirs: Json) -> int:
 
 
 def _t5_logits(_: Any, theirs: Json) -> str:
-    """Whether states are scaled by d_model^-0.5 stands in a setting of its own since transformers 5, where a
-    matrix of its own is known by its tensor; before, a matrix that was the embedding (T5 1.0) was scaled,
-    another (1.1) not."""
+    """Return how logits are made: of the embedding or a matrix of its own, and whether states are scaled.
+
+    The scale is d_model^-0.5. It stands in a setting of its own since transformers 5 (UMT5: 5.24), where a
+    matrix of its own is known by its tensor; before, states before the embedding (T5 1.0) were scaled, those
+    before another matrix (1.1) not.
+    """
     tied = theirs.get("tie_word_embeddings", True)
     scaled = theirs.get("scale_decoder_outputs", tied)
     for name, value in (("tie_word_embeddings", tied), ("scale_decoder_outputs", scaled)):

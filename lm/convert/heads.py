@@ -9,6 +9,7 @@ from lm.convert.families import FAMILIES
 from lm.convert.family import Json
 from lm.convert.tensors import Tensor
 from lm.nn.composed import Tuned
+from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 
@@ -29,16 +30,20 @@ HEAD_MODULES = (
 
 
 def class_of(model: Tuned) -> str:
-    """The class of transformers that computes what a tuned model does; SettingError if there is none."""
-    head, body = model.settings, cast(Transformer, model.body)
-    table = FAMILIES[family := config_json(body.config)["model_type"]]
+    """Return the class of transformers that computes what a tuned model does; SettingError for none."""
+    return head_class(cast(Transformer, model.body).config, model.settings)
+
+
+def head_class(config: ModelConfig, head: HeadConfig) -> str:
+    """Return the class of transformers of such a head on such a model; SettingError if there is none."""
+    table = FAMILIES[family := config_json(config)["model_type"]]
     name, _, kinds = table.heads.partition("=")
     if head.layers == "mixed-frozen":
         raise SettingError("no class of transformers mixes layers (tuning.layers='mixed-frozen')")
     if head.kind not in kinds.split(","):
         raise SettingError(f"transformers has no class of a {family} with one linear layer for {head.kind}")
-    if head.kind not in ("tokens", "span") and (head.pool, body.pooler is None) != ("first", False):
-        pooler = "" if body.pooler is not None else ", and the checkpoint has no pooler"
+    if head.kind not in ("tokens", "span") and (head.pool, "pooler" in config.heads) != ("first", True):
+        pooler = "" if "pooler" in config.heads else ", and the checkpoint has no pooler"
         raise SettingError(
             f"{name}{HEAD_CLASSES[head.kind]} reads the first position through a pooler: tuning.pool="
             f"{head.pool!r} should be 'first'{pooler}"

@@ -295,6 +295,7 @@ def _orbax() -> Any:
     return orbax.checkpoint
 
 
+@cache  # each hook calls the one before
 def _silence_orbax() -> None:
     """Keep off the terminal what orbax's threads print of an error: it is raised here too."""
     before = sys.unraisablehook

@@ -92,7 +92,7 @@ TABLES = ("embed", "wte", "wpe", "shared", "token_type", "lm_head", "decoder.wei
 
 def deviation(name, shape, family, config):
     """How large the random numbers of a matrix are."""
-    t5, scaled = family in ("t5", "umt5"), family == "umt5" or getattr(config, "scale_decoder_outputs", False)
+    t5, scaled = family in ("t5", "umt5"), getattr(config, "scale_decoder_outputs", family == "umt5")
     if "relative_attention_bias" in name:
         return 1.0
     if any(table in name for table in TABLES) and "norm" not in name and "hidden_mapping" not in name:
@@ -113,7 +113,7 @@ def value(name, shape, family, config, seed):
     noise, flat = rng.standard_normal(shape), len(shape) == 1
     norm = flat and any(k in low for k in ("layernorm", "layer_norm", ".ln_", "norm.", "_norm", "ln_f"))
     if norm and low.endswith("weight"):
-        scaled = family == "umt5" or getattr(config, "scale_decoder_outputs", False)
+        scaled = getattr(config, "scale_decoder_outputs", family == "umt5")
         return (3.5 if scaled and name == "decoder.final_layer_norm.weight" else 1.0) * (1.0 + 0.2 * noise)
     if flat or low.endswith("bias"):
         return (0.1 if norm or family in ("bart", "marian") else 0.2) * noise

@@ -128,17 +128,19 @@ ROPE = {"rope_theta": 500.0, "original_max_position_embeddings": 4, "factor": 4.
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 PARTIAL = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 YARN = {"rope_type": "yarn", "attention_factor": 0.7}
+# of T5 and UMT5: the output matrix is the embedding or its own, behind states that are scaled or not
+T5_OUTPUTS = {
+    f"{'tied' if tied else 'own'}_{'scaled' if scaled else 'unscaled'}": (
+        {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": scaled},
+        () if tied else ("lm_head",),
+    )
+    for tied in (True, False)
+    for scaled in (True, False)
+}
 # type: name: (what is changed, the tensors that are drawn anew though the reference repeats another there)
 SHAPES = {
-    "t5": {
-        f"{'tied' if tied else 'own'}_{'scaled' if scaled else 'unscaled'}": (
-            {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": scaled},
-            () if tied else ("lm_head",),
-        )
-        for tied in (True, False)
-        for scaled in (True, False)
-    },
-    "umt5": {"own_scaled": ({}, ("lm_head",))},
+    "t5": T5_OUTPUTS,
+    "umt5": T5_OUTPUTS,
     "bart": {"sides_apart": (APART, ())},
     "marian": {"sides_apart": (APART, ())},
     "llama": {

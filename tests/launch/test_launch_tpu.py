@@ -216,11 +216,21 @@ def test_a_sweep_runs_so_many_rows_at_once_and_no_more(stage, monkeypatch):
         ("v4:2x2x2", ("v4-16", 2)),
         ("v6e-256", ("v6e-256", 64)),
         ("v5p:8x8x8", ("v5p-1024", 128)),
-        ("tpu7x:2x2x1", ("tpu7x-8", 1)),
     ],
 )
 def test_types_and_topologies_name_the_same_slices(asked, given):
     assert resolve(asked)[::2] == given
+
+
+@pytest.mark.parametrize("accelerator", ["tpu7x:4x4x4", "TPU7x-4x4x4"])
+@pytest.mark.parametrize("option", [[], ["--dry-run"]])
+def test_a_tpu_that_queued_resources_do_not_offer_is_refused_with_the_command_that_gets_it(
+    stage, capsys, accelerator, option
+):
+    assert dispatch([*TPU[:2], f"--accelerator={accelerator}", *TPU[3:], *option]) == 2
+    said = capsys.readouterr()
+    assert "on GKE: TPU_TYPE=tpu7x-4x4x4 CLUSTER=... RUNS=/bucket/runs launch/xpk.sh NAME" in said.err
+    assert not said.out and not stage.calls()
 
 
 def test_a_dry_run_prints_every_command_and_the_real_gcloud_accepts_each(stage, capsys):
