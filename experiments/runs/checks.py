@@ -19,7 +19,6 @@ from experiments.runs.prepare import (
     prepare,
     pretraining_batches,
     reader_of,
-    reads_corpus,
     tuning_lengths,
 )
 from experiments.runs.result import check_settings
@@ -62,7 +61,7 @@ def check(
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
-    pretrains = reads_corpus(experiment)
+    pretrains = experiment.pretraining.steps > 0 and experiment.counts.model == "none"
     if pretrains:
         check_heads(experiment)
     check_mixing(experiment)
@@ -242,8 +241,6 @@ def check_counts(experiment: Experiment) -> None:
             f"counts.model={counts!r} needs ensemble.members=1, not {team}, and mixing.pretraining='corpus', "
             f"not {experiment.mixing.pretraining!r}"
         )
-    if counts == "ngram" and experiment.finetuning.steps and (tuning.mixtures or tuning.heads):
-        raise SettingError("counts.model='ngram' is not tuned on tasks: set finetuning.steps to 0")
     kinds = {name: find_labelled(name).kind for name in tuning.heads}
     if counts == "tagger" and (tuning.mixtures or set(kinds.values()) != {"tokens"}):
         raise SettingError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from lm.settings import SettingError, at_least
+from lm.settings import ABOVE_0, SettingError, at_least, setting
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class VectorsConfig(SkipGramTraining):
 
     epochs: int = 0  # passes over the text; 0: the embedding starts at random
     tokens: int = 2**26  # of the text, from its start, that are read at most [tokens]
-    embedding: Literal["trained", "frozen"] = "trained"  # in pre-training
+    # in pre-training
+    embedding: Literal["trained", "frozen"] = setting("trained", {"pretraining.steps": ABOVE_0})
 
     def __post_init__(self) -> None:
         self.check("vectors.", least=0)
