@@ -42,6 +42,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"; choose from {', '.join(choices)}" if 0 < len(choices) <= 20 else ""
 
 
+INT32 = 2**31 - 1  # the greatest number of steps, which are counted in so many bits
+SMALLEST = 2.0**-126  # of float32: what is smaller is computed as 0
 _hints = functools.cache(typing.get_type_hints)  # a table of rows is built of thousands of changes
 _ADDED: dict[
     tuple[type, str], dict[str, tuple[str, ...]]
@@ -131,6 +133,36 @@ def at_least(settings: Any, prefix: str, **least: float) -> None:
         value = getattr(settings, name)
         if value is not None and not value >= bound:
             raise SettingError(f"{prefix}{name}={value} should be at least {bound}")
+
+
+def at_most(settings: Any, prefix: str, **most: float) -> None:
+    """SettingError for a field above its greatest value; None passes."""
+    for name, bound in most.items():
+        value = getattr(settings, name)
+        if value is not None and not value <= bound:
+            raise SettingError(f"{prefix}{name}={value} should be at most {bound}")
+
+
+def above_0(settings: Any, prefix: str, names: str) -> None:
+    """SettingError for a field, of several in one text, that is not above 0 as a float32; None passes."""
+    for name in names.split():
+        value = getattr(settings, name)
+        if value is not None and not value >= SMALLEST:
+            raise SettingError(f"{prefix}{name}={value} should be above 0")
+
+
+def below_1(settings: Any, prefix: str, names: str) -> None:
+    """SettingError for a field, of several in one text, that is not a share of what is remembered."""
+    for name in names.split():
+        if not 0 <= getattr(settings, name) < 1:
+            value = getattr(settings, name)
+            raise SettingError(f"{prefix}{name}={value} should be at least 0 and below 1, such as 0.9")
+
+
+def check_seed(seed: int, name: str, most: int = 2**32 - 1) -> None:
+    """SettingError for a seed that jax does not take: it has 32 bits."""
+    if not 0 <= seed <= most:
+        raise SettingError(f"{name}={seed} should be a whole number from 0 to {most}")
 
 
 def check_numbers(config: Any) -> None:
@@ -241,6 +273,15 @@ class Values:
         named = [repr(value) for value in self.but if value not in _ABSENT]
         return f"with {path} other than {listed(named)}" if named else f"with {path}"
 
+    def shown(self, path: str) -> str:
+        """Say in one phrase which values the setting at ``path`` should have."""
+        if self.above is not None:
+            return f"{path} above {self.above:g}"
+        if self.among:
+            return f"{path}={'|'.join(map(str, self.among)) or 'none'}"
+        named = "|".join(str(value) for value in self.but if value not in _ABSENT)
+        return f"{path} not {named}" if named else f"{path} given"
+
     def mend(self, path: str) -> str:
         """Name the setting to change, with a value where that is a choice."""
         choices = [value for value in self.among if isinstance(value, str | bool) and value != ""]
@@ -285,21 +326,35 @@ def check_read(config: Any, paths: Iterable[str]) -> None:
 
 
 def conditions(cls: type, prefix: str = "") -> dict[str, str]:
-    """``{path: who reads it}``: of each field and group of a nested dataclass that declares it, in words."""
+    """``{path: "other.path=value and another above 0"}``: what fields and groups of a dataclass declare."""
     hints, said = _hints(cls), {}
     for field in dataclasses.fields(cls):
         declared = {"": field.metadata.get("read_if", ()), **field.metadata.get("apart", {})}
         for part, alternatives in declared.items():
-            clauses = [
-                " and ".join(_values(due).clause(path) for path, due in each.items())
-                for each in _alternatives(alternatives)
-            ]
+            clauses = [_shown(cls, prefix, each) for each in _alternatives(alternatives)]
             if clauses:
-                said[prefix + field.name + f".{part}" * bool(part)] = ", or ".join(clauses)
+                said[prefix + field.name + f".{part}" * bool(part)] = "; or ".join(clauses)
         if dataclasses.is_dataclass(hints[field.name]):
             inner = conditions(hints[field.name], f"{prefix}{field.name}.")
             said |= {path: text for path, text in inner.items() if path not in said}
     return said
+
+
+def _shown(cls: type, prefix: str, condition: Condition) -> str:
+    """A condition of a field of ``cls`` by the whole paths of the settings that it names."""
+    return " and ".join(
+        _values(due).shown(prefix + path if _is_setting(cls, path) else path)
+        for path, due in condition.items()
+    )
+
+
+def _is_setting(cls: Any, path: str) -> bool:
+    """Whether a dataclass has a setting or group at ``path``."""
+    for name in path.split("."):
+        if not dataclasses.is_dataclass(cls) or name not in cls.__dataclass_fields__:
+            return False
+        cls = typing.get_type_hints(cls)[name]
+    return True
 
 
 def listed(names: Iterable[str]) -> str:

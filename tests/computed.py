@@ -5,10 +5,13 @@ Nothing is compiled: a step is known by its jaxpr, in which every number stands 
 
 import hashlib
 import re
+import typing
 from functools import cache, partial
+from types import NoneType
 
 import jax
 import numpy as np
+from tiny import TINY
 
 from experiments.runs.checks import check
 from experiments.runs.counted import COUNT_MODELS, tagged_by
@@ -16,11 +19,55 @@ from experiments.runs.prepare import held_out_text, in_own_order, rows_of_half, 
 from experiments.runs.recipes import RECIPES, _held_out
 from experiments.runs.session import _documents
 from experiments.runs.stages import stages
+from experiments.study.experiment import Experiment
+from experiments.study.registry import build
+from experiments.study.scales import SCALES
+from lm.nn.config import RECURRENT
 from lm.train.optimizers import learning_rate, optimizer
 from lm.train.step import StepSpec
 from lm.vectors.training import train_skipgram
 
-ROWS = 2  # batches of which the text is looked at
+# A T5, a GPT, a BERT, an LSTM and an n-gram row, as small as they can be, and rows that read more settings.
+ROWS = {
+    "gpt": ("gpt/base", {"tuning.heads": ("acceptability",)}),
+    "lstm": ("history/lstm", {}),
+    "bert": ("bert/base", {"tuning.heads": ("acceptability",)}),
+    "t5": ("t5/1-baseline/baseline", {}),
+    "ngram": ("history/trigram", {}),
+}
+SCALE = (
+    SCALES["nano"]
+    | TINY
+    | {
+        "pretraining.steps": 4,
+        "finetuning.steps": 2,
+        "finetuning.save_every": 1,
+        "tuning.mixtures": ("cloze",),
+        "mixing.limit": 100,
+        "vectors.tokens": 500,
+        "data.vocabulary_size": 350,
+    }
+)
+
+
+def built(row):
+    """The settings of one of ROWS at scale ``tiny``."""
+    name, changes = ROWS[row]
+    return build(name, "tiny", changes)
+
+
+def kind_of(path):
+    """The type of a setting."""
+    cls = Experiment
+    for name in path.split("."):
+        cls = typing.get_type_hints(cls)[name]
+    return cls
+
+
+def without_none(kind):
+    """The type of what an optional setting is if it is given, and whether it may be None."""
+    given = [each for each in typing.get_args(kind) if each is not NoneType]
+    return (given[0], True) if NoneType in typing.get_args(kind) else (kind, False)
 
 
 def computed(experiment, cache):
@@ -95,6 +142,8 @@ def model(spec, shapes):
     def mean(params, batch, key):
         return spec.loss(params, batch, key, spec.loss_config)
 
+    if spec.model.mixer in RECURRENT:  # of which some settings are of gradients alone
+        mean = jax.grad(mean, has_aux=True)
     initial, parameters = jax.make_jaxpr(spec.make, return_shape=True)(key)
     return digest([traced(initial), traced(jax.make_jaxpr(mean)(parameters, batch, key))])
 

@@ -18,12 +18,16 @@ from lm.nn.config import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
 from lm.settings import (
     ABOVE_0,
     GIVEN,
+    INT32,
     Condition,
     Conditions,
     SettingError,
     Values,
+    above_0,
     at_least,
+    at_most,
     changes,
+    check_seed,
     leaves,
     setting,
 )
@@ -67,6 +71,10 @@ BY_HEADS: Condition = {"heads": GIVEN, "finetuning.steps": ABOVE_0}
 WHEN_TUNED: Condition = {"finetuning.steps": ABOVE_0}
 
 
+MOST_PROCESSES = 1_024  # of one kind, on a machine
+MOST_MEMBERS = 1_000  # of an ensemble
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """What is read, and how it becomes tokens."""
@@ -102,7 +110,11 @@ class DataConfig:
 
     def __post_init__(self):
         at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
-        at_least(self, "data.", streams=0, encoders=0, cache_size=0)
+        at_least(self, "data.", streams=0, encoders=0, cache_size=0, inputs_length=1)
+        at_most(self, "data.", workers=MOST_PROCESSES, encoders=MOST_PROCESSES, vocabulary_size=2**24)
+        if not self.held_out_lengths or min(self.held_out_lengths) < 1:
+            due = "should name one or more numbers of at least 1, such as (1, 2)"
+            raise SettingError(f"data.held_out_lengths={self.held_out_lengths} {due}")
         if self.unknown == "bytes" and self.vocabulary.partition(":")[0] == "wordpiece":
             pieces = "word pieces have no bytes: a word with an unknown character is [UNK]"
             raise SettingError(f"data.unknown='bytes' suits data.vocabulary unigram and bpe; {pieces}")
@@ -128,11 +140,9 @@ class MixingConfig:
     temperature: float = setting(1.0, MULTI_TASK | {"rates": ("proportional",)})
 
     def __post_init__(self):
-        if self.limit < 1 or self.temperature <= 0 or self.corpus_share <= 0:
-            raise SettingError(
-                f"mixing.limit={self.limit} should be at least 1, mixing.temperature={self.temperature} and "
-                f"mixing.corpus_share={self.corpus_share} above 0"
-            )
+        # a lower one raises sizes to a power that no float64 has
+        at_least(self, "mixing.", limit=1, temperature=0.1)
+        above_0(self, "mixing.", "corpus_share")
 
 
 @dataclass(frozen=True)
@@ -149,9 +159,10 @@ class PhaseConfig:
 
     def check(self, name: str) -> None:
         """SettingError for numbers that make no sense, by the name of the phase."""
-        at_least(
-            self, f"{name}.", steps=0, batch_size=1, microbatches=1, save_every=1, log_every=1, keep_hours=0
-        )
+        least = {"steps": 0, "keep_hours": 0}
+        least |= dict.fromkeys(("batch_size", "microbatches", "save_every", "log_every"), 1)
+        at_least(self, f"{name}.", **least)
+        at_most(self, f"{name}.", steps=INT32)
         if self.batch_size % self.microbatches:
             raise SettingError(
                 f"{name}.batch_size={self.batch_size} is not divisible by "
@@ -249,6 +260,7 @@ class TuningConfig:
                 f"tuning.branches={self.branches} should rise from above 0 to 1.0, such as (0.25, 0.5, 1.0)"
             )
         at_least(self, "tuning.", adapters=0)
+        at_most(self, "tuning.", adapters=1_000)
         which = {f"adapters={self.adapters}": self.adapters, f"lora.rank={self.lora.rank}": self.lora.rank}
         which |= {"unfreezing='gradual'": self.unfreezing == "gradual"}
         which |= {f"layers={self.layers!r}": self.lora.rank and self.layers.endswith("frozen")}
@@ -268,6 +280,7 @@ class EnsembleConfig:
 
     def __post_init__(self):
         at_least(self, "ensemble.", members=1)
+        at_most(self, "ensemble.", members=MOST_MEMBERS)
 
 
 @dataclass(frozen=True)
@@ -322,9 +335,13 @@ class Experiment:
         self.finetuning.check("finetuning")
         if rank := self.model.lora.rank:
             raise SettingError(f"model.lora.rank={rank}: what is tuned alone is set by tuning.lora.rank")
-        most = 2**32 // self.ensemble.members - 1  # jax takes seeds of 32 bits, and each member has its own
-        if not 0 <= self.seed <= most:
-            raise SettingError(f"seed={self.seed} should be a whole number from 0 to {most}")
+        check_seed(self.seed, "seed", 2**32 // self.ensemble.members - 1)  # each member has its own
+        above_0(self, "", "generator_share")
+        at_most(self, "", generator_share=1)
+        share, width = self.tuning.adapters, self.model.d_model
+        if share and round(share * width) < 1:
+            due = f"should be at least {1 / width:.4g}, a feature of model.d_model={width}, or 0"
+            raise SettingError(f"tuning.adapters={share} {due}")
 
 
 BASELINE = Experiment()

@@ -172,6 +172,8 @@ def check_row(name: str, scale: str) -> None:
 def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None:
     """SettingError for a setting, given by hand at one of ``paths``, that none of these experiments reads."""
     for path in paths:
+        if path == "start.model":
+            raise SettingError(f"{path} is set by --start: name a folder, a run or hf:NAME there")
         reasons = [unread(experiment, [path]) for experiment in experiments]
         if all(reasons):
             raise SettingError("; ".join(reasons[0].values()))

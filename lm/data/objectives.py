@@ -26,6 +26,8 @@ from lm.settings import Conditions, SettingError, Values, setting
 
 IN_PLACE = ("in-place", "replaced")  # targets of encoders: predicted at the position where they are hidden
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
+HIGHEST_RATE = 0.99  # beyond it a row of inputs stands for texts of more than 100 rows
+LONGEST_MEAN = 10_000  # of spans of noise [tokens]
 SHORTEST_INPUTS = 3  # one token that stays, one for noise, EOS [tokens]
 SHORTEST_MASKED = 7  # [CLS], two [SEP], and a token for each random number that a pair takes
 
@@ -67,10 +69,12 @@ class Objective:
     eos: Ends = setting("each-example", CONCATENATED)  # where EOS stands, of encoders [SEP]
 
     def __post_init__(self):
-        if not 0 < self.rate < 1:
-            raise SettingError(f"objective.rate={self.rate} should lie between 0 and 1, such as 0.15")
-        if not (length := self.mean_span_length) >= 1:
-            raise SettingError(f"objective.mean_span_length={length} should be at least 1, such as 3.0")
+        if not 0 < self.rate <= HIGHEST_RATE:
+            due = f"should lie between 0 and {HIGHEST_RATE}, such as 0.15"
+            raise SettingError(f"objective.rate={self.rate} {due}")
+        if not 1 <= (length := self.mean_span_length) <= LONGEST_MEAN:
+            due = f"should be from 1 to {LONGEST_MEAN:,}, such as 3.0"
+            raise SettingError(f"objective.mean_span_length={length} {due}")
 
     @property
     def falls(self) -> Noise:

@@ -8,7 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from lm.ops.config import RotaryConfig, SparsityConfig
-from lm.settings import ABOVE_0, GIVEN, Condition, Conditions, SettingError, Values, at_least, setting
+from lm.settings import (
+    ABOVE_0,
+    GIVEN,
+    Condition,
+    Conditions,
+    SettingError,
+    Values,
+    above_0,
+    at_least,
+    setting,
+)
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
@@ -84,7 +94,7 @@ class SpecialTokens:
 
 _AT_LEAST_1 = """
     vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads num_key_value_heads
-    relative_buckets max_length mixer_window d_v
+    relative_buckets relative_max_distance max_length mixer_window d_v d_embed
 """.split()
 
 
@@ -180,6 +190,7 @@ class ModelConfig:
     def __post_init__(self):
         optional = dict.fromkeys(("position_offset", "type_vocab_size", "adapter_width"), 0)
         at_least(self, "model.", **dict.fromkeys(_AT_LEAST_1, 1), **optional)
+        above_0(self, "model.", "norm_epsilon")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         self._check_heads()

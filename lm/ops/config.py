@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from lm.settings import GIVEN, Condition, Conditions, SettingError, at_least, setting
+from lm.settings import GIVEN, Condition, Conditions, SettingError, above_0, at_least, at_most, setting
 
 # ``read_if`` of settings: which others they depend on
 STRETCHED: Condition = {"scaling": ("linear", "llama3", "yarn")}
@@ -36,6 +36,15 @@ class RotaryConfig:
     beta_fast: float = setting(32.0, YARN)  # "yarn": features that turn more often are not stretched [turns]
     # "yarn": features that turn less often are stretched wholly [turns]
     beta_slow: float = setting(1.0, YARN)
+
+    def __post_init__(self):
+        above_0(self, "model.rotary.", "base fraction factor low_frequency_factor beta_slow")
+        at_most(self, "model.rotary.", fraction=1)
+        at_least(self, "model.rotary.", original_length=1)
+        for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
+            least, most = getattr(self, low), getattr(self, high)
+            if not least < most:
+                raise SettingError(f"model.rotary.{low}={least} should be below model.rotary.{high}={most}")
 
     def frequencies(self, width: int) -> tuple[np.ndarray, float]:
         """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lm.settings import Condition, SettingError, at_least, setting
+from lm.settings import INT32, Condition, SettingError, above_0, at_least, at_most, below_1, setting
 
 if TYPE_CHECKING:
     import jax
@@ -190,16 +190,16 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
                 f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{falls}="
                 f"{getattr(self, falls)} for the schedule {self.schedule!r}"
             )
-        positive = "learning_rate timescale decay_exponent factor_from decay_factor muon_rms"
-        for name in positive.split():
-            if getattr(self, name) <= 0:
-                raise SettingError(f"optimizer.{name}={getattr(self, name)} should be above 0")
+        positive = (
+            "learning_rate timescale decay_exponent factor_from decay_factor muon_rms clip_norm clip_rms"
+        )
+        above_0(self, "optimizer.", f"{positive} epsilon epsilon_square epsilon_scale")
         at_least(self, "optimizer.", warmup_steps=0, decay_start=0, weight_decay=0, steps_per_decay=1)
-        for name in ("momentum", "muon_momentum", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise SettingError(
-                    f"optimizer.{name}={getattr(self, name)} should be at least 0 and below 1, such as 0.9"
-                )
+        most = dict.fromkeys(
+            ("warmup_steps", "decay_start", "decay_end", "timescale", "steps_per_decay"), INT32
+        )
+        at_most(self, "optimizer.", factor_from=INT32, **most)
+        below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema")
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
         """The directions of the optimiser that ``name`` names, of parameters with these axes."""
