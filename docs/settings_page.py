@@ -10,7 +10,7 @@ from experiments.cli.usage.options import KINDS, Taken, options_of
 from experiments.console import plain
 from experiments.study.experiment import Experiment
 from experiments.study.registry import BASELINE_ROW, build
-from lm.settings import comments, leaves
+from lm.settings import comments, conditions, leaves
 
 PAGE = "reference/settings.md"
 SCALES = ("nano", "base")
@@ -19,6 +19,11 @@ HEAD = f"""# Settings
 Every setting that `lm run ROW --SETTING VALUE` takes, a row of a table may change, and `lm show ROW` prints.
 The values are those of `{BASELINE_ROW}` at the scales `nano` and `base` (the paper's setup).
 `lm diff ROW` shows what another row changes.
+
+The column *read with* says on which values of other settings one depends; what stands above a table holds
+for all of it but the settings whose own entry says otherwise. Given where nothing reads it, on the command
+line or in a row of your own, a setting is refused: it would be another experiment, in a folder of its own,
+with the same numbers. A scale may set it, as a scale is for all rows.
 """
 
 
@@ -34,18 +39,20 @@ def settings_page() -> str:
     """The page, in Markdown: a table for each group of settings."""
     values = [dict(leaves(build(BASELINE_ROW, scale))) for scale in SCALES]
     taken = {each.name: each for each in options_of(Experiment)}
-    meanings, groups = comments(Experiment), dict[str, list[str]]()
+    meanings, reads, groups = comments(Experiment), conditions(Experiment), dict[str, list[str]]()
     for name in values[0]:
         groups.setdefault(name.rpartition(".")[0], []).append(name)
     about = dict(_groups(Experiment, ""))
     parts = [HEAD]
     for group, names in groups.items():
-        heads = ["setting", "takes", *(f"`{scale}`" for scale in SCALES), "meaning [unit]"]
+        heads = ["setting", "takes", *(f"`{scale}`" for scale in SCALES), "meaning [unit]", "read with"]
         lines = [f"## {group or 'Others'}", "", about.get(group, ""), ""] if group else ["## Others", ""]
+        lines += [f"Read with {plain(reads[group])}.", ""] if group in reads else []
         lines += [f"| {' | '.join(heads)} |", "|:---" * len(heads) + "|"]
         for name in names:
             cells = [f"`{name}`", _takes(taken[name]), *(f"`{shown(each[name])}`" for each in values)]
-            lines.append(f"| {' | '.join([*cells, plain(meanings.get(name, ''))])} |")
+            cells += [plain(meanings.get(name, "")), plain(reads.get(name, ""))]
+            lines.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 

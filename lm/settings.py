@@ -2,7 +2,8 @@
 
 A setting is addressed by its dotted path (``"model.d_ff"``). Its meaning, with its unit in square brackets,
 stands once, in the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for
-``--help``.
+``--help``. On which other settings it depends is declared there too, by ``setting``: one that is given by
+hand where nothing reads it is refused (``check_read``): it would be another experiment with equal numbers.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+Default = TypeVar("Default")
 
 
 class SettingError(ValueError):
@@ -40,13 +42,23 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"; choose from {', '.join(choices)}" if 0 < len(choices) <= 20 else ""
 
 
+INT32 = 2**31 - 1  # the greatest number of steps, which are counted in so many bits
+SMALLEST = 2.0**-126  # of float32: what is smaller is computed as 0
 _hints = functools.cache(typing.get_type_hints)  # a table of rows is built of thousands of changes
+_ADDED: dict[
+    tuple[type, str], dict[str, tuple[str, ...]]
+] = {}  # choices added to a field -> what they ignore
 
 
-def set_choices(cls: type, field: str, names: Iterable[str]) -> None:
-    """From now on a field of a dataclass takes these ``names``, on the command line, in rows and in files."""
+def set_choices(cls: type, field: str, table: Mapping[str, Any]) -> None:
+    """Let a field of a dataclass take all names of ``table``, on the command line, in rows and in files.
+
+    An entry that is added reads all settings that depend on this choice, but for those that it ``ignores``.
+    """
     literal: Any = typing.Literal
-    cls.__annotations__[field] = literal[tuple(names)]
+    added, old = _ADDED.setdefault((cls, field), {}), typing.get_args(_hints(cls)[field])
+    added |= {name: getattr(entry, "ignores", ()) for name, entry in table.items() if name not in old}
+    cls.__annotations__[field] = literal[tuple(table)]
     _hints.cache_clear()
 
 
@@ -123,6 +135,36 @@ def at_least(settings: Any, prefix: str, **least: float) -> None:
             raise SettingError(f"{prefix}{name}={value} should be at least {bound}")
 
 
+def at_most(settings: Any, prefix: str, **most: float) -> None:
+    """SettingError for a field above its greatest value; None passes."""
+    for name, bound in most.items():
+        value = getattr(settings, name)
+        if value is not None and not value <= bound:
+            raise SettingError(f"{prefix}{name}={value} should be at most {bound}")
+
+
+def above_0(settings: Any, prefix: str, names: str) -> None:
+    """SettingError for a field, of several in one text, that is not above 0 as a float32; None passes."""
+    for name in names.split():
+        value = getattr(settings, name)
+        if value is not None and not value >= SMALLEST:
+            raise SettingError(f"{prefix}{name}={value} should be above 0")
+
+
+def below_1(settings: Any, prefix: str, names: str) -> None:
+    """SettingError for a field, of several in one text, that is not a share of what is remembered."""
+    for name in names.split():
+        if not 0 <= getattr(settings, name) < 1:
+            value = getattr(settings, name)
+            raise SettingError(f"{prefix}{name}={value} should be at least 0 and below 1, such as 0.9")
+
+
+def check_seed(seed: int, name: str, most: int = 2**32 - 1) -> None:
+    """SettingError for a seed that jax does not take: it has 32 bits."""
+    if not 0 <= seed <= most:
+        raise SettingError(f"{name}={seed} should be a whole number from 0 to {most}")
+
+
 def check_numbers(config: Any) -> None:
     """SettingError for a number beyond 32 bits, in which everything is computed: there it would overflow."""
     for path, value in leaves(config):
@@ -192,3 +234,198 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
     if fits and isinstance(value, bool) == (kind is bool) and value == value:  # not NaN
         return value
     raise SettingError(f"{path}={value!r} should be of type {getattr(kind, '__name__', kind)}")
+
+
+# ---- what reads a setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Values of a setting with which others are read.
+
+    They are ``among`` some (a name may have an argument, as in ``unigram:CORPUS``), or none of ``but``, or
+    ``above`` a number.
+    """
+
+    among: tuple[Any, ...] = ()
+    but: tuple[Any, ...] = ()
+    above: float | None = None
+    said: str = ""  # who has such a value, for an error
+
+    def has(self, value: Any) -> bool:
+        """Whether ``value`` is one of them."""
+        if self.above is not None:
+            return value is not None and value > self.above
+        if isinstance(value, str) and value.partition(":")[0] in self.among:
+            return True
+        return value in self.among if self.among else value not in self.but
+
+    def clause(self, path: str) -> str:
+        """Say who reads a setting that depends on the one at ``path``."""
+        if self.said:
+            return f"by {self.said}"
+        if self.above is not None:
+            return f"with {path} above {self.above:g}"
+        if self.among and all(isinstance(value, str) and value for value in self.among):
+            return f"by {listed(self.among)}"
+        if self.among:
+            return f"with {path}={listed(map(str, self.among))}"
+        named = [repr(value) for value in self.but if value not in _ABSENT]
+        return f"with {path} other than {listed(named)}" if named else f"with {path}"
+
+    def shown(self, path: str) -> str:
+        """Say in one phrase which values the setting at ``path`` should have."""
+        if self.above is not None:
+            return f"{path} above {self.above:g}"
+        if self.among:
+            return f"{path}={'|'.join(map(str, self.among)) or 'none'}"
+        named = "|".join(str(value) for value in self.but if value not in _ABSENT)
+        return f"{path} not {named}" if named else f"{path} given"
+
+    def mend(self, path: str) -> str:
+        """Name the setting to change, with a value where that is a choice."""
+        choices = [value for value in self.among if isinstance(value, str | bool) and value != ""]
+        return f"{path}={choices[0]}" if choices else path
+
+
+_ABSENT = (None, "", ())
+ABOVE_0 = Values(above=0)
+GIVEN = Values(but=_ABSENT)
+
+Condition = dict[str, "Values | tuple[Any, ...]"]  # path of another setting -> the values that it needs
+Conditions = Condition | tuple[Condition, ...]  # of several one is enough
+
+
+def setting(
+    default: Default, read_if: Conditions = (), apart: Mapping[str, Conditions] | None = None
+) -> Default:
+    """Declare a field of settings, or a group of them, that is read only if others have certain values.
+
+    The paths in ``read_if`` are those of fields beside this one, or else start from the outermost settings.
+    ``apart``: settings of the group, by their paths in it, that are read by others than the group.
+    """
+    field: Any = dataclasses.field(
+        default=default, metadata={"read_if": _alternatives(read_if), "apart": apart or {}}
+    )
+    return field
+
+
+def unread(config: Any, paths: Iterable[str]) -> dict[str, str]:
+    """``{path: reason}`` of the settings at or below ``paths`` that nothing reads in ``config``."""
+    given, reasons = tuple(paths), {}
+    for path, _ in leaves(config):
+        if any(path == one or path.startswith(f"{one}.") for one in given):
+            reasons[path] = next(filter(None, _reasons(config, path)), "")
+    return {path: reason for path, reason in reasons.items() if reason}
+
+
+def check_read(config: Any, paths: Iterable[str]) -> None:
+    """SettingError for a setting, given by hand at one of ``paths``, that nothing reads in ``config``."""
+    if reasons := unread(config, paths):
+        raise SettingError("; ".join(reasons.values()))
+
+
+def conditions(cls: type, prefix: str = "") -> dict[str, str]:
+    """``{path: "other.path=value and another above 0"}``: what fields and groups of a dataclass declare."""
+    hints, said = _hints(cls), {}
+    for field in dataclasses.fields(cls):
+        declared = {"": field.metadata.get("read_if", ()), **field.metadata.get("apart", {})}
+        for part, alternatives in declared.items():
+            clauses = [_shown(cls, prefix, each) for each in _alternatives(alternatives)]
+            if clauses:
+                said[prefix + field.name + f".{part}" * bool(part)] = "; or ".join(clauses)
+        if dataclasses.is_dataclass(hints[field.name]):
+            inner = conditions(hints[field.name], f"{prefix}{field.name}.")
+            said |= {path: text for path, text in inner.items() if path not in said}
+    return said
+
+
+def _shown(cls: type, prefix: str, condition: Condition) -> str:
+    """A condition of a field of ``cls`` by the whole paths of the settings that it names."""
+    return " and ".join(
+        _values(due).shown(prefix + path if _is_setting(cls, path) else path)
+        for path, due in condition.items()
+    )
+
+
+def _is_setting(cls: Any, path: str) -> bool:
+    """Whether a dataclass has a setting or group at ``path``."""
+    for name in path.split("."):
+        if not dataclasses.is_dataclass(cls) or name not in cls.__dataclass_fields__:
+            return False
+        cls = typing.get_type_hints(cls)[name]
+    return True
+
+
+def listed(names: Iterable[str]) -> str:
+    """``"a, b and c"``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _alternatives(read_if: Conditions) -> tuple[Condition, ...]:
+    return (read_if,) if isinstance(read_if, dict) else read_if
+
+
+def _values(due: Values | tuple[Any, ...]) -> Values:
+    return due if isinstance(due, Values) else Values(among=due)
+
+
+def _reasons(config: Any, path: str) -> Iterator[str]:
+    """Say why nothing reads a setting, for each group that it is in and for itself; "" where it is read."""
+    owner, parts = config, path.split(".")
+    for depth, name in enumerate(parts):
+        prefix, rest = ".".join(parts[:depth]), ".".join(parts[depth + 1 :])
+        metadata = type(owner).__dataclass_fields__[name].metadata
+        others = metadata.get("apart", {}).items()
+        alternatives = next(
+            (each for part, each in others if rest == part or rest.startswith(f"{part}.")),
+            metadata.get("read_if", ()),
+        )
+        unmet = [_unmet(config, owner, prefix, path, condition) for condition in _alternatives(alternatives)]
+        yield _reason(path, unmet) if unmet and all(unmet) else ""
+        owner = getattr(owner, name)
+
+
+_Unmet = list[tuple[str, Any, Values]]  # path of a setting, its value, and those that it should have
+
+
+def _unmet(config: Any, owner: Any, prefix: str, target: str, condition: Condition) -> _Unmet:
+    """What of a condition on the setting ``target`` does not hold."""
+    found: _Unmet = []
+    for path, due in condition.items():
+        group, field = _owner(owner, path), path.rpartition(".")[2]
+        whole = f"{prefix}.{path}" if group is not None and prefix else path
+        group = _owner(config, path) if group is None else group
+        if group is None or whole == target:
+            continue  # a group that is looked at by itself, or the deciding setting
+        value, values = getattr(group, field), _values(due)
+        added = [names for cls in type(group).__mro__ if (names := _ADDED.get((cls, field)))]
+        ignored = next((names[value] for names in added if value in names), None)
+        is_read = values.has(value) if ignored is None else target.rpartition(".")[2] not in ignored
+        if not is_read:
+            found.append((whole, value, values))
+    return found
+
+
+def _owner(config: Any, path: str) -> Any:
+    """The group in ``config`` that has the setting at ``path``; None if there is no such setting."""
+    *groups, field = path.split(".")
+    for name in groups:
+        config = getattr(config, name, None)
+    return config if dataclasses.is_dataclass(config) and hasattr(config, field) else None
+
+
+def _reason(path: str, unmet: list[_Unmet]) -> str:
+    """Say who reads the setting at ``path``, what stands in the way, and the mend."""
+    nearest_first = sorted(unmet, key=len)
+    clauses = dict.fromkeys(each[0][2].clause(each[0][0]) for each in nearest_first)
+    decider, value, values = nearest_first[0][0]
+    clause = values.clause(decider)
+    found = f"{decider}={value!r}" if values.said or not isinstance(value, str) else str(value)
+    if clause.startswith("with"):
+        found = f"{decider}={value!r}"
+    return (
+        f"{path} is read {' or '.join(clauses)}, not {clause.partition(' ')[0]} {found}: "
+        f"leave it out, or set {values.mend(decider)}"
+    )

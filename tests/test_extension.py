@@ -282,7 +282,7 @@ def test_settings_that_only_a_module_knows_are_said_to_need_it(loads, tmp_path):
     save_settings(run, build("gpt/base", "nano", {"objective.noise": "mine"}))
     origin.record(run / "pretraining", {"code": origin.code()})
     assert load_settings(run).objective.noise == "mine"
-    set_choices(Objective, "noise", ["iid"])
+    set_choices(Objective, "noise", {"iid": NOISES["iid"]})
     with pytest.raises(SettingError, match=r"it was trained with --study mine\.py$"):
         load_settings(run)
 

@@ -232,11 +232,6 @@ def test_geometric_spans_have_spanberts_lengths():
         (replace(OBJECTIVES["masked-lm"], noise="spans"), {}, "objective.noise='spans' should be 'iid' or"),
         (replace(OBJECTIVES["electra"], inputs="drop"), {}, "objective.inputs='drop' should be 'masks'"),
         (
-            replace(OBJECTIVES["masked-lm"], mean_span_length=5.0),
-            {},
-            "objective.mean_span_length=5.0 has no effect with objective.noise='iid': .*='spans' or 'poisson",
-        ),
-        (
             replace(OBJECTIVES["text-infilling"], inputs="masks"),
             {"architecture": "decoder"},
             "'span-masks' with obj",

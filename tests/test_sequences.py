@@ -63,6 +63,7 @@ def test_rows_of_encoder_decoders_differ_in_what_reads_the_encoder_and_are_train
     for name in KINDS[1:]:
         assert diff(rows["none"], rows[name]) == {"model.cross_attention": ("none", name)}
     changed = {"model.mixer", "model.positions", "model.cross_attention"}
+    changed |= {"model.scores", "model.sinusoid"}  # which only attention and sinusoids read
     assert diff(rows["none"], rows["transformer-2017"]).keys() == changed
     model = rows["transformer-2017"].model
     assert (model.residual, model.positions, model.scores) == ("post-norm", "sinusoidal", "scaled-dot")

@@ -31,7 +31,7 @@ from lm.data.tasks.task import Row
 from lm.data.text.vocabulary import BLANK, MASK, Vocabulary
 from lm.framing import text_frame
 from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError, at_least, changes
+from lm.settings import SettingError, at_least, changes, check_seed
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -189,6 +189,7 @@ def generate(
     """
     from experiments.runs.trained import answering, open_run
 
+    check_seed(seed, "--seed")
     write = _writer(decoding, seed)
     trained = open_run(run, answering(run), mixture)
     batch = trained.batch([trained.encode(text) for text in prompt], decoding.max_length)
@@ -233,6 +234,7 @@ class Filling:
 
     def __post_init__(self):
         at_least(self, "", top=1, iterations=0)
+        check_seed(self.seed, "--seed")
         if self.passes == "gibbs" and not self.iterations:
             raise SettingError("passes='gibbs' needs iterations of 1 or more, such as 10")
 

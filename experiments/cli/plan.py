@@ -13,6 +13,7 @@ from experiments.cli.usage.arguments import (
     StartOption,
     check_first,
     first_word,
+    named_settings,
     option,
     parse,
 )
@@ -22,7 +23,7 @@ from experiments.runs.prepare import prepare as find_data
 from experiments.runs.prepare import training_streams
 from experiments.starts import started_from
 from experiments.study.experiment import BASELINE, Experiment, apply
-from experiments.study.registry import build, find
+from experiments.study.registry import build, check_given, find
 from lm.data.text.bulk import cost_of, encode_ahead
 from lm.settings import at_least
 
@@ -34,7 +35,8 @@ def plan(arguments: Sequence[str]) -> None:
     early = (("--scale", PlanOptions.scale), ("--size", PlanOptions.size), ("--mesh", PlanOptions.mesh))
     scale_size_mesh = [option(arguments, flag, default) for flag, default in early]
     started = started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
-    rows, options = {}, (defaults := PlanOptions())
+    rows: dict[str, Experiment] = {}
+    options = defaults = PlanOptions()
     for row in find(first_word(arguments)):
         default = apply(row_of(row.name, *scale_size_mesh), started)
 
@@ -55,6 +57,8 @@ def plan(arguments: Sequence[str]) -> None:
             return settings, options
 
         rows[row.name], options = parse(plan, "lm plan", arguments)
+    planned = [*rows.values()]
+    check_given(planned, named_settings(arguments, planned[0]))
     show_plans(rows, options)
 
 
@@ -93,6 +97,7 @@ def prepare_row(arguments: Sequence[str]) -> None:
             runs: folder that holds the runs, and the encoded text.
         """
         check_first(row, arguments, "prepare")
+        check_given([settings], named_settings(arguments, settings))
         prepare_corpus(settings, runs / "cache", ahead)
 
     parse(prepare, "lm prepare", arguments)

@@ -35,9 +35,11 @@ from experiments.study.own import place_in_study, study_words
 from experiments.study.registry import (
     baseline_of,
     build,
+    check_given,
     check_start,
     find,
     named_changes,
+    read_changes,
     tables,
     twin,
 )
@@ -68,7 +70,9 @@ def run_command(arguments: Sequence[str]) -> None:
             check: only check settings, data, vocabulary and folder; train nothing.
         """
         check_first(row, arguments, "run")
-        check_start(default, named_settings(arguments, settings))
+        changes = named_settings(arguments, settings)
+        check_start(default, changes)
+        check_given([settings], changes)
         train_row(row, settings, options, check)
 
     parse(run, "lm run", arguments)
@@ -100,6 +104,8 @@ def sweep_command(arguments: Sequence[str]) -> None:
         check_first(pattern, arguments, "sweep")
         changes = named_settings(arguments, settings)
         check_start(default, changes)
+        changed = [build(row.name, options.scale, started | changes) for row in find(pattern)]
+        check_given(changed, changes)
         train_rows(pattern, seeds, started | changes, options, _job_count(jobs, options.scale))
 
     parse(sweep, "lm sweep", arguments)
@@ -136,7 +142,11 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
     for name in compared:
         once.setdefault(twin(name, options.scale), name)
     wanted = [
-        row_run(name, build(name, options.scale, {**changes, "seed": seed}), options)
+        row_run(
+            name,
+            build(name, options.scale, {**read_changes(name, options.scale, changes), "seed": seed}),
+            options,
+        )
         for seed in range(seeds)
         for name in once.values()
     ]

@@ -14,7 +14,7 @@ from experiments.runs import origin
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.runs.stages import group_of, is_main
 from experiments.study.experiment import Changes, Experiment, Row
-from experiments.study.registry import build, by_hand, run_folder
+from experiments.study.registry import build, by_hand, read_changes, run_folder
 from lm.data.text.vocabulary import TRAINED_KINDS
 from lm.files import unseal_lines
 from lm.settings import DataError, SettingError
@@ -45,7 +45,7 @@ def results(
     count; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
-    experiment = build(row.name, scale, overrides)
+    experiment = build(row.name, scale, read_changes(row.name, scale, overrides or {}))
     changed = by_hand(row.name, scale, experiment) if overrides else {}
     for root in roots(runs):
         parent = run_folder(root, scale, row.name, 0, changed).parent

@@ -3,8 +3,9 @@
 import fcntl
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,10 +20,9 @@ from experiments.runs.prepare import (
     prepare,
     pretraining_batches,
     reader_of,
-    reads_corpus,
     tuning_lengths,
 )
-from experiments.runs.recipes import head_config
+from experiments.runs.recipes import head_config, text_spec
 from experiments.runs.result import check_settings
 from experiments.runs.stages import Stage, stages, start_of
 from experiments.study.experiment import Experiment, setting_changes
@@ -44,7 +44,7 @@ from lm.framing import text_frame
 from lm.settings import SettingError, check_numbers, leaves
 from lm.train import manifest
 from lm.train.log import packages
-from lm.train.step import check_memory, check_mesh
+from lm.train.step import check_memory, check_mesh, check_rows, device_memory
 
 
 def check(
@@ -63,12 +63,13 @@ def check(
     sizes = experiment.mesh.sizes(jax.device_count())
     for phase in (experiment.pretraining, experiment.finetuning):
         check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
-    pretrains = reads_corpus(experiment)
+    pretrains = experiment.pretraining.steps > 0 and experiment.counts.model == "none"
     if pretrains:
         check_heads(experiment)
     check_mixing(experiment)
     check_lasting(experiment)
     check_counts(experiment)
+    check_room(experiment, sizes)
     architecture, tuning = experiment.model.architecture, experiment.tuning
     tunes = experiment.finetuning.steps > 0 and experiment.counts.model == "none"
     if tunes and tuning.mixtures:
@@ -97,8 +98,41 @@ def check(
     if tunes and experiment.start.model:
         tell_heads_that_stay(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
-    check_memory(experiment.model, mesh)
+    check_memory(text_spec(experiment).model if tunes else experiment.model, mesh)
     return prepared, mesh
+
+
+def check_room(experiment: Experiment, sizes: Mapping[str, int]) -> None:
+    """SettingError if batches of training or of held-out text, or skip-gram's, cannot be held by a device."""
+    if experiment.counts.model != "none":
+        return
+    model, data, vectors = experiment.model, experiment.data, experiment.vectors
+    phase, tuning = experiment.pretraining, experiment.tuning
+    for times in data.held_out_lengths if phase.steps else ():
+        named = f"data.inputs_length={data.inputs_length}, pretraining.batch_size={phase.batch_size}"
+        named += f", data.held_out_lengths={data.held_out_lengths}" if times > 1 else ""
+        check_rows(model, sizes, -(-phase.batch_size // times), data.inputs_length * times, named)
+    if phase.steps and phase.steps_per_row > 1:
+        named = f"data.inputs_length={data.inputs_length}, pretraining.steps_per_row={phase.steps_per_row}"
+        # which are cut into steps before they come to a device
+        check_rows(
+            replace(model, mixer="none"),
+            sizes,
+            phase.batch_size,
+            data.inputs_length * phase.steps_per_row,
+            named,
+        )
+    if experiment.finetuning.steps and (tuning.mixtures or tuning.heads):
+        rows = experiment.finetuning.batch_size
+        named = f"tuning.inputs_length={tuning.inputs_length}, finetuning.batch_size={rows}"
+        check_rows(model, sizes, rows, tuning.inputs_length, named)
+    columns = (2 * vectors.window + vectors.negatives) if vectors.negatives else model.vocab_size
+    needed = vectors.batch * columns * model.embed_width * 4 if vectors.epochs else 0
+    if needed > (available := device_memory()):
+        raise SettingError(
+            f"vectors.batch={vectors.batch}, vectors.window={vectors.window} and vectors.negatives="
+            f"{vectors.negatives} need {needed / 2**30:,.1f} GiB, and there are {available / 2**30:,.1f}"
+        )
 
 
 def prepare_alone(experiment: Experiment, cache: Path, say: Callable[[str], object]) -> Prepared:
@@ -258,8 +292,6 @@ def check_counts(experiment: Experiment) -> None:
             f"counts.model={counts!r} needs ensemble.members=1, not {team}, and mixing.pretraining='corpus', "
             f"not {experiment.mixing.pretraining!r}"
         )
-    if counts == "ngram" and experiment.finetuning.steps and (tuning.mixtures or tuning.heads):
-        raise SettingError("counts.model='ngram' is not tuned on tasks: set finetuning.steps to 0")
     kinds = {name: find_labelled(name).kind for name in tuning.heads}
     if counts == "tagger" and (tuning.mixtures or set(kinds.values()) != {"tokens"}):
         raise SettingError(

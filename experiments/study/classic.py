@@ -14,7 +14,12 @@ def two_thirds(number: int, _experiment: Experiment) -> int:
     return number * 2 // 3
 
 
-NO_NSP: Changes = {"objective.pairs": "none", "model.type_vocab_size": 0, "model.heads": ()}
+NO_NSP: Changes = {
+    "objective.pairs": "none",
+    "objective.eos": "between-documents",
+    "model.type_vocab_size": 0,
+    "model.heads": (),
+}
 ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
 BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.type_vocab_size": 0}
@@ -22,11 +27,9 @@ ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"mode
 DECODER: Changes = GPT | {
     # sinusoids are as long as sqrt(d_model / 2): else they would drown the tokens
     "model.embed_scale": "sqrt",
-    "tuning.heads": (),
     "finetuning.steps": 0,
     "data.inputs_length": 64,
     "data.held_out_lengths": (1, 2, 4, 8),
-    "model.relative_bias_start": "normal",
 }
 
 # By rotary positions a token at a distance is soon found: without a mask, the one that is to be predicted.
@@ -81,7 +84,10 @@ ROWS = {
         name: DECODER | {"model.positions": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
     }
-    | {"rotary-pairs": DECODER | {"model.positions": "rotary", "model.rotary.layout": "pairs"}},
+    | {
+        "relative": DECODER | {"model.positions": "relative", "model.relative_bias_start": "normal"},
+        "rotary-pairs": DECODER | {"model.positions": "rotary", "model.rotary.layout": "pairs"},
+    },
     # lm sweep block --scale nano: 6 rows, about a minute each; perplexity 131 - 251, without a mask 1.1
     ("block", "A decoder's block without one of its parts"): {
         "base": ROTARY_DECODER,

@@ -15,10 +15,66 @@ from lm.data.objectives import OBJECTIVES, Objective
 from lm.data.tasks.names import task_name
 from lm.data.text.vocabulary import Layout
 from lm.mesh import MeshConfig
-from lm.nn.config import HeadLayers, LoraConfig, ModelConfig, Pool
-from lm.settings import SettingError, at_least, changes, diff, leaves
+from lm.nn.config import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
+from lm.settings import (
+    ABOVE_0,
+    GIVEN,
+    INT32,
+    Condition,
+    Conditions,
+    SettingError,
+    Values,
+    above_0,
+    at_least,
+    at_most,
+    changes,
+    check_seed,
+    diff,
+    leaves,
+    setting,
+)
 from lm.train.config import EVERY_UPDATE, GuardConfig, Lasting, OptimizerConfig
 from lm.vectors.config import VectorsConfig
+
+# ``read_if`` of settings: on which others they depend
+NETWORK: Condition = {"counts.model": Values(("none",), said="networks")}
+PRETRAINED: Condition = NETWORK | {"pretraining.steps": ABOVE_0}
+TUNED: tuple[Condition, ...] = tuple(
+    NETWORK | {"finetuning.steps": ABOVE_0, f"tuning.{targets}": GIVEN} for targets in ("mixtures", "heads")
+)
+NGRAMS: Condition = {"counts.model": ("ngram",)}
+TAGGER: Condition = {"counts.model": ("tagger",)}
+OF_PASSES: Condition = NGRAMS | {"data.repeats": ABOVE_0}  # how much text is counted
+ON_CORPUS: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("tasks",))}
+MULTI_TASK: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("corpus",))}
+TRAINED_VOCABULARY: Condition = {"data.vocabulary": ("unigram", "bpe", "wordpiece")}
+LANGUAGE_MODEL: Condition = PRETRAINED | {
+    "model.architecture": ("decoder",),
+    "objective.noise": ("everything",),
+    "objective.inputs": ("drop",),
+}
+WITHOUT_START: Condition = {"start.model": Values(("",), said="models without --start")}
+STARTED: Condition = (
+    {"model.architecture": Values(but=("encoder",), said="models with a decoder")}
+    | WITHOUT_START
+    | {"pretraining.steps": ABOVE_0}
+)
+# who reads the ids above those of pieces: they stand for noise, for masks, and for ends of an encoder's texts
+SENTINELS: Conditions = (
+    PRETRAINED | {"objective.inputs": Values(but=("drop", "shuffle"))},
+    PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
+    PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
+    STARTED | {"start.steps": ABOVE_0},
+    NETWORK | {"model.architecture": ("encoder",)},
+    {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN, "tuning.layout": ("start-delim-extract",)},
+)
+ON_TASKS: Conditions = ({"mixtures": GIVEN}, {"heads": GIVEN})
+BY_HEADS: Condition = {"heads": GIVEN, "finetuning.steps": ABOVE_0}
+WHEN_TUNED: Condition = {"finetuning.steps": ABOVE_0}
+
+
+MOST_PROCESSES = 1_024  # of one kind, on a machine
+MOST_MEMBERS = 1_000  # of an ensemble
 
 
 @dataclass(frozen=True)
@@ -26,29 +82,41 @@ class DataConfig:
     """What is read, and how it becomes tokens."""
 
     # documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
-    corpus: str = "tfds:c4/en"
-    repeats: int = 0  # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
+    corpus: str = setting("tfds:c4/en", (PRETRAINED, TRAINED_VOCABULARY, {"vectors.epochs": ABOVE_0}, NGRAMS))
+    # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
+    repeats: int = setting(0, (ON_CORPUS, NGRAMS))
     # unigram, bpe or wordpiece[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
     vocabulary: str = "unigram"
-    vocabulary_texts: Literal["corpus", "corpus+tasks"] = "corpus"  # what a vocabulary is trained on
-    vocabulary_size: int = 32_000  # word pieces, sentinels not counted; unused with bytes [tokens]
+    # what a vocabulary is trained on
+    vocabulary_texts: Literal["corpus", "corpus+tasks"] = setting(
+        "corpus", TRAINED_VOCABULARY | {"tuning.mixtures": GIVEN}
+    )
+    vocabulary_size: int = setting(32_000, TRAINED_VOCABULARY)  # word pieces, sentinels not counted [tokens]
     # what a trained vocabulary writes for a character it lacks; the bytes are 256 of its pieces
-    unknown: Literal["unk", "bytes"] = "unk"
-    sentinels: int = 100  # ids above the word pieces that stand for spans of noise [tokens]
-    inputs_length: int = 512  # of pre-training inputs; targets follow from the objective [tokens]
-    held_out_lengths: tuple[int, ...] = (1,)  # rows in which held-out text is scored [x inputs_length]
+    unknown: Literal["unk", "bytes"] = setting("unk", {"vocabulary": ("unigram", "bpe")})
+    sentinels: int = setting(
+        100, SENTINELS
+    )  # ids above the word pieces that stand for spans of noise [tokens]
+    # of pre-training inputs; targets follow from the objective [tokens]
+    inputs_length: int = setting(512, (PRETRAINED, OF_PASSES))
+    # rows in which held-out text is scored [x inputs_length]
+    held_out_lengths: tuple[int, ...] = setting((1,), PRETRAINED)
     # whole held-out documents whose likelihood a language model is evaluated by besides; 0: none [documents]
-    held_out_documents: int = 0
+    held_out_documents: int = setting(0, (LANGUAGE_MODEL, NGRAMS))
     corrupt_records: Literal["stop", "skip"] = "stop"  # skip: not to train on damaged TFDS records
     workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
     # parts of a batch, each with shards of its own, a multiple of the hosts; 0: 16, or what divides it
-    streams: int = 0
+    streams: int = setting(0, (ON_CORPUS, OF_PASSES))
     encoders: int = 4  # processes that encode text ahead of the model; 0: when it is needed [processes]
     cache_size: float = 0.0  # encoded text that is kept; beyond that the oldest goes; 0: all [gigabytes]
 
     def __post_init__(self):
         at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
-        at_least(self, "data.", streams=0, encoders=0, cache_size=0)
+        at_least(self, "data.", streams=0, encoders=0, cache_size=0, inputs_length=1)
+        at_most(self, "data.", workers=MOST_PROCESSES, encoders=MOST_PROCESSES, vocabulary_size=2**24)
+        if not self.held_out_lengths or min(self.held_out_lengths) < 1:
+            due = "should name one or more numbers of at least 1, such as (1, 2)"
+            raise SettingError(f"data.held_out_lengths={self.held_out_lengths} {due}")
         if self.unknown == "bytes" and self.vocabulary.partition(":")[0] == "wordpiece":
             pieces = "word pieces have no bytes: a word with an unknown character is [UNK]"
             raise SettingError(f"data.unknown='bytes' suits data.vocabulary unigram and bpe; {pieces}")
@@ -59,19 +127,24 @@ class MixingConfig:
     """What pre-training reads, and how tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
 
     # tasks: all of tuning.mixtures; other-tasks: without those of the mixture that is fine-tuned on next
-    pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = "corpus"
+    pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = setting(
+        "corpus", {"tuning.mixtures": GIVEN}
+    )
     # how often a task is drawn: in proportion to its number of examples, or as often as every other
-    rates: Literal["proportional", "equal"] = "proportional"
-    limit: int = 2**19  # what a task counts with at most: the paper's K [examples]
-    corpus_share: float = 1.0  # what the corpus, which is larger, counts with [x limit]
-    temperature: float = 1.0  # rates to the power of 1 / temperature: higher is more equal
+    rates: Literal["proportional", "equal"] = setting("proportional", MULTI_TASK)
+    # what a task counts with at most: the paper's K [examples]
+    limit: int = setting(2**19, MULTI_TASK | {"rates": ("proportional",)})
+    # what the corpus, which is larger, counts with [x limit]
+    corpus_share: float = setting(
+        1.0, {"pretraining": ("corpus+tasks", "corpus+other-tasks"), "rates": ("proportional",)}
+    )
+    # rates to the power of 1 / temperature: higher is more equal
+    temperature: float = setting(1.0, MULTI_TASK | {"rates": ("proportional",)})
 
     def __post_init__(self):
-        if self.limit < 1 or self.temperature <= 0 or self.corpus_share <= 0:
-            raise SettingError(
-                f"mixing.limit={self.limit} should be at least 1, mixing.temperature={self.temperature} and "
-                f"mixing.corpus_share={self.corpus_share} above 0"
-            )
+        # a lower one raises sizes to a power that no float64 has
+        at_least(self, "mixing.", limit=1, temperature=0.1)
+        above_0(self, "mixing.", "corpus_share")
 
 
 @dataclass(frozen=True)
@@ -88,9 +161,10 @@ class PhaseConfig:
 
     def check(self, name: str) -> None:
         """SettingError for numbers that make no sense, by the name of the phase."""
-        at_least(
-            self, f"{name}.", steps=0, batch_size=1, microbatches=1, save_every=1, log_every=1, keep_hours=0
-        )
+        least = {"steps": 0, "keep_hours": 0}
+        least |= dict.fromkeys(("batch_size", "microbatches", "save_every", "log_every"), 1)
+        at_least(self, f"{name}.", **least)
+        at_most(self, f"{name}.", steps=INT32)
         if self.batch_size % self.microbatches:
             raise SettingError(
                 f"{name}.batch_size={self.batch_size} is not divisible by "
@@ -106,11 +180,11 @@ class StartConfig:
 
     model: str = ""  # a folder of ``starts`` beside the runs, made and named by the option --start
     # random: its shape and vocabulary alone, as a control
-    weights: Literal["trained", "random"] = "trained"
+    weights: Literal["trained", "random"] = setting("trained", {"model": GIVEN})
 
     # updates before pre-training, on the corpus, with its optimiser and batch size; of encoders none [steps]
-    steps: int = 0
-    objective: Objective = OBJECTIVES["bert-style"]
+    steps: int = setting(0, NETWORK | STARTED)
+    objective: Objective = setting(OBJECTIVES["bert-style"], NETWORK | STARTED | {"steps": ABOVE_0})
 
     def __post_init__(self):
         at_least(self, "start.", steps=0)
@@ -129,7 +203,7 @@ class PretrainingConfig(PhaseConfig):
     evaluate_every: int = 0  # between evaluations of held-out text; 0: one at each checkpoint [steps]
     # that a row of text lasts, of which each reads the next data.inputs_length tokens; a recurrent state is
     # carried from one to the next (truncated backpropagation through time) [steps]
-    steps_per_row: int = 1
+    steps_per_row: int = setting(1, {"model.mixer": RECURRENT, "model.architecture": ("decoder",)})
 
     @property
     def lasting(self) -> Lasting | None:
@@ -157,22 +231,27 @@ class TuningConfig:
     mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
     heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone, answered by a head
     # that heads read, the last or all of them mixed; frozen: they are not trained
-    layers: HeadLayers = "last"
+    layers: HeadLayers = setting("last", BY_HEADS)
     # which position speaks for a text to a head, or the mean or elementwise maximum of all; None: the last of
     # decoders, the first of encoders (through the pooler, if the model has one)
-    pool: Pool | None = None
+    pool: Pool | None = setting(None, BY_HEADS)
     # of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT, three
     # sentinels of the vocabulary (Radford et al. 2018)
-    layout: Layout = "ended"
-    adapters: float = 0.0  # width of adapters over d_model, which alone are trained; 0: all parameters are
-    lora: LoraConfig = LoraConfig()  # low-rank updates, which alone are trained; merged in what is exported
-    unfreezing: Literal["at-once", "gradual"] = "at-once"  # gradual: one more layer from the top at a time
+    layout: Layout = setting("ended", BY_HEADS)
+    # width of adapters over d_model, which alone are trained; 0: all parameters are
+    adapters: float = setting(0.0, WHEN_TUNED)
+    # low-rank updates, which alone are trained; merged in what is exported
+    lora: LoraConfig = setting(LoraConfig(), WHEN_TUNED)
+    # gradual: one more layer from the top at a time
+    unfreezing: Literal["at-once", "gradual"] = setting("at-once", WHEN_TUNED)
     # shares of pre-training after each of which fine-tuning starts, so that a run is scored at all of them
-    branches: tuple[float, ...] = (1.0,)
-    inputs_length: int = 512  # longer inputs are cut at their end [tokens]
-    examples_limit: int | None = None  # of a task's size, by which tasks are drawn; None: none [examples]
-    evaluation_examples: int = 0  # of each validation set, from its start; 0 takes all [examples]
-    report_examples: int = 0  # the same of the halves that the report is on [examples]
+    branches: tuple[float, ...] = setting((1.0,), {"pretraining.steps": ABOVE_0})
+    inputs_length: int = setting(512, ON_TASKS)  # longer inputs are cut at their end [tokens]
+    # of a task's size, by which tasks are drawn; None: none [examples]
+    examples_limit: int | None = setting(None, WHEN_TUNED | {"mixtures": GIVEN})
+    # of each validation set, from its start; 0 takes all [examples]
+    evaluation_examples: int = setting(0, ON_TASKS)
+    report_examples: int = setting(0, ON_TASKS)  # the same of the halves that the report is on [examples]
 
     def __post_init__(self):
         at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, report_examples=0, examples_limit=1)
@@ -187,6 +266,7 @@ class TuningConfig:
                 f"tuning.branches={self.branches} should rise from above 0 to 1.0, such as (0.25, 0.5, 1.0)"
             )
         at_least(self, "tuning.", adapters=0)
+        at_most(self, "tuning.", adapters=1_000)
         which = {f"adapters={self.adapters}": self.adapters, f"lora.rank={self.lora.rank}": self.lora.rank}
         which |= {"unfreezing='gradual'": self.unfreezing == "gradual"}
         which |= {f"layers={self.layers!r}": self.lora.rank and self.layers.endswith("frozen")}
@@ -199,31 +279,60 @@ class EnsembleConfig:
     """Models that answer together: the mean of their logits [Raffel et al. 2020, section 3.6]."""
 
     members: int = 1  # how many [models]
-    pretraining: Literal["separate", "shared"] = "separate"  # shared: they differ in fine-tuning only
+    # shared: they differ in fine-tuning only
+    pretraining: Literal["separate", "shared"] = setting(
+        "separate", {"members": Values(above=1), "pretraining.steps": ABOVE_0}
+    )
 
     def __post_init__(self):
         at_least(self, "ensemble.", members=1)
+        at_most(self, "ensemble.", members=MOST_MEMBERS)
 
 
 @dataclass(frozen=True)
 class Experiment:
     """All settings of one run; the defaults are the baseline of Raffel et al. 2020, section 3.1."""
 
-    data: DataConfig = DataConfig()
-    objective: Objective = OBJECTIVES["baseline"]
-    model: ModelConfig = ModelConfig()
-    vectors: VectorsConfig = VectorsConfig()
-    start: StartConfig = StartConfig()
-    pretraining: PretrainingConfig = PretrainingConfig()
-    finetuning: PhaseConfig = PhaseConfig(
-        steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)
+    data: DataConfig = setting(
+        DataConfig(),
+        (NETWORK, NGRAMS),
+        apart=dict.fromkeys(("corrupt_records", "workers", "encoders", "cache_size"), ()),
     )
-    mixing: MixingConfig = MixingConfig()
-    tuning: TuningConfig = TuningConfig()
-    ensemble: EnsembleConfig = EnsembleConfig()
+    objective: Objective = setting(OBJECTIVES["baseline"], PRETRAINED)
+    model: ModelConfig = setting(
+        ModelConfig(),
+        NETWORK,
+        apart={"vocab_size": (NETWORK, NGRAMS), "published": {"start.model": GIVEN}},
+    )
+    vectors: VectorsConfig = setting(VectorsConfig(), NETWORK | WITHOUT_START | {"vectors.epochs": ABOVE_0})
+    start: StartConfig = StartConfig()
+    pretraining: PretrainingConfig = setting(
+        PretrainingConfig(),
+        PRETRAINED,
+        apart={"steps": (NETWORK, OF_PASSES), "batch_size": (PRETRAINED, OF_PASSES)},
+    )
+    finetuning: PhaseConfig = setting(
+        PhaseConfig(steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)),
+        TUNED,
+    )
+    mixing: MixingConfig = setting(MixingConfig(), PRETRAINED)
+    tuning: TuningConfig = setting(
+        TuningConfig(),
+        (*TUNED, MULTI_TASK),
+        apart={
+            "mixtures": (*TUNED, MULTI_TASK, {"data.vocabulary_texts": ("corpus+tasks",)}),
+            "heads": (*TUNED, TAGGER),
+            "evaluation_examples": (*TUNED, MULTI_TASK, TAGGER),
+            "report_examples": (*TUNED, MULTI_TASK, TAGGER),
+        },
+    )
+    ensemble: EnsembleConfig = setting(EnsembleConfig(), NETWORK)
     counts: CountsConfig = CountsConfig()
     guard: GuardConfig = EVERY_UPDATE
-    generator_share: float = 0.25  # width of ELECTRA's generator over the model's; else unused
+    # width of ELECTRA's generator over the model's
+    generator_share: float = setting(
+        0.25, PRETRAINED | {"objective.targets": Values(("replaced",), said="ELECTRA's objective")}
+    )
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # of initial parameters, order of examples, noise and dropout
 
@@ -232,9 +341,13 @@ class Experiment:
         self.finetuning.check("finetuning")
         if rank := self.model.lora.rank:
             raise SettingError(f"model.lora.rank={rank}: what is tuned alone is set by tuning.lora.rank")
-        most = 2**32 // self.ensemble.members - 1  # jax takes seeds of 32 bits, and each member has its own
-        if not 0 <= self.seed <= most:
-            raise SettingError(f"seed={self.seed} should be a whole number from 0 to {most}")
+        check_seed(self.seed, "seed", 2**32 // self.ensemble.members - 1)  # each member has its own
+        above_0(self, "", "generator_share")
+        at_most(self, "", generator_share=1)
+        share, width = self.tuning.adapters, self.model.d_model
+        if share and round(share * width) < 1:
+            due = f"should be at least {1 / width:.4g}, a feature of model.d_model={width}, or 0"
+            raise SettingError(f"tuning.adapters={share} {due}")
 
 
 BASELINE = Experiment()

@@ -167,10 +167,13 @@ def _received(make: Callable[..., Any], *values: Any) -> Any:
 
 def _check_built(name: str, is_scale: bool, module: tuple[Path, str]) -> None:
     """SettingError, with file and line, for a row or scale that cannot be built."""
-    from experiments.study.registry import BASELINE_ROW, build
+    from experiments.study.registry import BASELINE_ROW, build, check_row
 
     try:
-        build(BASELINE_ROW if is_scale else name, name if is_scale else "nano")
+        if is_scale:
+            build(BASELINE_ROW, name)
+        else:
+            check_row(name, "nano")
     except Exception as error:
         what = f"{'scale' if is_scale else 'row'} {name!r}"
         place = place_in_study(error) or _line(*module, name.rpartition("/")[2])

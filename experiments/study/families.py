@@ -4,7 +4,7 @@ from typing import Any
 
 from lm.data.objectives import OBJECTIVES
 from lm.nn.sizes import SIZES
-from lm.settings import leaves
+from lm.settings import leaves, unread
 
 # What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
 _OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads d_embed
@@ -20,14 +20,17 @@ ADAMW: dict[str, Any] = {
 
 
 def family(name: str) -> dict[str, Any]:
-    """The changes that make a model one of the family of the published ``name``."""
-    return {f"model.{path}": value for path, value in leaves(SIZES[name]) if path not in _OF_SCALE}
+    """The changes that make a model one of the family of the published ``name``, which reads all of them."""
+    published = dict(leaves(SIZES[name]))
+    left_out = {*_OF_SCALE, *unread(SIZES[name], published)}
+    return {f"model.{path}": value for path, value in published.items() if path not in left_out}
 
 
 LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
 HEADS: dict[str, Any] = {"tuning.mixtures": (), "tuning.heads": LABELLED}
 
 BERT = family("bert-base") | {"objective": OBJECTIVES["masked-lm"], "objective.pairs": "next-sentence"}
+BERT |= {"objective.eos": "each-example"}  # of pairs, which are not joined
 BERT |= HEADS | ADAMW
 # No start by denoising: a causal LM learns from the first steps on, and rows of the start would be longer.
 GPT = family("gpt2") | {"objective": OBJECTIVES["causal-lm"]} | HEADS | ADAMW | {"start.steps": 0}

@@ -70,7 +70,6 @@ LANGUAGE_MODEL: Changes = (
         "data.repeats": 2,
         "data.held_out_documents": 64,
         "tuning.mixtures": (),
-        "finetuning.steps": 0,
     }
 )
 
@@ -81,14 +80,14 @@ TAGGING: Changes = (
     | {
         "model.type_vocab_size": 0,
         "model.heads": (),
-        "start.steps": 0,
         "tuning.mixtures": (),
         "tuning.heads": ("roles",),
         "finetuning.steps": times(8),
         "finetuning.optimizer.learning_rate": 3e-3,  # the bi-LSTM has 79 % after 200 steps at 3e-4, 99 % here
     }
 )
-UNTRAINED: Changes = TAGGING | {"pretraining.steps": 0}
+UNTRAINED: Changes = {path: value for path, value in TAGGING.items() if path != "objective"}
+UNTRAINED |= {"pretraining.steps": 0}
 HIDDEN_MARKOV: Changes = UNTRAINED | {"counts.model": "tagger"}
 
 ROWS = {

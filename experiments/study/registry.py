@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -16,7 +16,8 @@ from experiments.study.experiment import table as new_table
 from experiments.study.folders import check_row_name
 from experiments.study.scales import SCALES
 from experiments.study.t5 import tables as t5
-from lm.settings import SettingError, diff, leaves, nearest
+from lm.data.objectives import OBJECTIVES
+from lm.settings import SettingError, check_read, diff, leaves, nearest, unread
 
 # where a row starts from a checkpoint, these settings of a model stay the row's, those of data are not
 OF_TRAINING = ("dropout", "dtype", "attention", "layers", "remat")
@@ -198,6 +199,55 @@ def check_start(experiment: Experiment, changes: Changes) -> None:
                 f"--{path} {changes[path]} contradicts --start: the checkpoint {experiment.start.model} has "
                 f"{due!r:.60}; leave it out"
             )
+
+
+def check_row(name: str, scale: str) -> None:
+    """SettingError for what row ``name`` changes of its own at ``scale`` although its model reads it not."""
+    check_read(build(name, scale), own_changes(name, scale))
+
+
+def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None:
+    """SettingError for a setting, given by hand at one of ``paths``, that none of these experiments reads."""
+    for path in paths:
+        if path == "start.model":
+            raise SettingError(f"{path} is set by --start: name a folder, a run or hf:NAME there")
+        reasons = [unread(experiment, [path]) for experiment in experiments]
+        if all(reasons):
+            raise SettingError("; ".join(reasons[0].values()))
+
+
+def read_changes(name: str, scale: str, changes: Changes) -> Changes:
+    """Those of ``changes``, made in many rows, that row ``name`` reads: without the others it is the same."""
+    if "start.model" in changes:  # which has all of its checkpoint
+        return changes
+    lost = unread(build(name, scale, changes), changes)
+    return {path: value for path, value in changes.items() if path not in lost}
+
+
+def own_changes(name: str, scale: str) -> list[str]:
+    """The settings that row ``name`` changes in the plain baseline, and in the row that it is nearest to.
+
+    Rows are made of others, whose settings need not all be read any more: ``BERT | {"pretraining.steps": 0}``
+    has BERT's optimiser. Such rows stand earlier in the row's table, or are the first of an earlier one; for
+    a row of counts, they are any networks of its table. An objective of OBJECTIVES is one change, whatever of
+    it is read.
+    """
+    experiment, plain = build(name, scale), _scaled(tuple(SCALES[scale].items()))
+    known = [build(row.name, scale) for row in _rows_before(name) if "counts.model" not in row.changes]
+    nearest_one = min((diff(other, experiment) for other in (plain, *known)), key=len)
+    whole = [path for path, new in REGISTRY[name].changes.items() if new in OBJECTIVES.values()]
+    own = [path for path in nearest_one if path in diff(plain, experiment)]
+    return [path for path in own if path.rpartition(".")[0] not in whole]
+
+
+def _rows_before(name: str) -> Iterator[Row]:
+    """The rows that ``own_changes`` compares a row with."""
+    for one in TABLES:
+        place = [row.name for row in one.rows].index(name) if REGISTRY[name] in one.rows else None
+        if place is not None:
+            yield from one.rows if "counts.model" in REGISTRY[name].changes else one.rows[:place]
+            return
+        yield one.rows[0]
 
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:

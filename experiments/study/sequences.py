@@ -6,10 +6,8 @@ from experiments.study.families import family
 # From scratch, as these models were before pre-training: what they know is of the task.
 SCRATCH: Changes = {
     "pretraining.steps": 0,
-    "start.steps": 0,
     "tuning.mixtures": ("copy", "reverse", "first-sentence"),
     "tuning.inputs_length": 64,
-    "tuning.branches": (1.0,),
     "tuning.evaluation_examples": 200,
     "tuning.report_examples": 200,
     "finetuning.steps": times(4),
@@ -22,7 +20,10 @@ SCRATCH: Changes = {
 }
 TRANSFORMER = family("transformer-base") | SCRATCH
 # Everything but what mixes positions and reads the encoder is as in the Transformer.
-RECURRENT_MODEL: Changes = TRANSFORMER | {"model.mixer": "lstm", "model.positions": "none"}
+RECURRENT_MODEL: Changes = {
+    path: value for path, value in TRANSFORMER.items() if path not in ("model.sinusoid", "model.scores")
+}
+RECURRENT_MODEL |= {"model.mixer": "lstm", "model.positions": "none"}
 
 ROWS = {
     # lm sweep seq2seq --scale nano: 5 rows, one seed; docs/sequences.md has what came out

@@ -25,7 +25,6 @@ NEXT: Changes = GPT | {
     "model.logits": "separate",
     "model.positions": "none",
     "model.num_decoder_layers": 1,
-    "tuning.heads": (),
     "finetuning.steps": 0,
 }
 BENGIO: Changes = NEXT | {"model.mixer": "window", "model.mixer_window": 4}

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lm.settings import SettingError, at_least
+from lm.settings import Condition, SettingError, at_least, setting
+
+TAGGER: Condition = {"model": ("tagger",)}
 
 HIGHEST_ORDER = 5
 
@@ -29,11 +31,13 @@ class CountsConfig:
     # ngram: interpolated Kneser-Ney, of the text that pre-training would read, once over
     # tagger: hidden Markov, of each of tuning.heads
     model: Literal["none", "ngram", "tagger"] = "none"
-    order: int = 3  # of n-grams: the predicted token and its context [tokens]
+    order: int = setting(3, {"model": ("ngram",)})  # of n-grams: the predicted token and its context [tokens]
     # how a tagger decides: each word alone, or the path of tags by beams of width 1, beam_width, or all tags
-    tagging: Literal["most-frequent", "greedy", "beam", "viterbi"] = "viterbi"
-    beam_width: int = 4  # of tagging="beam" [tags]
-    markov: MarkovConfig = MarkovConfig(smoothing=0.1)
+    tagging: Literal["most-frequent", "greedy", "beam", "viterbi"] = setting("viterbi", TAGGER)
+    beam_width: int = setting(4, TAGGER | {"tagging": ("beam",)})  # of tagging="beam" [tags]
+    markov: MarkovConfig = setting(
+        MarkovConfig(smoothing=0.1), TAGGER | {"tagging": ("greedy", "beam", "viterbi")}
+    )
 
     def __post_init__(self):
         at_least(self, "counts.", beam_width=1)

@@ -43,13 +43,6 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
         if getattr(objective, field) == value and chosen not in allowed:
             due = f"should be {' or '.join(map(repr, allowed))} with objective.{field}={value!r}"
             raise SettingError(f"objective.{other}={chosen!r} {due}")
-    for field in objective.falls.ignores:
-        if (value := getattr(objective, field)) != getattr(Objective, field):
-            due = " or ".join(repr(name) for name, noise in NOISES.items() if field not in noise.ignores)
-            raise SettingError(
-                f"objective.{field}={value} has no effect with objective.noise={objective.noise!r}: "
-                f"leave it at {getattr(Objective, field)}, or choose objective.noise={due}"
-            )
     if not objective.has_inputs and architecture in ENCODER_DECODERS:
         raise SettingError(
             "objective.noise='everything' with objective.inputs='drop' leaves model.architecture="

@@ -22,12 +22,29 @@ import numpy as np
 
 from lm.data.noise import NOISES, Noise, NoiseName
 from lm.data.views import INPUTS, TARGETS, InputsName, TargetsName
-from lm.settings import SettingError
+from lm.settings import Conditions, SettingError, Values, setting
 
 IN_PLACE = ("in-place", "replaced")  # targets of encoders: predicted at the position where they are hidden
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
+HIGHEST_RATE = 0.99  # beyond it a row of inputs stands for texts of more than 100 rows
+LONGEST_MEAN = 10_000  # of spans of noise [tokens]
 SHORTEST_INPUTS = 3  # one token that stays, one for noise, EOS [tokens]
 SHORTEST_MASKED = 7  # [CLS], two [SEP], and a token for each random number that a pair takes
+
+
+def _reads(field: str) -> Values:
+    """The kinds of noise that read a setting of their amount."""
+    return Values(tuple(name for name, noise in NOISES.items() if field not in noise.ignores))
+
+
+# A causal LM has no inputs, and one kind of targets: as ``Objective.has_inputs`` says.
+WITH_INPUTS: Conditions = ({"noise": Values(but=("everything",))}, {"inputs": Values(but=("drop",))})
+# Documents are joined, so that EOS may stand between them: as ``Objective.concatenates`` says.
+CONCATENATED: Conditions = (
+    {"noise": Values(tuple(name for name, noise in NOISES.items() if not noise.per_document))}
+    | {"pairs": ("none",)},
+    {"noise": ("everything",), "inputs": ("drop",)},
+)
 
 # T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal
 # model that finds EOS at the same place of every row learns the place, and stops there.
@@ -40,19 +57,24 @@ class Objective:
 
     noise: NoiseName = "iid"  # which tokens are noise
     inputs: InputsName = "sentinels"  # what replaces noise
-    targets: TargetsName = "sentinels"  # what replaces the tokens that are not noise
-    rate: float = 0.15  # share of tokens that are noise; not of "suffix" and "everything"
-    mean_span_length: float = 3.0  # of "spans" and "poisson-spans" [tokens]
-    sentences: Literal["in-order", "permuted"] = "in-order"  # of inputs; targets keep the text's order
+    # what replaces the tokens that are not noise
+    targets: TargetsName = setting("sentinels", WITH_INPUTS)
+    rate: float = setting(0.15, {"noise": _reads("rate")})  # share of tokens that are noise
+    # of noise in spans [tokens]
+    mean_span_length: float = setting(3.0, {"noise": _reads("mean_span_length")})
+    # of inputs; targets keep the text's order
+    sentences: Literal["in-order", "permuted"] = setting("in-order", WITH_INPUTS)
     # what an encoder classifies about two pieces of text
-    pairs: Literal["none", "next-sentence", "sentence-order"] = "none"
-    eos: Ends = "each-example"  # where EOS stands, of encoders [SEP]
+    pairs: Literal["none", "next-sentence", "sentence-order"] = setting("none", {"targets": IN_PLACE})
+    eos: Ends = setting("each-example", CONCATENATED)  # where EOS stands, of encoders [SEP]
 
     def __post_init__(self):
-        if not 0 < self.rate < 1:
-            raise SettingError(f"objective.rate={self.rate} should lie between 0 and 1, such as 0.15")
-        if not (length := self.mean_span_length) >= 1:
-            raise SettingError(f"objective.mean_span_length={length} should be at least 1, such as 3.0")
+        if not 0 < self.rate <= HIGHEST_RATE:
+            due = f"should lie between 0 and {HIGHEST_RATE}, such as 0.15"
+            raise SettingError(f"objective.rate={self.rate} {due}")
+        if not 1 <= (length := self.mean_span_length) <= LONGEST_MEAN:
+            due = f"should be from 1 to {LONGEST_MEAN:,}, such as 3.0"
+            raise SettingError(f"objective.mean_span_length={length} {due}")
 
     @property
     def falls(self) -> Noise:

@@ -9,7 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from lm.ops.config import RotaryConfig, SparsityConfig
-from lm.settings import SettingError, at_least
+from lm.settings import (
+    ABOVE_0,
+    GIVEN,
+    Condition,
+    Conditions,
+    SettingError,
+    Values,
+    above_0,
+    at_least,
+    setting,
+)
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
@@ -33,6 +43,28 @@ LoraMatrix = Literal[
 PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"]
 
 
+# ``read_if`` of settings: on which others they depend
+ENCODERS: Condition = {
+    "architecture": Values(
+        ("encoder-decoder", "shared-encoder-decoder", "encoder"), said="models with an encoder"
+    )
+}
+DECODERS: Condition = {"architecture": Values(but=("encoder",), said="models with a decoder")}
+TWO_STACKS: Condition = {
+    "architecture": Values(
+        ("encoder-decoder", "shared-encoder-decoder"), said="models with an encoder and a decoder"
+    )
+}
+SELF_ATTENTION: Condition = {"mixer": ("attention",)}
+CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention": ("heads",)}
+ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
+STATES: Condition = {"mixer": RECURRENT}
+LEARNED: Condition = {"positions": ("learned",)}
+RELATIVE: Condition = {"positions": ("relative", "relative-per-layer")}
+FEED_FORWARD: Condition = {"mlp": Values(but=("none",))}
+LOW_RANK: Condition = {"rank": ABOVE_0}
+
+
 @dataclass(frozen=True)
 class SideConfig:
     """Sizes of an encoder's blocks that differ from its decoder's (BART, Marian); None: they do not."""
@@ -47,8 +79,8 @@ class LoraConfig:
     """Low-rank updates of matrices, which are tuned in their place (LoRA, Hu et al. 2021)."""
 
     rank: int = 0  # inner width of an update; 0: there are none [features]
-    alpha: float = 8.0  # over the rank: what updates are multiplied by
-    matrices: tuple[LoraMatrix, ...] = ("query", "value")  # that have an update
+    alpha: float = setting(8.0, LOW_RANK)  # over the rank: what updates are multiplied by
+    matrices: tuple[LoraMatrix, ...] = setting(("query", "value"), LOW_RANK)  # that have an update
 
     def __post_init__(self):
         at_least(self, "lora.", rank=0)
@@ -67,7 +99,7 @@ class SpecialTokens:
 
 _AT_LEAST_1 = """
     vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads num_key_value_heads
-    relative_buckets max_length mixer_window d_v
+    relative_buckets relative_max_distance max_length mixer_window d_v d_embed
 """.split()
 
 
@@ -77,44 +109,56 @@ class ModelConfig:
 
     architecture: Architecture = "encoder-decoder"  # which stacks there are, and what each position sees
     vocab_size: int = 32_128  # rows of the embedding; at least the vocabulary with its sentinels [tokens]
-    num_encoder_layers: int = 12  # blocks of the encoder; unused without one [layers]
-    num_decoder_layers: int = 12  # blocks of the decoder; unused without one [layers]
+    num_encoder_layers: int = setting(12, ENCODERS)  # blocks of the encoder [layers]
+    num_decoder_layers: int = setting(12, DECODERS)  # blocks of the decoder [layers]
     d_model: int = 768  # width of the residual stream [features]
     # what mixes the positions of a row: attention, a recurrent layer (Elman's, GRU, LSTM), the concatenated
     # last tokens (Bengio et al. 2003), or nothing; what reads the encoder: cross_attention
     mixer: MixerName = "attention"
-    mixer_width: int | None = None  # of a state or a window's hidden layer; None: d_model [features]
-    mixer_window: int = 3  # tokens that a window reads, the current one included, to each side [tokens]
+    # of a state or a window's hidden layer; None: d_model [features]
+    mixer_width: int | None = setting(None, {"mixer": (*RECURRENT, "window")})
+    # tokens that a window reads, the current one included, to each side [tokens]
+    mixer_window: int = setting(3, {"mixer": ("window",)})
     # of a decoder's self-attention; none: it sees what it is to predict, and when it writes what is written
-    mask: Literal["causal", "none"] = "causal"
-    truncation: int | None = None  # chunks that gradients of recurrent states stay in; None: rows [tokens]
-    d_ff: int = 3_072  # width of the feed-forward layer [features]
-    d_kv: int = 64  # width of one attention head [features]
-    d_v: int | None = None  # width of its values; None: d_kv, that of its queries and keys [features]
-    num_heads: int = 12  # attention heads [heads]
-    num_key_value_heads: int | None = None  # of keys and values, which query heads share; None: num_heads
-    encoder: SideConfig = SideConfig()
+    mask: Literal["causal", "none"] = setting("causal", DECODERS | SELF_ATTENTION)
+    # chunks that gradients of recurrent states stay in; None: rows [tokens]
+    truncation: int | None = setting(None, STATES)
+    d_ff: int = setting(3_072, FEED_FORWARD)  # width of the feed-forward layer [features]
+    d_kv: int = setting(64, ATTENTION)  # width of one attention head [features]
+    # width of its values; None: d_kv, that of its queries and keys [features]
+    d_v: int | None = setting(None, ATTENTION)
+    num_heads: int = setting(12, ATTENTION)  # attention heads [heads]
+    # of keys and values, which query heads share; None: num_heads
+    num_key_value_heads: int | None = setting(None, ATTENTION)
+    encoder: SideConfig = setting(SideConfig(), {"architecture": ("encoder-decoder",)})
     d_embed: int | None = None  # width of the embedding, if it is projected to d_model [features]
     # what is: the sum of all embeddings (ALBERT), or tokens alone, without a bias, and states back (OPT)
-    projected: Literal["sum", "tokens"] = "sum"
+    projected: Literal["sum", "tokens"] = setting("sum", {"d_embed": GIVEN})
     shared_layers: bool = False  # whether all blocks of a stack are one and the same (ALBERT)
     positions: Positions = "relative"  # position encoding
-    max_length: int = 512  # longest row with learned positions or random blocks [tokens]
-    position_offset: int = 0  # unused rows in front of the learned positions; 2 in BART and RoBERTa [rows]
-    sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"  # order of sines and cosines
-    relative_buckets: int = 32  # rows of the relative-position bias table [buckets]
-    relative_max_distance: int = 128  # distance from which on all positions share a bucket [tokens]
+    # longest row with learned positions or random blocks [tokens]
+    max_length: int = setting(512, (LEARNED, {"sparsity.random_blocks": ABOVE_0}))
+    # unused rows in front of the learned positions; 2 in BART and RoBERTa [rows]
+    position_offset: int = setting(0, LEARNED)
+    # order of sines and cosines
+    sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = setting(
+        "interleaved", {"positions": ("sinusoidal",)}
+    )
+    relative_buckets: int = setting(32, RELATIVE)  # rows of the relative-position bias table [buckets]
+    # distance from which on all positions share a bucket [tokens]
+    relative_max_distance: int = setting(128, RELATIVE)
     # how that table starts: at random as in T5, or as ALiBi's slopes, 1 and its halves over the heads
-    relative_bias_start: Literal["normal", "slopes"] = "normal"
-    rotary: RotaryConfig = RotaryConfig()
-    sparsity: SparsityConfig = SparsityConfig()
+    relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE)
+    rotary: RotaryConfig = setting(RotaryConfig(), {"positions": ("rotary",)})
+    sparsity: SparsityConfig = setting(SparsityConfig(), SELF_ATTENTION)
     # how cross-attention starts: at random, or each head's queries as its keys, so that a position of the
     # decoder looks where the encoder has the same token (Trockman and Kolter 2023)
-    cross_attention_start: Literal["normal", "mimetic"] = "normal"
+    cross_attention_start: Literal["normal", "mimetic"] = setting("normal", CROSS_HEADS)
     # heads as in self-attention, one mean of the encoder's states (Luong et al. 2015, additive: Bahdanau et
     # al. 2015), or none: a recurrent decoder starts from the encoder's last state (Sutskever et al. 2014)
-    cross_attention: CrossName = "heads"
-    scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
+    cross_attention: CrossName = setting("heads", TWO_STACKS)
+    # query times key; in T5 not scaled by d_kv^-0.5
+    scores: Literal["dot", "scaled-dot", "bilinear"] = setting("dot", ATTENTION)
     mlp: Activation = "relu"  # activation of the feed-forward layer; none: there is no such layer
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
     lora: LoraConfig = LoraConfig()
@@ -122,14 +166,18 @@ class ModelConfig:
     # where norms are; parallel: GPT-NeoX, with one norm for all sub-layers of a block: GPT-J; none: as
     # pre-norm, but no sub-layer's input is added to its output
     residual: Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "none"] = "pre-norm"
-    norm_epsilon: float = 1e-6  # added to the (mean) square before its root is taken
-    embed_norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
+    # added to the (mean) square before its root is taken
+    norm_epsilon: float = setting(1e-6, {"norm": ("rms", "layer")})
+    # whether embeddings are normalised too (BERT, BART, BLOOM)
+    embed_norm: bool = setting(False, {"norm": ("rms", "layer")})
     embed_scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
     type_vocab_size: int = 0  # kinds of tokens with an embedding: first and second sentence (BERT) [types]
     bias: bool = False  # whether linear layers add a bias
-    mlp_bias: bool | None = None  # whether those of the feed-forward layer do; None: as the others
-    qkv_bias: bool | None = None  # whether those of queries, keys and values do; None: as the others
-    qk_norm: bool = False  # whether each head's queries and keys are normalised (Qwen3)
+    # whether those of the feed-forward layer do; None: as the others
+    mlp_bias: bool | None = setting(None, FEED_FORWARD)
+    # whether those of queries, keys and values do; None: as the others
+    qkv_bias: bool | None = setting(None, ATTENTION)
+    qk_norm: bool = setting(False, ATTENTION)  # whether each head's queries and keys are normalised (Qwen3)
     logits: Logits = "tied-scaled"  # output matrix: the embedding or its own; scaled by d_model^-0.5 (T5 1.0)
     logits_transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
     logits_bias: bool = False  # whether each token has a bias (BERT, BART)
@@ -137,7 +185,8 @@ class ModelConfig:
     special: SpecialTokens = SpecialTokens()
     dropout: float = 0.1  # rate at which activations and attention weights are zeroed in training
     dtype: Literal["float32", "bfloat16"] = "float32"  # of activations; parameters and softmax stay float32
-    attention: Literal["auto", "xla", "cudnn", "flash"] = "auto"  # auto: by device and length; CPU: xla
+    # auto: by device and length; CPU: xla
+    attention: Literal["auto", "xla", "cudnn", "flash"] = setting("auto", ATTENTION)
     layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled; the numbers are the same
     published: str = ""  # the config.json that the model was loaded with, kept for lm convert export
     # the backward pass recomputes nothing, all but products with parameters, or all
@@ -146,6 +195,7 @@ class ModelConfig:
     def __post_init__(self):
         optional = dict.fromkeys(("position_offset", "type_vocab_size", "adapter_width"), 0)
         at_least(self, "model.", **dict.fromkeys(_AT_LEAST_1, 1), **optional)
+        above_0(self, "model.", "norm_epsilon")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         self._check_heads()

@@ -9,7 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from lm.settings import SettingError, at_least
+from lm.settings import GIVEN, Condition, Conditions, SettingError, above_0, at_least, at_most, setting
+
+# ``read_if`` of settings: which others they depend on
+STRETCHED: Condition = {"scaling": ("linear", "llama3", "yarn")}
+LLAMA3: Condition = {"scaling": ("llama3",)}
+YARN: Condition = {"scaling": ("yarn",)}
+WINDOWED: Conditions = ({"window": GIVEN}, {"layer_windows": GIVEN})
 
 
 @dataclass(frozen=True)
@@ -21,12 +27,24 @@ class RotaryConfig:
     # which of the R features turn together: i and i + R/2 (GPT-NeoX, Llama), or neighbours (Su et al., GPT-J)
     layout: Literal["halves", "pairs"] = "halves"
     scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # which wavelengths are stretched
-    factor: float = 1.0  # how many times longer rows get than original_length
-    original_length: int = 2_048  # row length of training; unused without scaling [tokens]
-    low_frequency_factor: float = 1.0  # "llama3": wavelengths above original_length over this are stretched
-    high_frequency_factor: float = 4.0  # "llama3": wavelengths below original_length over this are not
-    beta_fast: float = 32.0  # "yarn": features that turn more often are not stretched [turns]
-    beta_slow: float = 1.0  # "yarn": features that turn less often are stretched wholly [turns]
+    factor: float = setting(1.0, STRETCHED)  # how many times longer rows get than original_length
+    original_length: int = setting(2_048, {"scaling": ("llama3", "yarn")})  # row length of training [tokens]
+    # "llama3": wavelengths above original_length over this are stretched
+    low_frequency_factor: float = setting(1.0, LLAMA3)
+    # "llama3": wavelengths below original_length over this are not
+    high_frequency_factor: float = setting(4.0, LLAMA3)
+    beta_fast: float = setting(32.0, YARN)  # "yarn": features that turn more often are not stretched [turns]
+    # "yarn": features that turn less often are stretched wholly [turns]
+    beta_slow: float = setting(1.0, YARN)
+
+    def __post_init__(self):
+        above_0(self, "model.rotary.", "base fraction factor low_frequency_factor beta_slow")
+        at_most(self, "model.rotary.", fraction=1)
+        at_least(self, "model.rotary.", original_length=1)
+        for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
+            least, most = getattr(self, low), getattr(self, high)
+            if not least < most:
+                raise SettingError(f"model.rotary.{low}={least} should be below model.rotary.{high}={most}")
 
     def frequencies(self, width: int) -> tuple[np.ndarray, float]:
         """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.
@@ -61,10 +79,12 @@ class SparsityConfig:
     """Which positions self-attention skips; distances are counted in blocks of ``block`` positions."""
 
     window: int | None = None  # how far is seen to each side; None: everything [blocks]
-    dilation: int = 1  # step of the window; 2 leaves out every other block [blocks]
-    global_tokens: int = 0  # first blocks of a row, which see and are seen by all [blocks]
-    block: int = 1  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
-    random_blocks: int = 0  # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
+    dilation: int = setting(1, WINDOWED)  # step of the window; 2 leaves out every other block [blocks]
+    # first blocks of a row, which see and are seen by all [blocks]
+    global_tokens: int = setting(0, {"window": GIVEN})
+    block: int = setting(1, WINDOWED)  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
+    # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
+    random_blocks: int = setting(0, {"window": GIVEN})
     projections: Literal["shared", "separate"] = "shared"  # of global positions; separate: in Longformer
     # of each layer, the widest being window; None: that layer sees everything; empty: window in all [blocks]
     layer_windows: tuple[int | None, ...] = ()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lm.settings import SettingError, at_least
+from lm.settings import INT32, Condition, SettingError, above_0, at_least, at_most, below_1, setting
 
 if TYPE_CHECKING:
     import jax
@@ -21,6 +21,13 @@ class Lasting(NamedTuple):
     steps: int  # after which rows, and the state, begin anew
 
 
+# ``read_if`` of settings: which schedules and optimisers read them
+DECAYS_EVERY: Condition = {"schedule": ("decay-every",)}
+OF_ADAFACTOR: Condition = {"name": ("adafactor",)}
+OF_ADAMW: Condition = {"name": ("adamw", "adamw-relative", "muon")}
+OF_MUON: Condition = {"name": ("muon",)}
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Which optimiser, and what all optimisers share: the course of the learning rate, decay and clipping."""
@@ -34,12 +41,16 @@ class Schedule:
         "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
     ] = "inverse-sqrt"
     warmup_steps: int = 0  # ramp from 0 that multiplies the schedule; T5 has none [steps]
-    timescale: int = 10_000  # "inverse-sqrt" is 1 / sqrt(max(step, timescale)) [steps]
-    decay_start: int = 0  # where "warmup-stable-decay" begins to fall [steps]
+    # where "inverse-sqrt", 1 over the root of the step, begins to fall [steps]
+    timescale: int = setting(10_000, {"schedule": ("inverse-sqrt",)})
+    # where "warmup-stable-decay" begins to fall [steps]
+    decay_start: int = setting(0, {"schedule": ("warmup-stable-decay",)})
     # where that, "linear" (T5X: linear_decay) and "cosine", both begun at the ramp's end, reach 0 [steps]
-    decay_end: int = 0
-    decay_factor: float = 0.5  # what "decay-every" (T5X: decay_every) multiplies the rate by, again and again
-    steps_per_decay: int = 20_000  # from the first step on, in what time "decay-every" does so once [steps]
+    decay_end: int = setting(0, {"schedule": ("linear", "cosine", "warmup-stable-decay")})
+    # what "decay-every" (T5X: decay_every) multiplies the rate by, again and again
+    decay_factor: float = setting(0.5, DECAYS_EVERY)
+    # from the first step on, in what time "decay-every" does so once [steps]
+    steps_per_decay: int = setting(20_000, DECAYS_EVERY)
     weight_decay: float = 0.0  # share of each matrix taken off in a step, times the learning rate
     clip_norm: float | None = None  # longest gradient, over all parameters together; None: any
     # how much a step keeps of the mean of the parameters by which the model is evaluated, fine-tuned and
@@ -51,14 +62,21 @@ class Schedule:
 class Adafactor:
     """Adafactor as T5 uses it (Shazeer and Stern 2018)."""
 
-    clip_rms: float | None = 1.0  # Adafactor: largest root mean square of one parameter's update; None: any
-    decay_exponent: float = 0.8  # Adafactor: the mean of squares forgets with 1 - step ** -decay_exponent
-    factor_from: int = 128  # Adafactor: matrices at least so wide keep row and column means only [features]
-    epsilon_square: float = 1e-30  # Adafactor: added to squared gradients
-    epsilon_scale: float = 1e-3  # Adafactor and adamw-relative: smallest size a parameter counts with
+    # Adafactor: largest root mean square of one parameter's update; None: any
+    clip_rms: float | None = setting(1.0, OF_ADAFACTOR)
+    # Adafactor: the mean of squares forgets with 1 - step ** -decay_exponent
+    decay_exponent: float = setting(0.8, OF_ADAFACTOR)
+    # Adafactor: matrices at least so wide keep row and column means only [features]
+    factor_from: int = setting(128, OF_ADAFACTOR)
+    epsilon_square: float = setting(1e-30, OF_ADAFACTOR)  # Adafactor: added to squared gradients
+    # Adafactor and adamw-relative: smallest size a parameter counts with
+    epsilon_scale: float = setting(
+        1e-3, (OF_ADAFACTOR | {"relative": ("parameter",)}, {"name": ("adamw-relative",)})
+    )
     # Adafactor: how much of the mean update a step keeps (T5X: beta1); 0: nothing is remembered
-    momentum: float = 0.0
-    relative: Literal["parameter", "none"] = "parameter"  # Adafactor: what the learning rate is relative to
+    momentum: float = setting(0.0, OF_ADAFACTOR)
+    # Adafactor: what the learning rate is relative to
+    relative: Literal["parameter", "none"] = setting("parameter", OF_ADAFACTOR)
 
     def transform(self, _axes: Axes) -> "optax.GradientTransformation":
         """Directions from gradients."""
@@ -84,9 +102,9 @@ class Adafactor:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
-    beta1: float = 0.9  # AdamW: how much of the mean gradient a step keeps
-    beta2: float = 0.95  # AdamW: how much of the mean squared gradient a step keeps
-    epsilon: float = 1e-8  # AdamW: added to the root of the mean squared gradient
+    beta1: float = setting(0.9, OF_ADAMW)  # AdamW: how much of the mean gradient a step keeps
+    beta2: float = setting(0.95, OF_ADAMW)  # AdamW: how much of the mean squared gradient a step keeps
+    epsilon: float = setting(1e-8, OF_ADAMW)  # AdamW: added to the root of the mean squared gradient
 
     def transform(self, _axes: Axes) -> "optax.GradientTransformation":
         """Directions from gradients."""
@@ -113,10 +131,11 @@ class Muon(AdamW):
     Embeddings, output matrices, heads, norms, biases and relative-position tables change by AdamW.
     """
 
-    muon_momentum: float = 0.95  # Muon: how much of the mean gradient of a matrix a step keeps
+    # Muon: how much of the mean gradient of a matrix a step keeps
+    muon_momentum: float = setting(0.95, OF_MUON)
     # Muon: root mean square of a matrix's update; AdamW's is about so large, so that one learning rate
     # serves both (Liu et al. 2025)
-    muon_rms: float = 0.2
+    muon_rms: float = setting(0.2, OF_MUON)
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
         """Directions from gradients; of a matrix [...,rows,columns] for each of the axes in front."""
@@ -171,16 +190,16 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
                 f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{falls}="
                 f"{getattr(self, falls)} for the schedule {self.schedule!r}"
             )
-        positive = "learning_rate timescale decay_exponent factor_from decay_factor muon_rms"
-        for name in positive.split():
-            if getattr(self, name) <= 0:
-                raise SettingError(f"optimizer.{name}={getattr(self, name)} should be above 0")
+        positive = (
+            "learning_rate timescale decay_exponent factor_from decay_factor muon_rms clip_norm clip_rms"
+        )
+        above_0(self, "optimizer.", f"{positive} epsilon epsilon_square epsilon_scale")
         at_least(self, "optimizer.", warmup_steps=0, decay_start=0, weight_decay=0, steps_per_decay=1)
-        for name in ("momentum", "muon_momentum", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise SettingError(
-                    f"optimizer.{name}={getattr(self, name)} should be at least 0 and below 1, such as 0.9"
-                )
+        most = dict.fromkeys(
+            ("warmup_steps", "decay_start", "decay_end", "timescale", "steps_per_decay"), INT32
+        )
+        at_most(self, "optimizer.", factor_from=INT32, **most)
+        below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema")
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
         """The directions of the optimiser that ``name`` names, of parameters with these axes."""
@@ -230,7 +249,7 @@ class GuardConfig:
     # a loss or gradient that is not finite ends the run, or is left out
     non_finite: Literal["stop", "skip"] = "stop"
     # leave out a loss so far above the mean of the last 128 [standard deviations]
-    spikes: float | None = None
+    spikes: float | None = setting(None, {"counts.model": ("none",)})
     in_a_row: int = 10  # as many updates are left out one after another, then the run ends [steps]
     # to save a checkpoint; retry: with the next one, after a warning
     failed_save: Literal["stop", "retry"] = "stop"

@@ -226,9 +226,7 @@ def check_memory(model: ModelConfig, mesh: Mesh) -> None:
     layouts = sharding.parameters(shapes, mesh)
     leaves = sharding.named(shapes)
     needed = sum(2 * 4 * prod(layout.shard_shape(leaves[name].shape)) for name, layout in layouts.items())
-    device = jax.local_devices()[0]
-    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
-    available = (device.memory_stats() or {}).get("bytes_limit", shared)
+    available = device_memory()
     if needed > available:
         names = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers")
         sizes = ", ".join(f"model.{name}={getattr(model, name)}" for name in names)
@@ -236,3 +234,26 @@ def check_memory(model: ModelConfig, mesh: Mesh) -> None:
             f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and "
             f"there are {available / 2**30:,.1f}: make it smaller ({sizes}) or use more devices (mesh.fsdp)"
         )
+
+
+def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: int, named: str) -> None:
+    """SettingError if a batch of ``rows`` of ``length`` tokens cannot be held by the devices of a mesh.
+
+    A lower bound: one hidden state of each position on a mesh of these ``sizes`` and, where attention holds
+    scores, those of one head in one row. ``named``: the settings that ask for it.
+    """
+    own_rows, own_length = -(-rows // sharding.batch_parts(sizes)), -(-length // sizes["sequence"])
+    states = own_rows * own_length * model.d_model * (2 if model.dtype == "bfloat16" else 4)
+    explicit = jax.default_backend() == "cpu" and model.attention in ("auto", "xla")
+    scores = own_length * length * 4 if explicit and model.mixer == "attention" else 0
+    if (needed := states + scores) > (available := device_memory()):
+        raise SettingError(
+            f"{named}: {rows:,} rows of {length:,} tokens need at least {needed / 2**30:,.1f} GiB of each "
+            f"device, and there are {available / 2**30:,.1f}: ask for fewer or shorter rows"
+        )
+
+
+def device_memory() -> int:
+    """What a device has [bytes]: of a CPU, its share of the machine's."""
+    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", shared)

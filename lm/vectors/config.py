@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from lm.settings import SettingError, at_least
+from lm.settings import ABOVE_0, SettingError, above_0, at_least, setting
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class SkipGramTraining:
 
     def check(self, prefix: str, least: int) -> None:
         """SettingError for numbers without sense, or fewer epochs than ``least``; names follow ``prefix``."""
-        at_least(self, prefix, window=1, negatives=0, subsample=0, epochs=least, batch=1)
+        at_least(self, prefix, window=1, negatives=0, subsample=0, epochs=least, batch=1, last_rate=0)
+        above_0(self, prefix, "learning_rate")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class VectorsConfig(SkipGramTraining):
 
     epochs: int = 0  # passes over the text; 0: the embedding starts at random
     tokens: int = 2**26  # of the text, from its start, that are read at most [tokens]
-    embedding: Literal["trained", "frozen"] = "trained"  # in pre-training
+    # in pre-training
+    embedding: Literal["trained", "frozen"] = setting("trained", {"pretraining.steps": ABOVE_0})
 
     def __post_init__(self) -> None:
         self.check("vectors.", least=0)

@@ -1,0 +1,186 @@
+"""What an experiment computes, as digests: its stages, initial parameters, steps, batches and evaluations.
+
+Nothing is compiled: a step is known by its jaxpr, in which every number stands that it computes with.
+"""
+
+import hashlib
+import re
+import typing
+from functools import cache, partial
+from types import NoneType
+
+import jax
+import numpy as np
+from tiny import TINY
+
+from experiments.runs.checks import check
+from experiments.runs.counted import COUNT_MODELS, tagged_by
+from experiments.runs.prepare import held_out_text, in_own_order, rows_of_half, tasks_of
+from experiments.runs.recipes import RECIPES, _held_out
+from experiments.runs.session import _documents
+from experiments.runs.stages import stages
+from experiments.study.experiment import Experiment
+from experiments.study.registry import build
+from experiments.study.scales import SCALES
+from lm.nn.config import RECURRENT
+from lm.train.optimizers import learning_rate, optimizer
+from lm.train.step import StepSpec
+from lm.vectors.training import train_skipgram
+
+# A T5, a GPT, a BERT, an LSTM and an n-gram row, as small as they can be, and rows that read more settings.
+ROWS = {
+    "gpt": ("gpt/base", {"tuning.heads": ("acceptability",)}),
+    "lstm": ("history/lstm", {}),
+    "bert": ("bert/base", {"tuning.heads": ("acceptability",)}),
+    "t5": ("t5/1-baseline/baseline", {}),
+    "ngram": ("history/trigram", {}),
+}
+SCALE = (
+    SCALES["nano"]
+    | TINY
+    | {
+        "pretraining.steps": 4,
+        "finetuning.steps": 2,
+        "finetuning.save_every": 1,
+        "tuning.mixtures": ("cloze",),
+        "mixing.limit": 100,
+        "vectors.tokens": 500,
+        "data.vocabulary_size": 350,
+    }
+)
+
+
+def built(row):
+    """The settings of one of ROWS at scale ``tiny``."""
+    name, changes = ROWS[row]
+    return build(name, "tiny", changes)
+
+
+def kind_of(path):
+    """The type of a setting."""
+    cls = Experiment
+    for name in path.split("."):
+        cls = typing.get_type_hints(cls)[name]
+    return cls
+
+
+def without_none(kind):
+    """The type of what an optional setting is if it is given, and whether it may be None."""
+    given = [each for each in typing.get_args(kind) if each is not NoneType]
+    return (given[0], True) if NoneType in typing.get_args(kind) else (kind, False)
+
+
+def computed(experiment, cache):
+    """``{what: digest}``; SettingError for a run that cannot be started."""
+    prepared, mesh = check(experiment, cache.parent / "new", cache, lambda line: None)
+    every = stages(experiment)
+    found = {"stages": digest([described(stage) for stage in every])}
+    for stage in every:
+        parts = {"count": counted, "vectors": vectors}.get(stage.kind, trained)(stage, prepared, mesh)
+        found |= {f"{stage.name}: {name}": value for name, value in parts.items()}
+    return found
+
+
+def described(stage):
+    """A stage's place among the others, and when it is looked at."""
+    training, settings = stage.training, stage.settings
+    looks = settings.pretraining.evaluate_every if stage.kind == "pretrain" else 0
+    parent = stage.parent and (stage.parent.name, stage.parent_step)
+    names = (stage.name, stage.kind, stage.on, stage.scored_on, parent, settings.seed)
+    return *names, training.steps, training.save_every, looks, stage.branch_steps
+
+
+def digest(value):
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def arrays(tree):
+    """A digest of arrays by their bytes."""
+    leaves = [(np.shape(x), np.asarray(x).tobytes()) for x in jax.tree.leaves(tree)]
+    return digest([(jax.tree.structure(tree), *leaves)])
+
+
+def trained(stage, prepared, mesh):
+    """Of a network: its parameters at the start, its step, its first batches, and what it is evaluated on."""
+    batches = RECIPES[stage.kind].batches(stage, prepared)
+    first = batches(0, slice(0, batches.batch_size))
+    shapes = tuple((name, x.shape, str(x.dtype)) for name, x in first.items())
+    spec = RECIPES[stage.kind].step(stage)
+    alone = StepSpec(spec.model, loss=spec.loss, module=spec.module, parts=spec.parts)
+    found = {"model": model(alone, shapes)}
+    found["update"] = digest([update(spec.optimizer), spec.tune, spec.guard.spikes, spec.lasting])
+    found["batch"] = arrays([first, batches(1, slice(0, batches.batch_size))])
+    found["loads as"] = digest(stage.settings.model.special)
+    for half in ("validation", "report"):
+        asked = RECIPES[stage.kind].questions(stage, prepared, mesh, half)
+        found[half] = digest([question(each) for each in asked])
+    if stage.kind == "pretrain" and not stage.is_start:
+        lengths = stage.settings.data.held_out_lengths
+        held_out = [_held_out(stage.settings, prepared, mesh, times, 1)[0] for times in lengths]
+        found["held out"] = digest([arrays(each(0, slice(0, 1))) for each in held_out])
+        if stage.settings.data.held_out_documents:
+            found["documents"] = digest(held_out_text(stage.settings, prepared))
+    return found
+
+
+def question(asked):
+    """Rows, batches and length of the answers of some questions."""
+    return (
+        asked.task.name,
+        len(asked.rows),
+        asked.size,
+        arrays(asked.batches[:1]),
+        repr(getattr(asked.output, "keywords", None)),
+    )
+
+
+@cache
+def model(spec, shapes):
+    """A digest of the initial parameters and of the loss of a spec, for batches of these shapes."""
+    key, batch = jax.random.key(0), {name: jax.ShapeDtypeStruct(*each) for name, *each in shapes}
+
+    def mean(params, batch, key):
+        return spec.loss(params, batch, key, spec.loss_config)
+
+    if spec.model.mixer in RECURRENT:  # of which some settings are of gradients alone
+        mean = jax.grad(mean, has_aux=True)
+    initial, parameters = jax.make_jaxpr(spec.make, return_shape=True)(key)
+    return digest([traced(initial), traced(jax.make_jaxpr(mean)(parameters, batch, key))])
+
+
+@cache
+def update(config):
+    """A digest of how an optimiser changes a matrix, a stack of them and a vector at any step."""
+    shapes = {"table": (16, 32), "blocks": (2, 16, 32), "scale": (16,)}
+    axes = {"table": ("vocab", "embed"), "blocks": ("layers", "embed", "mlp"), "scale": ("norm",)}
+    params = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    transform = optimizer(config, axes)
+    memory = jax.eval_shape(transform.init, params)
+    rates = [float(learning_rate(config, step)) for step in (0, 1, 2, 3, 10, 100, 25_000)]
+    return digest([traced(jax.make_jaxpr(transform.update)(params, memory, params)), rates, config.ema])
+
+
+def traced(jaxpr):
+    """A jaxpr's text without addresses in memory, and its constants."""
+    return re.sub(r"0x[0-9a-f]+", "", str(jaxpr)), arrays(jaxpr.consts)
+
+
+def vectors(stage, prepared, _mesh):
+    """Tables that skip-gram learns from the text."""
+    config, model = stage.settings.vectors, stage.settings.model
+    text = _documents(in_own_order(stage.settings, prepared).first(config.tokens))
+    tables = train_skipgram(text, model.vocab_size, config.of_width(model.embed_width), stage.settings.seed)
+    return {"tables": arrays(tuple(tables))}
+
+
+def counted(stage, prepared, _mesh):
+    """The numbers of a model of counts, and what it makes of held-out text."""
+    recipe = COUNT_MODELS[stage.settings.counts.model]
+    model, _ = recipe.estimate(stage, prepared)
+    found = {"values": digest(recipe.evaluate(model, stage, prepared)), "size": digest(recipe.size(model))}
+    for half in ("validation", "report"):
+        tagged = partial(tagged_by, model, stage)
+        found[half] = digest(
+            [tagged(rows_of_half(stage, prepared, task, half)) for task in tasks_of(stage).get(half, [])]
+        )
+    return found

@@ -1,0 +1,389 @@
+"""Every setting changes what is computed, or is refused where it is given by hand."""
+
+import typing
+from dataclasses import dataclass
+
+import pytest
+from computed import ROWS, SCALE, built, computed, kind_of, without_none
+
+from experiments.cli import train
+from experiments.study import registry
+from experiments.study.experiment import Experiment, apply
+from experiments.study.registry import REGISTRY, build, check_given, check_row, read_changes
+from experiments.study.scales import SCALES
+from lm.data.corpora import documentation
+from lm.nn.config import ModelConfig
+from lm.nn.sizes import SIZES
+from lm.settings import (
+    ABOVE_0,
+    GIVEN,
+    SettingError,
+    change,
+    check_read,
+    conditions,
+    from_json,
+    leaves,
+    set_choices,
+    setting,
+    to_json,
+    unread,
+)
+
+# Settings of how a run is done: its numbers are the same, so that no other setting decides who reads them.
+HOW = {
+    "data.corrupt_records": "what is done about a damaged record; there is none",
+    "data.workers": "who prepares batches",
+    "data.encoders": "who encodes text ahead",
+    "data.cache_size": "how much encoded text is kept",
+    "model.attention": "which kernel computes the same attention",
+    "model.layers": "how the stack is compiled",
+    "model.remat": "what the backward pass computes again",
+    "pretraining.microbatches": "in how many parts a batch is computed",
+    "pretraining.keep_hours": "which checkpoints are kept",
+    "pretraining.log_every": "how often numbers are written",
+    "finetuning.microbatches": "in how many parts a batch is computed",
+    "finetuning.keep_hours": "which checkpoints are kept",
+    "finetuning.log_every": "how often numbers are written",
+    "guard.non_finite": "what is done about a loss that is not finite; there is none",
+    "guard.in_a_row": "when a run that leaves out updates is ended",
+    "guard.failed_save": "what is done about a bad disk",
+    **{
+        f"mesh.{axis}": "which device computes what"
+        for axis in ("slice", "data", "fsdp", "sequence", "tensor")
+    },
+}
+GIVEN_OTHERWISE = {"start.model": "by --start"}
+# Second values that are not found by their type alone, the first that can be had in a row.
+OTHERS = {
+    "data.corpus": ("documentation/libraries",),
+    "data.vocabulary": ("bytes", "bpe"),
+    "data.held_out_lengths": ((1, 2),),
+    "data.streams": (1, 2),
+    "data.held_out_documents": (2,),
+    "model.vocab_size": (640,),
+    "model.special.eos": (2, None),
+    "model.sparsity.layer_windows": ((3,),),
+    "model.published": ("{}",),
+    "model.heads": (("backward",), ("pooler",), ("replaced-token",)),
+    "tuning.mixtures": (("extract",),),
+    "tuning.heads": (("follows",),),
+    "tuning.branches": ((0.5, 1.0),),
+    "tuning.lora.matrices": (("mlp",),),
+    "model.lora.matrices": (("mlp",),),
+    "model.num_key_value_heads": (1,),
+    "model.mlp_bias": (False, True),
+    "model.qkv_bias": (False, True),
+    "model.encoder.num_heads": (1,),
+    "pretraining.optimizer.factor_from": (8,),
+    "finetuning.optimizer.factor_from": (8,),
+}
+
+
+def others(path, value):
+    """Other values that a setting may have, by its type."""
+    if path in OTHERS:
+        return OTHERS[path]
+    kind, _ = without_none(kind_of(path))
+    if typing.get_origin(kind) is typing.Literal:
+        return tuple(choice for choice in typing.get_args(kind) if choice != value)
+    if kind is bool:
+        return (not value,)
+    if kind is int:
+        return tuple(number for number in (2 * (value or 1), (value or 0) + 1, 1, 2, 3) if number != value)
+    if kind is float:
+        return ((value or 0.5) / 2, 0.25)
+    raise AssertionError(f"{path} of type {kind} needs another value in OTHERS")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache that holds a small documentation corpus; and a scale ``tiny``."""
+    folder = tmp_path_factory.mktemp("runs") / "cache"
+    documentation.prepare_sets(folder, packages=documentation.STDLIB)
+    SCALES["tiny"] = SCALE
+    yield folder
+    del SCALES["tiny"]
+
+
+def effect(row, path, cache, before):
+    """Why a setting, changed alone, is refused in a row; "" if it changes what is computed there.
+
+    AssertionError if it is taken and changes nothing. ``before``: what is computed without it.
+    """
+    experiment, refused, without_effect = built(row), "", []
+    for value in others(path, dict(leaves(experiment))[path]):
+        try:
+            changed = apply(experiment, {path: value})
+            check_given([changed], [path])
+            after = computed(changed, cache)
+        except SettingError as error:
+            refused = refused or str(error)
+            continue
+        if after != before:
+            return ""
+        without_effect.append(value)
+    assert not without_effect, f"{path}={without_effect} is taken and changes nothing in {row}"
+    return refused
+
+
+PATHS = [path for path, _ in leaves(Experiment()) if path not in HOW and path not in GIVEN_OTHERWISE]
+GROUPS = sorted({path.partition(".")[0] for path in PATHS})
+
+
+@pytest.mark.parametrize("row", ["lstm", "ngram"])
+def test_a_setting_changed_alone_changes_what_is_computed_or_is_refused(row, cache):
+    """Of what most rows read; the others take longer."""
+    slow = ("model.d", "model.n", "data.vocabulary", "vectors", "model.l", "model.e", "tuning", "finetuning")
+    before = computed(built(row), cache)
+    for path in PATHS:
+        if not path.startswith(slow):
+            effect(row, path, cache, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("row", ROWS)
+def test_each_setting_changed_alone_in_each_row_changes_what_is_computed_or_is_refused(row, group, cache):
+    before = computed(built(row), cache)
+    for path in PATHS:
+        if path.partition(".")[0] == group:
+            effect(row, path, cache, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_what_is_refused_would_have_changed_nothing(row, cache):
+    experiment = built(row)
+    before = computed(experiment, cache)
+    for path in unread(experiment, PATHS):
+        for value in others(path, dict(leaves(experiment))[path])[:1]:
+            try:
+                changed = computed(apply(experiment, {path: value}), cache)
+            except SettingError:
+                continue
+            assert changed == before, f"{path}={value} is refused in {row}, where it matters"
+
+
+IDLE = {  # of HOW, in these rows: what they are of is not there
+    "lstm": {"model.attention", *(path for path in HOW if path.startswith("finetuning."))},
+    "ngram": {path for path in HOW if path.startswith(("model.", "pretraining.", "finetuning."))},
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_setting_of_how_a_run_is_done_is_there_and_is_taken_wherever_it_is_done_so(row, cache):
+    assert {*HOW, *GIVEN_OTHERWISE} <= {path for path, _ in leaves(Experiment())}
+    assert unread(built(row), HOW).keys() == IDLE.get(row, set())
+
+
+# ---- rows
+
+
+def test_a_row_changes_nothing_that_it_does_not_read():
+    for name in REGISTRY:
+        check_row(name, "nano")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", sorted({*SCALES} - {"nano"}))
+def test_a_row_changes_nothing_at_any_scale_that_it_does_not_read(scale):
+    for name in REGISTRY:
+        check_row(name, scale)
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_a_family_sets_nothing_that_its_models_do_not_read(name):
+    from experiments.study.families import family
+
+    paths = [path.removeprefix("model.") for path in family(name)]
+    assert unread(SIZES[name], paths) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            registry.REGISTRY["bert/base"].changes | {"start.steps": 100},
+            "start.steps is read by models with a",
+        ),
+        (registry.REGISTRY["bert/base"].changes | {"start.steps": 0}, "start.steps is read by models with a"),
+        (
+            registry.REGISTRY["gpt/base"].changes | {"generator_share": 0.5},
+            "generator_share is read by ELECTRA",
+        ),
+        (
+            {"finetuning.steps": 0, "tuning.adapters": 0.5},
+            "tuning.adapters is read with finetuning.steps above 0",
+        ),
+    ],
+)
+def test_a_row_of_ones_own_that_sets_what_it_does_not_read_is_refused(changes, words):
+    table = registry.new_table(
+        "own", "", None, {"base": registry.REGISTRY["gpt/base"].changes, "row": changes}
+    )
+    registry.TABLES.append(table)
+    try:
+        with registry.registered(table.rows), pytest.raises(SettingError, match=words):
+            check_row("own/row", "nano")
+    finally:
+        registry.TABLES.remove(table)
+
+
+def test_a_row_that_leaves_out_a_phase_of_another_keeps_what_that_says_of_it():
+    bert = registry.REGISTRY["bert/base"].changes
+    table = registry.new_table("own", "", None, {"base": bert, "row": bert | {"pretraining.steps": 0}})
+    registry.TABLES.append(table)
+    try:
+        with registry.registered(table.rows):
+            check_row("own/row", "nano")
+    finally:
+        registry.TABLES.remove(table)
+
+
+# ---- what is given on the command line
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "said"),
+    [
+        (
+            "t5/1-baseline/baseline",
+            "--pretraining.optimizer.beta1 0.9",
+            "pretraining.optimizer.beta1 is read by adamw, adamw-relative and muon, not by adafactor: leave "
+            "it out, or set pretraining.optimizer.name=adamw",
+        ),
+        (
+            "bert/base",
+            "--start.steps 100",
+            "start.steps is read by models with a decoder, not by model.architecture='encoder': leave it out",
+        ),
+        (
+            "t5/1-baseline/baseline",
+            "--generator-share 0.25",
+            "generator_share is read by ELECTRA's objective",
+        ),
+        (
+            "t5/1-baseline/baseline",
+            "--model.rotary.base 5",
+            "model.rotary.base is read by rotary, not by relative",
+        ),
+        (
+            "t5/1-baseline/baseline",
+            "--start.steps 0 --start.objective.rate 0.3",
+            "start.objective.rate is read with start.steps above 0",
+        ),
+        (
+            "t5/1-baseline/baseline",
+            "--mixing.limit 5",
+            "mixing.limit is read with mixing.pretraining other than",
+        ),
+        (
+            "t5/1-baseline/baseline",
+            "--finetuning.steps 0 --tuning.adapters 0.5",
+            "tuning.adapters is read with finetuning.steps above 0",
+        ),
+        ("history/lstm", "--model.num-heads 2", "model.num_heads is read by attention or by models with an"),
+        (
+            "history/trigram",
+            "--pretraining.optimizer.learning-rate 0.1",
+            "is read by networks, not by counts.m",
+        ),
+        ("t5/1-baseline/baseline", "--counts.order 2", "counts.order is read by ngram, not by none"),
+        (
+            "t5/1-baseline/baseline",
+            "--vectors.window 2",
+            "vectors.window is read with vectors.epochs above 0",
+        ),
+    ],
+)
+def test_a_setting_without_effect_is_refused_on_the_command_line(row, words, said, tmp_path):
+    with pytest.raises(SettingError) as error:
+        train.run_command([row, *words.split(), "--check", "--runs", str(tmp_path)])
+    assert said in str(error.value)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_depends_on_each_other_is_judged_together():
+    together = {"start.steps": 100, "start.objective.rate": 0.3}
+    experiment = build("t5/1-baseline/baseline", "base", together)
+    check_given([experiment], together)
+
+
+def test_a_sweep_refuses_what_none_of_its_rows_reads_and_trains_others_as_they_are():
+    with pytest.raises(SettingError, match=r"mixing\.limit is read with"):
+        train.sweep_command(["t5/4-objective", "--mixing.limit", "5"])
+    changes = {"objective.rate": 0.3, "pretraining.steps": 8}
+    assert read_changes("t5/4-objective/bert-style", "nano", changes) == changes
+    assert read_changes("t5/4-objective/deshuffling", "nano", changes) == {"pretraining.steps": 8}
+
+
+def test_settings_of_an_older_run_are_read_whatever_reads_them():
+    old = change(build("bert/base", "nano"), "generator_share", 0.5)
+    assert from_json(Experiment, to_json(old)) == old
+
+
+# ---- how it is declared
+
+
+@dataclass(frozen=True)
+class Inner:
+    kind: typing.Literal["a", "b"] = "a"
+    of_a: int = setting(1, {"kind": ("a",)})  # of a
+    of_b: int = setting(1, {"kind": ("b",)})
+    of_both: int = setting(1, ({"kind": ("b",)}, {"outer": ABOVE_0}))
+
+
+@dataclass(frozen=True)
+class Outer:
+    outer: int = 0
+    inner: Inner = setting(Inner(), {"outer": ABOVE_0}, apart={"kind": ()})
+    name: str = ""
+    named: int = setting(0, {"name": GIVEN, "inner.kind": ("a",)})
+
+
+def test_a_setting_is_read_if_it_and_the_groups_around_it_are():
+    assert {*unread(Outer(), ["inner"])} == {"inner.of_a", "inner.of_b", "inner.of_both"}
+    assert unread(Outer(outer=1), ["inner"]) == {
+        "inner.of_b": "inner.of_b is read by b, not by a: leave it out, or set inner.kind=b"
+    }
+    assert {*unread(Outer(name="x"), ["named", "outer", "name"])} == set()
+    assert unread(Outer(), ["named"]) == {
+        "named": "named is read with name, not with name='': leave it out, or set name"
+    }
+    with pytest.raises(SettingError, match="inner.of_b is read by b"):
+        check_read(Outer(outer=1), ["inner.of_b"])
+
+
+def test_a_declaration_can_be_printed():
+    assert conditions(Outer) == {
+        "inner": "outer above 0",
+        "inner.of_a": "inner.kind=a",
+        "inner.of_b": "inner.kind=b",
+        "inner.of_both": "inner.kind=b; or outer above 0",
+        "named": "name given and inner.kind=a",
+    }
+    assert conditions(ModelConfig)["relative_buckets"] == "positions=relative|relative-per-layer"
+
+
+def test_a_choice_that_is_added_reads_all_but_what_it_ignores():
+    @dataclass(frozen=True)
+    class Config:
+        kind: typing.Literal["a", "b"] = "a"
+        of_b: int = setting(1, {"kind": ("b",)})
+        of_a: int = setting(1, {"kind": ("a",)})
+
+    class Entry:
+        ignores = ("of_a",)
+
+    set_choices(Config, "kind", {"a": None, "b": None, "mine": Entry})
+    assert unread(Config("mine"), ["of_a", "of_b"]).keys() == {"of_a"}
+
+
+def test_the_paths_of_a_declaration_are_those_of_settings():
+    paths = {path for path, _ in leaves(Experiment())}
+    named = " ".join(conditions(Experiment).values()).replace(";", " ").replace("=", " ").split()
+    assert {
+        word
+        for word in named
+        if word.partition(".")[0] in {p.partition(".")[0] for p in paths} and "." in word
+    } <= paths
