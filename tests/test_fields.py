@@ -13,7 +13,7 @@ from golden.drawn import drawn
 from safetensors.numpy import load_file, save_file
 
 from lm.convert import load, save
-from lm.convert.config_json import model_config, outputs_settings, pretraining_heads_in
+from lm.convert.config_json import model_config, pretraining_heads_in, semantic_settings
 from lm.convert.families import FAMILIES
 from lm.convert.known_fields import IGNORED, check_fields, known_fields, read_fields, unknown_fields
 from lm.nn.transformer import Transformer
@@ -137,11 +137,11 @@ def test_a_field_without_effect_in_the_reference_has_none_here_or_is_refused(fam
     """What is read of it are ids of special tokens, rates of dropout and lengths of texts."""
     base, shapes = variant(f"{family}/base")
     heads = pretraining_heads_in(base, shapes)
-    due = outputs_settings(model_config(base, heads))
+    due = semantic_settings(model_config(base, heads))
     for field, told in FIELDS[family].items():
         if told.get("effect") == "idle":
             try:
-                assert outputs_settings(model_config(base | {field: told["tried"]}, heads)) == due, field
+                assert semantic_settings(model_config(base | {field: told["tried"]}, heads)) == due, field
             except SettingError as error:
                 assert field in str(error)
 

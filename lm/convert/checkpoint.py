@@ -251,7 +251,9 @@ def save(
     body = cast(Transformer, model.body if isinstance(model, Tuned) else model)
     hf_config = config_json(body.config)
     arrays = named(body) | _sinusoids(hf_config, body.config)
-    published = _body_tensors(family_of(hf_config), body.config, arrays, bare=not isinstance(model, Tuned))
+    published = _published_tensors(
+        family_of(hf_config), body.config, arrays, bare=not isinstance(model, Tuned)
+    )
     if isinstance(model, Tuned):
         hf_config |= head_json(model, labels)
         arrays |= {path: array for path, array in named(model).items() if path.startswith("head.")}
@@ -278,10 +280,14 @@ def save(
             (draft / name).write_bytes(data)
 
 
-def _body_tensors(
+def _published_tensors(
     family: Family, config: ModelConfig, arrays: Mapping[str, Any], *, bare: bool
 ) -> dict[str, Tensor]:
-    """Return the tensors of a body by name; without the family's prefix if it is a base model alone."""
+    """Return the tensors of a model without its fine-tuned head, by name.
+
+    A model is ``bare`` that has no such head. If it has no pre-training head but the pooler either, it is a
+    base model, such as BertModel, whose names lack the family's prefix.
+    """
     found = tensors(family, config, {path: array.shape for path, array in arrays.items()})
     is_base_model = bare and config.logits == "none" and pretraining_heads_of(config) <= {"pooler"}
     if not is_base_model:

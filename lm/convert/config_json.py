@@ -60,32 +60,30 @@ def pretraining_heads_of(config: ModelConfig) -> set[str]:
 def model_config(hf_config: HFConfig, heads: Collection[str], *, untied: bool = False) -> ModelConfig:
     """Return our settings for a config.json and the pre-training ``heads`` of its checkpoint.
 
-    ``untied``: the output matrix is known to differ from the embedding, whatever a flag that is unreliable
-    says. SettingError for what is missing or not implemented.
+    ``untied``: the output matrix differs from the embedding, even where tie_word_embeddings is true.
+    SettingError if a field is missing or asks for what is not implemented.
     """
     family = family_of(hf_config)
     check_fields(hf_config, family)
-    usual_names = {
-        name: hf_config[alias] for alias, name in family.attribute_map.items() if alias in hf_config
-    }
-    hf_config = usual_names | hf_config
+    by_alias = {name: hf_config[alias] for alias, name in family.attribute_map.items() if alias in hf_config}
+    hf_config = by_alias | hf_config
     settings: Settings = {}
     for field in family.fields:
         for path, value in field.read(hf_config).items():
-            if settings.setdefault(path, value) != value:
+            if settings.setdefault(path, value) != value:  # two fields of one setting differ
                 given = f"{field.names[0]}={hf_config[field.names[0]]!r}"
                 raise SettingError(f"config.json: {given} should be {settings[path]!r} here too")
-    settings |= _head_settings(family, heads)
+    settings |= _pretraining_head_settings(family, heads)
     if untied and family.tie_flag_unreliable:
         settings["logits"] = settings["logits"].replace("tied", "separate")
     for path, derive in family.derived.items():
         settings[path] = derive(settings)
     for side in ("", "encoder."):
-        _set_head_width(settings, side)
+        _set_attention_head_width(settings, side)
     return _replace_settings(family.template, settings)
 
 
-def _head_settings(family: Family, heads: Collection[str]) -> Settings:
+def _pretraining_head_settings(family: Family, heads: Collection[str]) -> Settings:
     """Return the settings that say which pre-training heads a model has, of those the family knows."""
     known = [name for name, path in HEAD_PARAMETERS.items() if name in heads and path in family.parameters]
     has_logits = "logits" in known
@@ -98,8 +96,8 @@ def _head_settings(family: Family, heads: Collection[str]) -> Settings:
     return settings
 
 
-def _set_head_width(settings: Settings, side: str) -> None:
-    """Set the width of a head, where no field did, to an equal share of d_model."""
+def _set_attention_head_width(settings: Settings, side: str) -> None:
+    """Set the width of attention heads to an equal share of d_model, unless a field has set it."""
     num_heads = settings.get(f"{side}num_heads")
     if num_heads is None or f"{side}d_kv" in settings:
         return
@@ -109,7 +107,7 @@ def _set_head_width(settings: Settings, side: str) -> None:
 
 
 def _replace_settings(template: ModelConfig, settings: Settings) -> ModelConfig:
-    """Return ``template`` with other values at these dotted paths, with the types of all checked."""
+    """Return ``template`` with the values at these dotted paths replaced; SettingError for a wrong type."""
     nested = asdict(template)
     for path, value in settings.items():
         *groups, name = path.split(".")
@@ -121,16 +119,16 @@ def _replace_settings(template: ModelConfig, settings: Settings) -> ModelConfig:
 
 
 def config_json(config: ModelConfig) -> HFConfig:
-    """Return a config.json that means exactly ``config``; SettingError if no family computes this model.
+    """Return a config.json whose model computes exactly what ``config`` does; SettingError if none does.
 
-    The file that a model was loaded with stays as it is, but for settings that have changed since.
+    A file that the model was loaded with keeps all fields but those of settings that have changed since.
     """
-    expected = outputs_settings(config)
+    expected = semantic_settings(config)
     misfits: dict[str, list[str]] = {}  # model_type -> what it would compute differently
     for family, write in _candidates(config):
         try:
             hf_config = write(family, config)
-            written = outputs_settings(_read_back(hf_config, config))
+            written = semantic_settings(_read_back(hf_config, config))
         except SettingError as error:
             misfits[family.model_type] = [str(error)]
             continue
@@ -180,7 +178,7 @@ def _update_published(family: Family, config: ModelConfig) -> HFConfig:
 
 
 def _write_new(family: Family, config: ModelConfig) -> HFConfig:
-    """Return a config.json of a family for a model that has none."""
+    """Return a new config.json of a family."""
     heads = pretraining_heads_of(config)
     classes = [name for name, needed in family.architectures.items() if heads.issuperset(needed)]
     hf_config: HFConfig = {
@@ -189,14 +187,14 @@ def _write_new(family: Family, config: ModelConfig) -> HFConfig:
         "dtype": "float32",
         "torch_dtype": "float32",
     }
-    hf_config |= {name: value for name, value in family.required.items() if value is not None}
+    hf_config |= {name: value for name, value in family.supported_values.items() if value is not None}
     for field in family.fields:
         hf_config |= field.write(config)
     return hf_config
 
 
 # Settings without effect on the outputs, or only on those of a new model or in training.
-_IRRELEVANT = (
+_NON_SEMANTIC = (
     "published",
     "special.",
     "dropout",
@@ -208,7 +206,7 @@ _IRRELEVANT = (
 )
 
 
-def outputs_settings(config: ModelConfig) -> Settings:
+def semantic_settings(config: ModelConfig) -> Settings:
     """Return the settings on which a model's outputs depend, without those that it does not read.
 
     Two configs whose models compute the same function have equal settings here.
@@ -232,5 +230,5 @@ def outputs_settings(config: ModelConfig) -> Settings:
     }
     unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]
     unread += [f"rotary.{name}" for name in unused_rope_settings(config.rotary.scaling)]
-    beginnings = (*_IRRELEVANT, *unread)
+    beginnings = (*_NON_SEMANTIC, *unread)
     return {path: value for path, value in settings.items() if not path.startswith(beginnings)}

@@ -58,7 +58,7 @@ SIZES: Fields = (
     Field("num_attention_heads", "num_heads"),
     Field("intermediate_size", "d_ff"),
 )
-NO_START = SpecialTokens(start=None)
+NO_START = SpecialTokens(start=None)  # no token starts the decoder
 
 # --- encoder-decoders
 
@@ -110,7 +110,7 @@ T5 = Family(
             lambda n, hf_config: n or hf_config["num_layers"],
         ),
         Field("dropout_rate", "dropout", 0.1),
-        Field("relative_attention_num_buckets", "relative_buckets", 32),
+        Field("relative_attention_num_buckets", "relative_buckets"),
         T5_MAX_DISTANCE,
         Field("layer_norm_epsilon", "norm_epsilon", 1e-6),
         t5_activation(),
@@ -119,7 +119,7 @@ T5 = Family(
         eos_token(1),
         Field("decoder_start_token_id", "special.start", 0),
     ),
-    required={"is_encoder_decoder": True},
+    supported_values={"is_encoder_decoder": True},
     attribute_map={
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",
@@ -200,7 +200,7 @@ BART = Family(
         eos_token(2),
         Field("decoder_start_token_id", "special.start", 2),
     ),
-    required={
+    supported_values={
         "is_encoder_decoder": True,
         "normalize_before": False,
         "add_final_layer_norm": False,
@@ -228,7 +228,11 @@ MARIAN = replace(
         BART.template, positions="sinusoidal", sinusoid="halves", position_offset=0, embed_norm=False
     ),
     fields=(*BART.fields, Field("decoder_vocab_size", "vocab_size", OPTIONAL)),
-    required={**BART.required, "normalize_embedding": False, "share_encoder_decoder_embeddings": True},
+    supported_values={
+        **BART.supported_values,
+        "normalize_embedding": False,
+        "share_encoder_decoder_embeddings": True,
+    },
 )
 
 # --- decoders
@@ -284,7 +288,7 @@ GPT2 = Family(
         eos_token(None),
         feed_forward_width("n_inner", "n_embd"),
     ),
-    required={
+    supported_values={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
@@ -312,7 +316,7 @@ OPENAI_GPT = replace(
         choice("afn", "mlp", {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "gelu"),
     ),
     derived={"d_ff": lambda settings: 4 * settings["d_model"]},
-    required={},
+    supported_values={},
     base_model=(
         embedding("embed", "tokens_embed"),
         embedding("decoder.positions", "positions_embed"),
@@ -326,7 +330,7 @@ GPT_BIGCODE = replace(
     model_type="gpt_bigcode",
     architectures={"GPTBigCodeForCausalLM": ()},
     template=replace(GPT2.template, num_key_value_heads=1),
-    required={
+    supported_values={
         "multi_query": True,
         "num_key_value_heads": 1,
         "scale_attn_weights": True,
@@ -362,7 +366,7 @@ GPT_NEOX = Family(
         eos_token(2),
         rope_fields("rotary_emb_base", "rotary_pct", 0.25),
     ),
-    required={"attention_bias": True, "head_dim": None},
+    supported_values={"attention_bias": True, "head_dim": None},
     ignored=("is_decoder",),
     base_model_prefix="gpt_neox",
     base_model=(
@@ -399,7 +403,7 @@ BLOOM = Family(
         eos_token(2),
     ),
     derived={"d_ff": lambda settings: 4 * settings["d_model"]},
-    required={"apply_residual_connection_post_layernorm": False},
+    supported_values={"apply_residual_connection_post_layernorm": False},
     attribute_map={
         "n_embed": "hidden_size",
         "num_attention_heads": "n_head",
@@ -458,7 +462,7 @@ GPTJ = Family(
             lambda _, config: config.rotary_width,
         ),
     ),
-    required={"scale_attn_weights": True, "rotary": True},
+    supported_values={"scale_attn_weights": True, "rotary": True},
     attribute_map=_GPT2_ATTRIBUTE_MAP,
     base_model_prefix="transformer",
     base_model=(
@@ -534,7 +538,7 @@ OPT = Family(
         choice("do_layer_norm_before", "residual", {True: "pre-norm", False: "post-norm"}, True),
         embedding_width("word_embed_proj_dim", None, none_if_equal("hidden_size")),
     ),
-    required={
+    supported_values={
         "enable_bias": True,
         "layer_norm_elementwise_affine": True,
         "_remove_final_layer_norm": False,
@@ -735,7 +739,11 @@ BERT = Family(
         # Published models have one type of tokens at least.
         Field("type_vocab_size", "type_vocab_size", 2, to_field=lambda value, _: max(value, 1)),
     ),
-    required={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
+    supported_values={
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "position_embedding_type": "absolute",
+    },
     base_model_prefix="bert",
     base_model=(
         *_embeddings(),
@@ -819,7 +827,7 @@ ALBERT = replace(
     task_classes=task_classes("Albert", "classes", "regression", "choice", "tokens", "span"),
     template=replace(BERT.template, shared_layers=True),
     fields=override(BERT.fields, eos_token(3), embedding_width("embedding_size", 128, unchanged)),
-    required={**BERT.required, "num_hidden_groups": 1, "inner_group_num": 1},
+    supported_values={**BERT.supported_values, "num_hidden_groups": 1, "inner_group_num": 1},
     base_model_prefix="albert",
     base_model=(
         *_embeddings(),

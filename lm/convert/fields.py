@@ -96,8 +96,8 @@ def none_if_equal(other: str, default: Any = None) -> Callable[[Any, HFConfig], 
 
     def to_setting(value: Any, hf_config: HFConfig) -> Any:
         usual = hf_config.get(other, default)
-        # True is not 1 here.
-        return None if value == usual and type(value) is type(usual) else value
+        same = value == usual and type(value) is type(usual)  # False == 0, but not in a config.json
+        return None if same else value
 
     return to_setting
 
@@ -132,7 +132,8 @@ POSITIONS_AFTER_PADDING = Field(
 def _t5_max_distance(value: Any, hf_config: HFConfig) -> int:
     """Return the distance from which on positions share a bucket.
 
-    SettingError where it has a bucket of its own: there the buckets of the reference are out of order.
+    SettingError if it is among the first half of the buckets, of one distance each: the numbers of the others
+    would not be in order in the reference.
     """
     exact_buckets = hf_config["relative_attention_num_buckets"] // 2
     if value <= exact_buckets:
@@ -200,10 +201,9 @@ def t5_logits() -> FieldGroup:
 # --- rotary positions
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
-# Fields of rope_scaling -> settings, each with the scalings that read it.
-_FACTOR = ("linear", "llama3", "yarn")
+# field of rope_scaling -> (setting, the scalings that read it)
 ROPE_SCALING_FIELDS = {
-    "factor": ("factor", _FACTOR),
+    "factor": ("factor", ("linear", "llama3", "yarn")),
     "original_max_position_embeddings": ("original_length", ("llama3", "yarn")),
     "low_freq_factor": ("low_frequency_factor", ("llama3",)),
     "high_freq_factor": ("high_frequency_factor", ("llama3",)),

@@ -40,7 +40,7 @@ _LEGACY = """
 IGNORED = frozenset(_IGNORED.split() + _LEGACY.split())
 
 # Fields of every family of which one value alone is implemented here.
-_REQUIRED: dict[str, Any] = {
+_SUPPORTED_VALUES: dict[str, Any] = {
     "quantization_config": None,
     "auto_map": None,
     "pruned_heads": {},
@@ -59,7 +59,7 @@ _WORDS_OF_COMPUTATION = """
 def read_fields(family: Family) -> set[str]:
     """Return the fields that decide what is computed here, or whether the file is refused."""
     names = {name for field in family.fields for name in field.names}
-    return names | {*_READ_ELSEWHERE, *_REQUIRED, *family.required, *family.attribute_map}
+    return names | {*_READ_ELSEWHERE, *_SUPPORTED_VALUES, *family.supported_values, *family.attribute_map}
 
 
 def known_fields(family: Family) -> set[str]:
@@ -75,11 +75,11 @@ def unknown_fields(hf_config: HFConfig, family: Family) -> list[str]:
 
 def check_fields(hf_config: HFConfig, family: Family) -> None:
     """Raise SettingError for a field that asks for what is not implemented, or may do so by its name."""
-    for name, required in (_REQUIRED | dict(family.required)).items():
-        value = hf_config.get(name)
-        # Null means the default of transformers, which is never a required value other than false.
-        if value not in (None, required) or name in hf_config and value is None and required:
-            raise SettingError(f"config.json: {name}={value!r} is not supported, only {required!r}")
+    for name, supported in (_SUPPORTED_VALUES | dict(family.supported_values)).items():
+        value = hf_config.get(name, supported)
+        means_false = value is None and not supported  # null is as good as false to transformers
+        if value != supported and not means_false:
+            raise SettingError(f"config.json: {name}={value!r} is not supported, only {supported!r}")
     for alias, name in family.attribute_map.items():
         if alias in hf_config and name in hf_config and hf_config[alias] != hf_config[name]:
             both = f"{alias}={hf_config[alias]!r} and {name}={hf_config[name]!r}"
@@ -94,6 +94,7 @@ def check_fields(hf_config: HFConfig, family: Family) -> None:
 
 
 def _may_change_outputs(name: str) -> bool:
+    """Return whether the name of an unknown field suggests so."""
     words = re.split(r"[^a-z]+", name.lower())
     return not _is_dropout_rate(name) and not set(_WORDS_OF_COMPUTATION).isdisjoint(words)
 

@@ -1,6 +1,7 @@
 """The schema of a published family: how its config.json and its tensors correspond to our models.
 
-Everything here works in both directions, since checkpoints are read and written. ``families`` holds the data.
+Everything here works in both directions, since checkpoints are read and written. Names called published are
+those of Hugging Face transformers, paths and modules are ours. ``families`` holds the data.
 """
 
 import enum
@@ -127,20 +128,18 @@ LEADING_AXIS = Transform(lambda array: array[None], lambda tensor: tensor[0])
 
 @dataclass(frozen=True)
 class Parameter:
-    """A published tensor and the parameter of ours that it holds, or several, fused along their last axis."""
+    """A published tensor, and the parameter of ours that it holds, or several fused along their last axis."""
 
     paths: tuple[str, ...]  # of our parameters
-    name: str  # of the tensor; of a stack of layers, what follows the number of the layer
+    name: str  # of the tensor; in a stack of layers, the part after the number of the layer
     transform: Transform = SAME
-    gated_name: str | None = None  # the name where the feed-forward layer is gated, if another
-    per_head: bool = False  # fused as q, k, v of head 0, of head 1, ...; otherwise as all q, all k, all v
-    # What comes before the number of the layer. Our arrays have the layers as their first axis, while
-    # checkpoints have a tensor for each.
-    stack: str | None = None
-    prefix: str = ""  # what comes before all of that
+    gated_name: str | None = None  # replaces ``name`` in models whose feed-forward layer is gated
+    per_head: bool = False  # fused head by head, as in ``fused_qkv``
+    stack: str | None = None  # in a stack of layers, the part of the name before the number of the layer
+    prefix: str = ""  # how the whole name begins
 
     def tensor_name(self, layer: int | None, gated: bool) -> str:
-        """Return the name of the tensor, of layer number ``layer`` of a stack."""
+        """Return the name of the tensor, of layer number ``layer`` if it is in a stack and None if not."""
         name = self.gated_name if gated and self.gated_name else self.name
         return self.prefix + (name if self.stack is None else f"{self.stack}.{layer}.{name}")
 
@@ -171,16 +170,16 @@ def linear(
     Conv1D of GPT-2 keeps [in, out]: ``transform=SAME``. ``gated`` is the published name in models whose
     feed-forward layer is gated.
     """
-    kernel, bias = ((f"{module}.{leaf}",) for leaf in ("kernel", "bias"))
-    gated_weight, gated_bias = (f"{gated}.{leaf}" if gated else None for leaf in ("weight", "bias"))
-    return (
-        Parameter(kernel, f"{published}.weight", transform, gated_weight),
-        Parameter(bias, f"{published}.bias", SAME, gated_bias),
-    )
+    kernel = Parameter((f"{module}.kernel",), f"{published}.weight", transform)
+    bias = Parameter((f"{module}.bias",), f"{published}.bias")
+    if gated is not None:
+        kernel = replace(kernel, gated_name=f"{gated}.weight")
+        bias = replace(bias, gated_name=f"{gated}.bias")
+    return kernel, bias
 
 
 def linears(module: str, published: str, **layers: str) -> Parameters:
-    """Map linear layers within a module: our name = published name."""
+    """Map linear layers within a module; ``layers`` are our name = published name."""
     return tuple(
         parameter
         for name, published_name in layers.items()
@@ -191,11 +190,13 @@ def linears(module: str, published: str, **layers: str) -> Parameters:
 def fused_qkv(
     module: str, published: str, *, per_head: bool = False, transform: Transform = TRANSPOSE
 ) -> Parameters:
-    """Map the projections to queries, keys and values, which are one published linear layer."""
-    kernels, biases = (
-        tuple(f"{module}.{projection}.{leaf}" for projection in ("query", "key", "value"))
-        for leaf in ("kernel", "bias")
-    )
+    """Map the projections to queries, keys and values, which are one published linear layer.
+
+    Its outputs are all queries, all keys, all values; ``per_head``: those of head 0, of head 1, and so on.
+    """
+    projections = [f"{module}.{name}" for name in ("query", "key", "value")]
+    kernels = tuple(f"{projection}.kernel" for projection in projections)
+    biases = tuple(f"{projection}.bias" for projection in projections)
     return (
         Parameter(kernels, f"{published}.weight", transform, per_head=per_head),
         Parameter(biases, f"{published}.bias", per_head=per_head),
@@ -203,7 +204,11 @@ def fused_qkv(
 
 
 def stack(module: str, published: str, *modules: Parameters) -> Parameters:
-    """Map the modules of each layer of a stack: layer 3 has ``published``.3.``name of the module``."""
+    """Map a stack of layers, each of which has these modules.
+
+    Our arrays have the layers as their first axis. A checkpoint has a tensor for each layer, whose name is
+    ``published``, the number of the layer and the name of the module: layers.3.mlp.up_proj.weight.
+    """
     return tuple(
         replace(parameter, paths=tuple(f"{module}.{path}" for path in parameter.paths), stack=published)
         for parameters in modules
@@ -237,18 +242,18 @@ class Family:
     # Kinds of fine-tuned heads that are one linear layer, and their classes.
     task_classes: Mapping[HeadKind, str] = field(default_factory=dict)
 
-    template: ModelConfig  # the settings that all models of the family share; ``fields`` replace others
+    template: ModelConfig  # what all models of the family share; ``fields`` replace its other settings
     fields: Fields
     # Settings that follow from others: setting -> function of the settings read.
     derived: Mapping[str, Callable[[Settings], Any]] = field(default_factory=dict)
-    # Fields of which one value alone is implemented here, and that value.
-    required: Mapping[str, Any] = field(default_factory=dict)
+    # Fields of which only one value is implemented here: field -> that value.
+    supported_values: Mapping[str, Any] = field(default_factory=dict)
     attribute_map: Mapping[str, str] = field(default_factory=dict)  # other name of a field -> its name
-    ignored: tuple[str, ...] = ()  # fields without effect on the outputs (dropout has none in inference)
-    # tie_word_embeddings may be true although the output matrix is another than the embedding
+    ignored: tuple[str, ...] = ()  # fields that do not change the outputs
+    # Whether tie_word_embeddings may be true although the output matrix differs from the embedding.
     tie_flag_unreliable: bool = False
 
-    base_model_prefix: str = ""  # module that holds the base model in a class with heads; "" without one
+    base_model_prefix: str = ""  # module that holds the base model in a class with heads; "": none does
     base_model: tuple[Parameters, ...]
     output_layers: tuple[Parameters, ...] = (linear("head", "lm_head"),)
     output_matrix: str = "lm_head"  # module whose weight repeats the embedding in models that tie the two
