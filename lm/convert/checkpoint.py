@@ -43,13 +43,13 @@ FLOATS = ("F32", "F16", "BF16", "F64")
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """The tensors of a folder's open files, under the names that today's classes of the family use."""
+    """The tensors in a folder's open files, by the names that today's transformers gives them."""
 
     files: Mapping[str, Any]  # name in the file -> open file
-    stored_names: Mapping[str, str]  # name that the family uses -> name in the file
+    stored_names: Mapping[str, str]  # today's name -> name in the file
 
     def header(self, name: str) -> Any:
-        """Return what the file says of a tensor, with get_shape() and get_dtype(); reads no numbers."""
+        """Return the header of a tensor, with get_shape() and get_dtype(), without reading its numbers."""
         return self.files[self.stored_names[name]].get_slice(self.stored_names[name])
 
     def read(self, name: str) -> np.ndarray:
@@ -160,7 +160,7 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
 
 
 def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str]:
-    """Return the stored name of each tensor, by the name that the family's class with heads uses today.
+    """Return the stored name of each tensor, by the name in the family's class with heads today.
 
     Older files call the parameters of norms gamma and beta; files of a base model lack its prefix.
     """
@@ -180,7 +180,7 @@ def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str
 
 
 def _misfits(expected: Mapping[str, Tensor], stored: StoredTensors) -> Iterator[str]:
-    """Yield what is wrong with each parameter's tensor that is missing, misshapen or not a float."""
+    """Yield a message for each expected tensor that is missing, misshapen or not a float."""
     for name, tensor in expected.items():
         if name not in stored.stored_names:
             yield f"missing: {name} {tensor.shape}"
@@ -200,7 +200,7 @@ def _unknown_tensors(
     expected: Mapping[str, Tensor],
     stored: StoredTensors,
 ) -> Iterator[str]:
-    """Yield what is wrong with each of ``names`` that neither repeats a parameter nor is a buffer."""
+    """Yield a message for each tensor of ``names`` that neither repeats a parameter nor is a buffer."""
     tensor_of = {tensor.sources: name for name, tensor in expected.items()}
     for name in names:
         path = family.copies.get(name)

@@ -14,7 +14,7 @@ from lm.convert.schema import Family, HFConfig, PretrainingHead, Settings
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, from_json, leaves, nearest
 
-# The parameter of each pre-training head by which a checkpoint shows that it has the head.
+# The parameter of each pre-training head whose tensor shows that a checkpoint has the head.
 HEAD_PARAMETERS: dict[PretrainingHead, str] = {
     "logits": "logits_bias",
     "pooler": "pooler.kernel",
@@ -34,7 +34,7 @@ def family_of(hf_config: HFConfig) -> Family:
 
 
 def pretraining_heads_in(hf_config: HFConfig, tensor_names: Collection[str]) -> set[PretrainingHead]:
-    """Return the heads of the class that a config.json names, and others of which there are tensors.
+    """Return the pre-training heads of the class that a config.json names, and others that have tensors.
 
     Published files often hold more than their class: BERT's name a masked LM and hold the next-sentence head.
     """
@@ -50,7 +50,7 @@ def pretraining_heads_in(hf_config: HFConfig, tensor_names: Collection[str]) -> 
 
 
 def pretraining_heads_of(config: ModelConfig) -> set[str]:
-    """Return the heads of one of our models."""
+    """Return the pre-training heads of one of our models."""
     return {*config.heads, "logits"} if config.logits_bias else {*config.heads}
 
 
