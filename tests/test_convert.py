@@ -19,7 +19,7 @@ from experiments.cli.convert import export_checkpoint, import_checkpoint
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
 from lm.convert import load, save
-from lm.convert.config_json import config_json, model_config, parts_in
+from lm.convert.config_json import config_json, model_config, pretraining_heads_in
 from lm.convert.families import FAMILIES
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
@@ -245,7 +245,7 @@ def test_settings_are_read_by_the_names_they_had_before():
 
 def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
     theirs = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    assert parts_in(theirs, ["cls.seq_relationship.weight"]) == {"logits", "next-sentence"}
+    assert pretraining_heads_in(theirs, ["cls.seq_relationship.weight"]) == {"logits", "next-sentence"}
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from golden.drawn import drawn
 from safetensors.numpy import load_file, save_file
 
 from lm.convert import load, save
-from lm.convert.config_json import MATRIX, meaning, model_config, parts_in
+from lm.convert.config_json import model_config, pretraining_heads_in, semantic_settings
 from lm.convert.families import FAMILIES
-from lm.convert.unread import IDLE, accounted, check_fields, read_fields, unknown_fields
+from lm.convert.known_fields import IGNORED, check_fields, known_fields, read_fields, unknown_fields
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 
@@ -149,7 +149,7 @@ def test_states_are_scaled_before_the_output_as_the_file_says_or_where_it_does_n
     theirs, _ = variant(f"{family}/base")
     theirs |= {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
     theirs = {name: value for name, value in theirs.items() if value is not None}
-    assert model_config(theirs, {MATRIX} if own_matrix else ()).logits == due
+    assert model_config(theirs, (), untied=own_matrix).logits == due
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -162,12 +162,12 @@ def test_what_is_not_implemented_is_refused_by_the_name_of_its_field(name, array
 def test_a_field_without_effect_in_the_reference_has_none_here_or_is_refused(family):
     """What is read of it are ids of special tokens, rates of dropout and lengths of texts."""
     base, shapes = variant(f"{family}/base")
-    parts = parts_in(base, shapes)
-    due = meaning(model_config(base, parts))
+    heads = pretraining_heads_in(base, shapes)
+    due = semantic_settings(model_config(base, heads))
     for field, told in FIELDS[family].items():
         if told.get("effect") == "idle":
             try:
-                assert meaning(model_config(base | {field: told["tried"]}, parts)) == due, field
+                assert semantic_settings(model_config(base | {field: told["tried"]}, heads)) == due, field
             except SettingError as error:
                 assert field in str(error)
 
@@ -179,11 +179,13 @@ SAID = {"architectures", "dtype", "transformers_version", "id2label", "label2id"
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_that_the_reference_knows_is_read_or_shown_to_be_without_effect(family):
     table = FAMILIES[family]
-    unaccounted = [field for field in FIELDS[family] if field not in accounted(table) and "drop" not in field]
+    unaccounted = [
+        field for field in FIELDS[family] if field not in known_fields(table) and "drop" not in field
+    ]
     assert not unaccounted
     shown = {field for field, told in FIELDS[family].items() if told.get("effect") != "idle"} - SAID
     assert {field for field in shown if "drop" not in field} <= read_fields(table)
-    assert not {*table.idle.split()} & read_fields(table)
+    assert not {*table.ignored} & read_fields(table)
 
 
 def test_the_fields_are_those_of_the_installed_transformers():
@@ -197,9 +199,9 @@ def test_the_fields_are_those_of_the_installed_transformers():
         due = {new for new in written if not new.startswith("_") and written[new] is not None}
         assert (
             due - {"output_attentions", "output_hidden_states", "return_dict", "problem_type"}
-            <= set(fields) | IDLE
+            <= set(fields) | IGNORED
         )
-        assert config.attribute_map.items() <= FAMILIES[family].usual_names.items() | {
+        assert config.attribute_map.items() <= FAMILIES[family].attribute_map.items() | {
             ("num_labels", "num_labels")
         }
 

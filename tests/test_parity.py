@@ -185,13 +185,9 @@ def loss(model, batch, arrays):
 
 def norms(gradients, model):
     """``{their name: norm}`` of our gradients."""
-    names = FAMILIES[config_json(model.config)["model_type"]]
-    due = tensors(names, model.config, {path: part.shape for path, part in gradients.items()})
-    parts = {
-        name: [gradients[path] if layer is None else gradients[path][layer] for path, layer in tensor.parts]
-        for name, tensor in due.items()
-    }
-    return {name: np.linalg.norm(due[name].join(part)) for name, part in parts.items()}
+    family = FAMILIES[config_json(model.config)["model_type"]]
+    due = tensors(family, model.config, {path: part.shape for path, part in gradients.items()})
+    return {name: np.linalg.norm(tensor.gather(gradients)) for name, tensor in due.items()}
 
 
 # each compiles a training step

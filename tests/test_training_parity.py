@@ -108,12 +108,7 @@ def published(params, config):
     """``{their name: array}`` of our parameters."""
     family = FAMILIES[config_json(config)["model_type"]]
     due = tensors(family, config, {path: x.shape for path, x in params.items()})
-    return {
-        name: tensor.join(
-            [params[path] if layer is None else params[path][layer] for path, layer in tensor.parts]
-        )
-        for name, tensor in due.items()
-    }
+    return {name: tensor.gather(params) for name, tensor in due.items()}
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def _describe(published: dict[str, Any], what: str) -> None:
     """Print what was imported, and which fields of its config.json say nothing of the model here."""
     from lm.convert.families import FAMILIES as PUBLISHED
     from lm.convert.heads import has_head
-    from lm.convert.unread import unknown_fields
+    from lm.convert.known_fields import unknown_fields
 
     kind = published["model_type"]
     UNBROKEN.print(f"imported {kind} {what}")

@@ -1,9 +1,9 @@
-"""A folder with config.json and safetensors: read tensor by tensor, written completely or not at all."""
+"""Read and write folders with config.json and safetensors: tensor by tensor, completely or not at all."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +15,16 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lm.convert.config_json import MATRIX, config_json, family_of, model_config, parts_in, parts_of
-from lm.convert.families import FAMILIES
-from lm.convert.family import Family, Json
-from lm.convert.heads import below_head, has_head, head_json, head_tensors, is_of_head
-from lm.convert.tensors import Tensor, is_constant, tensors
+from lm.convert.config_json import (
+    config_json,
+    family_of,
+    model_config,
+    pretraining_heads_in,
+    pretraining_heads_of,
+)
+from lm.convert.heads import body_tensors, has_head, head_json, head_tensors, is_head_tensor
+from lm.convert.schema import Family, HFConfig
+from lm.convert.tensors import Tensor, is_buffer, tensors
 from lm.files import complete_folder
 from lm.nn.composed import Tuned
 from lm.nn.config import ModelConfig
@@ -28,57 +33,85 @@ from lm.ops.positions import sinusoids
 from lm.settings import SettingError, leaves, read_object
 from lm.sharding import named
 
-SHARD_BYTES = 5 * 10**9  # a model larger than this is written in several files, as is the custom [bytes]
+SHARD_BYTES = 5 * 10**9  # larger models are written as several files, as the hub does [bytes]
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 NO_FILES: Mapping[str, bytes] = {}
 FLOATS = ("F32", "F16", "BF16", "F64")
-Read = Callable[[str], np.ndarray]
+
+# --- reading
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """The tensors in a folder's open files, by the names that today's transformers gives them."""
+
+    files: Mapping[str, Any]  # name in the file -> open file
+    stored_names: Mapping[str, str]  # today's name -> name in the file
+
+    def header(self, name: str) -> Any:
+        """Return the header of a tensor, with get_shape() and get_dtype(), without reading its numbers."""
+        return self.files[self.stored_names[name]].get_slice(self.stored_names[name])
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor."""
+        return self.files[self.stored_names[name]].get_tensor(self.stored_names[name])
+
+    def equal(self, name: str, other: str) -> bool:
+        """Return whether two tensors hold the same numbers; False if numpy cannot represent one."""
+        try:
+            return np.array_equal(self.read(name), self.read(other))
+        except (TypeError, ValueError, SafetensorError):
+            return False
 
 
 def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
-    """The float32 model of a folder; SettingError lists all that is amiss, before anything is read.
+    """Return the settings and the float32 model of a folder.
 
-    The settings keep the folder's config.json (``published``), and ``save`` what it says beside them.
-    Besides the parameters there is never more than one tensor in memory. Of a model that was tuned with a
-    head, its class ending in ForSequenceClassification or the like, the head is left out.
+    SettingError lists everything that does not fit, before any parameter is read. The settings keep the
+    folder's config.json in ``published``, which ``save`` writes again. Apart from the parameters, only one
+    tensor at a time is in memory. A fine-tuned head, of a class such as BertForSequenceClassification, is not
+    read.
     """
     folder = Path(folder)
-    theirs = read_object(folder / CONFIG)
-    with ExitStack() as stack:
-        files = _open(folder, stack)
+    hf_config = read_object(folder / CONFIG)
+    with ExitStack() as exit_stack:
+        files = _open_files(folder, exit_stack)
         try:
-            family, tuned = FAMILIES[family_of(theirs)], has_head(theirs)
-            stored = _renamed(family, files)
-
-            def read(name: str) -> np.ndarray:
-                return files[stored[name]].get_tensor(stored[name])
-
-            parts = parts_in(theirs, stored)
-            if family.says_tied and _has_matrix(family, stored, read):
-                parts |= {MATRIX}
-            config = replace(model_config(theirs, parts), published=json.dumps(theirs, sort_keys=True))
-            _check_sizes(config, [files[name].get_slice(name).get_shape() for name in files])
+            family, with_head = family_of(hf_config), has_head(hf_config)
+            stored = StoredTensors(files, _current_names(family, files))
+            config = _read_config(hf_config, family, stored)
             abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
-        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:  # of values that no model has
+        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:  # of absurd values
             raise SettingError(f"{folder / CONFIG} makes no sense: {error!r:.300}") from error
         shapes = {path: leaf.shape for path, leaf in named(abstract).items()}
-        due = tensors(family, config, shapes)
-        wrong = [*_misfits(due, {name: files[old].get_slice(old) for name, old in stored.items()})]
-        if not wrong:
-            others = {name for name in stored.keys() - due if not (tuned and is_of_head(stored[name]))}
-            wrong = [_unknown(name, family) for name in others if not _known(name, family, config, due, read)]
-        if wrong:
-            raise SettingError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(wrong)))
+        expected = tensors(family, config, shapes)
+        problems = [*_misfits(expected, stored)]
+        if not problems:
+            extra = stored.stored_names.keys() - expected.keys()
+            if with_head:
+                extra = {name for name in extra if not is_head_tensor(stored.stored_names[name])}
+            problems = [*_unknown_tensors(extra, family, config, expected, stored)]
+        if problems:
+            raise SettingError(f"{folder} does not fit its {CONFIG}:\n  " + "\n  ".join(sorted(problems)))
         arrays = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
-        for name, tensor in due.items():
-            for (path, layer), part in zip(tensor.parts, tensor.split(read(name)), strict=True):
-                arrays[path][... if layer is None else layer] = part
+        for name, tensor in expected.items():
+            tensor.scatter(stored.read(name), arrays)
     on_device = [jax.device_put(arrays.pop(path)) for path in shapes]
     return config, jax.tree.unflatten(jax.tree.structure(abstract), on_device)
 
 
-def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """``{name of a tensor: the open file that has it}``."""
+def _read_config(hf_config: HFConfig, family: Family, stored: StoredTensors) -> ModelConfig:
+    """Return the settings of a checkpoint; SettingError if they ask for more than its files hold."""
+    names = stored.stored_names
+    untied = family.tie_flag_unreliable and _is_untied(family, stored)
+    config = model_config(hf_config, pretraining_heads_in(hf_config, names), untied=untied)
+    config = replace(config, published=json.dumps(hf_config, sort_keys=True))
+    _check_sizes(config, [file.get_slice(name).get_shape() for name, file in stored.files.items()])
+    return config
+
+
+def _open_files(folder: Path, exit_stack: ExitStack) -> dict[str, Any]:
+    """Return the open file of each tensor in a folder, by the tensor's name."""
     files = [SINGLE]
     if not (folder / SINGLE).exists():
         if not (folder / INDEX).exists():
@@ -87,100 +120,118 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
         if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
             raise SettingError(f"{folder / INDEX} should have a weight_map from tensors to files")
         files = sorted(set(index.values()))
-    wrong = [f"{file}: lies outside of the folder" for file in files if Path(file).name != file]
-    tensors_in: dict[str, Any] = {}
-    for file in [] if wrong else files:
+    problems = [f"{file}: lies outside of the folder" for file in files if Path(file).name != file]
+    file_of_tensor: dict[str, Any] = {}
+    for file in [] if problems else files:
         try:
-            opened = stack.enter_context(safe_open(folder / file, framework="numpy"))
+            opened = exit_stack.enter_context(safe_open(folder / file, framework="numpy"))
         except (OSError, ValueError, SafetensorError) as error:
-            wrong.append(f"{file}: {error}")
+            problems.append(f"{file}: {error}")
             continue
-        wrong += [f"{file}: {name} is in another file too" for name in opened.keys() if name in tensors_in]
-        tensors_in |= dict.fromkeys(opened.keys(), opened)
-    if wrong:
-        raise SettingError(f"{folder} cannot be read:\n  " + "\n  ".join(wrong))
-    return tensors_in
+        twice = [name for name in opened.keys() if name in file_of_tensor]
+        problems += [f"{file}: {name} is in another file too" for name in twice]
+        file_of_tensor |= dict.fromkeys(opened.keys(), opened)
+    if problems:
+        raise SettingError(f"{folder} cannot be read:\n  " + "\n  ".join(problems))
+    return file_of_tensor
 
 
 def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
-    """Before memory is taken for the model: SettingError for a size that no tensors of these shapes have."""
+    """Raise SettingError for a size that no tensors of these shapes can have, before memory is allocated."""
     count, numbers = len(shapes), sum(map(prod, shapes))
     sizes = "vocab_size d_model d_ff d_kv num_heads d_embed type_vocab_size adapter_width".split()
     sizes += ["encoder.d_ff", "encoder.d_kv", "encoder.num_heads"]
-    sizes += ["max_length", "position_offset"] * (config.positions == "learned")
-    sizes += ["relative_buckets"] * config.positions.startswith("relative")
+    if config.positions == "learned":
+        sizes += ["max_length", "position_offset"]
+    if config.positions.startswith("relative"):
+        sizes += ["relative_buckets"]
     limits = dict.fromkeys(sizes, numbers)
-    layers = ["num_encoder_layers"] * config.has_encoder + ["num_decoder_layers"] * config.has_decoder
-    limits |= dict.fromkeys(layers, numbers if config.shared_layers else count)
+    for has_side, layers in (
+        (config.has_encoder, "num_encoder_layers"),
+        (config.has_decoder, "num_decoder_layers"),
+    ):
+        if has_side:
+            limits[layers] = numbers if config.shared_layers else count
     settings = dict(leaves(config))
     for name, limit in limits.items():
         if (settings[name] or 0) > limit:
-            stored = f"{count} tensors of {numbers} numbers"
-            raise SettingError(f"{CONFIG} asks for {name}={settings[name]}, the files have {stored}")
+            held = f"{count} tensors of {numbers} numbers"
+            raise SettingError(f"{CONFIG} asks for {name}={settings[name]}, the files have {held}")
 
 
-def _renamed(family: Family, stored: Iterable[str]) -> dict[str, str]:
-    """``{name as the family has it: name as it is stored}``, by older programs or without output layers."""
-    stored = list(stored)
-    prefix = "" if any(name.startswith(family.prefix) for name in stored) else family.prefix
-    above = {*family.above.values(), *family.copies}
-    names: dict[str, str] = {}
-    for name in stored:
-        new = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
-        new = new.removesuffix(".beta") + ".bias" if new.endswith(".beta") else new
-        new = new if {new, new.rpartition(".")[0]} & above else prefix + new
-        names[name if new in names else new] = name
-    return names
+def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str]:
+    """Return the stored name of each tensor, by the name in the family's class with heads today.
+
+    Older files call the parameters of norms gamma and beta; files of a base model lack its prefix.
+    """
+    stored_names = list(stored_names)
+    has_prefix = any(name.startswith(family.tensor_prefix) for name in stored_names)
+    outside = {parameter.name for module in family.output_layers for parameter in module} | {*family.copies}
+    current: dict[str, str] = {}
+    for stored in stored_names:
+        name = stored
+        for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        if not has_prefix and name not in outside:
+            name = family.tensor_prefix + name
+        current[stored if name in current else name] = stored
+    return current
 
 
-def _misfits(due: Mapping[str, Tensor], stored: Mapping[str, Any]) -> Iterator[str]:
-    for name, tensor in due.items():
-        if name not in stored:
+def _misfits(expected: Mapping[str, Tensor], stored: StoredTensors) -> Iterator[str]:
+    """Yield a message for each expected tensor that is missing, misshapen or not a float."""
+    for name, tensor in expected.items():
+        if name not in stored.stored_names:
             yield f"missing: {name} {tensor.shape}"
             continue
-        shape, dtype = tuple(stored[name].get_shape()), stored[name].get_dtype()
+        header = stored.header(name)
+        shape, dtype = tuple(header.get_shape()), header.get_dtype()
         if shape != tensor.shape:
             yield f"misshapen: {name} {shape}, should be {tensor.shape}"
         elif dtype not in FLOATS:
             yield f"not a float: {name} is of {dtype}"
 
 
-def _known(name: str, family: Family, config: ModelConfig, due: Mapping[str, Tensor], read: Read) -> bool:
-    """Whether a tensor beside the parameters repeats one of them, or is the same in every model."""
-    source = next((n for n, t in due.items() if t.parts == ((family.copies.get(name), None),)), None)
-    if source is not None:
-        return _repeats(name, source, read)
+def _unknown_tensors(
+    names: Collection[str],
+    family: Family,
+    config: ModelConfig,
+    expected: Mapping[str, Tensor],
+    stored: StoredTensors,
+) -> Iterator[str]:
+    """Yield a message for each tensor of ``names`` that neither repeats a parameter nor is a buffer."""
+    tensor_of = {tensor.sources: name for name, tensor in expected.items()}
+    for name in names:
+        path = family.copies.get(name)
+        original = None if path is None else tensor_of.get(((path, None),))
+        if original is not None:
+            known = stored.equal(name, original)
+        else:
+            known = _is_buffer(name, stored, config)
+        if not known and path is not None:
+            reason = f"differs from {path}, which it should repeat here (tie_word_embeddings)"
+            yield f"unknown: {name} {reason}"
+        elif not known:
+            yield f"unknown: {name}"
+
+
+def _is_buffer(name: str, stored: StoredTensors, config: ModelConfig) -> bool:
     try:
-        return is_constant(name, read(name), config)
+        return is_buffer(name, stored.read(name), config)
     except (TypeError, ValueError, SafetensorError):  # numpy has no such type, or the tensor no such shape
         return False
 
 
-def _unknown(name: str, family: Family) -> str:
-    source = family.copies.get(name)
-    repeats = f" differs from {source}, which it should repeat here (tie_word_embeddings)" if source else ""
-    return f"unknown: {name}{repeats}"
+def _is_untied(family: Family, stored: StoredTensors) -> bool:
+    """Return whether the output matrix is stored and differs from the embedding."""
+    matrices = [
+        family.parameters[path].tensor_name(None, gated=False) for path in ("head.kernel", "embed.table")
+    ]
+    return stored.stored_names.keys() >= {*matrices} and not stored.equal(*matrices)
 
 
-def _has_matrix(family: Family, stored: Collection[str], read: Read) -> bool:
-    """Whether an output matrix differs from the embedding, whatever the settings say."""
-    head, embed = (f"{family.modules.get(module)}.weight" for module in ("head", "embed"))
-    return {head, embed} <= {*stored} and not _repeats(head, embed, read)
-
-
-def _repeats(name: str, source: str, read: Read) -> bool:
-    try:
-        return np.array_equal(read(name), read(source))
-    except (TypeError, ValueError, SafetensorError):  # numpy has no such type
-        return False
-
-
-def _tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], tuned: bool) -> dict[str, Tensor]:
-    family = FAMILIES[config_json(config)["model_type"]]
-    # as BertModel: nothing stands above
-    bare = not tuned and config.logits == "none" and parts_of(config) <= {"pooler"}
-    prefix = family.prefix if bare else ""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors(family, config, shapes).items()}
+# --- writing
 
 
 def save(
@@ -191,64 +242,82 @@ def save(
     shard_bytes: int = SHARD_BYTES,
     beside: Mapping[str, bytes] = NO_FILES,
 ) -> None:
-    """Write the model in float32, and the files ``beside`` (name: contents), as a new folder: all or nothing.
+    """Write a model in float32, and the files ``beside`` (name -> contents), as a new folder, or nothing.
 
-    A tuned one with its head, whose classes are called ``labels``, and without heads of pre-training, which
-    its class lacks. SettingError if no published family computes what this model does.
+    A fine-tuned model is written with its head, whose classes are called ``labels``, and without the heads of
+    pre-training, which its class lacks. SettingError if no published family computes what this model does.
     """
-    head = model if isinstance(model, Tuned) else None
+    folder = Path(folder)
     body = cast(Transformer, model.body if isinstance(model, Tuned) else model)
-    folder, theirs = Path(folder), config_json(body.config)
-    leaves = named(body) | _constants(theirs, body.config)
-    due = _tensors(body.config, {path: leaf.shape for path, leaf in leaves.items()}, head is not None)
-    if head is not None:
-        theirs |= head_json(head, labels)
-        leaves |= {name: leaf for name, leaf in named(head).items() if name.startswith("head.")}
-        due = below_head(head, due) | head_tensors(head, {name: leaf.shape for name, leaf in leaves.items()})
+    hf_config = config_json(body.config)
+    arrays = named(body) | _sinusoids(hf_config, body.config)
+    published = _published_tensors(
+        family_of(hf_config), body.config, arrays, bare=not isinstance(model, Tuned)
+    )
+    if isinstance(model, Tuned):
+        hf_config |= head_json(model, labels)
+        arrays |= {path: array for path, array in named(model).items() if path.startswith("head.")}
+        head = head_tensors(model, {path: array.shape for path, array in arrays.items()})
+        published = body_tensors(model, published) | head
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already; name a new folder")
     with complete_folder(folder) as draft:
-        (draft / CONFIG).write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
-        shards = _shards(due, shard_bytes)
+        (draft / CONFIG).write_text(json.dumps(hf_config, indent=2, sort_keys=True) + "\n")
+        shards = _shards(published, shard_bytes)
         for file, names in shards.items():
-            arrays = {name: _joined(due[name], leaves) for name in names}
-            save_file(arrays, draft / file, metadata={"format": "pt"})
-            (draft / file).chmod((draft / CONFIG).stat().st_mode)  # it is made for its owner alone
+            contents = {
+                name: np.ascontiguousarray(published[name].gather(arrays), np.float32) for name in names
+            }
+            save_file(contents, draft / file, metadata={"format": "pt"})
+            # safetensors makes files that their owner alone may read.
+            (draft / file).chmod((draft / CONFIG).stat().st_mode)
         if list(shards) != [SINGLE]:
-            files = {name: file for file, names in shards.items() for name in names}
-            index = {"metadata": {"total_size": sum(map(_size, due.values()))}, "weight_map": files}
+            weight_map = {name: file for file, names in shards.items() for name in names}
+            total_size = sum(map(_bytes, published.values()))
+            index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
             (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        for name, contents in beside.items():
-            (draft / name).write_bytes(contents)
+        for name, data in beside.items():
+            (draft / name).write_bytes(data)
 
 
-def _constants(theirs: Json, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Arrays that are no parameters of ours, and that the family's files have: DistilBERT's sinusoids."""
-    if not theirs.get("sinusoidal_pos_embds"):
+def _published_tensors(
+    family: Family, config: ModelConfig, arrays: Mapping[str, Any], *, bare: bool
+) -> dict[str, Tensor]:
+    """Return the tensors of a model without its fine-tuned head, by name.
+
+    A model is ``bare`` that has no such head. If it has no pre-training head but the pooler either, it is a
+    base model, such as BertModel, whose names lack the family's prefix.
+    """
+    found = tensors(family, config, {path: array.shape for path, array in arrays.items()})
+    is_base_model = bare and config.logits == "none" and pretraining_heads_of(config) <= {"pooler"}
+    if not is_base_model:
+        return found
+    return {name.removeprefix(family.tensor_prefix): tensor for name, tensor in found.items()}
+
+
+def _sinusoids(hf_config: HFConfig, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Return DistilBERT's table of sinusoids, which its files hold and which is no parameter of ours."""
+    if not hf_config.get("sinusoidal_pos_embds"):
         return {}
     table = sinusoids(jnp.arange(config.max_length), config.d_model, layout=config.sinusoid)
     return {"encoder.positions.table": np.asarray(table)}
 
 
-def _joined(tensor: Tensor, leaves: Mapping[str, jax.Array]) -> np.ndarray:
-    parts = [np.asarray(leaves[path])[... if layer is None else layer] for path, layer in tensor.parts]
-    return np.ascontiguousarray(tensor.join(parts), np.float32)
-
-
-def _size(tensor: Tensor) -> int:
+def _bytes(tensor: Tensor) -> int:
     return 4 * prod(tensor.shape)
 
 
-def _shards(due: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
-    """``{file: names of its tensors}``, no file larger than ``limit`` unless one tensor is."""
-    groups: list[list[str]] = [[]]
+def _shards(published: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
+    """Return the names of the tensors of each file; a file is at most ``limit`` bytes or a single tensor."""
+    shards: list[list[str]] = [[]]
     room = limit
-    for name in sorted(due):
-        if groups[-1] and _size(due[name]) > room:
-            groups.append([])
+    for name in sorted(published):
+        size = _bytes(published[name])
+        if shards[-1] and size > room:
+            shards.append([])
             room = limit
-        groups[-1].append(name)
-        room -= _size(due[name])
-    if len(groups) == 1:
-        return {SINGLE: groups[0]}
-    return {f"model-{k:05}-of-{len(groups):05}.safetensors": group for k, group in enumerate(groups, 1)}
+        shards[-1].append(name)
+        room -= size
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {f"model-{k:05}-of-{len(shards):05}.safetensors": names for k, names in enumerate(shards, 1)}

@@ -1,221 +1,234 @@
-"""From a config.json to our settings, and from our settings to a config.json that means the same, if any."""
+"""Convert a config.json to our settings, and our settings to a config.json that means exactly the same."""
 
 import functools
 import json
 import operator
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
+from operator import attrgetter
 
 from lm.convert.families import FAMILIES
-from lm.convert.family import OPTIONAL, REQUIRED, Family, Json, values
-from lm.convert.unread import check_fields
+from lm.convert.fields import unused_rope_settings
+from lm.convert.known_fields import check_fields
+from lm.convert.schema import Family, HFConfig, PretrainingHead, Settings
 from lm.nn.config import ModelConfig
 from lm.settings import SettingError, from_json, leaves, nearest
 
-# what a model has or lacks beside its blocks: the module of ours by whose tensor it is known
-PARTS = values(
-    "logits=logits_bias pooler=pooler next-sentence=next_sentence sentence-order=sentence_order "
-    "replaced-token=replaced.out"
-)
-MATRIX = "matrix"  # the part that is an output matrix other than the embedding
-_SCALINGS = values("default=none linear=linear llama3=llama3 yarn=yarn")
-_STRETCH = values(
-    "factor=factor original_max_position_embeddings=original_length low_freq_factor=low_frequency_factor "
-    "high_freq_factor=high_frequency_factor beta_fast=beta_fast beta_slow=beta_slow"
-)
-_YARN, _LLAMA3 = ("beta_",), ("low_", "high_")
-_UNSTRETCHED = {  # what a way of stretching does not read
-    "none": ("factor", "original_", *_YARN, *_LLAMA3),
-    "linear": ("original_", *_YARN, *_LLAMA3),
-    "llama3": _YARN,
-    "yarn": _LLAMA3,
+# The parameter of each pre-training head whose tensor shows that a checkpoint has the head.
+HEAD_PARAMETERS: dict[PretrainingHead, str] = {
+    "logits": "logits_bias",
+    "pooler": "pooler.kernel",
+    "next-sentence": "next_sentence.kernel",
+    "sentence-order": "sentence_order.kernel",
+    "replaced-token": "replaced.out.kernel",
 }
 
 
-def family_of(theirs: Json) -> str:
-    """The family that a config.json names."""
-    family = theirs.get("model_type")
-    if family not in FAMILIES:
-        near = nearest(str(family), FAMILIES)
-        raise SettingError(f"config.json: model_type={family!r} is not supported{near}")
-    return family
+def family_of(hf_config: HFConfig) -> Family:
+    """Return the family that a config.json names; SettingError if it is none of ours."""
+    model_type = hf_config.get("model_type")
+    if model_type not in FAMILIES:
+        near = nearest(str(model_type), FAMILIES)
+        raise SettingError(f"config.json: model_type={model_type!r} is not supported{near}")
+    return FAMILIES[model_type]
 
 
-def parts_in(theirs: Json, names: Collection[str]) -> set[str]:
-    """The parts that the class in a config.json has, and others of which there are tensors.
+def pretraining_heads_in(hf_config: HFConfig, tensor_names: Collection[str]) -> set[PretrainingHead]:
+    """Return the pre-training heads of the class that a config.json names, and others that have tensors.
 
-    Published files often hold more than their class names: BERT's, a masked LM, the next-sentence head too.
+    Published files often hold more than their class: BERT's name a masked LM and hold the next-sentence head.
     """
-    family = family_of(theirs)
-    modules, classes = FAMILIES[family].modules, FAMILIES[family].parts
-    due = set().union(*(classes.get(name, ()) for name in theirs.get("architectures") or ()))
-    marks = {part: modules[module] for part, module in PARTS.items() if module in modules}
-    return due | {part for part, mark in marks.items() if {mark, f"{mark}.weight"} & set(names)}
+    family = family_of(hf_config)
+    heads: set[PretrainingHead] = set()
+    for architecture in hf_config.get("architectures") or ():
+        heads |= {*family.architectures.get(architecture, ())}
+    for head, path in HEAD_PARAMETERS.items():
+        parameter = family.parameters.get(path)
+        if parameter is not None and parameter.tensor_name(None, gated=False) in tensor_names:
+            heads.add(head)
+    return heads
 
 
-def parts_of(config: ModelConfig) -> set[str]:
-    """The parts of one of our models."""
-    outputs = {"logits": config.logits_bias, MATRIX: config.logits.startswith("separate")}
-    return {*config.heads, *(part for part, there in outputs.items() if there)}
+def pretraining_heads_of(config: ModelConfig) -> set[str]:
+    """Return the pre-training heads of one of our models."""
+    return {*config.heads, "logits"} if config.logits_bias else {*config.heads}
 
 
-def model_config(theirs: Json, parts: Collection[str]) -> ModelConfig:
-    """Our settings from theirs; SettingError for what is missing or not implemented."""
-    family = family_of(theirs)
-    table, modules = FAMILIES[family], FAMILIES[family].modules
-    check_fields(theirs, table)
-    theirs = {new: theirs[old] for old, new in table.usual_names.items() if old in theirs} | theirs
-    matrix = MATRIX in parts
-    parts = [part for part, module in PARTS.items() if part in parts and module in modules]
-    ours: Json = {}
-    for key in table.keys:
-        value = theirs.get(key.theirs, key.default)
-        if value is OPTIONAL:
-            continue
-        if key.default is REQUIRED and not isinstance(value, int):
-            fault = " is missing" if value is REQUIRED else f"={value!r} should be a number"
-            raise SettingError(f"config.json: {key.theirs}{fault}")
-        value = key.read(value, theirs)
-        if ours.setdefault(key.ours, value) != value:
-            given = f"{key.theirs}={theirs[key.theirs]!r}"
-            raise SettingError(f"config.json: {given} should be {ours[key.ours]!r} here too")
-    if "transform.dense" in modules:
-        output = "logits" in parts
-        ours |= {"logits": "tied" if output else "none", "logits_transform": output}
-    ours |= {"logits_bias": "logits" in parts, "heads": [part for part in parts if part != "logits"]}
-    if matrix and table.says_tied:
-        ours["logits"] = ours["logits"].replace("tied", "separate")
-    ours |= _read_rotary(theirs, table)
-    for path, value in table.fixed.items():
-        ours[path] = value(ours) if callable(value) else value
+# --- from config.json to settings
+
+
+def model_config(hf_config: HFConfig, heads: Collection[str], *, untied: bool = False) -> ModelConfig:
+    """Return our settings for a config.json and the pre-training ``heads`` of its checkpoint.
+
+    ``untied``: the output matrix differs from the embedding, even where tie_word_embeddings is true.
+    SettingError if a field is missing or asks for what is not implemented.
+    """
+    family = family_of(hf_config)
+    check_fields(hf_config, family)
+    by_alias = {name: hf_config[alias] for alias, name in family.attribute_map.items() if alias in hf_config}
+    hf_config = by_alias | hf_config
+    settings: Settings = {}
+    for field in family.fields:
+        for path, value in field.read(hf_config).items():
+            if settings.setdefault(path, value) != value:  # two fields of one setting differ
+                given = f"{field.names[0]}={hf_config[field.names[0]]!r}"
+                raise SettingError(f"config.json: {given} should be {settings[path]!r} here too")
+    settings |= _pretraining_head_settings(family, heads)
+    if untied and family.tie_flag_unreliable:
+        settings["logits"] = settings["logits"].replace("tied", "separate")
+    for path, derive in family.derived.items():
+        settings[path] = derive(settings)
     for side in ("", "encoder."):
-        heads = ours.get(f"{side}num_heads")
-        if heads is not None and f"{side}d_kv" not in ours:
-            if heads < 1 or ours["d_model"] % heads:
-                raise SettingError(f"{heads} heads should divide a width of {ours['d_model']}")
-            ours[f"{side}d_kv"] = ours["d_model"] // heads
-    return _built(ours)
+        _set_attention_head_width(settings, side)
+    return _replace_settings(family.template, settings)
 
 
-def _built(ours: Json) -> ModelConfig:
-    """The settings at these dotted paths, the others as they are by default; checked."""
-    settings = asdict(ModelConfig())
-    for path, value in ours.items():
+def _pretraining_head_settings(family: Family, heads: Collection[str]) -> Settings:
+    """Return the settings that say which pre-training heads a model has, of those the family knows."""
+    known = [name for name, path in HEAD_PARAMETERS.items() if name in heads and path in family.parameters]
+    has_logits = "logits" in known
+    settings: Settings = {
+        "heads": [name for name in known if name != "logits"],
+        "logits_bias": has_logits or family.template.logits_bias,
+    }
+    if family.has_masked_lm_head:
+        settings |= {"logits": "tied" if has_logits else "none", "logits_transform": has_logits}
+    return settings
+
+
+def _set_attention_head_width(settings: Settings, side: str) -> None:
+    """Set the width of attention heads to an equal share of d_model, unless a field has set it."""
+    num_heads = settings.get(f"{side}num_heads")
+    if num_heads is None or f"{side}d_kv" in settings:
+        return
+    if num_heads < 1 or settings["d_model"] % num_heads:
+        raise SettingError(f"{num_heads} heads should divide a width of {settings['d_model']}")
+    settings[f"{side}d_kv"] = settings["d_model"] // num_heads
+
+
+def _replace_settings(template: ModelConfig, settings: Settings) -> ModelConfig:
+    """Return ``template`` with the values at these dotted paths replaced; SettingError for a wrong type."""
+    nested = asdict(template)
+    for path, value in settings.items():
         *groups, name = path.split(".")
-        functools.reduce(operator.getitem, groups, settings)[name] = value
-    return from_json(ModelConfig, json.dumps(settings))
+        functools.reduce(operator.getitem, groups, nested)[name] = value
+    return from_json(ModelConfig, json.dumps(nested))
 
 
-def config_json(config: ModelConfig) -> Json:
-    """The config.json of the family that means exactly ``config``; SettingError if none does.
+# --- from settings to config.json
 
-    A published one stays as it is, but for what has been changed since.
+
+def config_json(config: ModelConfig) -> HFConfig:
+    """Return a config.json whose model computes exactly what ``config`` does; SettingError if none does.
+
+    A file that the model was loaded with keeps all fields but those of settings that have changed since.
     """
-    due, unfit = meaning(config), dict[str, list[str]]()
-    for family, write in _writers(config):
+    expected = semantic_settings(config)
+    misfits: dict[str, list[str]] = {}  # model_type -> what it would compute differently
+    for family, write in _candidates(config):
         try:
-            theirs = write(family, config)
-            back = meaning(model_config(theirs, parts_of(config)))
+            hf_config = write(family, config)
+            written = semantic_settings(_read_back(hf_config, config))
         except SettingError as error:
-            unfit[family] = [str(error)]
+            misfits[family.model_type] = [str(error)]
             continue
-        other = {path: value for path, value in due.items() if value != back.get(path)}
-        unfit[family] = [
-            f"model.{path}={value!r} should be {back.get(path)!r}" for path, value in other.items()
+        misfits[family.model_type] = [
+            f"model.{path}={value!r} should be {written.get(path)!r}"
+            for path, value in expected.items()
+            if value != written.get(path)
         ]
-        if not unfit[family]:
-            return theirs
-    family, faults = min(unfit.items(), key=lambda item: len(item[1]))
-    raise SettingError(f"no published family computes this model; to be a {family}, {', '.join(faults)}")
+        if not misfits[family.model_type]:
+            return hf_config
+    nearest_type, reasons = min(misfits.items(), key=lambda item: len(item[1]))
+    raise SettingError(
+        f"no published family computes this model; to be a {nearest_type}, {', '.join(reasons)}"
+    )
 
 
-def _writers(config: ModelConfig) -> Iterator[tuple[str, Callable[[str, ModelConfig], Json]]]:
-    """The families that may compute a model, and how they are written; the one that it came from is first."""
+def _candidates(config: ModelConfig) -> Iterator[tuple[Family, Callable[[Family, ModelConfig], HFConfig]]]:
+    """Yield families that may compute a model, each with a function that writes its config.json.
+
+    First comes the one that the model was loaded from.
+    """
     if config.published:
         source = family_of(json.loads(config.published))
-        yield from ((source, _revise), (source, _write))
-    yield from ((family, _write) for family in FAMILIES)
+        yield source, _update_published
+        yield source, _write_new
+    for family in FAMILIES.values():
+        yield family, _write_new
 
 
-def _revise(family: str, config: ModelConfig) -> Json:
-    """The published config.json with the settings that are other ones now; weights are written in float32."""
-    theirs, table, now = json.loads(config.published), FAMILIES[family], dict(leaves(config))
-    before = dict(leaves(model_config(theirs, parts_of(config))))
-    changed = [key for key in table.keys if now[key.ours] != before[key.ours]]
-    theirs |= {key.theirs: key.write(now[key.ours], config) for key in changed}
-    if any(now[path] != before[path] for path in now if path.startswith("rotary.")):
-        theirs = {key: value for key, value in theirs.items() if key != "rope_parameters"}
-        theirs |= _write_rotary(config, table)
-    return theirs | {key: "float32" for key in ("dtype", "torch_dtype") if key in theirs}
+def _read_back(hf_config: HFConfig, config: ModelConfig) -> ModelConfig:
+    """Return the settings of a config.json, for a model that has the heads and matrices of ``config``."""
+    untied = config.logits.startswith("separate")
+    return model_config(hf_config, pretraining_heads_of(config), untied=untied)
 
 
-def _write(family: str, config: ModelConfig) -> Json:
-    table, settings, parts = FAMILIES[family], dict(leaves(config)), parts_of(config)
-    classes = [name for name, due in table.parts.items() if due <= parts]
-    theirs: Json = {"model_type": family, "architectures": classes[:1]}
-    theirs |= {"dtype": "float32", "torch_dtype": "float32"}
-    theirs |= {key: value for key, value in table.only.items() if value is not None}
-    theirs |= {key.theirs: key.write(settings[key.ours], config) for key in table.keys}
-    return theirs | _write_rotary(config, table)
+def _update_published(family: Family, config: ModelConfig) -> HFConfig:
+    """Return the config.json that a model was loaded with, with the settings that have changed since."""
+    hf_config = json.loads(config.published)
+    before = _read_back(hf_config, config)
+    for field in family.fields:
+        if any(attrgetter(path)(config) != attrgetter(path)(before) for path in field.settings):
+            for name in field.superseded:
+                hf_config.pop(name, None)
+            hf_config |= field.write(config)
+    # Weights are written in float32.
+    return hf_config | {name: "float32" for name in ("dtype", "torch_dtype") if name in hf_config}
 
 
-def _read_rotary(theirs: Json, table: Family) -> Json:
-    """Both spellings: rope_theta and rope_scaling (transformers 4), or rope_parameters alone (5)."""
-    if table.rotary is None:
-        return {}
-    base, fraction, usual = table.rotary
-    old = {
-        "rope_theta": theirs.get(base, 10_000.0),
-        "partial_rotary_factor": theirs.get(fraction or "", usual),
+def _write_new(family: Family, config: ModelConfig) -> HFConfig:
+    """Return a new config.json of a family."""
+    heads = pretraining_heads_of(config)
+    classes = [name for name, needed in family.architectures.items() if heads.issuperset(needed)]
+    hf_config: HFConfig = {
+        "model_type": family.model_type,
+        "architectures": classes[:1],
+        "dtype": "float32",
+        "torch_dtype": "float32",
     }
-    given = old | {key: theirs[key] for key in old if key in theirs}
-    given |= {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
-    kind = given.pop("rope_type", given.pop("type", "default"))
-    if kind not in _SCALINGS:
-        raise SettingError(f"config.json: rope_type={kind!r} is not supported{nearest(str(kind), _SCALINGS)}")
-    base, share = given.pop("rope_theta"), given.pop("partial_rotary_factor")
-    if fraction is None and share != usual:
-        raise SettingError(f"config.json: partial_rotary_factor={share!r} is not supported, only {usual}")
-    ours = {"rotary.base": base, "rotary.fraction": share, "rotary.scaling": _SCALINGS[kind]}
-    if kind != "default":
-        ours["rotary.original_length"] = theirs.get("max_position_embeddings", 2_048)
-    for key, value in given.items():
-        if value is not None and key in _STRETCH:
-            ours[f"rotary.{_STRETCH[key]}"] = value
-        elif value is not None and (key, value) != ("truncate", True):
-            raise SettingError(f"config.json: {key}={value!r} of rotary positions is not supported")
-    return ours
+    hf_config |= {name: value for name, value in family.supported_values.items() if value is not None}
+    for field in family.fields:
+        hf_config |= field.write(config)
+    return hf_config
 
 
-def _write_rotary(config: ModelConfig, table: Family) -> Json:
-    """As transformers 4 has it, which 5 reads too."""
-    if table.rotary is None:
-        return {}
-    rotary, (base, fraction, _), scaling = config.rotary, table.rotary, None
-    if rotary.scaling != "none":
-        unread = _UNSTRETCHED[rotary.scaling]
-        scaling = {"rope_type": rotary.scaling}
-        scaling |= {k: getattr(rotary, ours) for k, ours in _STRETCH.items() if not ours.startswith(unread)}
-    partial = {} if fraction is None else {fraction: rotary.fraction}
-    return {base: rotary.base, **partial, "rope_scaling": scaling}
+# Settings without effect on the outputs, or only on those of a new model or in training.
+_NON_SEMANTIC = (
+    "published",
+    "special.",
+    "dropout",
+    "dtype",
+    "layers",
+    "remat",
+    "relative_bias_start",
+    "cross_attention_start",
+)
 
 
-def meaning(config: ModelConfig) -> Json:
-    """The settings that decide which function a model computes, of those alone that are read by it."""
+def semantic_settings(config: ModelConfig) -> Settings:
+    """Return the settings on which a model's outputs depend, without those that it does not read.
+
+    Two configs whose models compute the same function have equal settings here.
+    """
     settings = dict(leaves(config)) | {
         "num_key_value_heads": config.key_value_heads,
         "d_v": config.value_width,
+        "mlp_bias": config.mlp_has_bias,
+        "qkv_bias": config.qkv_has_bias,
+        "heads": tuple(sorted(config.heads)),
     }
-    settings |= {"mlp_bias": config.mlp_has_bias, "qkv_bias": config.qkv_has_bias}
-    settings |= {"heads": tuple(sorted(config.heads))}
-    unread = ["published", "special.", "dropout", "dtype", "layers", "remat"]
-    unread += ["relative_bias_start", "cross_attention_start"]  # only of a new model
-    unread += [] if config.has_encoder else ["num_encoder_layers"]
-    unread += [] if config.has_decoder else ["num_decoder_layers"]
-    unread += [] if config.positions == "learned" else ["max_length", "position_offset"]
-    unread += [] if config.positions == "sinusoidal" else ["sinusoid"]
-    unread += [] if config.positions.startswith("relative") else ["relative_"]
-    unread += [] if config.positions == "rotary" else ["rotary."]
-    unread += [] if config.d_embed else ["projected"]
-    unread += [f"rotary.{name}" for name in _UNSTRETCHED[config.rotary.scaling]]
-    return {path: value for path, value in settings.items() if not path.startswith(tuple(unread))}
+    # beginnings of settings -> whether the model reads them
+    conditions = {
+        ("num_encoder_layers",): config.has_encoder,
+        ("num_decoder_layers",): config.has_decoder,
+        ("max_length", "position_offset"): config.positions == "learned",
+        ("sinusoid",): config.positions == "sinusoidal",
+        ("relative_",): config.positions.startswith("relative"),
+        ("rotary.",): config.positions == "rotary",
+        ("projected",): bool(config.d_embed),
+    }
+    unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]
+    unread += [f"rotary.{name}" for name in unused_rope_settings(config.rotary.scaling)]
+    beginnings = (*_NON_SEMANTIC, *unread)
+    return {path: value for path, value in settings.items() if not path.startswith(beginnings)}

@@ -1,232 +1,882 @@
-"""The published families: of each the settings, theirs and ours, and the names of its tensors.
+"""The families of published checkpoints: what their fields and tensors are called, as ``schema`` describes.
 
-A new family is an entry of FAMILIES. Settings stand as "theirs=ours:default", and without a default where a
-file must have them; values as "setting=value". Names of tensors are lines "ours theirs", of modules: braces
-hold alternatives, and a line that ends with dots is the prefix of the indented ones below it.
+To add a family, copy a block and add its name at the end of the file. Sources: the paper named above each
+block; names of fields and tensors, and defaults of fields, are those of ``configuration_*.py`` and
+``modeling_*.py`` in the library transformers.
 """
 
 from dataclasses import replace
 
-from lm.convert.decoders import DECODER_FAMILIES
-from lm.convert.family import (
-    CLASSIC,
-    OPTIONAL,
-    SIZE_NAMES,
-    Family,
-    Key,
-    after_padding,
+from lm.convert.fields import (
+    GATED_ACTIVATIONS,
+    POSITIONS_AFTER_PADDING,
+    T5_MAX_DISTANCE,
+    activation,
     choice,
-    keys,
-    names,
-    of_encoder,
-    revised,
-    t5_keys,
-    unless,
-    values,
+    embedding_width,
+    encoder_size,
+    eos_token,
+    feed_forward_width,
+    key_value_heads,
+    none_if_equal,
+    pad_token,
+    rope_fields,
+    t5_activation,
+    t5_logits,
+    tied_embeddings,
 )
-from lm.convert.windows import attention_window_keys
+from lm.convert.schema import (
+    LEADING_AXIS,
+    OPTIONAL,
+    SAME,
+    TRANSPOSE,
+    Family,
+    Field,
+    Fields,
+    Parameters,
+    Transform,
+    array,
+    embedding,
+    fused_qkv,
+    linear,
+    linears,
+    norm,
+    override,
+    stack,
+    task_classes,
+    unchanged,
+    without,
+)
+from lm.convert.windows import gpt_neo_windows, longformer_windows, mistral_window, qwen_windows
+from lm.nn.config import ModelConfig, SpecialTokens
+from lm.ops.config import RotaryConfig, SparsityConfig
 
-FAMILIES: dict[str, Family] = {}  # in the order in which they are tried for a model of ours
-
-_POST_NORM = f"{CLASSIC} residual=post-norm embed_norm=true"
-_ENCODER_VALUES = f"{_POST_NORM} architecture=encoder"
-_BOTH, _TIED = "architecture=encoder-decoder", "normalize_embedding=true tie_word_embeddings=true"
+# Names of sizes that many families share.
+SIZES: Fields = (
+    Field("vocab_size", "vocab_size"),
+    Field("hidden_size", "d_model"),
+    Field("num_attention_heads", "num_heads"),
+    Field("intermediate_size", "d_ff"),
+)
+NO_START = SpecialTokens(start=None)  # no token starts the decoder
 
 # --- encoder-decoders
 
-FAMILIES["t5"] = Family(
-    classes="T5ForConditionalGeneration",
-    keys=t5_keys("""vocab_size d_model d_kv d_ff num_heads num_layers=num_encoder_layers
-        dropout_rate=dropout:0.1 relative_attention_num_buckets=relative_buckets
-        layer_norm_epsilon=norm_epsilon:1e-6
-        pad_token_id=special.pad:0 eos_token_id=special.eos:1 decoder_start_token_id=special.start:0"""),
-    fixed=values("architecture=encoder-decoder positions=relative scores=dot"),
-    only=values("is_encoder_decoder=true"),
-    aliases="hidden_size=d_model num_attention_heads=num_heads num_hidden_layers=num_layers head_dim=d_kv",
-    idle="is_decoder n_positions",
-    says_tied=True,  # since transformers 5
-    # The first layer's relative biases are all layers'; only UMT5 has them in every block.
-    base=names("""
-        embed                             shared
-        {encoder,decoder}.                {encoder,decoder}.
-            relative                      block.0.layer.0.SelfAttention.relative_attention_bias
-            norm                          final_layer_norm
-        {encoder,decoder}.blocks.         {encoder,decoder}.block.#.layer.
-            relative                      0.SelfAttention.relative_attention_bias
-            attention.{query,key,value,out}  0.SelfAttention.{q,k,v,o}
-            cross.{query,key,value,out}   1.EncDecAttention.{q,k,v,o}
-            {attention,cross}_norm        {0,1}.layer_norm
-        {encoder,decoder}.blocks.mlp.     {encoder.block.#.layer.1,decoder.block.#.layer.2}.DenseReluDense.
-            {hidden,linear,out}           {wi?,wi_1,wo}
-        {encoder,decoder}.blocks.         {encoder.block.#.layer.1,decoder.block.#.layer.2}.
-            mlp_norm                      layer_norm
-    """),
-    embeddings=("encoder.embed_tokens", "decoder.embed_tokens"),
-)
-FAMILIES["umt5"] = replace(
-    FAMILIES["t5"],
-    classes="UMT5ForConditionalGeneration",
-    fixed=values("architecture=encoder-decoder positions=relative-per-layer scores=dot"),
-)
-FAMILIES["bart"] = Family(
-    classes="BartForConditionalGeneration",
-    keys=keys(
-        "vocab_size d_model encoder_layers=num_encoder_layers decoder_layers=num_decoder_layers "
-        "decoder_attention_heads=num_heads decoder_ffn_dim=d_ff max_position_embeddings=max_length "
-        "dropout=dropout:0.1 activation_function=mlp:gelu pad_token_id=special.pad:1 "
-        "eos_token_id=special.eos:2 decoder_start_token_id=special.start:2 scale_embedding=embed_scale:false",
-        of_encoder("encoder_attention_heads", "num_heads", "decoder_attention_heads"),
-        of_encoder("encoder_ffn_dim", "d_ff", "decoder_ffn_dim"),
+
+def _t5_stack(side: str) -> tuple[Parameters, ...]:
+    """Map the encoder or the decoder. The relative biases of the first layer are all layers' but in UMT5."""
+    relative = "SelfAttention.relative_attention_bias"
+    cross_attention: tuple[Parameters, ...] = ()
+    mlp = "layer.1"
+    if side == "decoder":
+        mlp = "layer.2"
+        cross_attention = (
+            linears("cross", "layer.1.EncDecAttention", query="q", key="k", value="v", out="o"),
+            norm("cross_norm", "layer.1.layer_norm"),
+        )
+    return (
+        embedding(f"{side}.relative", f"{side}.block.0.layer.0.{relative}"),
+        norm(f"{side}.norm", f"{side}.final_layer_norm"),
+        stack(
+            f"{side}.blocks",
+            f"{side}.block",
+            embedding("relative", f"layer.0.{relative}"),
+            linears("attention", "layer.0.SelfAttention", query="q", key="k", value="v", out="o"),
+            norm("attention_norm", "layer.0.layer_norm"),
+            *cross_attention,
+            linear("mlp.hidden", f"{mlp}.DenseReluDense.wi", gated=f"{mlp}.DenseReluDense.wi_0"),
+            linears("mlp", f"{mlp}.DenseReluDense", linear="wi_1", out="wo"),
+            norm("mlp_norm", f"{mlp}.layer_norm"),
+        ),
+    )
+
+
+# Raffel et al. 2020; version 1.1: Shazeer 2020
+T5 = Family(
+    model_type="t5",
+    architectures={"T5ForConditionalGeneration": ()},
+    template=ModelConfig(architecture="encoder-decoder", positions="relative", scores="dot"),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("d_model", "d_model"),
+        Field("d_kv", "d_kv"),
+        Field("d_ff", "d_ff"),
+        Field("num_heads", "num_heads"),
+        Field("num_layers", "num_encoder_layers"),
+        Field(
+            "num_decoder_layers",
+            "num_decoder_layers",
+            None,
+            lambda n, hf_config: n or hf_config["num_layers"],
+        ),
+        Field("dropout_rate", "dropout", 0.1),
+        Field("relative_attention_num_buckets", "relative_buckets"),
+        T5_MAX_DISTANCE,
+        Field("layer_norm_epsilon", "norm_epsilon", 1e-6),
+        t5_activation(),
+        t5_logits(),
+        pad_token(0),
+        eos_token(1),
+        Field("decoder_start_token_id", "special.start", 0),
     ),
-    # The table of positions has two rows in front that nothing reads.
-    fixed=values(f"{_POST_NORM} {_BOTH} positions=learned position_offset=2 norm_epsilon=1e-5 logits=tied"),
-    only=values(f"is_encoder_decoder=true normalize_before=false add_final_layer_norm=false {_TIED}"),
-    aliases="hidden_size=d_model num_attention_heads=encoder_attention_heads "
-    "num_hidden_layers=encoder_layers",
-    idle="is_decoder",
-    prefix="model.",
-    base=names("""
-        embed                             shared
-        {encoder,decoder}.                {encoder,decoder}.
-            {positions,embed_norm}        {embed_positions,layernorm_embedding}
-        {encoder,decoder}.blocks.         {encoder,decoder}.layers.#.
-            attention.{query,key,value,out}  self_attn.{q,k,v,out}_proj
-            cross.{query,key,value,out}   encoder_attn.{q,k,v,out}_proj
-            {attention,cross}_norm        {self,encoder}_attn_layer_norm
-            mlp.{hidden,out}              {fc1,fc2}
-            mlp_norm                      final_layer_norm
-    """),
-    top=names("logits_bias final_logits_bias"),
-    embeddings=("model.encoder.embed_tokens", "model.decoder.embed_tokens"),
+    supported_values={"is_encoder_decoder": True},
+    attribute_map={
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    },
+    ignored=("is_decoder", "n_positions"),
+    tie_flag_unreliable=True,  # since transformers 5
+    base_model=(embedding("embed", "shared"), *_t5_stack("encoder"), *_t5_stack("decoder")),
+    tied_modules=("encoder.embed_tokens", "decoder.embed_tokens"),
 )
-FAMILIES["marian"] = replace(
-    FAMILIES["bart"],
-    classes="MarianMTModel",
-    keys=(*FAMILIES["bart"].keys, Key("decoder_vocab_size", "vocab_size", OPTIONAL)),
-    fixed=FAMILIES["bart"].fixed
-    | values("positions=sinusoidal sinusoid=halves position_offset=0 embed_norm=false"),
-    only=FAMILIES["bart"].only | values("normalize_embedding=false share_encoder_decoder_embeddings=true"),
+
+# Chung et al. 2023: relative biases in every layer
+UMT5 = replace(
+    T5,
+    model_type="umt5",
+    architectures={"UMT5ForConditionalGeneration": ()},
+    template=replace(T5.template, positions="relative-per-layer"),
+)
+
+
+def _bart_stack(side: str) -> tuple[Parameters, ...]:
+    cross_attention: tuple[Parameters, ...] = ()
+    if side == "decoder":
+        cross_attention = (
+            linears("cross", "encoder_attn", query="q_proj", key="k_proj", value="v_proj", out="out_proj"),
+            norm("cross_norm", "encoder_attn_layer_norm"),
+        )
+    return (
+        embedding(f"{side}.positions", f"{side}.embed_positions"),
+        norm(f"{side}.embed_norm", f"{side}.layernorm_embedding"),
+        stack(
+            f"{side}.blocks",
+            f"{side}.layers",
+            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="out_proj"),
+            norm("attention_norm", "self_attn_layer_norm"),
+            *cross_attention,
+            linear("mlp.hidden", "fc1"),
+            linear("mlp.out", "fc2"),
+            norm("mlp_norm", "final_layer_norm"),
+        ),
+    )
+
+
+# Lewis et al. 2020
+BART = Family(
+    model_type="bart",
+    architectures={"BartForConditionalGeneration": ()},
+    template=ModelConfig(
+        architecture="encoder-decoder",
+        positions="learned",
+        position_offset=2,  # the table of positions has two unused rows in front
+        scores="scaled-dot",
+        norm="layer",
+        norm_epsilon=1e-5,
+        bias=True,
+        residual="post-norm",
+        embed_norm=True,
+        logits="tied",
+    ),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("d_model", "d_model"),
+        Field("encoder_layers", "num_encoder_layers"),
+        Field("decoder_layers", "num_decoder_layers"),
+        Field("decoder_attention_heads", "num_heads"),
+        encoder_size("encoder_attention_heads", "num_heads", "decoder_attention_heads"),
+        Field("decoder_ffn_dim", "d_ff"),
+        encoder_size("encoder_ffn_dim", "d_ff", "decoder_ffn_dim"),
+        Field("max_position_embeddings", "max_length"),
+        Field("dropout", "dropout", 0.1),
+        activation("activation_function", "gelu"),
+        choice("scale_embedding", "embed_scale", {False: "none", True: "sqrt"}, False),
+        pad_token(1),
+        eos_token(2),
+        Field("decoder_start_token_id", "special.start", 2),
+    ),
+    supported_values={
+        "is_encoder_decoder": True,
+        "normalize_before": False,
+        "add_final_layer_norm": False,
+        "normalize_embedding": True,
+        "tie_word_embeddings": True,
+    },
+    attribute_map={
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    },
+    ignored=("is_decoder",),
+    base_model_prefix="model",
+    base_model=(embedding("embed", "shared"), *_bart_stack("encoder"), *_bart_stack("decoder")),
+    output_layers=(array("logits_bias", "final_logits_bias", LEADING_AXIS),),
+    tied_modules=("model.encoder.embed_tokens", "model.decoder.embed_tokens"),
+)
+
+# Junczys-Dowmunt et al. 2018
+MARIAN = replace(
+    BART,
+    model_type="marian",
+    architectures={"MarianMTModel": ()},
+    template=replace(
+        BART.template, positions="sinusoidal", sinusoid="halves", position_offset=0, embed_norm=False
+    ),
+    fields=(*BART.fields, Field("decoder_vocab_size", "vocab_size", OPTIONAL)),
+    supported_values={
+        **BART.supported_values,
+        "normalize_embedding": False,
+        "share_encoder_decoder_embeddings": True,
+    },
 )
 
 # --- decoders
 
-FAMILIES |= DECODER_FAMILIES
+
+def _gpt2_stack(transform: Transform) -> Parameters:
+    """Map the layers, whose kernels ``transform`` changes to published weights."""
+    return stack(
+        "decoder.blocks",
+        "h",
+        fused_qkv("attention", "attn.c_attn", transform=transform),
+        linear("attention.out", "attn.c_proj", transform=transform),
+        linear("mlp.hidden", "mlp.c_fc", transform=transform),
+        linear("mlp.out", "mlp.c_proj", transform=transform),
+        norm("attention_norm", "ln_1"),
+        norm("mlp_norm", "ln_2"),
+    )
+
+
+_GPT2_ATTRIBUTE_MAP = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+
+# What most decoders share.
+_DECODER = ModelConfig(
+    architecture="decoder",
+    positions="learned",
+    scores="scaled-dot",
+    norm="layer",
+    bias=True,
+    special=NO_START,
+)
+
+# Radford et al. 2019
+GPT2 = Family(
+    model_type="gpt2",
+    architectures={"GPT2LMHeadModel": ()},
+    template=_DECODER,
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("n_embd", "d_model"),
+        Field("n_layer", "num_decoder_layers"),
+        Field("n_head", "num_heads"),
+        Field("n_positions", "max_length"),
+        Field("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        Field("resid_pdrop", "dropout", 0.1),
+        activation("activation_function", "gelu_new"),
+        tied_embeddings(True),
+        pad_token(0),
+        eos_token(None),
+        feed_forward_width("n_inner", "n_embd"),
+    ),
+    supported_values={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    attribute_map=_GPT2_ATTRIBUTE_MAP,
+    ignored=("reorder_and_upcast_attn",),
+    base_model_prefix="transformer",
+    base_model=(
+        embedding("embed", "wte"),
+        embedding("decoder.positions", "wpe"),
+        norm("decoder.norm", "ln_f"),
+        _gpt2_stack(SAME),
+    ),
+)
+
+# Radford et al. 2018
+OPENAI_GPT = replace(
+    GPT2,
+    model_type="openai-gpt",
+    architectures={"OpenAIGPTLMHeadModel": ()},
+    template=replace(GPT2.template, residual="post-norm"),
+    fields=override(
+        without(GPT2.fields, "d_ff"),
+        # What its files call GELU is the tanh form.
+        choice("afn", "mlp", {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "gelu"),
+    ),
+    derived={"d_ff": lambda settings: 4 * settings["d_model"]},
+    supported_values={},
+    base_model=(
+        embedding("embed", "tokens_embed"),
+        embedding("decoder.positions", "positions_embed"),
+        _gpt2_stack(SAME),
+    ),
+)
+
+# SantaCoder, Ben Allal et al. 2023, and StarCoder, Li et al. 2023: one head of keys and values
+GPT_BIGCODE = replace(
+    GPT2,
+    model_type="gpt_bigcode",
+    architectures={"GPTBigCodeForCausalLM": ()},
+    template=replace(GPT2.template, num_key_value_heads=1),
+    supported_values={
+        "multi_query": True,
+        "num_key_value_heads": 1,
+        "scale_attn_weights": True,
+        "add_cross_attention": False,
+    },
+    ignored=(
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "inference_runner",
+        "max_batch_size",
+        "pad_key_length",
+        "pre_allocate_kv_cache",
+        "validate_runner_input",
+    ),
+    base_model=(*GPT2.base_model[:-1], _gpt2_stack(TRANSPOSE)),
+)
+
+# Black et al. 2022; Pythia: Biderman et al. 2023
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    architectures={"GPTNeoXForCausalLM": ()},
+    template=replace(_DECODER, positions="rotary"),
+    fields=(
+        *SIZES,
+        Field("num_hidden_layers", "num_decoder_layers"),
+        Field("max_position_embeddings", "max_length", 2_048),
+        Field("layer_norm_eps", "norm_epsilon", 1e-5),
+        Field("hidden_dropout", "dropout", 0.0),
+        activation("hidden_act", "gelu"),
+        tied_embeddings(False),
+        choice("use_parallel_residual", "residual", {True: "parallel", False: "pre-norm"}, True),
+        pad_token(0),
+        eos_token(2),
+        rope_fields("rotary_emb_base", "rotary_pct", 0.25),
+    ),
+    supported_values={"attention_bias": True, "head_dim": None},
+    ignored=("is_decoder",),
+    base_model_prefix="gpt_neox",
+    base_model=(
+        embedding("embed", "embed_in"),
+        norm("decoder.norm", "final_layer_norm"),
+        stack(
+            "decoder.blocks",
+            "layers",
+            fused_qkv("attention", "attention.query_key_value", per_head=True),
+            linear("attention.out", "attention.dense"),
+            linears("mlp", "mlp", hidden="dense_h_to_4h", out="dense_4h_to_h"),
+            norm("attention_norm", "input_layernorm"),
+            norm("mlp_norm", "post_attention_layernorm"),
+        ),
+    ),
+    output_layers=(linear("head", "embed_out"),),
+    output_matrix="embed_out",
+)
+
+# BigScience 2022
+BLOOM = Family(
+    model_type="bloom",
+    architectures={"BloomForCausalLM": ()},
+    template=replace(_DECODER, positions="alibi", embed_norm=True, mlp="gelu-tanh"),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "d_model"),
+        Field("n_layer", "num_decoder_layers"),
+        Field("n_head", "num_heads"),
+        Field("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        Field("hidden_dropout", "dropout", 0.0),
+        tied_embeddings(True),
+        pad_token(3),
+        eos_token(2),
+    ),
+    derived={"d_ff": lambda settings: 4 * settings["d_model"]},
+    supported_values={"apply_residual_connection_post_layernorm": False},
+    attribute_map={
+        "n_embed": "hidden_size",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    # The same products computed in parts, and a width that is never read: it is four times hidden_size.
+    ignored=("pretraining_tp", "slow_but_exact", "n_inner", "attention_softmax_in_fp32"),
+    base_model_prefix="transformer",
+    base_model=(
+        embedding("embed", "word_embeddings"),
+        norm("decoder.embed_norm", "word_embeddings_layernorm"),
+        norm("decoder.norm", "ln_f"),
+        stack(
+            "decoder.blocks",
+            "h",
+            fused_qkv("attention", "self_attention.query_key_value", per_head=True),
+            linear("attention.out", "self_attention.dense"),
+            linears("mlp", "mlp", hidden="dense_h_to_4h", out="dense_4h_to_h"),
+            norm("attention_norm", "input_layernorm"),
+            norm("mlp_norm", "post_attention_layernorm"),
+        ),
+    ),
+)
+
+# Wang and Komatsuzaki 2021
+GPTJ = Family(
+    model_type="gptj",
+    architectures={"GPTJForCausalLM": ("logits",)},
+    template=replace(
+        _DECODER,
+        positions="rotary",
+        rotary=RotaryConfig(layout="pairs"),
+        bias=False,
+        mlp_bias=True,
+        residual="parallel-one-norm",
+        logits_bias=True,
+    ),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("n_embd", "d_model"),
+        Field("n_layer", "num_decoder_layers"),
+        Field("n_head", "num_heads"),
+        Field("n_positions", "max_length"),
+        Field("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        Field("resid_pdrop", "dropout", 0.0),
+        activation("activation_function", "gelu_new"),
+        tied_embeddings(False),
+        pad_token(0),
+        eos_token(50_256),
+        feed_forward_width("n_inner", "n_embd"),
+        Field(
+            "rotary_dim",  # how many features of a head are rotated
+            "rotary.fraction",
+            64,
+            lambda width, hf_config: width / (hf_config["n_embd"] // hf_config["n_head"]),
+            lambda _, config: config.rotary_width,
+        ),
+    ),
+    supported_values={"scale_attn_weights": True, "rotary": True},
+    attribute_map=_GPT2_ATTRIBUTE_MAP,
+    base_model_prefix="transformer",
+    base_model=(
+        embedding("embed", "wte"),
+        norm("decoder.norm", "ln_f"),
+        stack(
+            "decoder.blocks",
+            "h",
+            linears("attention", "attn", query="q_proj", key="k_proj", value="v_proj", out="out_proj"),
+            linears("mlp", "mlp", hidden="fc_in", out="fc_out"),
+            norm("attention_norm", "ln_1"),
+        ),
+    ),
+    output_layers=(linear("head", "lm_head"), array("logits_bias", "lm_head.bias")),
+)
+
+# Black et al. 2021
+GPT_NEO = Family(
+    model_type="gpt_neo",
+    architectures={"GPTNeoForCausalLM": ()},
+    template=replace(_DECODER, scores="dot", qkv_bias=False),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "d_model"),
+        Field("num_layers", "num_decoder_layers"),
+        Field("num_heads", "num_heads"),
+        Field("resid_dropout", "dropout", 0.0),
+        Field("max_position_embeddings", "max_length", 2_048),
+        Field("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        activation("activation_function", "gelu_new"),
+        tied_embeddings(True),
+        pad_token(0),
+        eos_token(50_256),
+        feed_forward_width("intermediate_size", "hidden_size"),
+        gpt_neo_windows(),
+    ),
+    attribute_map={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    base_model_prefix="transformer",
+    base_model=(
+        embedding("embed", "wte"),
+        embedding("decoder.positions", "wpe"),
+        norm("decoder.norm", "ln_f"),
+        stack(
+            "decoder.blocks",
+            "h",
+            linears(
+                "attention", "attn.attention", query="q_proj", key="k_proj", value="v_proj", out="out_proj"
+            ),
+            linears("mlp", "mlp", hidden="c_fc", out="c_proj"),
+            norm("attention_norm", "ln_1"),
+            norm("mlp_norm", "ln_2"),
+        ),
+    ),
+)
+
+# Zhang et al. 2022
+OPT = Family(
+    model_type="opt",
+    architectures={"OPTForCausalLM": ()},
+    template=replace(_DECODER, position_offset=2, norm_epsilon=1e-5, projected="tokens"),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "d_model"),
+        Field("num_hidden_layers", "num_decoder_layers"),
+        Field("num_attention_heads", "num_heads"),
+        Field("ffn_dim", "d_ff"),
+        Field("max_position_embeddings", "max_length", 2_048),
+        Field("dropout", "dropout", 0.1),
+        activation("activation_function", "relu"),
+        tied_embeddings(True),
+        pad_token(1),
+        eos_token(2),
+        choice("do_layer_norm_before", "residual", {True: "pre-norm", False: "post-norm"}, True),
+        embedding_width("word_embed_proj_dim", None, none_if_equal("hidden_size")),
+    ),
+    supported_values={
+        "enable_bias": True,
+        "layer_norm_elementwise_affine": True,
+        "_remove_final_layer_norm": False,
+    },
+    base_model_prefix="model",
+    base_model=(
+        embedding("embed", "decoder.embed_tokens"),
+        embedding("decoder.positions", "decoder.embed_positions"),
+        linear("decoder.projection", "decoder.project_in"),
+        linear("narrowing", "decoder.project_out"),
+        norm("decoder.norm", "decoder.final_layer_norm"),
+        stack(
+            "decoder.blocks",
+            "decoder.layers",
+            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="out_proj"),
+            linear("mlp.hidden", "fc1"),
+            linear("mlp.out", "fc2"),
+            norm("attention_norm", "self_attn_layer_norm"),
+            norm("mlp_norm", "final_layer_norm"),
+        ),
+    ),
+)
+
+_HEAD_DIM = Field(
+    "head_dim",
+    "d_kv",
+    None,
+    lambda value, hf_config: value or hf_config["hidden_size"] // hf_config["num_attention_heads"],
+)
+
+# Touvron et al. 2023
+LLAMA = Family(
+    model_type="llama",
+    architectures={"LlamaForCausalLM": ()},
+    template=replace(_DECODER, positions="rotary", norm="rms", bias=False),
+    fields=(
+        *SIZES,
+        Field("num_hidden_layers", "num_decoder_layers"),
+        Field("max_position_embeddings", "max_length", 2_048),
+        Field("rms_norm_eps", "norm_epsilon", 1e-6),
+        Field("attention_dropout", "dropout", 0.0),
+        Field("attention_bias", "bias", False),
+        tied_embeddings(False),
+        pad_token(0),
+        eos_token(2),
+        key_value_heads(),
+        _HEAD_DIM,
+        choice("hidden_act", "mlp", GATED_ACTIVATIONS, "silu"),
+        Field(
+            "mlp_bias",
+            "mlp_bias",
+            False,
+            none_if_equal("attention_bias", False),
+            lambda _, config: config.mlp_has_bias,
+        ),
+        rope_fields(),
+    ),
+    ignored=("pretraining_tp",),
+    base_model_prefix="model",
+    base_model=(
+        embedding("embed", "embed_tokens"),
+        norm("decoder.norm", "norm"),
+        stack(
+            "decoder.blocks",
+            "layers",
+            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
+            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
+            norm("attention_norm", "input_layernorm"),
+            norm("mlp_norm", "post_attention_layernorm"),
+        ),
+    ),
+)
+_LLAMA_FIELDS_WITHOUT_BIAS = without(LLAMA.fields, "bias", "mlp_bias")
+
+# Jiang et al. 2023
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    architectures={"MistralForCausalLM": ()},
+    fields=override(_LLAMA_FIELDS_WITHOUT_BIAS, key_value_heads(8), mistral_window()),
+    ignored=(),
+)
+
+# Yang et al. 2024
+QWEN2 = replace(
+    LLAMA,
+    model_type="qwen2",
+    architectures={"Qwen2ForCausalLM": ()},
+    template=replace(LLAMA.template, qkv_bias=True),
+    fields=(*_LLAMA_FIELDS_WITHOUT_BIAS, qwen_windows()),
+    ignored=(),
+)
+
+# Yang et al. 2025: queries and keys are normalized, and biases are a field again
+QWEN3 = replace(
+    LLAMA,
+    model_type="qwen3",
+    architectures={"Qwen3ForCausalLM": ()},
+    template=replace(LLAMA.template, mlp_bias=False, qk_norm=True),
+    fields=override(without(LLAMA.fields, "mlp_bias"), replace(_HEAD_DIM, default=128), qwen_windows()),
+    ignored=(),
+    base_model=(
+        *LLAMA.base_model,
+        stack(
+            "decoder.blocks",
+            "layers",
+            norm("attention.query_norm", "self_attn.q_norm"),
+            norm("attention.key_norm", "self_attn.k_norm"),
+        ),
+    ),
+)
 
 # --- encoders
 
-_TRANSFORM = "{transform.dense,transform.norm,logits_bias}"
-FAMILIES["distilbert"] = Family(
-    classes="DistilBertForMaskedLM=logits DistilBertModel",
-    heads="DistilBert=tokens,span",
-    keys=keys("""vocab_size dim=d_model n_layers=num_encoder_layers n_heads=num_heads hidden_dim=d_ff
-        max_position_embeddings=max_length dropout=dropout:0.1 activation=mlp:gelu pad_token_id=special.pad:0
-        eos_token_id=special.eos:null sinusoidal_pos_embds=positions:false"""),
-    fixed=values(f"{_ENCODER_VALUES} norm_epsilon=1e-12 special.start=null sinusoid=interleaved"),
-    aliases="hidden_size=dim num_attention_heads=n_heads num_hidden_layers=n_layers",
-    prefix="distilbert.",
-    base=names("""
-        {embed,encoder.positions,encoder.types}  embeddings.{word,position,token_type}_embeddings
-        encoder.embed_norm                embeddings.LayerNorm
-        encoder.blocks.                   transformer.layer.#.
-            attention.{query,key,value,out}  attention.{q,k,v,out}_lin
-            mlp.{hidden,out}              ffn.{lin1,lin2}
-            {attention_norm,mlp_norm}     {sa,output}_layer_norm
-    """),
-    top=names(f"{_TRANSFORM} {{vocab_transform,vocab_layer_norm,vocab_projector.bias}}"),
-    output="vocab_projector",
+
+def _embeddings() -> tuple[Parameters, ...]:
+    """Map the embeddings of BERT and its successors."""
+    return (
+        embedding("embed", "embeddings.word_embeddings"),
+        embedding("encoder.positions", "embeddings.position_embeddings"),
+        embedding("encoder.types", "embeddings.token_type_embeddings"),
+        norm("encoder.embed_norm", "embeddings.LayerNorm"),
+    )
+
+
+def _masked_lm_head(dense: str, layer_norm: str, bias: str) -> tuple[Parameters, ...]:
+    """Map the layers before the masked LM's logits, and their bias, by published names."""
+    return linear("transform.dense", dense), norm("transform.norm", layer_norm), array("logits_bias", bias)
+
+
+# The output layer of these families has GELU, whatever hidden_act is in the blocks.
+_GELU = choice("hidden_act", "mlp", {"gelu": "gelu"}, "gelu")
+_ENCODER = ModelConfig(
+    architecture="encoder",
+    positions="learned",
+    scores="scaled-dot",
+    norm="layer",
+    bias=True,
+    residual="post-norm",
+    embed_norm=True,
 )
-FAMILIES["bert"] = Family(
-    classes="BertForPreTraining=logits,pooler,next-sentence BertForMaskedLM=logits BertModel",
-    heads="Bert=classes,regression,choice,tokens,span",
-    keys=keys(
-        f"{SIZE_NAMES} num_hidden_layers=num_encoder_layers max_position_embeddings=max_length "
-        "layer_norm_eps=norm_epsilon:1e-12 hidden_dropout_prob=dropout:0.1 hidden_act=mlp:gelu "
-        "pad_token_id=special.pad:0 eos_token_id=special.eos:null",
-        # theirs has at least one
-        Key("type_vocab_size", "type_vocab_size", 2, write=lambda value, _: max(value, 1)),
+
+# Sanh et al. 2019
+DISTILBERT = Family(
+    model_type="distilbert",
+    architectures={"DistilBertForMaskedLM": ("logits",), "DistilBertModel": ()},
+    task_classes=task_classes("DistilBert", "tokens", "span"),
+    template=replace(_ENCODER, norm_epsilon=1e-12, sinusoid="interleaved", special=NO_START),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("dim", "d_model"),
+        Field("n_layers", "num_encoder_layers"),
+        Field("n_heads", "num_heads"),
+        Field("hidden_dim", "d_ff"),
+        Field("max_position_embeddings", "max_length"),
+        Field("dropout", "dropout", 0.1),
+        activation("activation", "gelu"),
+        pad_token(0),
+        eos_token(None),
+        choice("sinusoidal_pos_embds", "positions", {False: "learned", True: "sinusoidal"}, False),
     ),
-    fixed=values(f"{_ENCODER_VALUES} positions=learned special.start=null"),
-    only=values("is_decoder=false add_cross_attention=false position_embedding_type=absolute"),
-    prefix="bert.",
-    base=names("""
-        {embed,encoder.positions,encoder.types}  embeddings.{word,position,token_type}_embeddings
-        encoder.embed_norm                embeddings.LayerNorm
-        pooler                            pooler.dense
-        encoder.blocks.                   encoder.layer.#.
-            attention.{query,key,value}   attention.self.{query,key,value}
-            attention.globals.{query,key,value}  attention.self.{query,key,value}_global
-            attention.out                 attention.output.dense
-            mlp.{hidden,out}              {intermediate,output}.dense
-            {attention_norm,mlp_norm}     {attention.output,output}.LayerNorm
-    """),
-    top=names(f"{_TRANSFORM} cls.predictions.{{transform.dense,transform.LayerNorm,bias}}")
-    | {"next_sentence": "cls.seq_relationship"},
-    output="cls.predictions.decoder",
+    attribute_map={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    base_model_prefix="distilbert",
+    base_model=(
+        *_embeddings(),
+        stack(
+            "encoder.blocks",
+            "transformer.layer",
+            linears("attention", "attention", query="q_lin", key="k_lin", value="v_lin", out="out_lin"),
+            linears("mlp", "ffn", hidden="lin1", out="lin2"),
+            norm("attention_norm", "sa_layer_norm"),
+            norm("mlp_norm", "output_layer_norm"),
+        ),
+    ),
+    output_layers=_masked_lm_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+    output_matrix="vocab_projector",
 )
-_GELU = choice("hidden_act", "mlp", values("gelu=gelu"), "gelu")  # the output layer knows no other
-FAMILIES["roberta"] = replace(
-    FAMILIES["bert"],
-    classes="RobertaForMaskedLM=logits RobertaModel",
-    heads="Roberta=tokens,span",
-    keys=revised(
-        FAMILIES["bert"].keys,
-        *keys("pad_token_id=special.pad:1 eos_token_id=special.eos:2 bos_token_id=special.start:0"),
-        after_padding,
+
+# Devlin et al. 2019
+BERT = Family(
+    model_type="bert",
+    architectures={
+        "BertForPreTraining": ("logits", "pooler", "next-sentence"),
+        "BertForMaskedLM": ("logits",),
+        "BertModel": (),
+    },
+    task_classes=task_classes("Bert", "classes", "regression", "choice", "tokens", "span"),
+    template=replace(_ENCODER, special=NO_START),
+    fields=(
+        *SIZES,
+        Field("num_hidden_layers", "num_encoder_layers"),
+        Field("max_position_embeddings", "max_length"),
+        Field("layer_norm_eps", "norm_epsilon", 1e-12),
+        Field("hidden_dropout_prob", "dropout", 0.1),
+        activation("hidden_act", "gelu"),
+        pad_token(0),
+        eos_token(None),
+        # Published models have one type of tokens at least.
+        Field("type_vocab_size", "type_vocab_size", 2, to_field=lambda value, _: max(value, 1)),
+    ),
+    supported_values={
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "position_embedding_type": "absolute",
+    },
+    base_model_prefix="bert",
+    base_model=(
+        *_embeddings(),
+        linear("pooler", "pooler.dense"),
+        stack(
+            "encoder.blocks",
+            "encoder.layer",
+            linears("attention", "attention.self", query="query", key="key", value="value"),
+            linear("attention.out", "attention.output.dense"),
+            linear("mlp.hidden", "intermediate.dense"),
+            linear("mlp.out", "output.dense"),
+            norm("attention_norm", "attention.output.LayerNorm"),
+            norm("mlp_norm", "output.LayerNorm"),
+        ),
+    ),
+    output_layers=(
+        *_masked_lm_head(
+            "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
+        ),
+        linear("next_sentence", "cls.seq_relationship"),
+    ),
+    output_matrix="cls.predictions.decoder",
+)
+
+# Liu et al. 2019
+ROBERTA = replace(
+    BERT,
+    model_type="roberta",
+    architectures={"RobertaForMaskedLM": ("logits",), "RobertaModel": ()},
+    task_classes=task_classes("Roberta", "tokens", "span"),
+    template=_ENCODER,
+    fields=override(
+        BERT.fields,
+        pad_token(1),
+        eos_token(2),
+        Field("bos_token_id", "special.start", 0),
+        POSITIONS_AFTER_PADDING,
         _GELU,
     ),
-    fixed=values(f"{_ENCODER_VALUES} positions=learned")
-    | {"position_offset": lambda o: o["special.pad"] + 1},
-    prefix="roberta.",
-    top=names(f"{_TRANSFORM} lm_head.{{dense,layer_norm,bias}}"),
-    output="lm_head.decoder",
+    derived={"position_offset": lambda settings: settings["special.pad"] + 1},
+    base_model_prefix="roberta",
+    output_layers=_masked_lm_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+    output_matrix="lm_head.decoder",
 )
-FAMILIES["longformer"] = replace(
-    FAMILIES["roberta"],
-    classes="LongformerForMaskedLM=logits LongformerModel",
-    heads="Longformer=tokens,span",
-    keys=FAMILIES["roberta"].keys + attention_window_keys(),
-    fixed=FAMILIES["roberta"].fixed | {"sparsity.projections": "separate"},
-    idle="onnx_export",
-    prefix="longformer.",
-)
-FAMILIES["albert"] = replace(
-    FAMILIES["bert"],
-    classes="AlbertForPreTraining=logits,pooler,sentence-order AlbertForMaskedLM=logits AlbertModel",
-    heads="Albert=classes,regression,choice,tokens,span",
-    keys=revised(
-        FAMILIES["bert"].keys,
-        *keys("eos_token_id=special.eos:3"),
-        Key("embedding_size", "d_embed", 128, write=lambda _, config: config.embed_width),
+
+# Beltagy et al. 2020: tokens that see everything have projections of their own
+LONGFORMER = replace(
+    ROBERTA,
+    model_type="longformer",
+    architectures={"LongformerForMaskedLM": ("logits",), "LongformerModel": ()},
+    task_classes=task_classes("Longformer", "tokens", "span"),
+    template=replace(ROBERTA.template, sparsity=SparsityConfig(projections="separate")),
+    fields=(*ROBERTA.fields, longformer_windows()),
+    ignored=("onnx_export",),
+    base_model_prefix="longformer",
+    base_model=(
+        *ROBERTA.base_model,
+        stack(
+            "encoder.blocks",
+            "encoder.layer",
+            linears(
+                "attention.globals",
+                "attention.self",
+                query="query_global",
+                key="key_global",
+                value="value_global",
+            ),
+        ),
     ),
-    fixed=FAMILIES["bert"].fixed | values("shared_layers=true"),
-    only=FAMILIES["bert"].only | values("num_hidden_groups=1 inner_group_num=1"),
-    prefix="albert.",  # one group of one layer
-    base=names("""
-        {embed,encoder.positions,encoder.types}  embeddings.{word,position,token_type}_embeddings
-        encoder.embed_norm                embeddings.LayerNorm
-        pooler                            pooler
-        encoder.projection                encoder.embedding_hidden_mapping_in
-        encoder.blocks.                   encoder.albert_layer_groups.#.albert_layers.0.
-            attention.{query,key,value,out}  attention.{query,key,value,dense}
-            mlp.{hidden,out}              {ffn,ffn_output}
-            {attention_norm,mlp_norm}     {attention.LayerNorm,full_layer_layer_norm}
-    """),
-    top=names(f"{_TRANSFORM} predictions.{{dense,LayerNorm,bias}}")
-    | {"sentence_order": "sop_classifier.classifier"},
-    output="predictions.decoder",
 )
-FAMILIES["electra"] = replace(
-    FAMILIES["bert"],
-    classes="ElectraForPreTraining=replaced-token ElectraForMaskedLM=logits ElectraModel",
-    heads="Electra=tokens,span",
-    keys=revised(
-        FAMILIES["bert"].keys,
-        _GELU,
-        Key("embedding_size", "d_embed", 128, unless("hidden_size"), lambda _, own: own.embed_width),
+
+# Lan et al. 2020: all layers are one
+ALBERT = replace(
+    BERT,
+    model_type="albert",
+    architectures={
+        "AlbertForPreTraining": ("logits", "pooler", "sentence-order"),
+        "AlbertForMaskedLM": ("logits",),
+        "AlbertModel": (),
+    },
+    task_classes=task_classes("Albert", "classes", "regression", "choice", "tokens", "span"),
+    template=replace(BERT.template, shared_layers=True),
+    fields=override(BERT.fields, eos_token(3), embedding_width("embedding_size", 128, unchanged)),
+    supported_values={**BERT.supported_values, "num_hidden_groups": 1, "inner_group_num": 1},
+    base_model_prefix="albert",
+    base_model=(
+        *_embeddings(),
+        linear("pooler", "pooler"),
+        linear("encoder.projection", "encoder.embedding_hidden_mapping_in"),
+        stack(  # one group of one layer
+            "encoder.blocks",
+            "encoder.albert_layer_groups",
+            linears(
+                "attention",
+                "albert_layers.0.attention",
+                query="query",
+                key="key",
+                value="value",
+                out="dense",
+            ),
+            linears("mlp", "albert_layers.0", hidden="ffn", out="ffn_output"),
+            norm("attention_norm", "albert_layers.0.attention.LayerNorm"),
+            norm("mlp_norm", "albert_layers.0.full_layer_layer_norm"),
+        ),
     ),
-    prefix="electra.",
-    base=FAMILIES["bert"].base | names("encoder.projection embeddings_project"),
-    top=names(f"{_TRANSFORM} generator_{{predictions.dense,predictions.LayerNorm,lm_head.bias}}")
-    | names("replaced.{dense,out} discriminator_predictions.{dense,dense_prediction}"),
-    output="generator_lm_head",
+    output_layers=(
+        *_masked_lm_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+        linear("sentence_order", "sop_classifier.classifier"),
+    ),
+    output_matrix="predictions.decoder",
 )
+
+# Clark et al. 2020
+ELECTRA = replace(
+    BERT,
+    model_type="electra",
+    architectures={
+        "ElectraForPreTraining": ("replaced-token",),
+        "ElectraForMaskedLM": ("logits",),
+        "ElectraModel": (),
+    },
+    task_classes=task_classes("Electra", "tokens", "span"),
+    fields=override(BERT.fields, _GELU, embedding_width("embedding_size", 128, none_if_equal("hidden_size"))),
+    base_model_prefix="electra",
+    base_model=(*BERT.base_model, linear("encoder.projection", "embeddings_project")),
+    output_layers=(
+        *_masked_lm_head(
+            "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"
+        ),
+        linears("replaced", "discriminator_predictions", dense="dense", out="dense_prediction"),
+    ),
+    output_matrix="generator_lm_head",
+)
+
+# A model of ours is exported as the first of these that computes the same.
+_ENCODER_DECODERS = (T5, UMT5, BART, MARIAN)
+_DECODERS = (GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, GPT_NEO, OPT, LLAMA, MISTRAL, QWEN2, QWEN3)
+_ENCODERS = (DISTILBERT, BERT, ROBERTA, LONGFORMER, ALBERT, ELECTRA)
+FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}

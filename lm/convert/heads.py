@@ -1,92 +1,90 @@
-"""The head of a model tuned on a labelled task, in the published format: the class that computes the same."""
+"""Heads that were fine-tuned on a labelled task, as the classes of transformers that compute the same."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from lm.convert.config_json import config_json
-from lm.convert.families import FAMILIES
-from lm.convert.family import Json
-from lm.convert.tensors import Tensor
+from lm.convert.config_json import config_json, family_of
+from lm.convert.schema import SAME, TASK_CLASS_ENDINGS, TRANSPOSE, HFConfig
+from lm.convert.tensors import Shape, Tensor
 from lm.nn.composed import Tuned
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 
-HEAD_CLASSES = {  # kind of head -> the end of the name of their class
-    "classes": "ForSequenceClassification",
-    "regression": "ForSequenceClassification",
-    "choice": "ForMultipleChoice",
-    "tokens": "ForTokenClassification",
-    "span": "ForQuestionAnswering",
-}
-HEAD_MODULES = (
-    "classifier",
-    "pre_classifier",
-    "qa_outputs",
-    "score",
-    "classification_head",
-)  # of their heads
+# Published modules that are fine-tuned heads.
+HEAD_MODULES = ("classifier", "pre_classifier", "qa_outputs", "score", "classification_head")
+TOKEN_HEADS = ("tokens", "span")  # heads that read every position, without a pooler
+PROBLEM_TYPES = {"classes": "single_label_classification", "regression": "regression"}
 
 
 def class_of(model: Tuned) -> str:
-    """Return the class of transformers that computes what a tuned model does; SettingError for none."""
+    """Return the class of transformers that computes what a fine-tuned model does; SettingError if none."""
     return head_class(cast(Transformer, model.body).config, model.settings)
 
 
 def head_class(config: ModelConfig, head: HeadConfig) -> str:
-    """Return the class of transformers of such a head on such a model; SettingError if there is none."""
-    table = FAMILIES[family := config_json(config)["model_type"]]
-    name, _, kinds = table.heads.partition("=")
+    """Return the class of transformers with such a head on such a model; SettingError if there is none."""
+    family = family_of(config_json(config))
     if head.layers == "mixed-frozen":
         raise SettingError("no class of transformers mixes layers (tuning.layers='mixed-frozen')")
-    if head.kind not in kinds.split(","):
-        raise SettingError(f"transformers has no class of a {family} with one linear layer for {head.kind}")
-    if head.kind not in ("tokens", "span") and (head.pool, "pooler" in config.heads) != ("first", True):
-        pooler = "" if "pooler" in config.heads else ", and the checkpoint has no pooler"
+    if head.kind not in family.task_classes:
         raise SettingError(
-            f"{name}{HEAD_CLASSES[head.kind]} reads the first position through a pooler: tuning.pool="
-            f"{head.pool!r} should be 'first'{pooler}"
+            f"transformers has no class of a {family.model_type} with one linear layer for {head.kind}"
         )
-    return name + HEAD_CLASSES[head.kind]
+    task_class, has_pooler = family.task_classes[head.kind], "pooler" in config.heads
+    if head.kind not in TOKEN_HEADS and (head.pool != "first" or not has_pooler):
+        lacking = "" if has_pooler else ", and the checkpoint has no pooler"
+        raise SettingError(
+            f"{task_class} reads the first position through a pooler: tuning.pool={head.pool!r} should be "
+            f"'first'{lacking}"
+        )
+    return task_class
 
 
-def head_json(model: Tuned, labels: Sequence[str]) -> Json:
-    """What a config.json says of the head: its class, and the names of ``labels`` (none: of numbers)."""
+def head_json(model: Tuned, labels: Sequence[str]) -> HFConfig:
+    """Return the fields of config.json that describe the head: its class, and the names of its labels.
+
+    Without ``labels`` they are named by number, as transformers does.
+    """
     kind = model.settings.kind
-    theirs: Json = {"architectures": [class_of(model)]}
+    fields: HFConfig = {"architectures": [class_of(model)]}
     if kind == "choice":
-        return theirs
-    texts = list(labels) or [f"LABEL_{number}" for number in range(model.head.out.kernel.shape[-1])]
-    theirs |= {"id2label": {str(number): text for number, text in enumerate(texts)}}
-    theirs |= {"label2id": {text: number for number, text in enumerate(texts)}}
-    problems = {"classes": "single_label_classification", "regression": "regression"}
-    return theirs | ({"problem_type": problems[kind]} if kind in problems else {})
+        return fields
+    names = list(labels) or [f"LABEL_{number}" for number in range(model.head.out.kernel.shape[-1])]
+    fields["id2label"] = {str(number): name for number, name in enumerate(names)}
+    fields["label2id"] = {name: number for number, name in enumerate(names)}
+    if kind in PROBLEM_TYPES:
+        fields["problem_type"] = PROBLEM_TYPES[kind]
+    return fields
 
 
-def head_tensors(model: Tuned, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """``{their name: tensor}`` of the head, whose parameters are called ``head.out.*`` here."""
+def head_tensors(model: Tuned, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Return the tensors of the head by name; ``shapes`` are those of head.out.kernel and head.out.bias."""
     module = "qa_outputs" if model.settings.kind == "span" else "classifier"
-    kernel, bias = shapes["head.out.kernel"], shapes["head.out.bias"]
+    kernel, bias = "head.out.kernel", "head.out.bias"
     return {
-        f"{module}.weight": Tensor((("head.out.kernel", None),), kernel[-1:], kernel[::-1], turned=True),
-        f"{module}.bias": Tensor((("head.out.bias", None),), bias, bias),
+        f"{module}.weight": Tensor(((kernel, None),), (shapes[kernel],), TRANSPOSE),
+        f"{module}.bias": Tensor(((bias, None),), (shapes[bias],), SAME),
     }
 
 
-def below_head(model: Tuned, due: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a body's tensors ``due`` that the class of a tuned model has too: no pre-training head's."""
-    pooled = model.settings.kind not in ("tokens", "span")
-    ours = ("embed.", "encoder.", *(["pooler."] * pooled))
-    return {name: tensor for name, tensor in due.items() if tensor.parts[0][0].startswith(ours)}
+def body_tensors(model: Tuned, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of the body's tensors that the class of a fine-tuned model has: no pre-training head's."""
+    modules = ["embed.", "encoder."]
+    if model.settings.kind not in TOKEN_HEADS:
+        modules.append("pooler.")
+    return {
+        name: tensor for name, tensor in tensors.items() if tensor.sources[0][0].startswith(tuple(modules))
+    }
 
 
-def has_head(theirs: Json) -> bool:
-    """Whether a config.json is of a model that was tuned with a head."""
-    ends = tuple(HEAD_CLASSES.values())
-    return any(str(name).endswith(ends) for name in theirs.get("architectures") or ())
+def has_head(hf_config: HFConfig) -> bool:
+    """Return whether a config.json is of a model with a fine-tuned head."""
+    endings = tuple(TASK_CLASS_ENDINGS.values())
+    return any(str(name).endswith(endings) for name in hf_config.get("architectures") or ())
 
 
-def is_of_head(name: str) -> bool:
-    """Whether a tensor is of a head, which is not read: only the model below it is."""
+def is_head_tensor(name: str) -> bool:
+    """Return whether a tensor is of a fine-tuned head."""
     return re.match(rf"({'|'.join(HEAD_MODULES)})\.", name) is not None

@@ -1,0 +1,284 @@
+"""Fields of config.json that several families share, and those whose values are converted."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lm.convert.schema import REQUIRED, Field, FieldGroup, HFConfig, Settings
+from lm.nn.config import ModelConfig
+from lm.settings import SettingError, nearest
+
+
+def check_boolean(name: str, value: Any) -> None:
+    """Raise SettingError if a field is neither true nor false."""
+    if not isinstance(value, bool):
+        raise SettingError(f"config.json: {name}={value!r} should be true or false")
+
+
+def choice(name: str, setting: str, choices: Mapping[Any, Any], default: Any = REQUIRED) -> Field:
+    """Map a field whose values are the keys of ``choices``, and its setting, whose values they hold.
+
+    Of several keys with the same value, the first is written.
+    """
+
+    def to_setting(value: Any, _: HFConfig) -> Any:
+        if value not in choices:
+            near = nearest(str(value), map(str, choices))
+            raise SettingError(f"config.json: {name}={value!r} is not supported{near}")
+        return choices[value]
+
+    def to_field(setting_value: Any, _: ModelConfig) -> Any:
+        # A setting that no value means becomes the first; reading it again shows the difference.
+        return next((value for value, meaning in choices.items() if meaning == setting_value), [*choices][0])
+
+    return Field(name, setting, default, to_setting, to_field)
+
+
+# GELU is that of the error function in BERT and GPT-NeoX, its tanh form in GPT-2, ALBERT, BLOOM and T5 1.1.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+GATED_ACTIVATIONS = {
+    "silu": "gated-silu",
+    "relu": "gated-relu",
+    "gelu_new": "gated-gelu",  # our gated GELU is the tanh form
+    "gelu_pytorch_tanh": "gated-gelu",
+    "swish": "gated-silu",
+}
+
+
+def activation(name: str, default: str) -> Field:
+    """Map the activation of the feed-forward layer."""
+    return choice(name, "mlp", ACTIVATIONS, default)
+
+
+def tied_embeddings(default: bool) -> Field:
+    """Map whether the output matrix is the embedding."""
+    return choice("tie_word_embeddings", "logits", {True: "tied", False: "separate"}, default)
+
+
+def pad_token(default: int) -> Field:
+    """Map the id of padding; null, where nothing was padded, is read as 0."""
+    return Field("pad_token_id", "special.pad", default, lambda value, _: value or 0)
+
+
+def eos_token(default: int | None) -> Field:
+    """Map the id that ends a text: the first of several, since the others end turns of a conversation."""
+
+    def first(value: Any, _: HFConfig) -> Any:
+        return value[0] if isinstance(value, list) else value
+
+    return Field("eos_token_id", "special.eos", default, first)
+
+
+def feed_forward_width(name: str, width: str) -> Field:
+    """Map the width of the feed-forward layer, by default four times the field ``width``."""
+    return Field(name, "d_ff", None, lambda value, hf_config: value or 4 * hf_config[width])
+
+
+def key_value_heads(default: int | None = None) -> Field:
+    """Map the number of key and value heads; None: that of query heads."""
+    return Field(
+        "num_key_value_heads",
+        "num_key_value_heads",
+        default,
+        to_field=lambda _, config: config.key_value_heads,
+    )
+
+
+def none_if_equal(other: str, default: Any = None) -> Callable[[Any, HFConfig], Any]:
+    """Return a conversion to None, "the same size", of values that equal the field ``other``."""
+
+    def to_setting(value: Any, hf_config: HFConfig) -> Any:
+        usual = hf_config.get(other, default)
+        same = value == usual and type(value) is type(usual)  # False == 0, but not in a config.json
+        return None if same else value
+
+    return to_setting
+
+
+def encoder_size(name: str, setting: str, decoder_field: str) -> Field:
+    """Map a size of the encoder's blocks, None where the decoder's ``decoder_field`` is the same."""
+    return Field(
+        name,
+        f"encoder.{setting}",
+        to_setting=none_if_equal(decoder_field),
+        to_field=lambda value, config: value or getattr(config, setting),
+    )
+
+
+def embedding_width(name: str, default: int | None, to_setting: Callable[[Any, HFConfig], Any]) -> Field:
+    """Map the width of the embedding before it is projected to that of the blocks."""
+    return Field(name, "d_embed", default, to_setting, lambda _, config: config.embed_width)
+
+
+# RoBERTa numbers positions from the id of padding plus one; the rows before them are unused.
+POSITIONS_AFTER_PADDING = Field(
+    "max_position_embeddings",
+    "max_length",
+    to_setting=lambda value, hf_config: value - (hf_config.get("pad_token_id", 1) or 0) - 1,
+    to_field=lambda value, config: value + config.position_offset,
+)
+
+
+# --- T5
+
+
+def _t5_max_distance(value: Any, hf_config: HFConfig) -> int:
+    """Return the distance from which on positions share a bucket.
+
+    SettingError if it is among the first half of the buckets, of one distance each: the numbers of the others
+    would not be in order in the reference.
+    """
+    exact_buckets = hf_config["relative_attention_num_buckets"] // 2
+    if value <= exact_buckets:
+        raise SettingError(
+            f"config.json: relative_attention_max_distance={value} should be more than half of "
+            f"relative_attention_num_buckets, {exact_buckets}"
+        )
+    return value
+
+
+T5_MAX_DISTANCE = Field("relative_attention_max_distance", "relative_max_distance", 128, _t5_max_distance)
+
+
+def t5_activation() -> FieldGroup:
+    """Map feed_forward_proj, and the two fields in which files of transformers repeat what it says."""
+    kinds = ("relu", "gated-gelu", "gated-silu", "gated-relu", "gelu", "silu")
+    feed_forward = choice("feed_forward_proj", "mlp", {kind: kind for kind in kinds}, "relu")
+
+    def repeated(kind: str) -> HFConfig:
+        # gated-gelu of T5 1.1 is the tanh form; plain gelu is that of the error function.
+        activation = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+        return {"is_gated_act": kind.startswith("gated-"), "dense_act_fn": activation}
+
+    def read(hf_config: HFConfig) -> Settings:
+        settings = feed_forward.read(hf_config)
+        for name, expected in repeated(settings["mlp"]).items():
+            if hf_config.get(name, expected) != expected:
+                raise SettingError(
+                    f"config.json: {name}={hf_config[name]!r} contradicts "
+                    f"feed_forward_proj={settings['mlp']!r}"
+                )
+        return settings
+
+    def write(config: ModelConfig) -> HFConfig:
+        field = feed_forward.write(config)
+        return field | repeated(field["feed_forward_proj"])
+
+    return FieldGroup(("feed_forward_proj", "is_gated_act", "dense_act_fn"), ("mlp",), read, write)
+
+
+def t5_logits() -> FieldGroup:
+    """Map whether the output matrix is the embedding, and whether its inputs are scaled by d_model^-0.5.
+
+    Before transformers 5 a file had tie_word_embeddings alone: models that tie the two (T5 1.0) scaled the
+    states, others (1.1) did not. Since then scale_decoder_outputs says whether they are scaled, and only the
+    tensors show whether the output matrix is another than the embedding.
+    """
+    names = ("tie_word_embeddings", "scale_decoder_outputs")
+
+    def read(hf_config: HFConfig) -> Settings:
+        tied = hf_config.get(names[0], True)
+        scaled = hf_config.get(names[1], tied)
+        for name, value in zip(names, (tied, scaled), strict=True):
+            check_boolean(name, value)
+        matrix = "tied" if tied else "separate"
+        return {"logits": f"{matrix}-scaled" if scaled else matrix}
+
+    def write(config: ModelConfig) -> HFConfig:
+        # Both are true of a separate matrix whose states are scaled.
+        return {names[0]: config.logits != "separate", names[1]: config.logits.endswith("scaled")}
+
+    return FieldGroup(names, ("logits",), read, write)
+
+
+# --- rotary positions
+
+ROPE_TYPES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+# field of rope_scaling -> (setting, the scalings that read it)
+ROPE_SCALING_FIELDS = {
+    "factor": ("factor", ("linear", "llama3", "yarn")),
+    "original_max_position_embeddings": ("original_length", ("llama3", "yarn")),
+    "low_freq_factor": ("low_frequency_factor", ("llama3",)),
+    "high_freq_factor": ("high_frequency_factor", ("llama3",)),
+    "beta_fast": ("beta_fast", ("yarn",)),
+    "beta_slow": ("beta_slow", ("yarn",)),
+}
+
+
+def unused_rope_settings(scaling: str) -> tuple[str, ...]:
+    """Return the settings of rotary positions that a scaling does not read."""
+    return tuple(setting for setting, scalings in ROPE_SCALING_FIELDS.values() if scaling not in scalings)
+
+
+def rope_fields(
+    theta: str = "rope_theta", fraction: str | None = None, default_fraction: float = 1.0
+) -> FieldGroup:
+    """Map rotary positions, as transformers 4 spells them (``theta``, ``fraction``, rope_scaling) and 5.
+
+    Version 5 has a single field, rope_parameters, but also reads the older spelling, which is written here.
+    Without ``fraction`` the family rotates all features of a head.
+    """
+
+    def read(hf_config: HFConfig) -> Settings:
+        values = {
+            "rope_theta": hf_config.get("rope_theta", hf_config.get(theta, 10_000.0)),
+            "partial_rotary_factor": hf_config.get(
+                "partial_rotary_factor", hf_config.get(fraction or "", default_fraction)
+            ),
+        }
+        values |= {**(hf_config.get("rope_scaling") or {}), **(hf_config.get("rope_parameters") or {})}
+        rope_type = values.pop("rope_type", values.pop("type", "default"))
+        if rope_type not in ROPE_TYPES:
+            near = nearest(str(rope_type), ROPE_TYPES)
+            raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
+        base, rotated = values.pop("rope_theta"), values.pop("partial_rotary_factor")
+        if fraction is None and rotated != default_fraction:
+            raise SettingError(
+                f"config.json: partial_rotary_factor={rotated!r} is not supported, only {default_fraction}"
+            )
+        settings = {
+            "rotary.base": base,
+            "rotary.fraction": rotated,
+            "rotary.scaling": ROPE_TYPES[rope_type],
+        }
+        if rope_type != "default":
+            settings["rotary.original_length"] = hf_config.get("max_position_embeddings", 2_048)
+        for name, value in values.items():
+            if value is None or (name, value) == ("truncate", True):
+                continue
+            if name not in ROPE_SCALING_FIELDS:
+                raise SettingError(f"config.json: {name}={value!r} of rotary positions is not supported")
+            settings[f"rotary.{ROPE_SCALING_FIELDS[name][0]}"] = value
+        return settings
+
+    def write(config: ModelConfig) -> HFConfig:
+        rotary = config.rotary
+        hf_config: HFConfig = {theta: rotary.base, "rope_scaling": None}
+        if fraction is not None:
+            hf_config[fraction] = rotary.fraction
+        if rotary.scaling != "none":
+            unused = unused_rope_settings(rotary.scaling)
+            hf_config["rope_scaling"] = {"rope_type": rotary.scaling} | {
+                name: getattr(rotary, setting)
+                for name, (setting, _) in ROPE_SCALING_FIELDS.items()
+                if setting not in unused
+            }
+        return hf_config
+
+    names = ("rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters")
+    own_names = tuple(name for name in (theta, fraction) if name is not None)
+    settings = ("base", "fraction", "scaling", *(setting for setting, _ in ROPE_SCALING_FIELDS.values()))
+    return FieldGroup(
+        tuple(dict.fromkeys((*names, "max_position_embeddings", *own_names))),
+        tuple(f"rotary.{setting}" for setting in settings),
+        read,
+        write,
+        superseded=("rope_parameters",),
+    )

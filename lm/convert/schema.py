@@ -1,0 +1,284 @@
+"""The schema of a published family: how its config.json and its tensors correspond to our models.
+
+Everything here works in both directions, since checkpoints are read and written. Names called published are
+those of Hugging Face transformers, paths and modules are ours. ``families`` holds the data.
+"""
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from lm.nn.config import HeadKind, ModelConfig
+from lm.settings import SettingError, leaves
+
+HFConfig = dict[str, Any]  # the contents of a config.json: field -> value
+Settings = dict[str, Any]  # dotted path of a setting of ModelConfig -> value
+SETTINGS = frozenset(path for path, _ in leaves(ModelConfig()))
+
+# What a checkpoint can hold beside the blocks; "logits": the bias of each token in the output layer.
+PretrainingHead = Literal["logits", "pooler", "next-sentence", "sentence-order", "replaced-token"]
+
+
+# --- fields of config.json
+
+
+class Absent(enum.Enum):
+    """What a field without a default value means where config.json lacks it."""
+
+    REQUIRED = enum.auto()  # an error
+    OPTIONAL = enum.auto()  # nothing: it repeats what another field says
+
+
+REQUIRED, OPTIONAL = Absent.REQUIRED, Absent.OPTIONAL
+
+
+def unchanged(value: Any, _: Any) -> Any:
+    """Return the value itself."""
+    return value
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of config.json that corresponds to one of our settings.
+
+    ``to_setting(value, hf_config)`` converts what is read, ``to_field(value, config)`` what is written.
+    """
+
+    name: str
+    setting: str
+    default: Any = REQUIRED
+    to_setting: Callable[[Any, HFConfig], Any] = unchanged
+    to_field: Callable[[Any, ModelConfig], Any] = unchanged
+    superseded: ClassVar[tuple[str, ...]] = ()  # as in FieldGroup
+
+    def __post_init__(self):
+        if self.setting not in SETTINGS:
+            raise ValueError(f"{self.name}: ModelConfig has no setting {self.setting!r}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (self.setting,)
+
+    def read(self, hf_config: HFConfig) -> Settings:
+        """Return the setting: none if an optional field is absent, SettingError if a required one is."""
+        value = hf_config.get(self.name, self.default)
+        if value is OPTIONAL:
+            return {}
+        if self.default is REQUIRED and not isinstance(value, int):
+            problem = " is missing" if value is REQUIRED else f"={value!r} should be a number"
+            raise SettingError(f"config.json: {self.name}{problem}")
+        return {self.setting: self.to_setting(value, hf_config)}
+
+    def write(self, config: ModelConfig) -> HFConfig:
+        """Return the field as it describes ``config``."""
+        return {self.name: self.to_field(attrgetter(self.setting)(config), config)}
+
+
+@dataclass(frozen=True)
+class FieldGroup:
+    """Fields of config.json that determine one or more of our settings only together."""
+
+    names: tuple[str, ...]
+    settings: tuple[str, ...]
+    read: Callable[[HFConfig], Settings]
+    write: Callable[[ModelConfig], HFConfig]
+    superseded: tuple[str, ...] = ()  # other spellings of these fields, removed where the group is rewritten
+
+    def __post_init__(self):
+        if unknown := set(self.settings) - SETTINGS:
+            raise ValueError(f"{self.names}: ModelConfig has no settings {sorted(unknown)}")
+
+
+Fields = tuple[Field | FieldGroup, ...]
+
+
+def override(fields: Fields, *new: Field | FieldGroup) -> Fields:
+    """Return ``fields`` with ``new`` instead of those that determine the same settings."""
+    return without(fields, *(setting for entry in new for setting in entry.settings)) + new
+
+
+def without(fields: Fields, *settings: str) -> Fields:
+    """Return ``fields`` but for those that determine one of ``settings``."""
+    return tuple(entry for entry in fields if set(settings).isdisjoint(entry.settings))
+
+
+# --- tensors
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A change of layout from one of our arrays to a published tensor, and back."""
+
+    publish: Callable[[np.ndarray], np.ndarray]
+    restore: Callable[[np.ndarray], np.ndarray]
+
+
+SAME = Transform(lambda array: array, lambda tensor: tensor)
+TRANSPOSE = Transform(np.transpose, np.transpose)
+LEADING_AXIS = Transform(lambda array: array[None], lambda tensor: tensor[0])
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A published tensor, and the parameter of ours that it holds, or several fused along their last axis."""
+
+    paths: tuple[str, ...]  # of our parameters
+    name: str  # of the tensor; in a stack of layers, the part after the number of the layer
+    transform: Transform = SAME
+    gated_name: str | None = None  # replaces ``name`` in models whose feed-forward layer is gated
+    per_head: bool = False  # fused head by head, as in ``fused_qkv``
+    stack: str | None = None  # in a stack of layers, the part of the name before the number of the layer
+    prefix: str = ""  # how the whole name begins
+
+    def tensor_name(self, layer: int | None, gated: bool) -> str:
+        """Return the name of the tensor, of layer number ``layer`` if it is in a stack and None if not."""
+        name = self.gated_name if gated and self.gated_name else self.name
+        return self.prefix + (name if self.stack is None else f"{self.stack}.{layer}.{name}")
+
+
+Parameters = tuple[Parameter, ...]  # of one module, or of several
+
+
+def array(path: str, name: str, transform: Transform = SAME) -> Parameters:
+    """Map one array."""
+    return (Parameter((path,), name, transform),)
+
+
+def embedding(module: str, published: str) -> Parameters:
+    """Map a table of embeddings [rows, features]."""
+    return array(f"{module}.table", f"{published}.weight")
+
+
+def norm(module: str, published: str) -> Parameters:
+    """Map the scale and bias of a layer norm or RMS norm [features]."""
+    return array(f"{module}.scale", f"{published}.weight") + array(f"{module}.bias", f"{published}.bias")
+
+
+def linear(
+    module: str, published: str, *, gated: str | None = None, transform: Transform = TRANSPOSE
+) -> Parameters:
+    """Map a linear layer: our kernel [in, out] is the transpose of torch's weight.
+
+    Conv1D of GPT-2 keeps [in, out]: ``transform=SAME``. ``gated`` is the published name in models whose
+    feed-forward layer is gated.
+    """
+    kernel = Parameter((f"{module}.kernel",), f"{published}.weight", transform)
+    bias = Parameter((f"{module}.bias",), f"{published}.bias")
+    if gated is not None:
+        kernel = replace(kernel, gated_name=f"{gated}.weight")
+        bias = replace(bias, gated_name=f"{gated}.bias")
+    return kernel, bias
+
+
+def linears(module: str, published: str, **layers: str) -> Parameters:
+    """Map linear layers within a module; ``layers`` are our name = published name."""
+    return tuple(
+        parameter
+        for name, published_name in layers.items()
+        for parameter in linear(f"{module}.{name}", f"{published}.{published_name}")
+    )
+
+
+def fused_qkv(
+    module: str, published: str, *, per_head: bool = False, transform: Transform = TRANSPOSE
+) -> Parameters:
+    """Map the projections to queries, keys and values, which are one published linear layer.
+
+    Its outputs are all queries, all keys, all values; ``per_head``: those of head 0, of head 1, and so on.
+    """
+    projections = [f"{module}.{name}" for name in ("query", "key", "value")]
+    kernels = tuple(f"{projection}.kernel" for projection in projections)
+    biases = tuple(f"{projection}.bias" for projection in projections)
+    return (
+        Parameter(kernels, f"{published}.weight", transform, per_head=per_head),
+        Parameter(biases, f"{published}.bias", per_head=per_head),
+    )
+
+
+def stack(module: str, published: str, *modules: Parameters) -> Parameters:
+    """Map a stack of layers, each of which has these modules.
+
+    Our arrays have the layers as their first axis. A checkpoint has a tensor for each layer, whose name is
+    ``published``, the number of the layer and the name of the module: layers.3.mlp.up_proj.weight.
+    """
+    return tuple(
+        replace(parameter, paths=tuple(f"{module}.{path}" for path in parameter.paths), stack=published)
+        for parameters in modules
+        for parameter in parameters
+    )
+
+
+# --- families
+
+TASK_CLASS_ENDINGS: dict[HeadKind, str] = {
+    "classes": "ForSequenceClassification",
+    "regression": "ForSequenceClassification",
+    "choice": "ForMultipleChoice",
+    "tokens": "ForTokenClassification",
+    "span": "ForQuestionAnswering",
+}
+
+
+def task_classes(name: str, *kinds: HeadKind) -> dict[HeadKind, str]:
+    """Return the classes of transformers for kinds of fine-tuned heads; ``name`` is how they all begin."""
+    return {kind: name + TASK_CLASS_ENDINGS[kind] for kind in kinds}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model_type of transformers: its config.json and its tensors."""
+
+    model_type: str
+    # Classes of transformers, the one with the most heads first, and the pre-training heads of each.
+    architectures: Mapping[str, tuple[PretrainingHead, ...]]
+    # Kinds of fine-tuned heads that are one linear layer, and their classes.
+    task_classes: Mapping[HeadKind, str] = field(default_factory=dict)
+
+    template: ModelConfig  # what all models of the family share; ``fields`` replace its other settings
+    fields: Fields
+    # Settings that follow from others: setting -> function of the settings read.
+    derived: Mapping[str, Callable[[Settings], Any]] = field(default_factory=dict)
+    # Fields of which only one value is implemented here: field -> that value.
+    supported_values: Mapping[str, Any] = field(default_factory=dict)
+    attribute_map: Mapping[str, str] = field(default_factory=dict)  # other name of a field -> its name
+    ignored: tuple[str, ...] = ()  # fields that do not change the outputs
+    # Whether tie_word_embeddings may be true although the output matrix differs from the embedding.
+    tie_flag_unreliable: bool = False
+
+    base_model_prefix: str = ""  # module that holds the base model in a class with heads; "": none does
+    base_model: tuple[Parameters, ...]
+    output_layers: tuple[Parameters, ...] = (linear("head", "lm_head"),)
+    output_matrix: str = "lm_head"  # module whose weight repeats the embedding in models that tie the two
+    tied_modules: tuple[str, ...] = ()  # other modules whose weight repeats the embedding
+
+    @property
+    def tensor_prefix(self) -> str:
+        """How names of the base model's tensors begin in a class with heads."""
+        return f"{self.base_model_prefix}." if self.base_model_prefix else ""
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """The path of each of our parameters -> the tensor that holds it, in a class with heads."""
+        base = (replace(p, prefix=self.tensor_prefix) for module in self.base_model for p in module)
+        outputs = (p for module in self.output_layers for p in module)
+        return {path: parameter for parameter in (*base, *outputs) for path in parameter.paths}
+
+    @property
+    def copies(self) -> dict[str, str]:
+        """Tensors that repeat another in some files -> the path of the parameter that they repeat."""
+        modules = (*self.tied_modules, self.output_matrix)
+        weights = {f"{module}.weight": "embed.table" for module in modules}
+        return weights | {f"{self.output_matrix}.bias": "logits_bias"}
+
+    @property
+    def has_masked_lm_head(self) -> bool:
+        """Whether a dense layer and a norm come before the masked LM's logits, as in BERT."""
+        return "transform.dense.kernel" in self.parameters
