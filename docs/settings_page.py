@@ -45,13 +45,13 @@ def settings_page() -> str:
     about = dict(_groups(Experiment, ""))
     parts = [HEAD]
     for group, names in groups.items():
-        heads = ["setting", "takes", *(f"`{scale}`" for scale in SCALES), "meaning [unit]", "read with"]
+        heads = ["setting", "takes", *(f"`{scale}`" for scale in SCALES), "read with", "meaning [unit]"]
         lines = [f"## {group or 'Others'}", "", about.get(group, ""), ""] if group else ["## Others", ""]
         lines += [f"Read with {plain(reads[group])}.", ""] if group in reads else []
         lines += [f"| {' | '.join(heads)} |", "|:---" * len(heads) + "|"]
         for name in names:
             cells = [f"`{name}`", _takes(taken[name]), *(f"`{shown(each[name])}`" for each in values)]
-            cells += [plain(meanings.get(name, "")), plain(reads.get(name, ""))]
+            cells += [plain(reads.get(name, "")), plain(meanings.get(name, ""))]
             lines.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

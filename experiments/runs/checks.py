@@ -74,6 +74,7 @@ def check(
     tunes = experiment.finetuning.steps > 0 and experiment.counts.model == "none"
     if tunes and tuning.mixtures:
         check_architecture(architecture, writes=True)
+        check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_mask(experiment.model)
         check_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
@@ -227,8 +228,10 @@ NEEDED_OBJECTIVES = {
 
 
 def check_heads(experiment: Experiment) -> None:
-    """SettingError if the objective and the heads of the model do not go together."""
+    """SettingError if the objective, the heads and the output matrix of the model do not go together."""
     objective, heads = experiment.objective, experiment.model.heads
+    if objective.targets != "replaced":
+        check_output(experiment, f"objective.targets={objective.targets!r}")
     for (field, value), needed in NEEDED_HEADS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
             due = f"objective.{field}={value!r} needs {' and '.join(sorted(needed))} in model.heads={heads}"
@@ -254,6 +257,12 @@ def tell_heads_that_stay(experiment: Experiment, say: Callable[[str], object]) -
             say(
                 f"the head for {name} is trained and scored, but `lm convert export` cannot write it: {error}"
             )
+
+
+def check_output(experiment: Experiment, named: str) -> None:
+    """SettingError if a model that is to predict tokens, as ``named`` asks, has nothing to do it with."""
+    if experiment.model.logits == "none":
+        raise SettingError(f"{named} needs an output matrix: model.logits should not be 'none'")
 
 
 def check_mixing(experiment: Experiment) -> None:

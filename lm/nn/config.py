@@ -18,6 +18,7 @@ from lm.settings import (
     Values,
     above_0,
     at_least,
+    at_most,
     setting,
 )
 
@@ -99,7 +100,7 @@ class SpecialTokens:
 
 _AT_LEAST_1 = """
     vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads num_key_value_heads
-    relative_buckets relative_max_distance max_length mixer_window d_v d_embed
+    relative_max_distance max_length mixer_window d_v d_embed
 """.split()
 
 
@@ -195,6 +196,10 @@ class ModelConfig:
     def __post_init__(self):
         optional = dict.fromkeys(("position_offset", "type_vocab_size", "adapter_width"), 0)
         at_least(self, "model.", **dict.fromkeys(_AT_LEAST_1, 1), **optional)
+        at_least(self, "model.", relative_buckets=2)
+        # tables of so many numbers are made on the host
+        at_most(self, "model.", num_heads=2**16, relative_buckets=2**16, relative_max_distance=2**20)
+        at_most(self.encoder, "model.encoder.", num_heads=2**16)
         above_0(self, "model.", "norm_epsilon")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
