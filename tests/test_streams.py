@@ -112,7 +112,7 @@ def rows_from_epoch(epoch, folder, name):
 EPOCHS = (126, 127, 128, 254, 255, 256, 10**6, 10**6 + 1)
 
 
-# recorded before there were batches of later epochs; mass-style concatenates documents and has always had them
+# recorded when later epochs had no batches, but with mass-style, which concatenates documents
 @pytest.mark.parametrize(
     ("name", "recorded"),
     [

@@ -47,7 +47,7 @@ def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
     """bool [B,L], True on noise, whose targets take at most ``room`` tokens, EOS included."""
     inside = length_mask(text.lengths, text.u.shape[2])
     mask = objective.falls.mask(objective, text) & inside
-    if objective.falls.by_chance:
+    if not objective.falls.bounded:
         if "sentinels" in (objective.inputs, objective.targets):
             mask = limit_runs(mask, inside, text.u[:, 0], text.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
@@ -182,7 +182,7 @@ class Denoised(Uncached):
     def _denoised(
         self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, draws: np.ndarray | None
     ) -> tuple[Ragged, Ragged]:
-        """Inputs and targets of texts, whose noise is drawn by seed and key; ``draws``: the first uniforms."""
+        """Inputs and targets of texts whose noise is drawn by seed and key; ``draws``: the first uniforms."""
         u = uniforms(seeds, keys, self.objective.draws, self.lengths.raw)
         if draws is not None:
             u[:, 0, 0] = draws
@@ -229,7 +229,6 @@ def _joined(parts: Sequence[Excerpts]) -> Excerpts:
         *(np.concatenate(sides)[order] for sides in zip(*(part.text for part in parts), strict=True))
     )
     draws = [part.draws for part in parts if part.draws is not None]
-    seeds, keys = (
-        np.concatenate(values)[order] for values in zip(*(part[1:3] for part in parts), strict=True)
-    )
+    seeds = np.concatenate([part.seeds for part in parts])[order]
+    keys = np.concatenate([part.keys for part in parts])[order]
     return Excerpts(text, seeds, keys, np.concatenate(draws)[order] if draws else None, at[order])
