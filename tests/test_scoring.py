@@ -29,6 +29,7 @@ from lm.data.text.vocabulary import EOS
 from lm.evaluate.decode import greedy
 from lm.evaluate.likelihood import continuation_log_probs
 from lm.evaluate.questions import predict
+from lm.metrics import defined, reasons
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig
@@ -107,7 +108,10 @@ def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, 
     (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
     expected = predict(state.model, questions(experiment, Bytes(100), steps.mesh, task, rows, 64), steps.put)
     assert [line["prediction"] for line in lines] == expected
-    assert scores == {"rows": 2, "metrics": task.evaluate(rows, expected)}
+    metrics = task.evaluate(rows, expected)
+    known, undefined = defined(metrics), reasons(metrics)  # a new head gives all rows one class
+    assert scores["metrics"] == dict.fromkeys(metrics) | known
+    assert (scores["rows"], scores.get("undefined", {})) == (2, undefined)
     assert any(map(str, expected))
 
 
@@ -169,6 +173,40 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
     ):
         with pytest.raises(SettingError, match=message):
             score_file(path, name, Rows(runs=runs))
+
+
+def test_answers_of_a_file_with_a_byte_order_mark_are_those_without(runs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfacceptable\nunacceptable\n")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf"acceptable"\n"unacceptable"')
+    for name in ("a.txt", "a.jsonl"):
+        score_file(tmp_path / name, "cola", Rows(runs=runs))
+        assert "100.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prediction": null}', "line 2, has the answer null; cola takes a text"),
+        ('{"prediction": ["acceptable"]}', r'line 2, has the answer \["acceptable"\]; cola takes a text'),
+        ("true", "line 2, has the answer true"),
+        ('{"answer": "acceptable"}', 'line 2, has no field "prediction"'),
+        ('"acceptable', "line 2, is not JSON"),
+    ],
+)
+def test_what_is_no_answer_is_refused_with_its_line(line, message, runs, tmp_path):
+    (tmp_path / "a.jsonl").write_text(f'{{"prediction": "acceptable"}}\n{line}\n')
+    with pytest.raises(SettingError, match=message):
+        score_file(tmp_path / "a.jsonl", "cola", Rows(runs=runs))
+
+
+def test_answers_to_rows_without_labels_and_alike_answers_have_no_score(runs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("garbage\ngarbage\n")
+    with pytest.raises(SettingError, match="task 'sst2': row 1 has no label"):
+        score_file(tmp_path / "a.txt", "sst2", Rows(runs=runs))
+    score_file(tmp_path / "a.txt", "cola", Rows(runs=runs))
+    out = capsys.readouterr().out
+    assert "– (all predictions are alike)" in out
+    assert "0.00" not in out
 
 
 @pytest.mark.parametrize(
