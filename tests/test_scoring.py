@@ -13,7 +13,7 @@ from tiny import TINY
 
 from experiments.cli.doctor import show_tasks
 from experiments.cli.draw import attention
-from experiments.cli.likelihood import Scoring, likelihood, masking_of, text_rates, texts_of
+from experiments.cli.likelihood import Scoring, likelihood, masking_of, show_likelihoods, text_rates, texts_of
 from experiments.cli.models import Filling, fill_in
 from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
@@ -24,7 +24,7 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
-from lm.data.text.own import Bytes
+from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
 from lm.data.text.vocabulary import EOS
 from lm.evaluate.decode import greedy
 from lm.evaluate.likelihood import continuation_log_probs
@@ -312,6 +312,25 @@ def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_
     )
     assert both["perplexity"] == pytest.approx(math.exp(-(first["log_prob"] + second["log_prob"]) / 28))
     assert "all 2" in capsys.readouterr().out
+
+
+def test_characters_that_a_vocabulary_cannot_write_are_counted_and_a_blank_text_has_no_perplexity(
+    tmp_path, capsys
+):
+    vocabulary = SentencePiece(train_sentencepiece(["the cat sat on the mat"] * 99, 15, tmp_path / "m"), 4)
+    results = [
+        {"log_prob": -1.0, "tokens": len(ids), "unknown": ids.count(vocabulary.unk)}
+        for ids in map(vocabulary.encode, ("the cat", "the \u4e2d", " "))
+    ]
+    sizes = [{"bytes": 9, "characters": 9}] * 3
+    results = [result | size for result, size in zip(results, sizes, strict=True)]
+    assert [result["unknown"] for result in results] == [0, 1, 0]
+    assert text_rates(results[2:])["perplexity"] is None
+    show_likelihoods(["the cat", "the \u4e2d", " "], results)
+    out = capsys.readouterr().out
+    assert "1 tokens are unknown" in out and "--data.unknown bytes" in out and "– (no token)" in out
+    show_likelihoods(["the cat"], results[:1])
+    assert "unknown:" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

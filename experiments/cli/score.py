@@ -222,7 +222,7 @@ def prompted_rows(
     drawn = draw_examples(task, train, rows)
 
     def fits(text: str) -> bool:
-        return len(run.encode(text)) <= room
+        return len(run.encode_data(text)) <= room
 
     pairs = zip(rows, drawn, strict=True)
     return [row | {"prompt": task.fitted(row, examples, fits)} for row, examples in pairs]
@@ -254,7 +254,7 @@ def answers_to_prompts(
         chosen = likeliest(nats, choices)
         return [task.candidates(row)[place] for row, place in zip(rows, chosen, strict=True)], metrics
     length, asked = prompted_length(task), [row["prompt"] for row in rows]
-    inputs = prompts(run, asked, max(len(run.encode(text)) for text in asked), length)
+    inputs = prompts(run, asked, max(len(run.encode_data(text)) for text in asked), length)
     return [task.written(text) for text in written(models, task, rows, inputs, length)], metrics
 
 
@@ -262,7 +262,7 @@ def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> l
     """Inputs as the run's model reads them, cut to ``width`` tokens, in batches of one shape."""
     config = run.config
     width += not config.has_encoder  # a decoder's begin with a token of its own
-    texts = [_shortened(run.encode(text), width, config.special.eos) for text in inputs]
+    texts = [_shortened(run.encode_data(text), width, config.special.eos) for text in inputs]
     batches = [
         run.host_batch(texts[start : start + BATCH_ROWS], answer)
         for start in range(0, len(texts), BATCH_ROWS)
