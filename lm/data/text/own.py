@@ -22,7 +22,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, Vocabulary
+from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, Family, Vocabulary
 from lm.files import write_sealed
 from lm.settings import SettingError
 
@@ -73,6 +73,14 @@ class Own(Vocabulary):
     @abc.abstractmethod
     def _plain(self, ids: list[int]) -> str:
         """The text of ids that are no sentinels."""
+
+    def special_names(self, family: Family) -> Mapping[int, str]:
+        """As the tokenizers of a family spell them: T5's sentinels and BERT's marks share their ids here."""
+        names = {self.size - 1 - k: f"<extra_id_{k}>" for k in range(self.num_sentinels)}
+        names |= {PAD: "[PAD]", EOS: "[SEP]"} if family == "bert" else {PAD: "<pad>", EOS: "</s>"}
+        marks = {} if family == "t5" else {self.mask: "[MASK]"}
+        marks |= {self.cls: "[CLS]"} if family == "bert" else {}
+        return names | {token: name for token, name in marks.items() if token is not None}
 
     @property
     def sentinel_names(self) -> list[str]:

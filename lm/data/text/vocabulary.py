@@ -21,6 +21,8 @@ BLANK = "\u2581"  # how SentencePiece writes the blank before a word
 TrainedKind = Literal["unigram", "bpe", "wordpiece"]
 # how one or two texts are laid out for a head: each with its end, or START text DELIM text EXTRACT
 Layout = Literal["ended", "start-delim-extract"]
+# whose special tokens those of our vocabularies are: an encoder's, and with a decoder, sentinels or masks
+Family = Literal["bert", "t5", "bart"]
 TRAINED_KINDS: tuple[TrainedKind, ...] = get_args(TrainedKind)
 STOPS = (".", "?", "!")  # end a sentence
 NAMED = re.compile(r"\[MASK\]|<extra_id_(\d{1,9})>")  # the special tokens of a prompt
@@ -183,6 +185,11 @@ class Vocabulary(abc.ABC):
     def exported(self, _begin: int | None, _end: int | None) -> Mapping[str, bytes]:
         """``{name: contents}`` for other programs; one of ours puts the two ids around a text."""
         return self.files()
+
+    def special_names(self, _family: Family) -> Mapping[int, str]:
+        """How special tokens are spelt where pieces are shown: a published tokenizer has its own names."""
+        known = {*self.special.values(), *map(self.sentinel, range(self.num_sentinels))}
+        return {token: piece for piece, token in self.ids.items() if token in known}
 
     def marks(self, holds: Callable[[str], bool]) -> np.ndarray:
         """bool [size], True at the pieces for which ``holds``."""
