@@ -85,10 +85,10 @@ def about_documents(finished: Finished) -> list[str]:
 
 def about_undefined(finished: Finished) -> list[str]:
     """A sentence for each score that has no value, with the reason."""
-    rows = dict.fromkeys((*finished.table.rows, finished.baseline))
+    rows = {row.name: row for row in (*finished.table.rows, finished.baseline)}
     return [
         f"{row.label}, seed {run.seed}: {column} is undefined ({task}: {reason}); it is in no mean."
-        for row in rows
+        for row in rows.values()
         for run in finished.of(row)
         for column in run.columns
         for task, reason in run.undefined(column).items()
