@@ -26,6 +26,7 @@ from experiments.runs.stages import (
 from experiments.study.experiment import Experiment, StartConfig, result_settings
 from experiments.study.folders import STARTS_FOLDER, check_runs
 from experiments.study.registry import start_changes
+from lm.data.text.own import Own
 from lm.data.text.published import FILES, find_tokenizer
 from lm.data.text.vocabulary import Vocabulary
 from lm.files import complete_folder
@@ -163,6 +164,8 @@ def import_published(folder: Path, run: Path) -> Experiment:
         few = f"{vocabulary.size} tokens, the model's embedding {config.vocab_size} rows"
         raise SettingError(f"the tokenizer of {folder} has {few}: they do not belong together")
     experiment = imported(config)
+    if isinstance(vocabulary, Own):  # exported by us
+        experiment = changes(experiment, {"data.sentinels": vocabulary.num_sentinels})
     _save_run(run, experiment, vocabulary, _prefixed(experiment, sharding.named(model)), digests(folder))
     return experiment
 

@@ -1,7 +1,8 @@
-"""Scores between 0 and 100 of predictions against targets: ``metric(targets, predictions) -> float``.
+"""Scores between 0 and 100 of predictions against targets: ``metric(targets, predictions) -> Value``.
 
 As T5 computes them; where a class is predicted, -1 stands for a text that is no class, and counts as wrong.
-Where a number is predicted, -1 stands for a text that is none.
+Where a number is predicted, -1 stands for a text that is none. Where a score would be 0/0, such as the
+correlation with a constant, it is ``Undefined``, and says why.
 """
 
 import collections
@@ -9,7 +10,8 @@ import itertools
 import math
 import re
 import string
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +20,39 @@ from lm.settings import SettingError
 
 LARGEST_PREDICTION = 1e100  # of numbers: the squares of larger ones overflow
 
-Metric = Callable[[Sequence[Any], Sequence[Any]], float]
+
+@dataclass(frozen=True)
+class Undefined:
+    """The value of a metric that these targets and predictions do not define."""
+
+    reason: str
+
+
+Value = float | Undefined
+Metric = Callable[[Sequence[Any], Sequence[Any]], Value]
+
+
+def defined(values: Mapping[str, Value]) -> dict[str, float]:
+    """Those that are numbers."""
+    return {name: value for name, value in values.items() if not isinstance(value, Undefined)}
+
+
+def reasons(values: Mapping[str, Value]) -> dict[str, str]:
+    """Why the others are undefined."""
+    return {name: value.reason for name, value in values.items() if isinstance(value, Undefined)}
+
+
+def shown(value: Value) -> str:
+    """With two places, or a dash and why there is no value."""
+    return f"– ({value.reason})" if isinstance(value, Undefined) else f"{value:.2f}"
+
+
+def overall(values: Mapping[str, Value]) -> Value:
+    """The mean; undefined as soon as one of the values is."""
+    for name, value in values.items():
+        if isinstance(value, Undefined):
+            return Undefined(f"{name}: {value.reason}")
+    return sum(defined(values).values()) / len(values)
 
 
 def check_lengths(targets: Sequence[Any], predictions: Sequence[Any]) -> None:
@@ -42,20 +76,22 @@ def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
     return mean([target == prediction for target, prediction in zip(targets, predictions, strict=True)])
 
 
-def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]) -> float:
+def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]) -> Value:
     """Share of equal labels among those of all words of all texts."""
     check_lengths(targets, predictions)
     pairs = zip(targets, predictions, strict=True)
+    if not any(map(len, targets)):
+        return Undefined("no text has a word")
     return mean([t == p for labels, predicted in pairs for t, p in zip(labels, predicted, strict=True)])
 
 
-def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> float:
+def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
     """F1 of class 1; a prediction that is neither 0 nor 1 is taken for the wrong class."""
     check_lengths(targets, predictions)
     pairs = [(t, p if p in (0, 1) else 1 - t) for t, p in zip(targets, predictions, strict=True)]
     hits = sum(t == p == 1 for t, p in pairs)
     ones = sum(t + p for t, p in pairs)
-    return 200 * hits / ones if ones else 0.0
+    return 200 * hits / ones if ones else Undefined("no target and no prediction is of class 1")
 
 
 def macro_f1(classes: int) -> Metric:
@@ -71,31 +107,41 @@ def macro_f1(classes: int) -> Metric:
     return metric
 
 
-def matthews(targets: Sequence[int], predictions: Sequence[int]) -> float:
-    """Matthews correlation; 0 where all predictions are the same."""
+def _constant(targets: Sequence[Any], predictions: Sequence[Any]) -> Undefined | None:
+    """Why there is no correlation: a side is constant; None: neither is."""
+    for name, values in (("targets", targets), ("predictions", predictions)):
+        if len({*values}) < 2:
+            return Undefined(f"all {name} are alike")
+    return None
+
+
+def matthews(targets: Sequence[int], predictions: Sequence[int]) -> Value:
+    """Matthews correlation; undefined where either side is constant (scikit-learn, and so T5, gives 0)."""
     check_lengths(targets, predictions)
+    if undefined := _constant(targets, predictions):
+        return undefined
     from sklearn.metrics import matthews_corrcoef
 
     return 100 * float(matthews_corrcoef(targets, predictions))
 
 
-def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> float:
+def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> Value:
     import scipy.stats
 
     predictions = [number(prediction) for prediction in predictions]
-    if len(set(targets)) < 2 or len(set(predictions)) < 2:
-        return 0.0
+    if undefined := _constant(targets, predictions):
+        return undefined
     return 100 * float(getattr(scipy.stats, name)(targets, predictions).statistic)
 
 
-def pearson(targets: Sequence[float], predictions: Sequence[float]) -> float:
-    """Linear correlation; 0 where either side is constant."""
+def pearson(targets: Sequence[float], predictions: Sequence[float]) -> Value:
+    """Linear correlation; undefined where either side is constant."""
     check_lengths(targets, predictions)
     return _correlation("pearsonr", targets, predictions)
 
 
-def spearman(targets: Sequence[float], predictions: Sequence[float]) -> float:
-    """Rank correlation; 0 where either side is constant."""
+def spearman(targets: Sequence[float], predictions: Sequence[float]) -> Value:
+    """Rank correlation; undefined where either side is constant."""
     check_lengths(targets, predictions)
     return _correlation("spearmanr", targets, predictions)
 
@@ -165,7 +211,7 @@ def ungrouped(metric: Metric) -> Metric:
 # Texts
 
 
-def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> float:
+def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> Value:
     """Share of the targets' words that the predictions have at the same place."""
     check_lengths(targets, predictions)
     right = words = 0
@@ -173,7 +219,7 @@ def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> float:
         pairs = itertools.zip_longest(target.split(), prediction.split()[: len(target.split())])
         matches = [one == other for one, other in pairs]
         right, words = right + sum(matches), words + len(matches)
-    return 100 * right / max(words, 1)
+    return 100 * right / words if words else Undefined("no target has a word")
 
 
 class Likelihood(NamedTuple):

@@ -144,9 +144,8 @@ def test_rows_out_of_the_ordinary_read_as_t5_has_them():
     )
     row = {"question": "«Who?»", "context": " (Ann)", "answers": {"text": ["Ann"]}}
     assert TASKS["squad"].to_text(row)[0] == "question: « Who ? » context: ( Ann ) "
-    record, row = TASKS["record"], {"query": "q", "entities": ["Ann"], "passage": "p", "answers": []}
-    assert [record.to_text(each)[1] for each in record.training(row)] == ["<unk>"]
-    assert record.evaluate([row], ["<unk>"])["score"] == pytest.approx(100)
+    row = {"query": "q", "entities": ["Ann"], "passage": "p", "answers": []}
+    assert TASKS["record"].to_text(row)[1] == "<unk>"
 
 
 @needs_data

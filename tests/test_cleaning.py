@@ -21,6 +21,23 @@ def test_an_opening_brace_condemns_the_page():
     assert clean_page(page + "It is closed } but never opened.", RULES) is not None
 
 
+@pytest.mark.parametrize("mark", ["{", "Lorem ipsum"])
+def test_as_in_tfds_a_page_is_judged_by_the_lines_that_filters_before_leave(mark):
+    """By the words of the paper both pages go."""
+    page = "One two three four five.\n" * 3
+    assert clean_page(f"{page}Here it is with {mark} in a line.", RULES) is None
+    assert clean_page(f"{page}Here it is with {mark} in a line without an end", RULES) == page.strip()
+    assert clean_page(f"{page}With {mark}.", RULES) == page.strip()  # a line of few words goes first
+
+
+def test_the_filters_stand_in_the_order_of_tfds():
+    names = (
+        "page-length paragraphs blanks long-words citations terminal-punctuation words-per-line lorem-ipsum"
+    )
+    names += " javascript curly-braces policy sentences-per-page bad-words language"
+    assert [*cleaning.FILTERS] == names.split()
+
+
 def test_a_page_in_another_language_or_in_none_is_dropped():
     english = "This is an English page about nothing at all. " * 8
     assert cleaning.is_language(english, "en", 0.99)

@@ -207,6 +207,31 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
             "reviews-train.jsonl, line 2, is not JSON",
         ),
         ("reviews.toml", '["bad", "good"]', '["bad"]', "metric 'f1' is of two labels, not 1"),
+        (
+            "reviews.toml",
+            '["bad", "good"]',
+            '["bad", "bad"]',
+            r"labels=\['bad', 'bad'\] should be names that",
+        ),
+        (
+            "reviews-valid.jsonl",
+            '"verdict": 1',
+            '"verdict": -1',
+            "task 'reviews.toml': reviews-valid.jsonl, line 1 has no label",
+        ),
+        (
+            "colours.toml",
+            "colours-valid.csv",
+            "./colours-train.csv",
+            "colours.toml: splits: train and validation are both './colours-train.csv'",
+        ),
+        ("entails.toml", 'validation = "validation"', 'validation = "train"', "are both 'train'"),
+        (
+            "colours.toml",
+            '"exact_match"',
+            '"pearson"',
+            "colours-train.csv, line 2: the target 'green' is no number, as pearson of colours.toml need",
+        ),
         ("reviews.toml", '["bad", "good"]', '["0", "2"]', r"labels=\['0', '2'\] lack 'bad'"),
         ("entails.toml", "tfds:", "tdfs:", "source='tdfs:glue/rte' should be 'tfds:NAME' or 'hf:NAME'"),
         (

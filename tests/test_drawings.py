@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from experiments.drawings.curves import alibi_curves, bias_plots, bucket_curves,
 from experiments.drawings.masks import MASKS, score_stages
 from experiments.drawings.measured import mixer_costs
 from experiments.drawings.panels import Heat, Plot, Scale, heatmaps, plots
-from experiments.drawings.reading import Reading, draw_gates, draw_heads, token_label
+from experiments.drawings.reading import Reading, draw_gates, draw_heads, sharpness, token_label
 from experiments.drawings.with_run import (
     open_text,
     reader_of_texts,
@@ -29,6 +30,7 @@ from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
 from lm.data.objectives import OBJECTIVES
 from lm.data.text.own import Bytes
+from lm.data.text.published import find_tokenizer
 from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
 from lm.evaluate.states import gates, reading_layers, state_gradients
 from lm.nn.config import ModelConfig
@@ -296,16 +298,54 @@ def test_the_text_and_the_answer_that_follows_it_are_labelled(lstm):
     run = open_run(lstm, stages_of(lstm))
     reading = open_text(run, SENTENCE)
     labels = reading.labels
-    assert "".join(labels["encoder"]) == SENTENCE + "[SEP]"  # the id of EOS
+    assert "".join(labels["encoder"]) == SENTENCE + "</s>"  # T5's, whose id is [SEP]'s of an encoder
     assert labels["decoder"][0] == "[START]" and len(labels["decoder"]) <= 17
     assert {*reading.maps} == {"cross"}
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("t5", ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>", "</s>", "<pad>")),
+        ("bart", ("[MASK]", "<extra_id_1>", "<extra_id_2>", "</s>", "<pad>")),
+        ("bert", ("[MASK]", "[CLS]", "<extra_id_2>", "[SEP]", "[PAD]")),
+    ],
+)
+def test_special_tokens_are_spelt_as_in_the_family_of_the_model(family, names):
+    vocabulary = Bytes(100)
+    tokens = (vocabulary.size - 1, vocabulary.size - 2, vocabulary.size - 3, 1, 0)
+    spelt = vocabulary.special_names(family)
+    assert tuple(spelt[token] for token in tokens) == names
+    config = DECODER if family != "bert" else replace(DECODER, architecture="encoder")
+    reading = Reading(SimpleNamespace(config=config), vocabulary, {}, {}, masks=family == "bart")
+    assert reading.words(np.array(tokens)).tolist() == list(names)
+
+
+def test_a_published_tokenizers_special_tokens_have_its_own_names():
+    harness = Path(__file__).parent / "golden" / "harness"
+    for name, expected in (("t5_v1_0", {"</s>", "<pad>"}), ("gpt2", {"<|endoftext|>"})):
+        vocabulary = find_tokenizer(harness / name, 10**6)
+        spelt = vocabulary.special_names("bert")
+        assert expected <= {*spelt.values()}
+        assert all(vocabulary.ids[piece] == token for token, piece in spelt.items())
+
+
+def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens():
+    tokens = [f"t{k}" for k in range(5)]
+    heads = np.stack([np.eye(5), np.roll(np.eye(5), 1, axis=1), np.full((5, 5), 0.2), np.eye(5)[[0] * 5]])
+    reading = SimpleNamespace(maps={"decoder": heads[None]}, labels={"decoder": tokens})
+    assert [sharpness(weights, within=True) for weights in heads] == pytest.approx([0, 0.8, 0.2, 0])
+    titles = [axes.get_title() for axes in draw_heads(reading, 2).axes]
+    assert [title for title in titles if "head" in title] == ["decoder 1, head 2", "decoder 1, head 3"]
+    titles = [axes.get_title() for axes in draw_heads(reading).axes]
+    assert sum("head" in title for title in titles) == 4
 
 
 def test_a_dollar_begins_no_formula_and_a_sentinel_has_its_number():
     vocabulary = Bytes(100)
     (dollar,) = vocabulary.encode("$")
     assert token_label(vocabulary, dollar) == r"\$"
-    assert token_label(vocabulary, vocabulary.size - 1 - 4) == "<4>"
+    assert token_label(vocabulary, vocabulary.size - 1 - 4) == "<extra_id_4>"
     (bell,) = vocabulary.encode("\a")
     assert token_label(vocabulary, bell) == f"<{bell}>"
 

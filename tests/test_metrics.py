@@ -32,10 +32,28 @@ def test_no_class_counts_as_wrong():
     assert metrics.macro_f1(2)([0, 1], [-1, -1]) == 0
 
 
-def test_a_constant_has_no_correlation():
-    assert metrics.pearson([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]) == 0
-    assert metrics.spearman([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) == 0
-    assert metrics.matthews([0, 1, 1], [1, 1, 1]) == 0
+@pytest.mark.parametrize(
+    ("metric", "targets", "predictions", "reason"),
+    [
+        (metrics.pearson, [1.0, 2.0, 3.0], [2.0, 2.0, 2.0], "all predictions are alike"),
+        (metrics.pearson, [1.0, 2.0, 3.0], ["one", "two", "three"], "all predictions are alike"),
+        (metrics.spearman, [1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "all targets are alike"),
+        (metrics.matthews, [0, 1, 1], [1, 1, 1], "all predictions are alike"),
+        (metrics.matthews, [1, 1, 1], [0, 1, 1], "all targets are alike"),
+        (metrics.binary_f1, [0, 0], [0, 0], "no target and no prediction is of class 1"),
+        (metrics.token_accuracy, [[], []], [[], []], "no text has a word"),
+        (metrics.word_accuracy, ["", " "], ["a", ""], "no target has a word"),
+    ],
+)
+def test_what_is_not_defined_has_a_reason_and_no_value(metric, targets, predictions, reason):
+    assert metric(targets, predictions) == metrics.Undefined(reason)
+
+
+def test_a_mean_of_metrics_is_undefined_as_soon_as_one_of_them_is():
+    values = {"f1": 50.0, "matthews": metrics.Undefined("all targets are alike")}
+    assert metrics.overall(values) == metrics.Undefined("matthews: all targets are alike")
+    assert metrics.overall({"f1": 50.0, "accuracy": 100.0}) == 75
+    assert [metrics.shown(value) for value in values.values()] == ["50.00", "– (all targets are alike)"]
 
 
 def test_rouge_l_compares_sentence_by_sentence():

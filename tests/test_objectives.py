@@ -233,7 +233,7 @@ def test_sizes_are_those_of_the_examples():
 @pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if not noise.infill])
 def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_other_rows(name):
     objective, room, counts = Objective(noise=name, rate=0.5), 20, np.array([1, 2, 7, 30, 40])
-    if not objective.falls.by_chance:
+    if objective.falls.bounded:
         room = 42
     u, starts = uniforms(0, np.arange(5), objective.draws, 40), np.arange(200).reshape(5, 40) % 3 == 0
     mask = noise_mask(objective, Drawn(counts, u, 100, starts), room)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from golden.make_batches import OneWindow
+from scipy.stats import poisson
 
 from lm.data.batches import Batches, uniforms
 from lm.data.denoised import denoise, pretraining_rows
@@ -211,6 +212,26 @@ def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
         hidden += spans.tolist()
     shares = np.bincount(hidden, minlength=6)[:5] / len(hidden)
     assert shares == pytest.approx([0.050, 0.149, 0.224, 0.224, 0.168], abs=0.02)  # Poisson, mean 3
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.15, 0.3, 0.5, 0.75, 0.85])
+@pytest.mark.parametrize("length", [2, 3, 8, 16, 64, 200])
+def test_infilled_spans_hide_exactly_their_share_and_all_but_the_last_are_as_drawn(rate, length):
+    amount = replace(OBJECTIVES["text-infilling"], rate=rate)
+    u = uniforms(0, np.arange(300), 2, length)
+    source, keep, noise = amount.falls.infill(amount, np.full(300, length), u)
+    share = np.clip(np.round(length * rate), 1, length - 1)
+    assert (noise.sum(1) == share).all()
+    drawn = poisson(3.0).ppf(u[:, 1].astype(np.float64)).astype(int)
+    for row in range(300):
+        shown = source[row][keep[row]]
+        edges = np.concatenate([[-1], shown, [length]])  # a mask is -1
+        masks = np.flatnonzero(shown < 0)
+        spans = edges[masks + 2] - edges[masks] - 1
+        assert spans[:-1].tolist() == drawn[row, : len(spans) - 1].tolist()
+        longer = spans[-1] > drawn[row, len(spans) - 1]
+        no_room = len(spans) == min(share, length - share + 1)
+        assert no_room or not longer
 
 
 def test_geometric_spans_have_spanberts_lengths():

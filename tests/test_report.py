@@ -22,10 +22,12 @@ from experiments.cli import show as commands
 from experiments.console import Cell
 from experiments.processes import progress
 from experiments.report import plots, report
+from experiments.report.ending import ending
 from experiments.report.page import samples
 from experiments.report.results import curves, results
 from experiments.runs import origin
-from experiments.runs.result import write_result
+from experiments.runs.result import read_result, summary, write_result
+from experiments.runs.scores import best_of, columns, score_values
 from experiments.runs.stages import save_settings
 from experiments.study.experiment import objective
 from experiments.study.families import GPT
@@ -42,7 +44,9 @@ from experiments.study.registry import (
     tables,
 )
 from experiments.study.t5 import claims as paper
+from lm.data.tasks.benchmarks import TASKS
 from lm.files import seal, seal_lines, unseal
+from lm.metrics import Undefined
 from lm.settings import SettingError, change, leaves
 
 RATES = tables(find("t5/6-corruption-rate"))
@@ -149,6 +153,60 @@ def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each
     low, high = claim["equal"]["updates"]["interval"]
     assert claim["equal"]["updates"]["verdict"] == "confirmed" and 0 < low < high
     assert set(claim["equal"]["updates"]["by seeds alone"]) == {"t", "bca"}
+
+
+def test_a_score_that_is_undefined_is_a_dash_with_its_reason_and_never_a_number(tmp_path):
+    folder, reason = finish(study(tmp_path), NAMES[1], 2, 50.0), "pearson: all predictions are alike"
+    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
+    task = scores["tasks"]["cloze"] | {
+        "measure": "score",
+        "score": None,
+        "metrics": {"em": None, "loss": 1.5},
+    }
+    undefined = {"undefined": {"score": reason, "em": "all predictions are alike"}}
+    rescore(folder, columns={"SQuAD": None}, tasks={"cloze": task | undefined})
+    assert summary(folder) == f"SQuAD – (cloze: {reason})"
+    assert f"cloze: score – ({reason})" in [*ending(NAMES[1], build(NAMES[1], "nano"), folder)]
+    made, text = written(tmp_path)
+    row = REGISTRY[NAMES[1]]
+    assert f"{row.label}, seed 2: SQuAD is undefined (cloze: {reason})" in text
+    lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
+    (line,) = [line for line in lines if (line["row"], line["seed"]) == (NAMES[1], "2")]
+    assert (line["score"], line["undefined"]) == ("", f"cloze: {reason}")
+    assert {other["undefined"] for other in lines if other is not line} == {""}
+    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")
+    run = data["tables"][RATES[0].name]["rows"][NAMES[1]]["seeds"]["2"]
+    assert (run["scores"], run["undefined"]) == ({"SQuAD": None}, {"SQuAD": {"cloze": reason}})
+    cell = made.sheets[RATES[0].name][""]["SQuAD"][1]
+    known = [float(other["score"]) for other in lines if other["row"] == NAMES[1] and other["score"]]
+    assert cell.value == pytest.approx(mean(known))
+
+
+def test_a_value_is_missing_only_where_a_reason_is_given(tmp_path):
+    folder = finish(tmp_path, NAMES[0], 0, 50.0)
+    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
+    rescore(folder, tasks={"cloze": scores["tasks"]["cloze"] | {"score": None}})
+    with pytest.raises(SettingError, match="score of cloze None should be a number"):
+        read_result(folder)
+
+
+def test_the_records_of_a_task_tell_undefined_metrics_and_its_best_checkpoint_has_a_score(tmp_path):
+    task, reason = TASKS["stsb"], "all predictions are alike"
+    alike = {"pearson": Undefined(reason), "spearman": 3.0, "score": Undefined(f"pearson: {reason}")}
+    known = {"pearson": -9.0, "spearman": -7.0, "score": -8.0}
+
+    def recorded(*evaluations):
+        lines = [{"step": k, "kind": "eval", **score_values(task, x)} for k, x in enumerate(evaluations, 1)]
+        (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+        assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+        return best_of(task, tmp_path)
+
+    best = recorded(known, alike)
+    assert (best["step"], best["score"], best["metrics"]["pearson"]) == (1, -8.0, -9.0)
+    best = recorded(alike, alike)
+    assert (best["step"], best["score"], best["metrics"]) == (2, None, {"pearson": None, "spearman": 3.0})
+    assert best["undefined"] == {"pearson": reason, "score": f"pearson: {reason}"}
+    assert columns({"a": {"column": "GLUE", "score": 1.0}, "b": best}) == {"GLUE": None}
 
 
 def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):

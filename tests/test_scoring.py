@@ -16,7 +16,7 @@ from tiny import TINY
 from experiments.cli.convert import export_checkpoint
 from experiments.cli.doctor import show_tasks
 from experiments.cli.draw import attention, picture_of, write_picture
-from experiments.cli.likelihood import Scoring, likelihood, masking_of, text_rates, texts_of
+from experiments.cli.likelihood import Scoring, likelihood, masking_of, show_likelihoods, text_rates, texts_of
 from experiments.cli.models import Filling, fill_in, generate
 from experiments.cli.score import Rows, score_file, score_run
 from experiments.runs import origin
@@ -29,11 +29,12 @@ from experiments.study.folders import cache_of
 from lm import sharding
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
-from lm.data.text.own import Bytes
+from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
 from lm.data.text.vocabulary import EOS
 from lm.evaluate.decode import greedy
 from lm.evaluate.likelihood import continuation_log_probs
 from lm.evaluate.questions import predict
+from lm.metrics import defined, reasons
 from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
@@ -113,7 +114,10 @@ def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, 
     (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
     expected = predict(state.model, questions(experiment, Bytes(100), steps.mesh, task, rows, 64), steps.put)
     assert [line["prediction"] for line in lines] == expected
-    assert scores == {"rows": 2, "metrics": task.evaluate(rows, expected)}
+    metrics = task.evaluate(rows, expected)
+    known, undefined = defined(metrics), reasons(metrics)  # a new head gives all rows one class
+    assert scores["metrics"] == dict.fromkeys(metrics) | known
+    assert (scores["rows"], scores.get("undefined", {})) == (2, undefined)
     assert any(map(str, expected))
 
 
@@ -175,6 +179,40 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
     ):
         with pytest.raises(SettingError, match=message):
             score_file(path, name, Rows(runs=runs))
+
+
+def test_answers_of_a_file_with_a_byte_order_mark_are_those_without(runs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfacceptable\nunacceptable\n")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf"acceptable"\n"unacceptable"')
+    for name in ("a.txt", "a.jsonl"):
+        score_file(tmp_path / name, "cola", Rows(runs=runs))
+        assert "100.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prediction": null}', "line 2, has the answer null; cola takes a text"),
+        ('{"prediction": ["acceptable"]}', r'line 2, has the answer \["acceptable"\]; cola takes a text'),
+        ("true", "line 2, has the answer true"),
+        ('{"answer": "acceptable"}', 'line 2, has no field "prediction"'),
+        ('"acceptable', "line 2, is not JSON"),
+    ],
+)
+def test_what_is_no_answer_is_refused_with_its_line(line, message, runs, tmp_path):
+    (tmp_path / "a.jsonl").write_text(f'{{"prediction": "acceptable"}}\n{line}\n')
+    with pytest.raises(SettingError, match=message):
+        score_file(tmp_path / "a.jsonl", "cola", Rows(runs=runs))
+
+
+def test_answers_to_rows_without_labels_and_alike_answers_have_no_score(runs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("garbage\ngarbage\n")
+    with pytest.raises(SettingError, match="task 'sst2': row 1 has no label"):
+        score_file(tmp_path / "a.txt", "sst2", Rows(runs=runs))
+    score_file(tmp_path / "a.txt", "cola", Rows(runs=runs))
+    out = capsys.readouterr().out
+    assert "– (all predictions are alike)" in out
+    assert "0.00" not in out
 
 
 @pytest.mark.parametrize(
@@ -337,6 +375,25 @@ def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_
     )
     assert both["perplexity"] == pytest.approx(math.exp(-(first["log_prob"] + second["log_prob"]) / 28))
     assert "all 2" in capsys.readouterr().out
+
+
+def test_characters_that_a_vocabulary_cannot_write_are_counted_and_a_blank_text_has_no_perplexity(
+    tmp_path, capsys
+):
+    vocabulary = SentencePiece(train_sentencepiece(["the cat sat on the mat"] * 99, 15, tmp_path / "m"), 4)
+    results = [
+        {"log_prob": -1.0, "tokens": len(ids), "unknown": ids.count(vocabulary.unk)}
+        for ids in map(vocabulary.encode, ("the cat", "the \u4e2d", " "))
+    ]
+    sizes = [{"bytes": 9, "characters": 9}] * 3
+    results = [result | size for result, size in zip(results, sizes, strict=True)]
+    assert [result["unknown"] for result in results] == [0, 1, 0]
+    assert text_rates(results[2:])["perplexity"] is None
+    show_likelihoods(["the cat", "the \u4e2d", " "], results)
+    out = capsys.readouterr().out
+    assert "1 tokens are unknown" in out and "--data.unknown bytes" in out and "– (no token)" in out
+    show_likelihoods(["the cat"], results[:1])
+    assert "unknown:" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

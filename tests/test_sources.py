@@ -194,3 +194,27 @@ def test_a_user_without_a_home_reads_what_lies_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", unknown)  # as of a container's user that has no entry in /etc/passwd
     monkeypatch.setenv("TFDS_DATA_DIR", "/data")
     assert tfds_folders(tmp_path) == [tmp_path / "tfds", Path("/data")]
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "named"),
+    [
+        ({"a.txt": "", "b.txt": ""}, "train", r"no text for 'train' in .*a.txt \(0 bytes\), .*b.txt"),
+        ({"a.txt": "one\n\ntwo", "valid.txt": ""}, "validation", r"'validation' in .*valid.txt \(0 bytes\)"),
+        ({"train.txt": "", "valid.txt": "one"}, "train", r"'train' in .*train.txt \(0 bytes\)"),
+        ({"a.txt": " \n"}, "train", r"a.txt \(2 bytes\)"),
+    ],
+)
+def test_a_corpus_whose_files_are_empty_is_refused_with_their_names(files, split, named, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SettingError, match=named):
+        documents(f"text:{tmp_path}", split, tmp_path)
+
+
+def test_an_empty_file_among_others_changes_nothing(tmp_path):
+    for name in "bcd":
+        (tmp_path / f"{name}.txt").write_text(f"this is {name}")
+    found = documents(f"text:{tmp_path}", "train", tmp_path)
+    (tmp_path / "a.txt").write_text("")
+    assert documents(f"text:{tmp_path}", "train", tmp_path) == found

@@ -1,12 +1,14 @@
 """Laws of a corpus in shards: read in windows of any size, dealt to streams, encoded when needed and once."""
 
 import gzip
+import hashlib
 import itertools
 import json
 import platform
 import subprocess
 import sys
 import time
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +25,7 @@ from lm.data.text import bulk
 from lm.data.text import tokens as encoding
 from lm.data.text.ahead import encoding_ahead
 from lm.data.text.shards import LARGEST_WINDOW, Texts, WindowText, documents_of, sample_documents
-from lm.data.text.streams import Streams, stream_count
+from lm.data.text.streams import Streams, read_notes, stream_count
 from lm.data.text.tokens import EncodedCorpus
 from lm.settings import DataError, SettingError
 
@@ -95,6 +97,39 @@ def test_going_on_reads_nothing_before_and_gives_the_same_rows_whatever_the_note
         if change is str:
             assert sum(len(set(shard.read_windows)) for shard in shards) <= 4 * 3
     del first
+
+
+def rows_from_epoch(epoch, folder, name):
+    """Batches from the begin of an epoch on: the windows before it are told by notes."""
+    rows_in_streams(Watched.several(), folder, notes=folder / "notes", name=name)(300, slice(None))
+    for path in (folder / "notes").rglob("*.txt"):
+        rows, place = next(read_notes(path))
+        numbers = " ".join(map(str, (1, *place._replace(epoch=epoch, number=0, before=0))))
+        path.write_text(f"{numbers} {zlib.crc32(numbers.encode())}\n")
+    return rows_in_streams(Watched.several(), folder, notes=folder / "notes", name=name)
+
+
+EPOCHS = (126, 127, 128, 254, 255, 256, 10**6, 10**6 + 1)
+
+
+# recorded when later epochs had no batches, but with mass-style, which concatenates documents
+@pytest.mark.parametrize(
+    ("name", "recorded"),
+    [
+        ("prefix-lm", "f6e51834 79dd3be9"),
+        ("deshuffling", "c9c720cf c9f55745"),
+        ("mass-style", "8b4f92bd f40f5304 2b88d7c1 40d6de58 ae41508a 58eb3ee6 90cee8ac dc50fc2f"),
+    ],
+)
+def test_every_epoch_has_its_own_batches_and_the_first_128_are_the_recorded_ones(tmp_path, name, recorded):
+    hashes = []
+    for epoch in EPOCHS:
+        batch = rows_from_epoch(epoch, tmp_path / str(epoch), name)(1, slice(None))
+        assert (batch["decoder_loss_weights"].sum(1) > 0).all()
+        joined = b"".join(values.tobytes() for _, values in sorted(batch.items()))
+        hashes.append(hashlib.sha256(joined).hexdigest()[:8])
+    assert len({*hashes}) == len(EPOCHS)
+    assert hashes[: len(recorded.split())] == recorded.split()
 
 
 def test_a_cut_corpus_repeats_its_first_tokens_and_needs_no_others(tmp_path):

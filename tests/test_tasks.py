@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from experiments.study.experiment import PAPER_MIXTURES
+from lm.data.supervised import Encoded
 from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.mixtures import MIXTURES, mixture, rates
-from lm.settings import SettingError
+from lm.data.tasks.task import label_of
+from lm.data.text.own import Bytes
+from lm.settings import DataError, SettingError
 
 COLUMNS = {"GLUE": 8, "SGLUE": 8, "SQuAD": 1, "CNNDM": 1, "EnDe": 1, "EnFr": 1, "EnRo": 1}
 PLAIN = {"kind": "proportional", "limit": None, "temperature": 1.0}
@@ -71,6 +74,46 @@ def test_the_score_is_the_mean_of_the_metrics_that_count():
     assert found["score"] == pytest.approx((found["f1"] + found["accuracy"]) / 2)
     found = TASKS["extract"].evaluate([{"answers": ["blue car"]}], ["blue"])
     assert found == {"exact_match": 0.0, "f1": pytest.approx(200 / 3), "score": 0.0}
+
+
+TEXT_FIELDS = """sentence sentence1 sentence2 question1 question2 question passage premise hypothesis choice1
+    choice2 paragraph answer text word span1_text span2_text pronoun"""
+UNLABELLED = {
+    **dict.fromkeys(TEXT_FIELDS.split(), "it was"),
+    "question": "cause",
+    "entities": ["it"],
+    "answers": [],
+    "idx": {"paragraph": 0, "question": 0, "answer": 0},
+    "candidates": ["it", "so"],
+    "span2_index": 0,
+    "query": "it",
+}
+WITH_LABELS = [task for task in TASKS.values() if task.labels or task.target is label_of]
+WITH_LABELS += [TASKS[name] for name in ("multirc", "record", "dpr")]
+
+
+@pytest.mark.parametrize("label", [-1, None, -100])
+@pytest.mark.parametrize("task", WITH_LABELS, ids=lambda task: task.name)
+def test_a_row_whose_label_is_unknown_is_read_and_neither_scored_nor_trained_on(task, label):
+    """Such a row is of a test set; what is no class must not be right because the label is none either."""
+    row = UNLABELLED | {"label": label}
+    row |= {"sentence": "It is so.", "pronoun": "it"}
+    _, target = task.to_text(row) if task.name != "wnli" else ("", None)
+    assert target in ("<unk>", None) or task.name == "wsc"
+    with pytest.raises(DataError, match=f"task '{task.name}': row 1 has no label, .* leave such rows out"):
+        task.evaluate([row], ["garbage"])
+    with pytest.raises(DataError, match="row 1 has no label"):
+        Encoded(task, [row], Bytes(100))[0]
+
+
+@pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.labels])
+def test_an_answer_that_is_no_class_is_always_wrong(name):
+    task = TASKS[name]
+    for label in range(len(task.labels)):
+        for answer in ("garbage", "", "<unk>", "-1", "None"):
+            prediction = task.from_text(answer, {"label": label})
+            assert prediction != task.target({"label": label})
+            assert prediction is not None
 
 
 def test_wsc_trains_on_what_is_true_only():

@@ -24,16 +24,20 @@ def draw(arguments: Sequence[str]) -> None:
     write_picture(what, parse(picture_of(what), f"lm draw {what}", options))
 
 
-def attention(run: Path, /, text: str, mixture: str = "", out: Path = Path("attention.png")) -> None:
-    """Draw where each head of a run's model attends in a text: ``lm draw attention``.
+def attention(
+    run: Path, /, text: str, mixture: str = "", heads: int = 4, out: Path = Path("attention.png")
+) -> None:
+    """Draw where heads of a run's model attend in a text: ``lm draw attention``.
 
     Args:
         run: folder of a run.
         text: what the model reads; an encoder-decoder is watched writing its answer.
         mixture: which fine-tuned model; by default the pre-trained one.
+        heads: panels to draw, of the heads that look sharpest at other tokens (0: all).
         out: picture to write, .png, .svg or .pdf.
     """
-    write_picture("attention", picture_of("attention")(run=run, text=text, mixture=mixture, out=out))
+    picture = picture_of("attention")(run=run, text=text, mixture=mixture, heads=heads, out=out)
+    write_picture("attention", picture)
 
 
 def show_drawings() -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from lm.data.corpora.corpus import corpus_shards
 from lm.data.text.readers import WINDOW_READERS
 from lm.data.text.shards import documents_of
 from lm.data.text.sources import Split
+from lm.data.text.vocabulary import Vocabulary
 from lm.settings import SettingError, at_least, parse_json
 
 if TYPE_CHECKING:  # with jax, which takes a second
@@ -95,8 +96,9 @@ def likelihood(
         UNBROKEN.print(f"Data: {cache}")
     else:
         texts = texts_of(Path(file))
-    counts = any(stage.kind == "count" for stage in stages)
-    results = by_counts(stages[0], texts, scoring) if counts else by_network(run, stages, texts, scoring)
+    reads = as_data if is_corpus else as_prompt
+    by = by_counts if any(stage.kind == "count" for stage in stages) else by_network
+    results = by(run, stages, texts, scoring, reads)
     for result, (_, text) in zip(results, texts, strict=True):
         result |= {"bytes": len(text.encode()), "characters": len(text)}
         result |= text_rates([result])
@@ -105,29 +107,51 @@ def likelihood(
     show_likelihoods([] if is_corpus else [text for _, text in texts], results)
 
 
-def by_counts(stage: Stage, texts: Sequence[tuple[str, str]], scoring: Scoring) -> list[dict[str, Any]]:
+def as_data(vocabulary: Vocabulary, text: str) -> list[int]:
+    """Ids of a text of a corpus, which names no special tokens."""
+    return vocabulary.encode(text)
+
+
+def as_prompt(vocabulary: Vocabulary, text: str) -> list[int]:
+    """Ids of a line, which may name masks and sentinels, as the answers of T5 do."""
+    return vocabulary.encode_prompt(text)
+
+
+def by_counts(
+    _run: Path,
+    stages: Sequence[Stage],
+    texts: Sequence[tuple[str, str]],
+    scoring: Scoring,
+    reads: Callable[[Vocabulary, str], list[int]],
+) -> list[dict[str, Any]]:
     """Log-probability and tokens of each continuation by n-grams; a context begins a document."""
     from experiments.runs.counted import counts_of, texts_as_counted
     from experiments.runs.prepare import stored_vocabulary
     from lm.counts.ngrams import token_log_probs
 
+    stage = stages[0]
     if stage.settings.counts.model != "ngram":
         raise SettingError(
             f"{stage.folder}: counts.model={stage.settings.counts.model!r} is no language model"
         )
     vocabulary = stored_vocabulary(stage.folder, stage.settings)
-    contexts = [vocabulary.encode(context) for context, _ in texts]
-    scored = [[*vocabulary.encode(text), *[vocabulary.eos] * scoring.end] for _, text in texts]
+    contexts = [reads(vocabulary, context) for context, _ in texts]
+    scored = [[*reads(vocabulary, text), *[vocabulary.eos] * scoring.end] for _, text in texts]
     tokens, offsets = texts_as_counted([a + b for a, b in zip(contexts, scored, strict=True)])
     log_probs = token_log_probs(counts_of(stage), tokens, offsets)
     ends = zip(offsets[1:].tolist(), scored, strict=True)
+    sums = [(float(log_probs[end - len(ids) : end].sum()), ids) for end, ids in ends]
     return [
-        {"log_prob": float(log_probs[end - len(ids) : end].sum()), "tokens": len(ids)} for end, ids in ends
+        {"log_prob": total, "tokens": len(ids), "unknown": ids.count(vocabulary.unk)} for total, ids in sums
     ]
 
 
 def by_network(
-    run: Path, stages: Sequence[Stage], texts: Sequence[tuple[str, str]], scoring: Scoring
+    run: Path,
+    stages: Sequence[Stage],
+    texts: Sequence[tuple[str, str]],
+    scoring: Scoring,
+    reads: Callable[[Vocabulary, str], list[int]],
 ) -> list[dict[str, Any]]:
     """Log-probability and tokens of each continuation."""
     from experiments.runs.trained import open_run
@@ -137,14 +161,16 @@ def by_network(
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
     masking, pairs, owners = masking_of(trained), [], []
     for number, (context, continuation) in enumerate(texts):
-        found = list(pairs_of(trained, context, continuation, scoring))
+        scored_ids = reads(trained.vocabulary, continuation)
+        found = list(pairs_of(trained, context, scored_ids, scoring))
         pairs += found
         owners += [number] * len(found)
     log_probs = continuation_log_probs(trained.model, pairs, trained.put, masking).tolist()
-    results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0} for _ in texts]
+    results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0, "unknown": 0} for _ in texts]
     for number, log_prob, (_, scored) in zip(owners, log_probs, pairs, strict=True):
         results[number]["log_prob"] += log_prob
         results[number]["tokens"] += len(scored)
+        results[number]["unknown"] += [*scored].count(trained.vocabulary.unk)
     return results
 
 
@@ -161,7 +187,7 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
     """(context, continuation) of each line; SettingError for a line with nothing to score."""
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        lines = files.lines_of(data.decode())
+        lines = files.lines_of(data.decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise SettingError(f"{file} cannot be read as text: {error}") from error
     texts = []
@@ -191,12 +217,12 @@ def masking_of(run: "Trained") -> "Masking | None":
     return Masking(vocabulary.mask, begin, end)
 
 
-def pairs_of(run: "Trained", context: str, continuation: str, scoring: Scoring) -> "Iterator[Continued]":
-    """Ids of a context, framed as in training, and its continuation; a text without a context by windows."""
+def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Continued]":
+    """Ids of a context, framed as in training, and those behind it; a text without a context by windows."""
     from experiments.runs.trained import frame
     from lm.evaluate.likelihood import Window, windows
 
-    config, scored = run.config, run.vocabulary.encode(continuation)
+    config = run.config
     begin, _ = frame(run.stage, run.vocabulary) if config.has_decoder else (None, None)
     if scoring.end and config.special.eos is not None:
         scored = [*scored, config.special.eos]
@@ -205,7 +231,7 @@ def pairs_of(run: "Trained", context: str, continuation: str, scoring: Scoring) 
             ids = run.encode(context)
             yield ids[ids[:1] == [config.special.start] :], scored
         else:
-            yield run.vocabulary.encode(context), scored
+            yield run.vocabulary.encode_prompt(context), scored
         return
     if config.special.start is None and not config.has_encoder:  # the first token is then not scored
         scored = [*run.vocabulary.encode_framed("", begin, None), *scored]
@@ -214,13 +240,16 @@ def pairs_of(run: "Trained", context: str, continuation: str, scoring: Scoring) 
     yield from windows(scored, Window(length, min(scoring.stride, length)), config)
 
 
-def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of all these texts together: perplexity a token, bits per byte of UTF-8 and per character."""
+def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Of all these texts together: perplexity a token, bits per byte of UTF-8 and per character.
+
+    Of texts that are blanks alone, and so no tokens, there is no perplexity: None.
+    """
     nats, tokens, size, characters = (
         sum(result[name] for result in results) for name in ("log_prob", "tokens", "bytes", "characters")
     )
     return {
-        "perplexity": math.exp(-nats / tokens) if tokens else math.nan,
+        "perplexity": math.exp(-nats / tokens) if tokens else None,
         "bits_per_byte": -nats / math.log(2) / size,
         "bits_per_character": -nats / math.log(2) / characters,
     }
@@ -228,15 +257,22 @@ def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) -> None:
     """A line for each of ``texts``, which may be none, and one for all results."""
-    grid = listing("text", "nats", "tokens", "perplexity", "bits/byte", "bits/character")
+    grid = listing("text", "nats", "tokens", "unknown", "perplexity", "bits/byte", "bits/character")
     for text, result in zip(texts, results, strict=False):
         shown = text if len(text) <= SHOWN_TEXT else f"{text[: SHOWN_TEXT - 1]}…"
         grid.add_row(escape(shown.strip()), *_numbers([result]))
     grid.add_row("all" if texts else f"all {len(results):,}", *_numbers(results))
     CONSOLE.print(grid)
+    if count := sum(result["unknown"] for result in results):
+        CONSOLE.print(
+            f"[yellow]{count:,} tokens are unknown[/]: characters that the vocabulary cannot write. Their "
+            "likelihood is that of <unk>, which stands for any of them, so that all numbers are too good. A "
+            "run with --data.unknown bytes writes every character."
+        )
 
 
 def _numbers(results: Sequence[dict[str, Any]]) -> list[str]:
-    nats, tokens = (sum(result[name] for result in results) for name in ("log_prob", "tokens"))
+    nats, *counts = (sum(result[name] for result in results) for name in ("log_prob", "tokens", "unknown"))
     perplexity, *bits = text_rates(results).values()
-    return [f"{nats:,.3f}", f"{tokens:,}", f"{perplexity:,.2f}", *(f"{rate:.4f}" for rate in bits)]
+    shown = "– (no token)" if perplexity is None else f"{perplexity:,.2f}"
+    return [f"{nats:,.3f}", *(f"{count:,}" for count in counts), shown, *(f"{rate:.4f}" for rate in bits)]

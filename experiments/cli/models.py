@@ -130,6 +130,7 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
     between = " ⏎ " if task.kind == "choice" else " "
     for text in task.texts(row):
         yield "text", "", text if isinstance(text, str) else between.join(text)
+    task.check_labels([row])
     target = task.target(row)
     yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
 

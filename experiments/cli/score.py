@@ -14,6 +14,7 @@ from experiments.cli.usage.arguments import FLAT
 from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
 from experiments.runs import origin
 from experiments.runs.prepare import stored_vocabulary
+from experiments.runs.result import UNDEFINED
 from experiments.runs.stages import Stage, load_settings, stages_of
 from experiments.runs.vocabularies import rows_of
 from experiments.study.folders import cache_of
@@ -25,6 +26,7 @@ from lm.data.tasks.mixtures import MIXTURES, mixture
 from lm.data.tasks.names import is_task_file, task_name
 from lm.data.tasks.prompts import Prompted, draw_examples, find_prompted, is_prompted
 from lm.data.tasks.task import Row, Scored, Task
+from lm.metrics import Undefined, Value, reasons, shown
 from lm.settings import SettingError, nearest, parse_json
 
 if TYPE_CHECKING:  # with jax, which takes a second
@@ -33,6 +35,14 @@ if TYPE_CHECKING:  # with jax, which takes a second
 KNOWN = {*TASKS, *LABELLED}
 BATCH_ROWS = 32  # that a model answers in a batch [rows]
 LONGEST_ANSWER = 64  # to a task of no mixture [tokens]
+ANSWERS = {  # that the kinds of tasks take
+    "text": "a text",
+    "span": "a text",
+    "regression": "a number",
+    "classes": "the number of a class",
+    "choice": "the number of a candidate",
+    "tokens": "a list of the numbers of the words' classes",
+}
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,11 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     opened = cache(lambda stage: open_run(folder, [stage]))
     teams = [team_of(folder, name, mixture) for name in named_tasks(names)]
     references = [rows.of(task, prepared) for task, _ in teams]
+    for (task, _), examples in zip(teams, references, strict=True):
+        if any(map(task.is_labelled, examples)):  # else there are answers and no scores
+            task.check_labels(examples)
     for (task, team), examples in zip(teams, references, strict=True):
-        more: dict[str, float] = {}
+        more: dict[str, Value] = {}
         if team[0].kind == "count":
             answers = answers_by_counts(team[0], examples)
         elif isinstance(task, LabelledTask):
@@ -105,12 +118,14 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         else:
             answers = answers_in_words([opened(stage) for stage in team], task, examples, width)
         warn_of_other_rows(task, rows.split, team[0], prepared)
-        unlabelled = any(row.get("label") == -1 for row in examples)  # test sets, whose labels are not public
-        metrics = {} if unlabelled else task.evaluate(examples, answers) | more
+        labelled = any(map(task.is_labelled, examples))  # the labels of many test sets are not public
+        metrics = task.evaluate(examples, answers) | more if labelled else {}
         place = folder / "scores" / team[0].group / task.name / rows.split
         write_predictions(place / "predictions.jsonl", task, examples, answers)
-        text = json.dumps({"rows": len(examples), "metrics": metrics}, indent=1)
-        (place / "scores.json").write_text(text + "\n")
+        values = {name: None if isinstance(value, Undefined) else value for name, value in metrics.items()}
+        record: dict[str, Any] = {"rows": len(examples), "metrics": values}
+        record |= {UNDEFINED: undefined} if (undefined := reasons(metrics)) else {}
+        (place / "scores.json").write_text(json.dumps(record, indent=1) + "\n")
         lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
     show_scores(lines)
     UNBROKEN.print(f"Data: {prepared}")
@@ -208,7 +223,7 @@ def prompted_rows(
     drawn = draw_examples(task, train, rows)
 
     def fits(text: str) -> bool:
-        return len(run.encode(text)) <= room
+        return len(run.encode_data(text)) <= room
 
     pairs = zip(rows, drawn, strict=True)
     return [row | {"prompt": task.fitted(row, examples, fits)} for row, examples in pairs]
@@ -221,7 +236,7 @@ def prompted_length(task: Prompted) -> int:
 
 def answers_to_prompts(
     models: "Sequence[Trained]", task: Prompted, rows: Sequence[Row]
-) -> tuple[list[str], dict[str, float]]:
+) -> tuple[list[str], dict[str, Value]]:
     """What is written or chosen behind the prompts of rows, and how likely the right answers are."""
     from lm.evaluate.gold import gold_metrics, likeliest, log_probs, measured
 
@@ -233,14 +248,14 @@ def answers_to_prompts(
     sizes = [[max(len(text.encode()), 1) for text in few] for few in texts]
     choices = Choices(pairs, sizes, [task.place(row) for row in rows])
     nats = log_probs(together(models), pairs, run.put)
-    metrics = gold_metrics(measured(nats, choices))
+    metrics: dict[str, Value] = {**gold_metrics(measured(nats, choices))}
     if task.measure != "score":
         metrics["score"] = metrics[task.measure]
     if task.candidates is not None:
         chosen = likeliest(nats, choices)
         return [task.candidates(row)[place] for row, place in zip(rows, chosen, strict=True)], metrics
     length, asked = prompted_length(task), [row["prompt"] for row in rows]
-    inputs = prompts(run, asked, max(len(run.encode(text)) for text in asked), length)
+    inputs = prompts(run, asked, max(len(run.encode_data(text)) for text in asked), length)
     return [task.written(text) for text in written(models, task, rows, inputs, length)], metrics
 
 
@@ -248,7 +263,7 @@ def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> l
     """Inputs as the run's model reads them, cut to ``width`` tokens, in batches of one shape."""
     config = run.config
     width += not config.has_encoder  # a decoder's begin with a token of its own
-    texts = [_shortened(run.encode(text), width, config.special.eos) for text in inputs]
+    texts = [_shortened(run.encode_data(text), width, config.special.eos) for text in inputs]
     batches = [
         run.host_batch(texts[start : start + BATCH_ROWS], answer)
         for start in range(0, len(texts), BATCH_ROWS)
@@ -280,13 +295,15 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
     """Print the metrics of predictions: a text a line, or .jsonl with answers or {"prediction": answer}."""
     if name not in KNOWN and not is_task_file(name):
         raise SettingError(f"--task: there is no task {name!r}{nearest(name, KNOWN)}")
-    try:
-        lines = files.lines_of(path.read_bytes().decode())
-        answers = [parse_json(line, "a line") for line in lines] if path.suffix == ".jsonl" else lines
-        answers = [line["prediction"] if isinstance(line, dict) else line for line in answers]
-    except (OSError, ValueError, KeyError) as error:
-        raise SettingError(f"--predictions {path} should hold one answer a line ({error!r})") from error
     task = LABELLED[name] if name in LABELLED.keys() - TASKS.keys() else find_task(name)
+    try:
+        lines = files.lines_of(path.read_bytes().decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise SettingError(f"--predictions {path} should hold one answer a line ({error!r})") from error
+    answers = [
+        answer_of(task, line, f"{path}, line {number},", path.suffix == ".jsonl")
+        for number, line in enumerate(lines, 1)
+    ]
     examples = rows.of(task, rows.runs / "cache")
     if len(answers) != len(examples):
         raise SettingError(
@@ -295,18 +312,53 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
         )
     try:
         metrics = task.evaluate(examples, answers)
+    except SettingError:
+        raise
     except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise SettingError(f"{path} has an answer of a kind that {name} has not: {error!r:.200}") from error
     show_scores([(name, str(path), len(examples), metrics)])
 
 
-def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, float]]]) -> None:
+def answer_of(task: AnyTask, line: str, place: str, is_json: bool) -> Any:
+    """The answer in a line of predictions; SettingError, with the place, for what answers no such task.
+
+    A number where a text is due is its text.
+    """
+    kind = task.kind if isinstance(task, LabelledTask) else "text"
+    if kind in ("text", "span") and not is_json:
+        return line
+    answer = parse_json(line, place)
+    if isinstance(answer, dict):
+        if "prediction" not in answer:
+            raise SettingError(f'{place} has no field "prediction"')
+        answer = answer["prediction"]
+    if kind in ("text", "span"):
+        fits = isinstance(answer, str) or _is_number(answer)
+    elif kind == "regression":
+        fits = _is_number(answer)
+    elif kind == "tokens":
+        fits = isinstance(answer, list) and all(type(each) is int for each in answer)
+    else:
+        fits = type(answer) is int
+    if not fits:
+        found = json.dumps(answer)
+        raise SettingError(f"{place} has the answer {found:.40}; {task.name} takes {ANSWERS[kind]}")
+    return str(answer) if kind in ("text", "span") else answer
+
+
+def _is_number(answer: Any) -> bool:
+    return isinstance(answer, int | float) and not isinstance(answer, bool)
+
+
+def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> None:
     """A line for each (task, where its answers come from, rows, metrics)."""
     grid = listing("task", "answers of", "rows", "metrics", "score")
     for task, models, rows, metrics in lines:
-        others = ", ".join(f"{name} {value:.2f}" for name, value in metrics.items() if name != "score")
-        score = f"{metrics['score']:.2f}" if metrics else "no labels"
-        grid.add_row(task, escape(models), f"{rows:,}", others, score)
+        others = ", ".join(f"{name} {shown(value)}" for name, value in metrics.items() if name != "score")
+        score = "no labels"
+        if metrics:
+            score = "–" if isinstance(metrics["score"], Undefined) else f"{metrics['score']:.2f}"
+        grid.add_row(task, escape(models), f"{rows:,}", escape(others), score)
     CONSOLE.print(grid)
 
 

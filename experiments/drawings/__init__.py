@@ -30,7 +30,9 @@ DRAWINGS = {
     ),
     "scores": Drawing("without_run:ScorePicture", "Scores, the same masked, and the weights after softmax."),
     "masks": Drawing("without_run:MaskPicture", "Which keys a query sees, under every kind of mask."),
-    "attention": Drawing("with_run:HeadsPicture", "Where each head of each layer looks.", WITH_TEXT),
+    "attention": Drawing(
+        "with_run:HeadsPicture", "Where heads look: four of them, or all (--heads 0).", WITH_TEXT
+    ),
     "sinusoids": Drawing(
         "without_run:SinusoidPicture", "Each position has its own mixture of waves; near ones are alike."
     ),

@@ -1,5 +1,6 @@
 """A model with a text before it, and what it makes of it: weights, guesses and gates, as figures."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -15,6 +16,7 @@ from lm.nn.transformer import Transformer
 from lm.nn.view import Batch
 from lm.settings import SettingError
 
+PANELS_A_LINE = 2  # of a few chosen heads
 READABLE = 40  # longest text that is drawn with words in cells [tokens]
 WEIGHT = Scale("attention weight; a query's sum is 1", 0, 1, "Greys")
 PROBABILITY = Scale("probability", 0, 1)
@@ -30,6 +32,7 @@ class Reading:
     vocabulary: Vocabulary
     batch: Batch  # its first row is the text
     ids: dict[str, list[int]]  # tokens of "encoder" and "decoder", of those there are
+    masks: bool = False  # whether inputs of pre-training have a mask
 
     @property
     def labels(self) -> dict[str, list[str]]:
@@ -61,32 +64,55 @@ class Reading:
         return np.array([self._label(token) for token in ids.ravel().tolist()]).reshape(ids.shape)
 
     def _label(self, token: int) -> str:
-        return token_label(self.vocabulary, token)
+        return self._names.get(token) or token_label(self.vocabulary, token)
+
+    @property
+    def _names(self) -> Mapping[int, str]:
+        if not self.model.config.has_decoder:
+            return self.vocabulary.special_names("bert")
+        return self.vocabulary.special_names("bart" if self.masks else "t5")
 
 
 def token_label(vocabulary: Vocabulary, token: int) -> str:
-    """A token as a picture shows it; matplotlib reads a dollar as the start of a formula."""
-    for name in ("mask", "cls", "sep", "eos", "pad"):
-        if token == getattr(vocabulary, name):
-            return f"[{name.upper()}]"
+    """A piece as a picture shows it; matplotlib reads a dollar as the start of a formula."""
     piece = next((piece for piece, number in vocabulary.ids.items() if number == token), f"<{token}>")
-    text = vocabulary.decode([token]).replace("extra_id_", "")  # as T5 calls its sentinels
-    text = (text.strip() or piece).replace("$", r"\$").replace("\n", "⏎")
+    text = (vocabulary.decode([token]).strip() or piece).replace("$", r"\$").replace("\n", "⏎")
     return text if text.isprintable() else f"<{token}>"
 
 
-def draw_heads(reading: Reading) -> Figure:
-    """Attention weights of each head of each layer, a panel each, a line of panels for a layer."""
+def sharpness(weights: np.ndarray, within: bool) -> float:
+    """How sharply a head [T,S] looks at other tokens: the mean of each query's highest weight on one.
+
+    ``within``: queries and keys are of one text, where a token's weight on itself does not count, nor that on
+    the first one, on which heads rest that have nothing to look for.
+    """
+    others = weights.copy()
+    if within:
+        np.fill_diagonal(others, 0)
+        others[:, 0] = 0
+    return float(others.max(axis=1).mean())
+
+
+def draw_heads(reading: Reading, most: int = 0) -> Figure:
+    """Attention weights of heads, a panel each: of the ``most`` that look sharpest at other tokens.
+
+    0: of all, a line of panels for a layer.
+    """
     labels, panels, maps = reading.labels, [], reading.maps
     if not maps:
         raise SettingError(f"model.mixer={reading.model.config.mixer!r} has no attention to draw")
     wide = max(len(heads) for layers in maps.values() for heads in layers)
+    marks: list[float] = []
     for name, layers in maps.items():
         queries, keys = ("decoder", "encoder") if name == "cross" else (name, name)
         for layer, heads in enumerate(layers, 1):
             for head, weights in enumerate(heads, 1):
                 title = f"{name} {layer}, head {head}"
                 panels.append(Heat(title, weights, WEIGHT, labels[queries], labels[keys]))
+                marks.append(sharpness(weights[: len(labels[queries]), : len(labels[keys])], queries == keys))
+    if 0 < most < len(panels):
+        chosen = np.sort(np.argsort(-np.array(marks), kind="stable")[:most])
+        panels, wide = [panels[place] for place in chosen], min(PANELS_A_LINE, most)
     return heatmaps(panels, "key: what is seen", "query: what looks", wide)
 
 

@@ -69,11 +69,15 @@ class OfText(OfRun):
         return open_text(self.opened(), self.text)
 
 
+@dataclass(frozen=True, kw_only=True)
 class HeadsPicture(OfText):
-    """Where each head of each layer looks in a text."""
+    """Where heads look in a text: the four that look sharpest at other tokens, or all."""
+
+    heads: int = 4  # panels to draw, of the heads that look sharpest at other tokens (0: all)
 
     def figure(self) -> Figure:
-        return draw_heads(self.read())
+        at_least(self, "--", heads=0)
+        return draw_heads(self.read(), self.heads)
 
 
 class AlignmentPicture(OfText):
@@ -228,7 +232,8 @@ def open_text(run: Trained, text: str) -> Reading:
         tokens["decoder"] = start + answer[:end]
         rows = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
         batch |= run.put({"decoder_input_tokens": rows})
-    return Reading(run.model, run.vocabulary, batch, tokens)
+    masks = "mask" in run.stage.settings.objective.inputs and not config.published
+    return Reading(run.model, run.vocabulary, batch, tokens, masks)
 
 
 def similarity_lines(run: Trained, texts: tuple[str, str], word: str) -> dict[str, Curve]:

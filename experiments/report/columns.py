@@ -66,10 +66,14 @@ class Measured:
         return 3 if self.measure in UNITS or self.is_held_out else 2
 
     def value(self, tasks: Tasks) -> float | None:
-        """Mean over the column's tasks, by what ``scores.json`` says of each; None if one is missing."""
+        """Mean over the column's tasks, by what ``scores.json`` says of each.
+
+        None if one is missing, or its score undefined.
+        """
         if not tasks.keys() >= set(self.tasks):
             return None
-        return mean(tasks[name]["metrics"].get(self.measure, tasks[name]["score"]) for name in self.tasks)
+        scores = [tasks[name]["metrics"].get(self.measure, tasks[name]["score"]) for name in self.tasks]
+        return None if None in scores else mean(scores)
 
     def examples(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
         """Numerators and denominators [N], whose sums give the value, from what a task's examples came to.

@@ -346,7 +346,11 @@ def grown(run: Result, columns: Sequence[Measured], settings: Experiment) -> Gro
     for name, branches in run.branches.items():
         for updates, best in branches.items():
             points.setdefault(int(updates), {})[name] = best
-    early = {updates: tasks for updates, tasks in points.items() if updates < last}
+    early = {
+        updates: tasks
+        for updates, tasks in points.items()
+        if updates < last and all(column.value(tasks) is not None for column in columns)
+    }
     spent: dict[Frame, tuple[float, float]] = {
         "updates": (0.0, last),
         "FLOP": (run.start_flops, run.flops),

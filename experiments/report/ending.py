@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.console import RUNS
 from experiments.report.columns import leaving
-from experiments.runs.result import Result, read_result
+from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.study.experiment import Experiment
 from experiments.study.own import study_words
 from experiments.study.registry import REGISTRY, equal_rows, row_folder
@@ -33,7 +33,8 @@ def ending(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
     for task, best in result.tasks.items():
         chance = chance_of(task, best)
         beside = "" if chance is None else f" (chance: {chance:.3g})"
-        yield f"{task}: {best['measure'].replace('_', ' ')} {best['score']:.2f}{beside}"
+        score = f"{best['score']:.2f}" if best["score"] is not None else f"– ({best[UNDEFINED]['score']})"
+        yield f"{task}: {best['measure'].replace('_', ' ')} {score}{beside}"
     yield f"run: {folder}"
     if drawn(name, result):
         yield f"picture: {folder / CURVES}.png"

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.console import Cell, Sheet
 from experiments.report.comparison import Evidence, Finished, Verdict, Verdicts
 from experiments.report.statistics import intervals
-from experiments.runs.result import Result
+from experiments.runs.result import UNDEFINED, Result
 
 _COUNTED = """content_tokens content_loss reference_loss top_ten_share exit_step flops held_out_loss
     parameters seconds tokens""".split()
@@ -21,7 +21,9 @@ def table_csv(tables: Sequence[Finished]) -> str:
     """A line for every row, seed and column."""
     text = StringIO()
     out = csv.writer(text, lineterminator="\n")
-    out.writerow(["table", "row", "label", "seed", "column", "measure", "score", "paper", *_COUNTED])
+    out.writerow(
+        ["table", "row", "label", "seed", "column", "measure", "score", "paper", *_COUNTED, "undefined"]
+    )
     for finished in tables:
         for row in finished.table.rows:
             for run in finished.of(row):
@@ -29,9 +31,10 @@ def table_csv(tables: Sequence[Finished]) -> str:
                 names = (row.table, row.name, row.label, run.seed)
                 for column in finished.columns:
                     score, paper = column.value(finished.tasks(run)), row.paper.get(column.like or "")
-                    out.writerow([*names, column.name, column.measure, score, paper, *cost])
+                    why = "; ".join(f"{task}: {x}" for task, x in run.undefined(column.name).items())
+                    out.writerow([*names, column.name, column.measure, score, paper, *cost, why])
                 if not finished.columns:
-                    out.writerow([*names, "", "", "", "", *cost])
+                    out.writerow([*names, "", "", "", "", *cost, ""])
     return text.getvalue()
 
 
@@ -112,7 +115,8 @@ def _run(evidence: Evidence, run: Result) -> dict[str, Any]:
     tasks = evidence.finished.tasks(run)
     scores = {column.name: column.value(tasks) for column in evidence.finished.columns}
     counted = {name: getattr(run, name) for name in _COUNTED}
-    return {"scores": scores, **counted, "likelihoods": list(run.likelihoods)}
+    undefined = {name: reasons for name in scores if (reasons := run.undefined(name))}
+    return {"scores": scores, UNDEFINED: undefined, **counted, "likelihoods": list(run.likelihoods)}
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from experiments.report.results import Folders, curves, results, roots, unlike
 from experiments.report.scoreboard import (
     UNLIKE,
     about_documents,
+    about_undefined,
     conclusions,
     count_verdicts,
     decision_accuracy,
@@ -163,7 +164,7 @@ def write_report(
 def _sheets(evidence: Evidence, verdicts: Verdicts) -> tuple[dict[str, Sheet], list[str]]:
     """What is above a sheet of a table -> the sheet; and the notes below them."""
     finished, notes = evidence.finished, conclusions(evidence, verdicts)
-    notes += about_documents(finished)
+    notes += about_documents(finished) + about_undefined(finished)
     sheets = {"": scoreboard(evidence)}
     if differing := evidence.unlike:
         labels = {row.label for row in finished.table.rows if row.name in differing}

@@ -87,6 +87,18 @@ def about_documents(finished: Finished) -> list[str]:
     ]
 
 
+def about_undefined(finished: Finished) -> list[str]:
+    """A sentence for each score that has no value, with the reason."""
+    rows = {row.name: row for row in (*finished.table.rows, finished.baseline)}
+    return [
+        f"{row.label}, seed {run.seed}: {column} is undefined ({task}: {reason}); it is in no mean."
+        for row in rows.values()
+        for run in finished.of(row)
+        for column in run.columns
+        for task, reason in run.undefined(column).items()
+    ]
+
+
 def _training(finished: Finished) -> Sheet:
     """What pre-training came to and cost; counters that no run has are left out."""
     runs = [finished.of(row) for row in finished.table.rows]
@@ -239,7 +251,7 @@ def _beside(evidence: Evidence, column: Measured, metric: str | None) -> Cell:
     name = (metric or column.metric).replace(" ", "_")
     runs = evidence.finished.of(evidence.finished.baseline)
     tasks = [run.tasks[task]["metrics"] for run in runs for task in column.tasks if task in run.tasks]
-    known = [metrics[name] for metrics in tasks if name in metrics]
+    known = [metrics[name] for metrics in tasks if metrics.get(name) is not None]
     unit = "%" if metric else f" {column.metric}"
     return Cell(f"{mean(known):.1f}{unit}", value=mean(known)) if known else Cell()
 

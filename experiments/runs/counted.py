@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.runs.prepare import Prepared, held_out_text, rows_of_half, tasks_of, training_streams
 from experiments.runs.result import recorded
+from experiments.runs.scores import score_values
 from experiments.runs.stages import COUNTS_FILE, Stage
 from lm.counts.markov import MarkovTagger, estimate_tagger, load_tagger, save_tagger, tag
 from lm.counts.ngrams import (
@@ -90,13 +91,13 @@ def _tagger(stage: Stage, prepared: Prepared) -> tuple[MarkovTagger, int]:
     return estimate_tagger(sentences, stage.settings.counts.markov), sum(map(len, sentences))
 
 
-def _tagger_scores(model: MarkovTagger, stage: Stage, prepared: Prepared) -> dict[str, float]:
-    values: dict[str, float] = {}
+def _tagger_scores(model: MarkovTagger, stage: Stage, prepared: Prepared) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for task in tasks_of(stage)["validation"]:
         rows = rows_of_half(stage, prepared, task, "validation")
         metrics = task.evaluate(rows, tagged_by(model, stage, rows))
-        values |= {f"{task.name}/{metric}": value for metric, value in metrics.items()}
-        values["score"] = metrics["score"]
+        values |= score_values(task, metrics)
+        values["score"] = values.get(f"{task.name}/score")
     return values
 
 

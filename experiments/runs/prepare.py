@@ -140,7 +140,9 @@ def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> 
     """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
     tuning = stage.settings.tuning
     limit = tuning.report_examples if half == "report" else tuning.evaluation_examples
-    return first(task.rows(half, prepared.cache), limit)
+    rows = first(task.rows(half, prepared.cache), limit)
+    task.check_labels(rows)
+    return rows
 
 
 def first(rows: Sequence[Row], limit: int) -> Sequence[Row]:

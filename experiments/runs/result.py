@@ -21,6 +21,7 @@ SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
 # metrics that are no shares -> least and largest value
 UNBOUNDED = {"loss": (0, 700), "bits_per_byte": (0, 700), "bits_above_chance": (-1e4, 64)}
 DOCUMENTS = "documents/"  # before the names of what records say of held-out documents
+UNDEFINED = "undefined"  # name of the reasons why metrics of a task have no value
 LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
 
 
@@ -28,7 +29,7 @@ LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the larges
 class Result:
     """What one finished run scored and cost. SettingError for a value that no run comes to."""
 
-    columns: Mapping[str, float]  # the paper's column -> our stand-in's score
+    columns: Mapping[str, float | None]  # the paper's column -> our stand-in's score; None: it is undefined
     tasks: Mapping[str, Mapping[str, Any]]  # task -> {"step", "score", "metrics"} of its best checkpoint
     held_out_loss: float | None  # after pre-training, nats a target token; None without
     seconds: float  # of training, compilation and evaluation left out
@@ -61,6 +62,8 @@ class Result:
         signed = any(SIGNED & best["metrics"].keys() for best in self.tasks.values())
         bits = any(best.get("measure", "score") != "score" for best in self.tasks.values())
         for name, score in _items("columns", self.columns):
+            if score is None and self.undefined(name):
+                continue
             _check_range(name, score, -100 * signed - 1e4 * bits, 100 + 700 * bits)
         for times, loss in _items("length_losses", self.length_losses):
             _check_range(f"length_losses {times}", loss, 0, LARGEST)
@@ -91,6 +94,12 @@ class Result:
         for _, path in _items("phases", self.phases):
             if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
                 raise SettingError("the folder of a stage lies outside of the runs")
+
+    def undefined(self, column: str) -> dict[str, str]:
+        """Task -> why its score in this column has no value."""
+        tasks = {name: best for name, best in self.tasks.items() if best["column"] == column}
+        found = {name: best.get(UNDEFINED, {}).get("score") for name, best in tasks.items()}
+        return {name: reason for name, reason in found.items() if reason is not None}
 
     @property
     def seed(self) -> int:
@@ -174,7 +183,10 @@ def _check_task(name: str, best: Any) -> None:
     metrics = dict(_items(f"metrics of {name}", fields.get("metrics")))
     low = -100 * bool(SIGNED & metrics.keys())
     measure = fields.get("measure", "score")
+    undefined = dict(_items(f"{UNDEFINED} of {name}", fields.get(UNDEFINED, {})))
     for metric, value in (metrics | {"score": fields.get("score")}).items():
+        if value is None and isinstance(undefined.get(metric), str):
+            continue
         of = measure if metric == "score" else metric
         _check_range(f"{metric} of {name}", value, *UNBOUNDED.get(of, (low, 100)))
 
@@ -230,13 +242,20 @@ def read_result(folder: Path) -> Result | None:
         raise DataError(f"{path} does not count: {error}; {cause}: {mend}") from error
 
 
+def _said(result: Result, column: str) -> str:
+    """The score of a column; where it has none, why."""
+    score = result.columns[column]
+    if score is not None:
+        return f"{column} {score:.2f}"
+    return f"{column} – ({'; '.join(f'{task}: {why}' for task, why in result.undefined(column).items())})"
+
+
 def summary(folder: Path) -> str:
     """The scores of a finished run, in a line."""
     result = read_result(folder)
     if result is None:
         return "not finished"
-    scores = ", ".join(f"{column} {score:.2f}" for column, score in result.columns.items())
-    if scores:
+    if scores := ", ".join(_said(result, column) for column in result.columns):
         return scores
     if (likelihood := result.likelihood()) is not None:
         return (

@@ -34,6 +34,7 @@ from experiments.runs.result import recorded
 from experiments.runs.scores import (
     best_of,
     reported,
+    score_values,
     task_score,
     write_example_values,
     write_reported,
@@ -188,8 +189,8 @@ def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State]
     held_out = cache(partial(watched_batches, stage.settings, prepared, mesh, most))
     text = cache(partial(held_out_text, stage.settings, prepared))
 
-    def evaluate(state: State) -> dict[str, float]:
-        values: dict[str, float] = {}
+    def evaluate(state: State) -> dict[str, Any]:
+        values: dict[str, Any] = {}
         if stage.kind == "pretrain":
             batches, reference = held_out()
             values = steps.evaluate(state, batches) | {"reference_loss": reference}
@@ -200,10 +201,10 @@ def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State]
         for questions in asked:
             path = answers_path(stage.folder, questions.task, step)
             metrics, _ = score_task(state.model, questions, steps.put, path)
-            metrics["score"] *= questions.task.better
-            values |= {f"{questions.task.name}/{metric}": value for metric, value in metrics.items()}
-        if asked:
-            values["score"] = sum(values[f"{each.task.name}/score"] for each in asked) / len(asked)
+            values |= score_values(questions.task, metrics)
+        names = [f"{each.task.name}/score" for each in asked]
+        if asked and values.keys() >= {*names}:
+            values["score"] = sum(values[name] for name in names) / len(names)
         return values
 
     return evaluate
@@ -261,7 +262,8 @@ def scores_alone(stage: Stage, session: Session, at: int | None = None) -> dict[
     )
     if tasks["report"]:
         best = partial(manifest.best, name="score", kind="highest")
-        step = at or agreed(lambda: best(manifest.manifests(folder / "checkpoints")))
+        saved = agreed(lambda: manifest.manifests(folder / "checkpoints"))
+        step = at or best(saved) or max(saved)  # where the score of none is defined, the last
         kept = agreed(lambda: reported(answers))
         if kept.get("step") != step:
             model = trained(stage, session.mesh, step).model

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.runs.result import DOCUMENTS, likelihood_of, write_result
+from experiments.runs.result import DOCUMENTS, UNDEFINED, likelihood_of, write_result
 from experiments.runs.stages import Stage
 from lm.data.tasks.task import Scored
 from lm.files import seal, unseal, write
+from lm.metrics import Undefined, Value, defined, reasons
 from lm.train.log import records
 
 BITS = "bits_per_byte"  # of the right answers of a task: decides between equal scores
@@ -27,16 +28,36 @@ def best_of(task: Scored, folder: Path, step: int | None = None) -> dict[str, An
     checkpoints. With ``step`` it is the evaluation of that.
     """
     name = task.name
-    evaluations = [record for record in records(folder) if f"{name}/score" in record]
+    evaluations = [r for r in records(folder) if f"{name}/score" in r or f"{name}/{UNDEFINED}" in r]
     evaluations = [record for record in evaluations if step in (None, record["step"])]
-    best = max(evaluations, key=lambda r: (r[f"{name}/score"], -r.get(f"{name}/{BITS}", np.inf), r["step"]))
+
+    def rank(record: Mapping[str, Any]) -> tuple[float, float, int]:
+        return record.get(f"{name}/score", -inf), -record.get(f"{name}/{BITS}", inf), record["step"]
+
+    best = max(evaluations, key=rank)
     metrics = {key.removeprefix(f"{name}/"): x for key, x in best.items() if key.startswith(f"{name}/")}
-    metrics["score"] *= task.better  # recorded so that more is better
-    return task_score(task, best["step"], metrics)
+    undefined = {metric: Undefined(reason) for metric, reason in metrics.pop(UNDEFINED, {}).items()}
+    if "score" in metrics:
+        metrics["score"] *= task.better  # recorded so that more is better
+    return task_score(task, best["step"], metrics | undefined)
 
 
-def task_score(task: Scored, step: int, metrics: dict[str, float]) -> dict[str, Any]:
-    """What ``scores.json`` says of a task, but for the number of its rows."""
+def score_values(task: Scored, metrics: Mapping[str, Value]) -> dict[str, Any]:
+    """What the records of a stage say of a task: its metrics, and why others are undefined.
+
+    The score is recorded so that more is better.
+    """
+    values: dict[str, Any] = defined(metrics)
+    if "score" in values:
+        values["score"] *= task.better
+    if undefined := reasons(metrics):
+        values[UNDEFINED] = undefined
+    return {f"{task.name}/{name}": value for name, value in values.items()}
+
+
+def task_score(task: Scored, step: int, metrics: Mapping[str, Value]) -> dict[str, Any]:
+    """What ``scores.json`` says of a task, but for the number of its rows; None where it is undefined."""
+    known, undefined = defined(metrics), reasons(metrics)
     return {
         "column": task.column,
         "like": task.like,
@@ -44,8 +65,9 @@ def task_score(task: Scored, step: int, metrics: dict[str, float]) -> dict[str, 
         "measure": task.measure,
         "chance": 0.0 if task.measure == "bits_above_chance" else None,
         "step": step,
-        "score": metrics["score"],
-        "metrics": {name: value for name, value in metrics.items() if name != "score"},
+        "score": known.get("score"),
+        "metrics": {name: known.get(name) for name in metrics if name != "score"},
+        **({UNDEFINED: undefined} if undefined else {}),
     }
 
 
@@ -74,12 +96,16 @@ def write_example_values(folder: Path, task: str, values: Mapping[str, np.ndarra
     return hashlib.sha256(file.getvalue()).hexdigest()
 
 
-def columns(best: dict[str, dict]) -> dict[str, float]:
-    """The paper's columns: the mean over the tasks of each."""
-    scores: dict[str, list[float]] = {}
+def columns(best: dict[str, dict]) -> dict[str, float | None]:
+    """The paper's columns: the mean over the tasks of each; None where the score of one is undefined."""
+    scores: dict[str, list[float | None]] = {}
     for task in best.values():
         scores.setdefault(task["column"], []).append(task["score"])
-    return {column: sum(values) / len(values) for column, values in scores.items()}
+    known = {column: [x for x in values if x is not None] for column, values in scores.items()}
+    return {
+        column: sum(known[column]) / len(values) if len(known[column]) == len(values) else None
+        for column, values in scores.items()
+    }
 
 
 def held_out(stages: Sequence[Stage]) -> dict[str, float | None]:

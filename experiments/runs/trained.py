@@ -31,6 +31,7 @@ from lm.train.optimizers import EMBEDDING
 from lm.vectors.words import WordVectors
 
 T = TypeVar("T")
+LOOKED_AT = 16  # examples, for one to show [rows]
 READ = 24  # of a text that a decoder goes on with [tokens]
 WRITING = Decoding(max_length=32, temperature=0.8, top_p=0.95)
 UNMARKED = ("drop", "shuffle")  # objective.inputs that show no gap where something is hidden
@@ -74,6 +75,13 @@ class Trained:
             return Vocabulary.encode_framed(self.vocabulary, text, begin, end)
         return self.vocabulary.encode_framed(text, begin, end)
 
+    def encode_data(self, text: str) -> list[int]:
+        """``text`` framed likewise, in which nothing is named: the inputs of a task."""
+        ids, (begin, end) = self.vocabulary.encode(text), frame(self.stage, self.vocabulary)
+        if self.stage.kind == "text" and not self.config.has_encoder:
+            return Vocabulary.framed_ids(self.vocabulary, ids, begin, end)
+        return self.vocabulary.framed_ids(ids, begin, end)
+
     def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of a text whose gaps are written [MASK], and the sentinels in them; none: masks are."""
         vocabulary, count = self.vocabulary, text.count(MASK)
@@ -94,7 +102,7 @@ class Trained:
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
         """Ids of a prompt, for ``lm.evaluate.likelihood``, and of an answer behind it and a blank."""
-        config, encode, ids = self.config, self.vocabulary.encode, self.encode(prompt)
+        config, encode, ids = self.config, self.vocabulary.encode, self.encode_data(prompt)
         if config.has_encoder:  # which ends an answer
             return ids, [*encode(answer), *([] if config.special.eos is None else [config.special.eos])]
         before, whole = encode(prompt), encode(f"{prompt} {answer}")
@@ -237,7 +245,11 @@ def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:
     vocabulary, mesh, cache = after.vocabulary, sharding.make_mesh(experiment.mesh), cache_of(folder)
     text = encoded_split(experiment, "validation", vocabulary, cache)
     batches = pretraining_batches(experiment, Prepared(vocabulary, text, text, cache), "validation")
-    read, true = first_example(batches(0, slice(0, 1)), experiment.objective.has_inputs)
+    rows = (batches(0, slice(row, row + 1)) for row in range(min(LOOKED_AT, batches.batch_size)))
+    examples = [first_example(row, experiment.objective.has_inputs) for row in rows]
+    # one that is read again when it is typed: not from the middle of a word, or of two documents
+    whole = (example for example in examples if after.encode(vocabulary.decode(example[0])) == example[0])
+    read, true = next(whole, examples[0])
     batch = after.batch([read], WRITING.max_length)
     models = {"before training": first_model(stage, mesh), "after training": after.model}
     yield f"held-out text: {vocabulary.decode(read)}"

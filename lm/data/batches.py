@@ -98,16 +98,17 @@ def in_parts(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
 # --- random numbers and orders
 
 
-def uniforms(seed: int, rows: np.ndarray, count: int, length: int) -> np.ndarray:
+def uniforms(seed: np.ndarray | int, rows: np.ndarray, count: int, length: int) -> np.ndarray:
     """float32 [B,count,length] in [0, 1): those of row r are ``Generator(Philox(key=[seed, r]))``'s.
 
-    So an example depends on its seed and number alone, and not on its batch, host or worker.
+    So an example depends on its seed and number alone, and not on its batch, host or worker. Rows may have
+    seeds of their own, int64 [B].
     """
-    bits = np.random.Philox(key=[seed, 0])
+    bits = np.random.Philox(key=[0, 0])
     random, state = np.random.Generator(bits), bits.state
     numbers = np.empty((len(rows), count, length), np.float32)
-    for row, out in zip(rows, numbers, strict=True):
-        state["state"]["key"][1] = row  # a new state is six times as fast to set as a new generator to make
+    for key, out in zip(np.stack(np.broadcast_arrays(seed, rows), axis=1), numbers, strict=True):
+        state["state"]["key"][:] = key  # a new state is six times as fast to set as a new generator to make
         bits.state = state
         random.random(out=out, dtype=np.float32)
     return numbers

@@ -23,10 +23,10 @@ def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -
 
 def _needs() -> list[tuple[str, str, str, tuple[str, ...]]]:
     """A choice of the objective, and the choices of another setting that it allows, by all noises."""
-    by_chance = tuple(name for name, noise in NOISES.items() if noise.by_chance)
+    anywhere = tuple(name for name, noise in NOISES.items() if not noise.bounded)
     infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
     return [
-        *[("targets", name, "noise", by_chance) for name in IN_PLACE],
+        *[("targets", name, "noise", anywhere) for name in IN_PLACE],
         *[("targets", name, "inputs", ONE_FOR_ONE) for name in IN_PLACE],
         *[("noise", name, "inputs", ("span-masks",)) for name in infilled],
         ("inputs", "span-masks", "noise", infilled),

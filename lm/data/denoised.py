@@ -17,7 +17,7 @@ from lm.data.masked import Masked
 from lm.data.noise import Drawn, length_mask, limit_runs, limit_targets
 from lm.data.objectives import Lengths, Objective, lengths_of, sizes
 from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room, with_start
-from lm.data.segments import DRAWS, KEPT, SEGMENTS, CorpusReading, WindowRows
+from lm.data.segments import KEPT, SEGMENTS, CorpusReading, WindowRows
 from lm.data.text.streams import Streams, WindowPlace
 from lm.data.text.vocabulary import PAD, T5_FRAME, TextFrame, Vocabulary
 from lm.data.views import INPUTS, TARGETS, permutation
@@ -47,7 +47,7 @@ def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
     """bool [B,L], True on noise, whose targets take at most ``room`` tokens, EOS included."""
     inside = length_mask(text.lengths, text.u.shape[2])
     mask = objective.falls.mask(objective, text) & inside
-    if objective.falls.by_chance:
+    if not objective.falls.bounded:
         if "sentinels" in (objective.inputs, objective.targets):
             mask = limit_runs(mask, inside, text.u[:, 0], text.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
@@ -138,8 +138,8 @@ class Denoised(Uncached):
         packs = not self.objective.concatenates
         found = self.reading.rows(numbers, self.rows_of, self.kind)
         parts = [self._packed_texts(rows) if packs else self._texts(rows, numbers) for rows in found]
-        text, keys, draws, at = _joined(parts)
-        sides = self._denoised(text, keys, draws if packs else None)
+        text, seeds, keys, draws, at = _joined(parts)
+        sides = self._denoised(text, seeds, keys, draws if packs else None)
         inputs, targets = (_prefixed(side, self.frame.before) for side in sides)
         batch = features(inputs, targets, at, self.architecture, self.lengths, len(numbers))
         return with_start(batch, self.frame.start)
@@ -162,14 +162,16 @@ class Denoised(Uncached):
     def _texts(self, rows: WindowRows, numbers: np.ndarray) -> "Excerpts":
         """One segment a row."""
         segments = self.reading.order(rows.place)[rows.numbers]
-        return Excerpts(self._read(rows.place, segments), numbers[rows.at], None, rows.at)
+        seeds = np.full(len(segments), self.reading.seed)
+        return Excerpts(self._read(rows.place, segments), seeds, numbers[rows.at], None, rows.at)
 
     def _packed_texts(self, rows: WindowRows) -> "Excerpts":
         packed, order = self.packed(rows.place), self.reading.order(rows.place)
         begins, ends = packed.bounds[rows.numbers], packed.bounds[rows.numbers + 1]
         places = np.concatenate([np.arange(*pair) for pair in zip(begins, ends, strict=True)])
         keys, at = rows.place.key + places, np.repeat(rows.at, ends - begins)
-        return Excerpts(self._read(rows.place, order[places]), keys, packed.draws[places], at)
+        seeds = np.full(len(places), rows.place.seed(self.reading.seed))
+        return Excerpts(self._read(rows.place, order[places]), seeds, keys, packed.draws[places], at)
 
     def _read(self, place: WindowPlace, segments: np.ndarray) -> Ragged:
         corpus, raw = self.reading.corpus(place), self.lengths.raw
@@ -177,9 +179,11 @@ class Denoised(Uncached):
         tokens = corpus.text.read(starts[:, None] + np.arange(raw))
         return Ragged(tokens, counts.astype(np.int32), tokens != corpus.vocabulary.eos)
 
-    def _denoised(self, text: Ragged, keys: np.ndarray, draws: np.ndarray | None) -> tuple[Ragged, Ragged]:
-        """Inputs and targets of texts, whose noise is drawn by their keys; ``draws``: the first uniforms."""
-        u = uniforms(self.reading.seed, keys, self.objective.draws, self.lengths.raw)
+    def _denoised(
+        self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, draws: np.ndarray | None
+    ) -> tuple[Ragged, Ragged]:
+        """Inputs and targets of texts whose noise is drawn by seed and key; ``draws``: the first uniforms."""
+        u = uniforms(seeds, keys, self.objective.draws, self.lengths.raw)
         if draws is not None:
             u[:, 0, 0] = draws
         return denoise(self.objective, text, u, self.reading.vocabulary, self.reading.lengths)
@@ -189,7 +193,8 @@ class Denoised(Uncached):
         count = np.array([self.reading.streams.count])
         (rows,) = self.reading.at(number % count, number // count, self.reading.segments_of, SEGMENTS)
         segments = self.reading.order(rows.place)[rows.numbers]
-        return self._denoised(self._read(rows.place, segments), np.array([number]), None)
+        text = self._read(rows.place, segments)
+        return self._denoised(text, self.reading.seed, np.array([number]), None)
 
     @functools.cached_property
     def packed(self) -> Callable[[WindowPlace], Packed]:
@@ -198,7 +203,7 @@ class Denoised(Uncached):
 
     def _packed(self, place: WindowPlace) -> Packed:
         order = self.reading.order(place)
-        draws = self.reading.random(place, DRAWS).random(len(order), dtype=np.float32)
+        draws = self.reading.first_draws(place)
         counts = self.reading.corpus(place).segments.lengths[order]
         sides = np.stack(sizes(self.objective, counts, draws), axis=1) + len(self.frame.before)
         if self.architecture not in ENCODER_DECODERS:
@@ -210,7 +215,8 @@ class Excerpts(NamedTuple):
     """Segments of one or more windows."""
 
     text: Ragged
-    keys: np.ndarray  # of their noise, int64 [B]
+    seeds: np.ndarray  # of their noise, int64 [B]
+    keys: np.ndarray  # of their noise under that seed, int64 [B]
     draws: np.ndarray | None  # the first uniforms of each, float32 [B], where they are known already
     at: np.ndarray  # their rows in the batch, int64 [B]
 
@@ -223,5 +229,6 @@ def _joined(parts: Sequence[Excerpts]) -> Excerpts:
         *(np.concatenate(sides)[order] for sides in zip(*(part.text for part in parts), strict=True))
     )
     draws = [part.draws for part in parts if part.draws is not None]
-    keys = np.concatenate([part.keys for part in parts])
-    return Excerpts(text, keys[order], np.concatenate(draws)[order] if draws else None, at[order])
+    seeds = np.concatenate([part.seeds for part in parts])[order]
+    keys = np.concatenate([part.keys for part in parts])[order]
+    return Excerpts(text, seeds, keys, np.concatenate(draws)[order] if draws else None, at[order])

@@ -118,8 +118,8 @@ class Reader:
         texts = self.task.texts(row) if self.task.kind == "choice" else (self.task.texts(row),)
         rows = [self._framed([self._encoded(text) for text in parts]) for parts in texts]
         target = self.task.target(row)
-        known = self.task.kind == "regression" or target >= 0  # test sets have labels of -1
-        if self.task.kind == "classes" and target >= len(self.task.labels):
+        known = target is not None  # a row of a test set is read and has no weight
+        if self.task.kind == "classes" and known and target >= len(self.task.labels):
             raise SettingError(
                 f"task {self.task.name!r} has a row with label {target}; its labels are 0 to "
                 f"{len(self.task.labels) - 1}: {', '.join(self.task.labels)}"
@@ -193,9 +193,11 @@ class Reader:
         end = framed.begin + np.cumsum(counts)
         return Words(framed, end - counts, end, spans)
 
-    def _labels(self, words: Words, target: Sequence[int]) -> LabelledExample:
+    def _labels(self, words: Words, target: Sequence[int] | None) -> LabelledExample:
         """The first piece of each word has its label."""
         labels, weights = np.zeros(self.length, np.int32), np.zeros(self.length, np.float32)
+        if target is None:
+            return LabelledExample([words.row], labels, weights)
         visible = words.visible(words.begin)
         labels[words.begin[visible]] = np.asarray(target, np.int32)[visible]
         weights[words.begin[visible]] = 1
@@ -262,8 +264,10 @@ class Labelled:
         return Lengths(self.reader.length, self.reader.length, self.reader.length)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        rows = shuffled(numbers, len(self.rows), self.seed).tolist()
-        return self.reader.batch([self.rows[row] for row in rows], len(rows))
+        places = shuffled(numbers, len(self.rows), self.seed).tolist()
+        rows = [self.rows[place] for place in places]
+        self.reader.task.check_labels(rows, places)
+        return self.reader.batch(rows, len(rows))
 
 
 def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:

@@ -164,7 +164,7 @@ def lengths_of(objective: Objective, inputs_length: int) -> Lengths:
         return _fixed_lengths(objective, inputs_length)
     raw = inputs_length - (not objective.separates)  # one token less, for EOS at the end
     targets = inputs_length
-    if objective.falls.by_chance and objective.targets != "everything":
+    if not objective.falls.bounded and objective.targets != "everything":
         targets = min(targets, _room_by_chance(objective, raw))
     return Lengths(raw, inputs_length if objective.has_inputs else 0, targets)
 

@@ -16,7 +16,7 @@ from lm.data.text.tokens import Tokens
 from lm.data.text.vocabulary import Vocabulary
 
 SEGMENTS = "segments"  # what is counted of a window, if not what they are packed into
-ORDER, DRAWS = 0, 1  # uses of a window's random numbers
+DRAWS = 1 << 41  # set in the keys of the segments' first random numbers, and in none that orders segments
 KEPT = 2  # windows of a stream in memory, those last read [windows]
 
 
@@ -206,8 +206,12 @@ class CorpusReading(Uncached):
         return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._order)
 
     def _order(self, place: WindowPlace) -> np.ndarray:
-        return self.random(place, ORDER).permutation(self.segments_of(place))
+        return generator(self.seed, place.order_key).permutation(self.segments_of(place))
 
-    def random(self, place: WindowPlace, use: int) -> np.random.Generator:
-        """Random numbers of a window in one epoch."""
-        return generator(self.seed, place.key >> 24 | use << 41)
+    def first_draws(self, place: WindowPlace) -> np.ndarray:
+        """float32 [segments]: the first random number of each segment of a window, in the order of its epoch.
+
+        How much room a segment takes follows from it.
+        """
+        random = generator(place.seed(self.seed), place.key >> 24 | DRAWS)
+        return random.random(self.segments_of(place), dtype=np.float32)

@@ -45,7 +45,9 @@ class Unsupervised(Sequence[Example]):
 
 @dataclass(frozen=True)
 class Encoded(Sequence[Example]):
-    """The rows of a task as (input ids, target ids), encoded as they are asked for."""
+    """The rows of a task as (input ids, target ids), encoded as they are asked for; DataError for one without
+    a label.
+    """
 
     task: Task
     rows: Sequence[Row]
@@ -55,7 +57,9 @@ class Encoded(Sequence[Example]):
         return len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
-        inputs, targets = self.task.to_text(self.rows[place])
+        row = self.rows[place]
+        self.task.check_labels([row], [place])
+        inputs, targets = self.task.to_text(row)
         return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
 
 

@@ -15,6 +15,7 @@ from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.task import Row
 from lm.evaluate.gold import Values, example_values, gold_metrics, gold_values
+from lm.metrics import Value
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
 
 def score_task(
     model: Any, questions: Questions, put: Callable, path: Path | None
-) -> tuple[dict[str, float], Values]:
+) -> tuple[dict[str, Value], Values]:
     """Metrics of the model's answers, which go to ``path``, and of the right ones; and values of each row.
 
     ``score`` is what counts of the task, its ``measure``.
     """
-    task, metrics, values = questions.task, {}, {}
+    task, metrics, values = questions.task, dict[str, Value](), Values()
     if questions.rows:
         predictions = predict(model, questions, put)
         if path is not None:

@@ -1,6 +1,12 @@
 """The rules that made C4 out of Common Crawl (Raffel et al. 2020, section 2.2), as a table of named filters.
 
 A page is a list of lines. A filter maps it to the lines that remain, or to None when it drops the page.
+
+The order is that of TFDS's code, which made C4: filters of lines come first, so that a page is judged by the
+lines that remain. The paper's rules are about pages as they are: it removes any page with "lorem ipsum" or a
+curly bracket. Here, as in C4, such a page stays where the bracket stands in a line that an earlier filter
+drops, such as one without an end mark. Two parts are not C4's: py3langid identifies the language, not
+langdetect, and a regular expression finds sentences, not NLTK. docs/corpora.md says what differs.
 """
 
 import dataclasses
@@ -45,7 +51,10 @@ class Rules:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, split where an end mark is followed by a blank and a capital or a digit."""
+    """The sentences of a text, split where an end mark is followed by a blank and a capital or a digit.
+
+    C4's were found by NLTK's Punkt, which learnt its abbreviations from text; these are a short list.
+    """
     parts, start = [], 0
     for boundary in BOUNDARY.finditer(text):
         if not ABBREVIATION.search(text, start, boundary.start()):
@@ -113,7 +122,8 @@ def _bad_words(rules: Rules) -> Filter:
     return pages_that(lambda lines: test("\n".join(lines)))
 
 
-# In the order of TFDS; the paper gives none. Those of lines stand between those of pages.
+# In the order of TFDS. Those of lines stand between those of pages; "lorem-ipsum" and "curly-braces" drop
+# pages, by the lines that those before them leave.
 LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
     "long-words": lambda rules: lines_that(

@@ -15,7 +15,7 @@ from lm import metrics
 from lm.data.tasks.declared import declared_task
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.sequences import COPY, REVERSE
-from lm.data.tasks.task import Column, Row, Task, fields, label_word, to_class
+from lm.data.tasks.task import NO_CLASS, UNKNOWN, Column, Row, Task, fields, label_of, label_word, to_class
 from lm.settings import SettingError, nearest
 
 ACCURACY = {"accuracy": metrics.accuracy}
@@ -39,7 +39,7 @@ ENTAILS = ("entailment", "not_entailment")
 PRONOUNS = "he she they it her his their them him".split()
 DETERMINERS = "a an the this that these those my your his her its our their which whose each every".split()
 DETERMINERS += "few many much some".split()
-CLASS, ANSWERS = itemgetter("label"), itemgetter("answers")  # targets
+CLASS, ANSWERS = label_of, itemgetter("answers")  # targets
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
 
@@ -115,7 +115,8 @@ def preceding(row: Row) -> tuple[str, ...]:
 
 def stsb_text(row: Row) -> tuple[str, str]:
     """The score, rounded to the nearest fifth, is the target."""
-    score = f"{round(row['label'] * 5) / 5:.1f}"
+    label = label_of(row)
+    score = UNKNOWN if label is None else f"{round(label * 5) / 5:.1f}"
     return f"stsb sentence1: {row['sentence1']} sentence2: {row['sentence2']}", score
 
 
@@ -129,8 +130,10 @@ def multirc_text(row: Row) -> tuple[str, str]:
     return fields("multirc", plain, names), label_word(TRUTH, row)
 
 
-def multirc_key(row: Row) -> tuple[Any, int]:
+def multirc_key(row: Row) -> tuple[Any, int] | None:
     """The question, by whichever fields the dataset numbers it, and the class of one answer to it."""
+    if label_of(row) is None:
+        return None
     return tuple(row["idx"][key] for key in sorted(row["idx"]) if key != "answer"), row["label"]
 
 
@@ -141,17 +144,18 @@ def record_text(row: Row) -> tuple[str, str]:
     """Highlights become sentences of the passage."""
     passage = re.sub(r"([.?!\"']?)\n@highlight\n", lambda end: f"{end[1] or '.'} ", row["passage"])
     entities = ", ".join(row["entities"])
-    return f"record query: {row['query']} entities: {entities} passage: {passage}", record_answers(row)[0]
+    answers = record_answers(row) or [UNKNOWN]
+    return f"record query: {row['query']} entities: {entities} passage: {passage}", answers[0]
 
 
-def record_answers(row: Row) -> list[str]:
-    """A row without answers, such as one of the test set, has T5's stand-in."""
-    return row["answers"] or ["<unk>"]
+def record_answers(row: Row) -> list[str] | None:
+    """The right answers; None of a row of the test set."""
+    return row["answers"] or None
 
 
 def record_rows(row: Row) -> list[Row]:
     """One example per answer."""
-    return [row | {"answers": [answer]} for answer in record_answers(row)]
+    return [row | {"answers": [answer]} for answer in record_answers(row) or ()]
 
 
 # WSC, WNLI, DPR: name what the marked pronoun stands for
@@ -173,11 +177,12 @@ def right(row: Row) -> list[Row]:
 
 
 def dpr_text(row: Row) -> tuple[str, str]:
-    return with_marks(row["sentence"], 0, row["pronoun"]), dpr_target(row)
+    return with_marks(row["sentence"], 0, row["pronoun"]), dpr_target(row) or UNKNOWN
 
 
-def dpr_target(row: Row) -> str:
-    return row["candidates"][row["label"]]
+def dpr_target(row: Row) -> str | None:
+    label = label_of(row)
+    return None if label is None else row["candidates"][label]
 
 
 def wnli_text(row: Row) -> tuple[str, str]:
@@ -205,10 +210,10 @@ def replaced(row: Row) -> tuple[tuple[int, int], str]:
 
 
 def refers(text: str, row: Row) -> int:
-    """1 if prediction or candidate has all words of the other but determiners; -1 if there are no words."""
+    """1 if prediction or candidate has all words of the other but determiners; NO_CLASS without words."""
     answer, candidate = ({*value.lower().split()} - {*DETERMINERS} for value in (text, row["span1_text"]))
     if not answer:
-        return -1
+        return NO_CLASS
     possessive = ["'" in "".join(words) for words in (answer, candidate)]
     return int(possessive[0] == possessive[1] and (answer <= candidate or candidate <= answer))
 
@@ -228,11 +233,11 @@ def spaced(text: str) -> str:
 def squad_text(row: Row) -> tuple[str, str]:
     question, context = spaced(row["question"]), spaced(row["context"])
     text = re.sub(r"\s+", " ", f"question: {question} context: {context}")
-    return text, spaced(row["answers"]["text"][0])
+    return text, (squad_target(row) or [UNKNOWN])[0]
 
 
-def squad_target(row: Row) -> list[str]:
-    return [spaced(answer) for answer in row["answers"]["text"]]
+def squad_target(row: Row) -> list[str] | None:
+    return [spaced(answer) for answer in row["answers"]["text"]] or None
 
 
 # The columns of Task: name, source, column of the paper's tables, target, metrics, text

@@ -22,6 +22,7 @@ or labelled, with a text or a pair, to be answered by a head or in words::
 """
 
 import functools
+import math
 import re
 import tomllib
 from collections import Counter
@@ -32,7 +33,7 @@ from typing import Any, Literal, get_args
 
 from lm import metrics
 from lm.data.corpora.tables import TableRows
-from lm.data.tasks.task import LabelledTask, Row, Task, field_texts, to_class
+from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, field_texts, to_class
 from lm.data.text.tfds import stamp
 from lm.data.text.vocabulary import Vocabulary
 from lm.settings import DataError, SettingError, nearest
@@ -79,6 +80,8 @@ class Declaration:
             raise SettingError("either targets (a text) or label, labels and text (a class) should be given")
         if self.label and not (self.labels and 1 <= len(self.columns) <= 2):
             raise SettingError("label needs labels, the names of its classes, and text, one column or two")
+        if len({*self.names}) < len(self.names):
+            raise SettingError(f"labels={self.labels} should be names that differ, one of each class")
         if self.targets and not self.inputs:
             raise SettingError('targets needs inputs, such as inputs = "summarize: {document}"')
         if unknown := [name for name in self.splits if name not in get_args(DeclaredSplit)]:
@@ -110,14 +113,14 @@ class Declaration:
         templates = [*columns_in(self.inputs), *columns_in(self.targets)]
         return list(dict.fromkeys([*templates, *self.columns, *filter(None, [self.label])]))
 
-    def class_of(self, row: Row) -> int:
-        """The number of a row's class, -1 where it is not known; LookupError for a label that it lacks."""
+    def class_of(self, row: Row) -> int | None:
+        """The number of a row's class; None where it is not known (-1); LookupError for one that it lacks."""
         value = row[self.label]
         if str(value) in self.names:
             return self.names.index(str(value))
         numbered = not any(name.lstrip("-").isdigit() for name in self.names)
         if numbered and re.fullmatch(r"-1|\d+", str(int(value) if isinstance(value, bool) else value)):
-            return range(-1, len(self.names))[int(value) + 1]
+            return [None, *range(len(self.names))][int(value) + 1]
         raise LookupError(value)
 
 
@@ -148,9 +151,25 @@ def read_declaration(path: Path) -> Declaration:
         for name in ("splits", "metrics"):
             if name not in given:
                 raise SettingError(f"{name} is missing")
-        return Declaration(**given)
+        declaration = Declaration(**given)
+        _check_splits(path.parent, declaration)
+        return declaration
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from error
+
+
+def _check_splits(folder: Path, declaration: Declaration) -> None:
+    """SettingError if the rows to train on are those to score on."""
+    splits = declaration.splits
+    places = {
+        name: split if declaration.source else (folder / split).resolve() for name, split in splits.items()
+    }
+    for name in ("validation", "report"):
+        if "train" in places and places["train"] == places.get(name):
+            raise SettingError(
+                f"splits: train and {name} are both {splits[name]!r}, so that a model would be scored on "
+                f"what it learnt: name other rows for {name}"
+            )
 
 
 def _check_kind(name: str, value: Any) -> None:
@@ -194,7 +213,7 @@ def declared_task(name: str) -> Task:
         if told.targets:
             return filled(inputs, row), filled(told.targets, row)
         known = told.class_of(row)
-        return filled(inputs, row), told.names[known] if known >= 0 else "<unk>"
+        return filled(inputs, row), UNKNOWN if known is None else told.names[known]
 
     words: dict[str, Any] = {"target": lambda row: filled(told.targets, row)}
     if told.label:
@@ -241,11 +260,15 @@ def check_rows(path: Path, told: Declaration, rows: Sequence[Row]) -> None:
     for column in told.read:
         if column not in rows[0]:
             raise SettingError(f"{path}: the rows{of} have no column {column!r}{nearest(column, rows[0])}")
+    numbers = [name for name in told.metrics if name in ("pearson", "spearman")]
     lacking, first = Counter[str](), ""
     for number, row in enumerate(rows):
         for column in told.read:
             if row.get(column) is None:
                 raise DataError(f"{place(number)}, has no value in the column {column!r}, which {path} reads")
+        if numbers and not _is_number(target := filled(told.targets, row)):
+            due = f"no number, as {' and '.join(numbers)} of {path} need"
+            raise DataError(f"{place(number)}: the target {target!r:.40} is {due}")
         try:
             if told.label:
                 told.class_of(row)
@@ -255,6 +278,13 @@ def check_rows(path: Path, told: Declaration, rows: Sequence[Row]) -> None:
     if lacking:
         found = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(5))
         raise SettingError(f"{path}: labels={list(told.names)} lack {found}; the first is at {first}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def check_declared(
@@ -268,6 +298,7 @@ def check_declared(
         for split in filter(None, ("train", "validation", "report" if task.report else None)):
             rows = task.rows(split, cache)
             task.check(rows)
+            task.check_labels(rows)
             if not isinstance(task, Task) or task.targets_length is None:
                 continue
             targets = vocabulary.encode_batch([task.to_text(row)[1] for row in rows])

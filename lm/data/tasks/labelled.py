@@ -2,7 +2,7 @@
 
 import copyreg
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -46,15 +46,26 @@ def behind_cue(row: Row) -> tuple[int, int] | None:
     return match and match.span(1)
 
 
-def answer_texts(row: Row) -> list[str]:
-    return row["answers"]["text"]
+def answer_texts(row: Row) -> list[str] | None:
+    return row["answers"]["text"] or None
+
+
+def word_labels(field: str) -> Callable[[Row], Sequence[int] | None]:
+    """The classes of a row's words; None where one is not known, which data sets write as -1 or -100."""
+
+    def labels(row: Row) -> Sequence[int] | None:
+        return row[field] if all(label >= 0 for label in row[field]) else None
+
+    return labels
 
 
 def tokens(row: Row) -> tuple[list[str]]:
     return (row["tokens"],)
 
 
-def first_answer(row: Row) -> tuple[int, int]:
+def first_answer(row: Row) -> tuple[int, int] | None:
+    if not row["answers"]["text"]:
+        return None
     start = row["answers"]["answer_start"][0]
     return start, start + len(row["answers"]["text"][0])
 
@@ -95,7 +106,7 @@ def multiple_choice(name: str, source: str, stem: str, candidates: Texts, **sett
     return LabelledTask(name, source, "SGLUE", CLASS, ACCURACY, "choice", texts, **settings)
 
 
-POS, EWT = itemgetter("upos"), "universal_dependencies/en_ewt"
+POS, EWT = word_labels("upos"), "universal_dependencies/en_ewt"
 BY_CLASS: Mapping[str, Any] = {"target": CLASS, "metrics": ACCURACY}
 BY_WORD = {"accuracy": metrics.token_accuracy}
 _TASKS = (
@@ -127,7 +138,7 @@ _TASKS = (
         "roles",
         "documentation/roles",
         "roles",
-        itemgetter("roles"),
+        word_labels("roles"),
         BY_WORD,
         "tokens",
         tokens,

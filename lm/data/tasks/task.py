@@ -2,20 +2,22 @@
 
 import dataclasses
 import hashlib
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lm import metrics
 from lm.data.corpora.corpus import examples
+from lm.data.corpora.tables import TableRows
 from lm.data.text.tfds import Corrupt, Row
-from lm.settings import SettingError
+from lm.metrics import Metric, Value, check_lengths, overall
+from lm.settings import DataError, SettingError
 
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
 # What counts of a task: the mean of its metrics, or one of those by likelihood (lm.evaluate.gold).
 Measure = Literal["score", "bits_above_chance", "bits_per_byte"]
 LOWER = {"bits_per_byte"}  # measures of which less is better
+NO_CLASS = -1  # an answer that is no class; it is wrong whatever the label
+UNKNOWN = "<unk>"  # the answer of a row without a label, as in T5; it is neither scored nor trained on
 
 Texts = Callable[[Row], tuple[Any, ...]]  # of a row
 Kind = Literal["classes", "regression", "tokens", "span", "choice"]
@@ -28,8 +30,8 @@ class Scored:
     name: str
     source: str  # of lm.data.corpora.corpus.examples
     column: str | None  # in which its score counts: of the paper, or its own name; None: in none
-    target: Callable[[Row], Any]  # what metrics compare with
-    metrics: Mapping[str, metrics.Metric]  # by name
+    target: Callable[[Row], Any]  # what metrics compare with; None: the row has no label
+    metrics: Mapping[str, Metric]  # by name
     _: dataclasses.KW_ONLY
     from_text: Callable[[Any, Row], Any] = lambda prediction, row: prediction  # -> what the metrics compare
     beside: tuple[str, ...] = ()  # metrics that are shown and do not count
@@ -58,6 +60,21 @@ class Scored:
         if self.checked is not None:
             self.checked(rows)
 
+    def is_labelled(self, row: Row) -> bool:
+        """Whether it is known what is right, which test sets often keep back."""
+        return self.target(row) is not None
+
+    def check_labels(self, rows: Sequence[Row], numbers: Iterable[int] | None = None) -> None:
+        """DataError for the first row without a label; ``numbers``: those of the rows in their data set."""
+        numbers = range(len(rows)) if numbers is None else numbers
+        for number, row in zip(numbers, rows, strict=True):
+            if not self.is_labelled(row):
+                place = rows.location(number) if isinstance(rows, TableRows) else f"row {number + 1}"
+                raise DataError(
+                    f"task {self.name!r}: {place} has no label, by which to train or to score: leave such "
+                    "rows out, or name a split with labels"
+                )
+
     @property
     def handle(self) -> str:
         """By which the task is found again: its name, or the file that declares it."""
@@ -73,13 +90,15 @@ class Scored:
         """Whether more (1) or less (-1) of its measure is better."""
         return -1 if self.measure in LOWER else 1
 
-    def evaluate(self, rows: Sequence[Row], predictions: Sequence[Any]) -> dict[str, float]:
-        """All metrics, and ``score``: the mean of those that count."""
-        metrics.check_lengths(rows, predictions)
+    def evaluate(self, rows: Sequence[Row], predictions: Sequence[Any]) -> dict[str, Value]:
+        """All metrics, and ``score``: the mean of those that count. DataError for a row without a label."""
+        check_lengths(rows, predictions)
+        self.check_labels(rows)
         targets = [self.target(row) for row in rows]
         values = [self.from_text(prediction, row) for prediction, row in zip(predictions, rows, strict=True)]
         scores = {name: metric(targets, values) for name, metric in self.metrics.items()}
-        return scores | {"score": statistics.mean(scores[name] for name in scores if name not in self.beside)}
+        counted = {name: value for name, value in scores.items() if name not in self.beside}
+        return scores | {"score": overall(counted)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +120,7 @@ class Task(Scored):
         rows = super().rows(split, cache, corrupt)
         if split != "train" or self.training is None:
             return rows
+        self.check_labels(rows)
         return [example for row in rows for example in self.training(row)]
 
     def choices(self, row: Row) -> tuple[list[tuple[str, str]], int]:
@@ -141,13 +161,20 @@ class LabelledTask(Scored):
 
 
 def to_class(labels: Sequence[str]) -> Callable[[str, Row], int]:
-    """Text to class: the position of a label word, -1 for any other text."""
-    return lambda text, row: list(labels).index(text) if text in labels else -1
+    """Text to class: the position of a label word, NO_CLASS for any other text."""
+    return lambda text, row: list(labels).index(text) if text in labels else NO_CLASS
+
+
+def label_of(row: Row) -> Any:
+    """A row's class, or its number; None where it is not known, which data sets write as -1."""
+    label = row["label"]
+    return None if label is None or label < 0 else label
 
 
 def label_word(labels: Sequence[str], row: Row) -> str:
-    """Class to text; -1 is an unknown one, as in test sets."""
-    return labels[row["label"]] if row["label"] >= 0 else "<unk>"
+    """Class to text; T5's stand-in where the class is not known."""
+    label = label_of(row)
+    return UNKNOWN if label is None else labels[label]
 
 
 def fields(name: str, row: Row, names: Sequence[str]) -> str:

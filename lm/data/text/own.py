@@ -22,7 +22,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, Vocabulary
+from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK, Family, Vocabulary
 from lm.files import write_sealed
 from lm.settings import SettingError
 
@@ -65,12 +65,22 @@ class Own(Vocabulary):
             return self._plain(ids)
         for is_sentinel, run in itertools.groupby(ids, lambda token: token >= size - self.sentinels):
             tokens = [*run]
-            parts += [f"<extra_id_{size - 1 - k}>" for k in tokens] if is_sentinel else [self._plain(tokens)]
-        return self.joint.join(filter(None, parts))
+            shown = [f"<extra_id_{size - 1 - k}>" for k in tokens] if is_sentinel else [self._plain(tokens)]
+            goes_on = not is_sentinel and not self.word_starts[tokens[0]]  # with the word that is hidden
+            parts += [("" if goes_on else self.joint) + part for part in shown if part]
+        return "".join(parts).removeprefix(self.joint)
 
     @abc.abstractmethod
     def _plain(self, ids: list[int]) -> str:
         """The text of ids that are no sentinels."""
+
+    def special_names(self, family: Family) -> Mapping[int, str]:
+        """As the tokenizers of a family spell them: T5's sentinels and BERT's marks share their ids here."""
+        names = {self.size - 1 - k: f"<extra_id_{k}>" for k in range(self.num_sentinels)}
+        names |= {PAD: "[PAD]", EOS: "[SEP]"} if family == "bert" else {PAD: "<pad>", EOS: "</s>"}
+        marks = {} if family == "t5" else {self.mask: "[MASK]"}
+        marks |= {self.cls: "[CLS]"} if family == "bert" else {}
+        return names | {token: name for token, name in marks.items() if token is not None}
 
     @property
     def sentinel_names(self) -> list[str]:
@@ -150,6 +160,16 @@ class SentencePiece(Own):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.asarray(ids, np.int32) for ids in self.processor.encode(list(texts), num_threads=1)]
 
+    def encode_behind(self, text: str) -> list[int]:
+        return self.encode(text) if text[:1].isspace() else self._within_words.encode(text)
+
+    @functools.cached_property
+    def _within_words(self) -> sentencepiece.SentencePieceProcessor:
+        """The same model, to which a text does not begin a word."""
+        model = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
+        model.normalizer_spec.add_dummy_prefix = False
+        return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+
     def _plain(self, ids: list[int]) -> str:
         return self.processor.decode(ids)
 
@@ -157,7 +177,7 @@ class SentencePiece(Own):
         return {MODEL: Path(self.path).read_bytes()}
 
     def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
-        """A tokenizer.json with the same ids, and its settings."""
+        """A tokenizer.json with the same ids, its settings, and the model, by which it is read here."""
         model = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
         pieces = [(piece.piece, piece.score) for piece in model.pieces]
         pieces += [(name, 0.0) for name in self.sentinel_names]
@@ -178,7 +198,7 @@ class SentencePiece(Own):
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, names]) if has_bytes else words
         joined = decoders.Metaspace(prepend_scheme="always")
         tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), joined]) if has_bytes else joined
-        return self.tokenizer_files(tokenizer, begin, end)
+        return {**self.tokenizer_files(tokenizer, begin, end), **self.files()}
 
 
 @dataclass(frozen=True)
@@ -187,6 +207,8 @@ class Bytes(Own):
 
     sentinels: int
     joint = ""
+    blanks_are_tokens = True
+    unk = None
 
     @functools.cached_property
     def ids(self) -> Mapping[str, int]:

@@ -6,7 +6,8 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import tokenizers
+from tokenizers import Regex, pre_tokenizers
 
 from lm.data.text.own import MODEL, TOKENIZER_CONFIG, Bytes, SentencePiece, read_sentencepiece
 from lm.data.text.vocabulary import BLANK, MASK, TRAINED_KINDS, Affixes, Vocabulary
@@ -32,7 +34,8 @@ BYTE_BLANK = "\u0120"  # how GPT-2's pieces of bytes write the blank before a wo
 SENTINELS = 100  # of T5, above the pieces of its SentencePiece model [tokens]
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm")
 MAIN_FILES = ("tokenizer.json", "vocab.txt", *SENTENCEPIECE_FILES)  # the first that exists is used
-FILES = (*MAIN_FILES, "target.spm", "vocab.json", "merges.txt", TOKENIZER_CONFIG)
+FILES = (*MAIN_FILES, "target.spm", "vocab.json", "merges.txt", TOKENIZER_CONFIG, MODEL, PIECES)
+UNNAMED = ("bos", "eos", "unk", "sep", "pad", "cls")  # special tokens that no prompt can name
 
 # What a tokenizer.json may ask for
 LARGEST_FILE = 1 << 28  # the largest published ones have 40 MB [bytes]
@@ -50,6 +53,10 @@ class Published(Vocabulary):
     @property
     def size(self) -> int:
         return max(self.ids.values(), default=-1) + 1
+
+    @functools.cached_property
+    def unk(self) -> int | None:
+        return self.ids.get("<unk>", self.ids.get("[UNK]"))
 
     @functools.cached_property
     def num_sentinels(self) -> int:
@@ -122,12 +129,84 @@ class Fast(Published):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         with usable(self.path):
             encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
+        ids = [np.asarray(encoding.ids, np.int32) for encoding in encodings]
+        for number, text in enumerate(texts):
+            if self._spellings and self._spellings.search(text):
+                with usable(self.path):
+                    literal = self._literal.encode(text, add_special_tokens=False)
+                ids[number] = np.asarray(literal.ids, np.int32)
+        return ids
+
+    @functools.cached_property
+    def _special_tokens(self) -> frozenset[str]:
+        """The spellings of the special tokens."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special and len(token.content) > 1)
+
+    @functools.cached_property
+    def _spellings(self) -> re.Pattern[str] | None:
+        return _any_of(self._special_tokens)
+
+    @functools.cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, to which the spelling of a special token is text."""
+        tokenizer = tokenizers.Tokenizer.from_str(self.tokenizer.to_str())
+        tokenizer.encode_special_tokens = True
+        # nor is it a piece: it is cut behind its first character
+        names = (f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in sorted(self._special_tokens))
+        cut = pre_tokenizers.Split(Regex("|".join(names)), "merged_with_previous")
+        before = [tokenizer.pre_tokenizer] if tokenizer.pre_tokenizer else []
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*before, cut])
+        return tokenizer
 
     def encode_framed(self, text: str, _begin: int | None, _end: int | None) -> list[int]:
         """``text`` with the special tokens that the file puts around one."""
+        text = self._with_its_mask(text)
+        if self._unnamed is None or not self._unnamed.search(text):
+            return self.framed(text)[0]
+        return self.framed_ids(self.encode_prompt(text), None, None)
+
+    def framed_ids(self, ids: Sequence[int], _begin: int | None, _end: int | None) -> list[int]:
+        before, behind = self._around
+        return [*before, *ids, *behind]
+
+    @functools.cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the file puts before and behind one text."""
+        text, whole = self.encode(PROBE), self.framed(PROBE)[0]
+        ends = range(len(text), len(whole) + 1)
+        end = next((end for end in ends if whole[end - len(text) : end] == text), len(whole))
+        return whole[: end - len(text)], whole[end:]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        text = self._with_its_mask(text)
+        named = _any_of(self._special_tokens - self._unnamed_tokens)
+        if named is None:
+            return self.encode(text)
+        first, *parts = named.split(text)
+        ids = self.encode(first)
+        for name, part in zip(named.findall(text), parts, strict=True):
+            ids += [self.ids[name], *self.encode(part)]
+        return ids
+
+    def _with_its_mask(self, text: str) -> str:
+        """``text`` with the tokenizer's own spelling of MASK."""
         spelling = next((token for token, number in self.ids.items() if number == self.mask), MASK)
-        return self.framed(text.replace(MASK, spelling))[0]
+        return text.replace(MASK, spelling)
+
+    @functools.cached_property
+    def _unnamed_tokens(self) -> frozenset[str]:
+        """The spellings of special tokens that a prompt cannot name."""
+        config, usual = json.loads(self.config), ("<unk>", "[UNK]")
+        found = [token for use, names in SPELLINGS.items() if use != "mask" for token in names]
+        for use in UNNAMED:
+            token = config.get(f"{use}_token")
+            found.append(str(token.get("content") if isinstance(token, dict) else token))
+        return self._special_tokens & {*found, *usual}
+
+    @functools.cached_property
+    def _unnamed(self) -> re.Pattern[str] | None:
+        return _any_of(self._unnamed_tokens)
 
     def framed(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """(ids, token types) of one or two texts with the special tokens that the file puts around them."""
@@ -204,17 +283,40 @@ def open_vocabulary(source: str | Path, sentinels: int, vocab_size: int) -> Voca
     if source == "bytes":
         return Bytes(sentinels)
     if path.is_dir():
-        path = next((path / name for name in (MODEL, PIECES) if (path / name).exists()), path)
-    if path.is_dir():
-        return find_tokenizer(path, vocab_size)
+        return _own(path, sentinels) or find_tokenizer(path, vocab_size)
     kind = str(source).partition(":")[0]
     if not path.exists() and kind.isalpha():  # no path: a kind, misspelt
         raise SettingError(f"data.vocabulary={source!s} is unknown{nearest(kind, (*TRAINED_KINDS, 'bytes'))}")
     return WordPiece(path, sentinels) if path.suffix == ".txt" else SentencePiece(path, sentinels)
 
 
-def find_tokenizer(folder: Path, vocab_size: int) -> Published:
+def _own(folder: Path, sentinels: int) -> Vocabulary | None:
+    """The vocabulary of ours in a folder, if there is one.
+
+    One that was exported has as many sentinels as its settings name, else there are ``sentinels``.
+    """
+    path = next((folder / name for name in (MODEL, PIECES) if (folder / name).exists()), None)
+    if path is None:
+        return None
+    settings = folder / TOKENIZER_CONFIG
+    names = read_object(settings).get("extra_special_tokens") if settings.exists() else None
+    count = len(names) if isinstance(names, list) else sentinels
+    return WordPiece(path, count) if path.name == PIECES else SentencePiece(path, count)
+
+
+def _any_of(spellings: Collection[str]) -> re.Pattern[str] | None:
+    """Finds any of these; None if there are none."""
+    longest_first = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
+    return re.compile("|".join(map(re.escape, longest_first))) if spellings else None
+
+
+def find_tokenizer(folder: Path, vocab_size: int) -> Vocabulary:
     """The tokenizer in ``folder`` of a model whose embedding has ``vocab_size`` rows."""
+    if (own := _own(folder, 0)) is not None:
+        if own.size > vocab_size:
+            ids, rows = f"ids up to {own.size - 1}", f"the model's embedding {vocab_size} rows"
+            raise SettingError(f"{folder} has a vocabulary with {ids}, {rows}: they do not belong together")
+        return own
     config = read_object(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
     if type(config.get("extra_ids", 0)) is not int:
         wrong = f"extra_ids={config['extra_ids']!r} should be a number"

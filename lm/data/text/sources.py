@@ -101,7 +101,12 @@ def _file_shards(
     shards = [FileShard(group, kind, end, corrupt) for group in _groups(kind, chosen)]
     sample = [*_sample(shards)]
     if len(sample) < (1 if has_validation or split == "validation" else 2):
-        raise SettingError(f"data.corpus={kind}:{pattern}: no text for {split!r} in {len(paths)} files")
+        few = ", ".join(f"{path} ({path.stat().st_size:,} bytes)" for path in chosen[:3])
+        more = f" and {len(chosen) - 3:,} more" * (len(chosen) > 3)
+        raise SettingError(
+            f"data.corpus={kind}:{pattern}: no text for {split!r} in {few}{more}: a validation file "
+            "needs a document, and files of which a part is held out two"
+        )
     if has_validation:
         return tuple(shards)
     edge = sorted(map(digest_of, sample))[max(1, round(HELD_OUT * len(sample))) - 1]
@@ -110,12 +115,17 @@ def _file_shards(
 
 
 def _groups(kind: str, paths: Sequence[Path]) -> list[tuple[Path, ...]]:
-    """Text files in order, those together that fill no window alone; of other kinds each file alone."""
+    """Text files in order, those together that fill no window alone, without empty ones; of other kinds each
+    file alone.
+    """
     groups, room = list[list[Path]](), 0
     for path in paths:
-        if kind != "text" or (room := room - path.stat().st_size) < 0:
+        size = path.stat().st_size
+        if kind == "text" and not size:
+            continue
+        if kind != "text" or (room := room - size) < 0:
             groups.append([])
-            room = SMALLEST_WINDOW - path.stat().st_size
+            room = SMALLEST_WINDOW - size
         groups[-1].append(path)
     return [tuple(group) for group in groups]
 

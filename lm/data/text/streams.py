@@ -26,6 +26,7 @@ from lm.settings import SettingError
 SHARDS, ORDERS = 2**62, 2**61  # first keys of random numbers: those that deal shards, and that order them
 USUAL = 16  # streams of a batch that divides by them
 MOST_STREAMS = 1 << 12  # streams; and of an epoch of one, no more than 2^20 windows of 2^24 examples
+KEYED_EPOCHS = 1 << 7  # epochs whose keys of random numbers fit in an int64
 LAST_NOTES = 1 << 12  # of a file of notes, among which the newest is found [bytes]
 LEAST_ROWS = 64  # rows of a stream in an epoch; a corpus of fewer has fewer streams [rows]
 
@@ -41,9 +42,21 @@ class WindowPlace(NamedTuple):
     before: int  # tokens of the stream in this epoch in front of it
 
     @property
+    def order_key(self) -> int:
+        """The key that orders this window's segments in this epoch."""
+        return ((self.epoch << 20) | self.number) << 12 | self.stream
+
+    @property
     def key(self) -> int:
-        """Of random numbers: another for each place, in steps of 2^24."""
-        return (((self.epoch << 20) | self.number) << 12 | self.stream) << 24
+        """The first key of this window's examples, below 2^63: every other window's is 2^24 away or more.
+
+        After KEYED_EPOCHS the keys begin again, under another seed (``seed``).
+        """
+        return (((self.epoch % KEYED_EPOCHS) << 20 | self.number) << 12 | self.stream) << 24
+
+    def seed(self, seed: int) -> int:
+        """``seed`` (32 bits) with the epochs that ``key`` leaves out above them."""
+        return (self.epoch // KEYED_EPOCHS) << 32 | seed
 
 
 def stream_count(wanted: int, batch_size: int, size: int) -> int:

@@ -1,8 +1,14 @@
-"""Text <-> token ids: what every vocabulary can do, of our own (``own``) or published with a model."""
+"""Text <-> token ids: what every vocabulary can do, of our own (``own``) or published with a model.
+
+Text is data or a prompt. Data, such as a corpus or the rows of a task, holds no special tokens: where it
+spells one, as in ``</s>``, that is text like any other. A prompt may name what stands for hidden text, as
+``[MASK]`` or ``<extra_id_0>``; what ends or pads a text it cannot name either.
+"""
 
 import abc
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -15,8 +21,11 @@ BLANK = "\u2581"  # how SentencePiece writes the blank before a word
 TrainedKind = Literal["unigram", "bpe", "wordpiece"]
 # how one or two texts are laid out for a head: each with its end, or START text DELIM text EXTRACT
 Layout = Literal["ended", "start-delim-extract"]
+# whose special tokens those of our vocabularies are: an encoder's, and with a decoder, sentinels or masks
+Family = Literal["bert", "t5", "bart"]
 TRAINED_KINDS: tuple[TrainedKind, ...] = get_args(TrainedKind)
 STOPS = (".", "?", "!")  # end a sentence
+NAMED = re.compile(r"\[MASK\]|<extra_id_(\d{1,9})>")  # the special tokens of a prompt
 
 
 class TextFrame(NamedTuple):
@@ -53,6 +62,7 @@ class Vocabulary(abc.ABC):
     delim = property(lambda self: self.sentinel(3))
     extract = property(lambda self: self.sentinel(4))
     first_piece = UNK + 1  # lowest id that a random token may have
+    blanks_are_tokens = False  # else the blank before a word is a part of it
 
     @property
     @abc.abstractmethod
@@ -68,6 +78,11 @@ class Vocabulary(abc.ABC):
     def affixes(self) -> Affixes | None:
         """Its own way to frame texts; None: that of models trained here."""
         return None
+
+    @property
+    def unk(self) -> int | None:
+        """The id of what the pieces cannot write; None: they write all."""
+        return UNK
 
     @property
     @abc.abstractmethod
@@ -107,21 +122,46 @@ class Vocabulary(abc.ABC):
         return self.encode_batch([text])[0].tolist()
 
     def encode_framed(self, text: str, begin: int | None, end: int | None) -> list[int]:
-        """``text``, in which MASK stands for the mask, between the ids ``begin`` and ``end``.
+        """The ids of a prompt between the ids ``begin`` and ``end``.
 
         A published tokenizer that knows how its model frames a text ignores the two.
         """
-        ids = self.encode_hidden(text, [self.mask] * text.count(MASK))
+        return [token for token in (begin, *self.encode_prompt(text), end) if token is not None]
+
+    def framed_ids(self, ids: Sequence[int], begin: int | None, end: int | None) -> list[int]:
+        """The ids of a text between ``begin`` and ``end``, which a published tokenizer ignores likewise."""
         return [token for token in (begin, *ids, end) if token is not None]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text that may name masks and sentinels."""
+        ids = self.encode_hidden(text, [self.mask] * text.count(MASK))
+        return [token for token in ids if token is not None]
+
     def encode_hidden(self, text: str, hidden: Sequence[int | None]) -> list[int | None]:
-        """Ids of ``text``, in which ``hidden[k]`` stands for the MASK number k."""
-        *parts, last = text.split(MASK)
-        pairs = zip(parts, hidden, strict=True)
-        ids = [token for part, instead in pairs for token in (*self.encode(part.rstrip()), instead)]
-        return ids + (
-            self.encode(last) if last.strip() else []
-        )  # the blank before a word belongs to the word
+        """Ids of a prompt, in which ``hidden[k]`` stands for the MASK number k."""
+        ids: list[int | None] = []
+        for number, (part, name) in enumerate(self._parts(text, hidden)):
+            ids += self.encode_behind(part) if number else self.encode(part)
+            ids += [] if name is None else [name]
+        return ids
+
+    def _parts(self, text: str, hidden: Sequence[int | None]) -> Iterator[tuple[str, int | None]]:
+        """The text in front of each special token, and its id; at last the text behind them, and None."""
+        begin, masks = 0, iter(hidden)
+        for match in NAMED.finditer(text):
+            number = match[1]
+            if number is not None and int(number) >= self.num_sentinels:
+                continue  # there is no such token
+            part = text[begin : match.start()]
+            name = next(masks) if number is None else self.sentinel(int(number))
+            yield part if self.blanks_are_tokens else part.rstrip(), name
+            begin = match.end()
+        last = text[begin:]
+        yield last if last.strip() or self.blanks_are_tokens or not begin else "", None
+
+    def encode_behind(self, text: str) -> list[int]:
+        """Ids of a text right behind a special token; what begins without a blank goes on with its word."""
+        return self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text up to the first EOS, without padding and the tokens that frame a text."""
@@ -145,6 +185,11 @@ class Vocabulary(abc.ABC):
     def exported(self, _begin: int | None, _end: int | None) -> Mapping[str, bytes]:
         """``{name: contents}`` for other programs; one of ours puts the two ids around a text."""
         return self.files()
+
+    def special_names(self, _family: Family) -> Mapping[int, str]:
+        """How special tokens are spelt where pieces are shown: a published tokenizer has its own names."""
+        known = {*self.special.values(), *map(self.sentinel, range(self.num_sentinels))}
+        return {token: piece for piece, token in self.ids.items() if token in known}
 
     def marks(self, holds: Callable[[str], bool]) -> np.ndarray:
         """bool [size], True at the pieces for which ``holds``."""

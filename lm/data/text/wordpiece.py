@@ -74,6 +74,22 @@ class WordPiece(Own):
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
+    def encode_behind(self, text: str) -> list[int]:
+        if text[:1].isspace() or not text:
+            return self.encode(text)
+        word, blank, rest = self.tokenizer.normalizer.normalize_str(text).partition(" ")
+        return self._continued(word) + self.encode(blank + rest)
+
+    def _continued(self, word: str) -> list[int]:
+        """The longest pieces, from the start on, of what goes on with a word."""
+        ids, begin = list[int](), 0
+        while begin < len(word):
+            ends = range(len(word), begin, -1)
+            found = ((self.ids.get(CONTINUES + word[begin:end]), end) for end in ends)
+            token, begin = next(((x, end) for x, end in found if x is not None), (UNK, len(word)))
+            ids = [*ids, token] if token != UNK else [UNK]
+        return ids
+
     def _plain(self, ids: list[int]) -> str:
         text = " ".join(self.pieces[token] for token in ids)
         return re.sub(f"(^| ){CONTINUES}", "", text)
@@ -82,9 +98,9 @@ class WordPiece(Own):
         return {PIECES: Path(self.path).read_bytes()}
 
     def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
-        """A tokenizer.json with the same ids, and its settings."""
+        """A tokenizer.json with the same ids, its settings, and the pieces, by which it is read here."""
         ids = {piece: token for token, piece in enumerate([*self.pieces, *self.sentinel_names])}
-        return self.tokenizer_files(_tokenizer(ids), begin, end)
+        return {**self.tokenizer_files(_tokenizer(ids), begin, end), **self.files()}
 
 
 def _tokenizer(ids: Mapping[str, int]) -> tokenizers.Tokenizer:

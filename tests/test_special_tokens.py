@@ -1,0 +1,119 @@
+"""Laws of special tokens in texts: data have none, a prompt names masks and sentinels."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
+from lm.data.text.published import find_tokenizer
+from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK
+from lm.data.text.wordpiece import WordPiece, train_wordpieces
+from lm.data.views import INPUTS
+
+HARNESS = Path(__file__).parent / "golden" / "harness"
+DOCS, TRAINED_ON = Path(__file__).parents[1] / "docs", ("code.md", "choices.md", "tasks.md")
+LINES = [
+    "Returns a new array of the given shape; see also `numpy.zeros`.",
+    "the unbelievable understanding of undoing, redoing and <b>bold</b> statements",
+    "a list [of, items] and a/b < c > d",
+]
+SPELLED = [
+    "a <extra_id_0> b",
+    "a </s> b",
+    "</s><pad>",
+    "of the [MASK] shape",
+    "x [SEP] y [CLS] [PAD] [UNK]",
+    "<unk>",
+]
+SPELLED += ["the <extra_id_1>thing <extra_id_0>", "<extra_id_99> <extra_id_100>", "one.<pad>two</s>"]
+
+
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory):
+    """Ours, of each kind."""
+    folder, texts = tmp_path_factory.mktemp("own"), [(DOCS / name).read_text("utf-8") for name in TRAINED_ON]
+    return {
+        "unigram": SentencePiece(train_sentencepiece(texts, 1000, folder / "unigram.model"), 4),
+        "bytes-for-unknown": SentencePiece(train_sentencepiece(texts, 1300, folder / "b.model", "bytes"), 4),
+        "bpe": SentencePiece(train_sentencepiece(texts, 1000, folder / "bpe.model", kind="bpe"), 4),
+        "wordpiece": WordPiece(train_wordpieces(texts, 2000, folder / "words.txt"), 4),
+        "bytes": Bytes(4),
+    }
+
+
+OWN = ("unigram", "bytes-for-unknown", "bpe", "wordpiece", "bytes")
+
+
+@pytest.mark.parametrize("text", SPELLED)
+@pytest.mark.parametrize("name", OWN[:-1])
+def test_an_exported_vocabulary_reads_every_text_as_before(name, text, vocabularies, tmp_path):
+    own = vocabularies[name]
+    for file, contents in own.exported(None, own.eos).items():
+        (tmp_path / file).write_bytes(contents)
+    again = find_tokenizer(tmp_path, own.size)
+    assert again.fingerprint == own.fingerprint
+    assert again.encode(text) == own.encode(text)
+    assert again.encode_framed(text, None, own.eos) == own.encode_framed(text, None, own.eos)
+
+
+@pytest.mark.parametrize("text", SPELLED)
+@pytest.mark.parametrize("name", OWN)
+def test_our_data_have_no_special_tokens_and_prompts_have_those_that_they_name(name, text, vocabularies):
+    own = vocabularies[name]
+    first, special = own.size - own.num_sentinels, {PAD, EOS}
+    assert not special & {*own.encode(text)} and max(own.encode(text)) < first
+    found = [token for token in own.encode_framed(text, None, None) if token >= first]
+    named = {"<extra_id_0>": own.size - 1, "<extra_id_1>": own.size - 2, "[MASK]": own.size - 1}
+    due = sorted((text.index(spelling), token) for spelling, token in named.items() if spelling in text)
+    assert found == [token for _, token in due]
+    assert not special & {*own.encode_framed(text, None, None)}
+
+
+@pytest.mark.parametrize("name", ["t5_v1_0", "gpt2", "llama_gqa"])
+def test_published_data_have_no_special_tokens_and_prompts_have_those_that_they_name(name):
+    published = find_tokenizer(HARNESS / name, 10**6)
+    special = {
+        token.content: number for number, token in published.tokenizer.get_added_tokens_decoder().items()
+    }
+    ordinary = {published.ids.get("<unk>")}
+    plain = published.encode("a b")
+    for spelling, number in special.items():
+        for text in (f"a {spelling} b", f"a{spelling}b", f"{spelling}"):
+            ids = published.encode(text)
+            assert not {*ids} & {*special.values()} - ordinary, spelling
+            named = spelling.startswith("<extra_id_") or number == published.mask
+            framed = published.encode_framed(text, None, None)
+            before, behind = published._around
+            inner = framed[len(before) : len(framed) - len(behind)]
+            assert number in ordinary or (number in inner) == named, text
+    assert published.encode_framed("a b", None, None) == published.framed_ids(plain, None, None)
+
+
+def hidden(ids, own, random):
+    """Tokens with up to three spans of them hidden."""
+    noise = np.zeros((1, len(ids)), bool)
+    for begin in random.choice(np.arange(1, len(ids)), 3, replace=False):
+        noise[0, begin : begin + random.integers(1, 4)] = True
+    shown, keep = INPUTS["sentinels"].show(np.array([ids], np.int32), noise, np.zeros(1), own)
+    return shown[keep].tolist()
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_text_with_hidden_spans_that_is_printed_is_read_again_as_it_was(name, vocabularies):
+    own, random = vocabularies[name], np.random.default_rng(0)
+    for line in LINES:
+        ids = own.encode(line)
+        for _ in range(60):
+            shown = hidden(ids, own, random)
+            if {(own.ids.get(BLANK), own.size - k) for k in (1, 2, 3)} & {*pairwise(shown)}:
+                continue  # a blank that is a piece of its own is not seen in front of a sentinel
+            assert own.encode_framed(own.decode(shown), None, None) == shown
+
+
+def test_sentinels_beyond_those_of_a_vocabulary_are_text(vocabularies):
+    for name in OWN:
+        own = vocabularies[name]
+        assert own.encode_framed("<extra_id_4>", None, None) == own.encode("<extra_id_4>")
+        assert UNK not in own.encode("<extra_id_4>")
