@@ -19,7 +19,7 @@ from experiments.processes.memory import tune_memory
 from experiments.processes.place import choose_platform
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
 from experiments.study.extension import load_study
-from experiments.study.own import without_study
+from experiments.study.own import study_files, without_study
 from lm.settings import SettingError, nearest
 from lm.train.stopping import end_in
 
@@ -31,8 +31,8 @@ usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help        versions: l
 {commands}
 
 A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (1 to 2 minutes a row
-on one CPU core), mini (seven), mini-real (mini, tuned on real benchmarks), small (a night on a workstation),
-medium (a quarter of an hour on an H100), base (the paper's setup).
+on one CPU core), mini (five to eleven), mini-real (mini, tuned on real benchmarks), small (a night on a
+workstation), medium (a quarter of an hour on an H100), base (the paper's setup){own_scales}.
 --study FILE, with any command, adds rows, tasks, objectives and more of your own (docs/extending.md).
 Start with:
 
@@ -46,7 +46,16 @@ Exit codes: {codes}."""
 
 def _help() -> str:
     codes = ", ".join(f"{code} {meaning}" for meaning, code in EXIT_CODES.items())
-    return _HELP.format(commands=indent(HELP, "  "), codes=codes)
+    own = own_scales() if study_files() else ()
+    named = f"; of your own: {', '.join(own)}" if own else ""
+    return _HELP.format(commands=indent(HELP, "  "), codes=codes, own_scales=named)
+
+
+def own_scales() -> list[str]:
+    """Return the scales that a study module has added."""
+    from experiments.study.scales import OWN_FROM, SCALES  # with numpy, which the plain help can do without
+
+    return [*SCALES][OWN_FROM:]
 
 
 def versions() -> str:
@@ -73,6 +82,9 @@ def main() -> None:
         code: int | str | None = dispatch(sys.argv[1:])
     except SettingError as error:
         code = _bad(error)
+    except KeyboardInterrupt:  # while a module of the user's own is run, or others are waited for
+        print_line("interrupted; run the same command to resume")
+        code = EXIT_CODES["interrupted"]
     except SystemExit as end:
         unread = isinstance(end.__context__, BrokenPipeError)  # as rich turns it into an exit
         code = EXIT_CODES["nobody reads"] if unread else end.code

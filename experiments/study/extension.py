@@ -44,7 +44,9 @@ def _load(file: Path) -> None:
         sys.path.append(str(file.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() too, whose code would be taken for one of lm's own
         kind = "" if isinstance(error, SettingError) else f"{type(error).__name__}: "
         raise SettingError(f"{place_in_study(error) or f'{shown(file)}: '}{kind}{_reason(error)}") from error
     added = {name: _added(name, before[name], table, (file, source)) for name, table in _tables(source)}
@@ -54,7 +56,7 @@ def _load(file: Path) -> None:
         _check_built(name, name in added["SCALES"], (file, source))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return error.msg if isinstance(error, SyntaxError) else str(error)
 
 

@@ -116,13 +116,15 @@ _MEDIUM: Changes = _SMALL | {
     "finetuning.optimizer.learning_rate": 0.001,
 }
 
-ONE_CORE = ("nano", "mini", "mini-real")  # a core to each run trains more than cores that share one
+DEFAULT_SCALE = "nano"  # of all commands
 
-SCALES: dict[str, Changes] = {
-    "base": {"model.dtype": "bfloat16"},  # of activations, as on the TPUs of the paper
-    "medium": _MEDIUM,
-    "small": _SMALL,
+SCALES: dict[str, Changes] = {  # the smallest first
+    "nano": _NANO,
     "mini": _MINI,
     "mini-real": _MINI | _REAL,
-    "nano": _NANO,
+    "small": _SMALL,
+    "medium": _MEDIUM,
+    "base": {"model.dtype": "bfloat16"},  # of activations, as on the TPUs of the paper
 }
+
+OWN_FROM = len(SCALES)  # from this place on scales are those of a study module
