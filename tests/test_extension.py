@@ -134,11 +134,19 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.d_ff': half}})\n",
             r"my\.py:2: row 'a/b': name 'zero' is not defined",
         ),
+        ("import sys\n\nsys.exit(3)\n", r"my\.py:3: SystemExit: 3; a study module should run to its end"),
     ],
 )
 def test_what_is_wrong_with_a_module_is_named_with_its_file_and_line(text, message, loads):
     with pytest.raises(SettingError, match=f"^{message}"):
         loads(my=text)
+
+
+def test_an_interruption_of_a_module_ends_as_any_other_without_a_trace(tmp_path):
+    (tmp_path / "my.py").write_text("raise KeyboardInterrupt\n")
+    command = [sys.executable, "-m", "experiments", "list", "--study", str(tmp_path / "my.py")]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (130, "lm: interrupted; run the same command to resume\n")
 
 
 def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tmp_path):

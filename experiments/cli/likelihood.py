@@ -74,8 +74,8 @@ def likelihood(
     """Show the log-probability of texts: nats, perplexity a token, bits per byte and per character.
 
     A line of the file is a text, or a context, a tab and what continues it, blanks included; lines of blanks
-    alone, as between paragraphs, are left out. Of a .jsonl file it is {"context": ..., "continuation": ...}. Encoders give the pseudo-log-likelihood: each token in
-    turn is masked.
+    alone, as between paragraphs, are left out. Of a .jsonl file it is {"context": ..., "continuation": ...}.
+    Encoders give the pseudo-log-likelihood: each token in turn is masked.
 
     Args:
         run: folder of a run.

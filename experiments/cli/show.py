@@ -89,7 +89,7 @@ class CostedRows:
 
 
 def show_command(arguments: Sequence[str]) -> None:
-    """Show every setting of a row or a published model, the stages of a row's run, or what the model costs."""
+    """Show every setting of a row or a published model, the stages of its run, or what the model costs."""
 
     def show(
         row: str,
@@ -101,7 +101,7 @@ def show_command(arguments: Sequence[str]) -> None:
         runs: Path = RUNS,
         rows: Annotated[CostedRows, FLAT] = CostedRows(),
     ) -> None:
-        """Show every setting of a row or a published model, the stages of a row's run, or what the model costs.
+        """Show every setting of a row or a published model, the stages of its run, or what the model costs.
 
         Settings given here change the row, as for lm run; of a published model those of model.
 
@@ -109,7 +109,7 @@ def show_command(arguments: Sequence[str]) -> None:
             row: row of the registry, such as t5/6-corruption-rate/15, or published size, such as llama-7b.
             scale: size of the study.
             stages: show the stages of training instead: what each starts from, its steps and its folder.
-            costs: show instead the model's parameters, its arithmetic for a token, and the bytes of its cache.
+            costs: show instead the model's parameters, its arithmetic for a token, and its cache's bytes.
             runs: folder that holds the runs, for the steps that are saved.
         """
         given, published = named_settings(arguments, settings), row in SIZES

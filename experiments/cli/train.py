@@ -121,7 +121,7 @@ def started_by(arguments: Sequence[str]) -> Changes:
 
 
 def fits_one_core(experiment: Experiment) -> bool:
-    """Return whether a core to each run trains more than cores that share one, by the arithmetic of a step."""
+    """Return whether a core to each run trains more than cores that share one, by the FLOPs of a step."""
     from lm.train.throughput import step_flops  # with jax
 
     length, size = experiment.data.inputs_length, experiment.pretraining.batch_size
@@ -129,7 +129,7 @@ def fits_one_core(experiment: Experiment) -> bool:
 
 
 def _job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
-    """Return how many of the runs to train at once; SettingError where a device or another process does that."""
+    """Return how many runs to train at once; SettingError where a device, or another process, does that."""
     if jobs < 0:
         raise SettingError(f"--jobs {jobs} should be at least 1, or 0 for as many as is best")
     if jobs == 1:

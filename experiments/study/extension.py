@@ -57,6 +57,8 @@ def _load(file: Path) -> None:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"{error}; a study module should run to its end"
     return error.msg if isinstance(error, SyntaxError) else str(error)
 
 

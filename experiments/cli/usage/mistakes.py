@@ -32,7 +32,7 @@ SAME_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (  # settings, options and
     ),
     (
         STEPS,
-        "max-steps num-steps total-steps train-steps num-train-steps iterations max-iters num-iterations",
+        "max-steps num-steps total-steps train-steps num-train-steps iterations max-iters",
     ),
     ((*STEPS, "data.repeats"), "epochs num-epochs num-train-epochs max-epochs"),
     (
@@ -41,7 +41,8 @@ SAME_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (  # settings, options and
     ),
     (
         ("pretraining.microbatches", "finetuning.microbatches"),
-        "grad-accum gradient-accumulation gradient-accumulation-steps accumulate-grad-batches micro-batch-size",
+        "grad-accum gradient-accumulation gradient-accumulation-steps accumulate-grad-batches "
+        "micro-batch-size",
     ),
     (("pretraining.evaluate_every",), "eval-every eval-interval eval-steps eval-freq val-check-interval"),
     (tuple(f"{each}.save_every" for each in BOTH), "save-steps save-interval checkpoint-every ckpt-every"),
@@ -61,8 +62,8 @@ SAME_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (  # settings, options and
     ),
     (
         ("model.mlp",),
-        "activation activation-function act act-fn hidden-act nonlinearity feed-forward feed-forward-proj gelu "
-        "swiglu geglu",
+        "activation activation-function act act-fn hidden-act nonlinearity feed-forward feed-forward-proj "
+        "gelu swiglu geglu",
     ),
     (
         ("model.dropout",),
@@ -71,8 +72,8 @@ SAME_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (  # settings, options and
     ),
     (
         ("model.positions",),
-        "position-encoding positional-encoding position-embedding-type pos-emb pos-encoding rope rotary alibi "
-        "relative-positions",
+        "position-encoding positional-encoding position-embedding-type pos-emb pos-encoding rope rotary "
+        "alibi relative-positions",
     ),
     (("model.rotary.base",), "rope-theta rope-base rotary-base"),
     (("model.max_length",), "max-len max-position-embeddings n-positions n-ctx"),
@@ -153,8 +154,8 @@ def required(taken: Sequence[Taken]) -> list[Taken]:
 def as_typed(message: str, names: Collection[str]) -> str:
     """Return an error's message with the settings and options of these ``names`` as a user types them.
 
-    A setting such as ``model.d_ff`` is known by its name, an option such as ``beams`` only with its value. Names
-    before a colon, as in a list of what differs, stay.
+    A setting such as ``model.d_ff`` is known by its name, an option such as ``beams`` only with its value.
+    Names before a colon, as in a list of what differs, stay.
     """
     dotted = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if "." in name)
     plain = "|".join(re.escape(name) for name in names if "." not in name)
@@ -210,6 +211,18 @@ def _likelihood(flag: str) -> tuple[int, str]:
     """By which the groups of a setting that several have are listed."""
     groups = ("--pretraining", "--finetuning", "--model", "--data", "--tuning", "--objective")
     return next((rank for rank, group in enumerate(groups) if flag.startswith(group)), len(groups)), flag
+
+
+def _qualified(message: str, group: str, names: Collection[str]) -> str:
+    """Return a message of a ``group`` of settings with whole ``names``, also where it has their ends alone."""
+    outer = [
+        "".join(f"{part}." for part in group.split(".")[:depth]) for depth in range(group.count(".") + 2)
+    ]
+
+    def whole(match: re.Match[str]) -> str:
+        return next((prefix + match[0] for prefix in outer if prefix + match[0] in names), match[0])
+
+    return re.sub(r"(?<![\w.,/'\"-])[\w.]+(?==)", whole, message)
 
 
 def _is_number(word: str) -> bool:
@@ -282,6 +295,5 @@ def as_line(box: str, taken: Sequence[Taken], program: str) -> str:
     if match := re.search(r"Unrecognized options?:\s*(.*)", text):
         return f"{match[1]!r} is one word too many: {wanted}; quote a text with blanks{more}"
     if match := re.search(r"Error parsing (?:settings|options|rows)?\.?([\w.-]*): (.*)", text):
-        (outer, _, group), said = match[1].rpartition("."), match[2]
-        return f"{outer}.{said}" if outer and group and said.startswith(f"{group}.") else said
+        return _qualified(match[2], match[1], {each.name for each in taken})
     return text.removeprefix("Parsing error ") + more
