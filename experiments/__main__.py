@@ -18,7 +18,7 @@ from experiments.processes.jobs import JOB
 from experiments.processes.memory import tune_memory
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
 from experiments.study.extension import load_study
-from experiments.study.own import without_study
+from experiments.study.own import study_files, without_study
 from lm.settings import SettingError, nearest
 from lm.train.stopping import end_in
 
@@ -30,8 +30,8 @@ usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help        versions: l
 {commands}
 
 A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (1 to 2 minutes a row
-on one CPU core), mini (seven), mini-real (mini, tuned on real benchmarks), small (a night on a workstation),
-medium (a quarter of an hour on an H100), base (the paper's setup).
+on one CPU core), mini (five to eleven), mini-real (mini, tuned on real benchmarks), small (a night on a
+workstation), medium (a quarter of an hour on an H100), base (the paper's setup){own_scales}.
 --study FILE, with any command, adds rows, tasks, objectives and more of your own (docs/extending.md).
 Start with:
 
@@ -45,7 +45,16 @@ Exit codes: {codes}."""
 
 def _help() -> str:
     codes = ", ".join(f"{code} {meaning}" for meaning, code in EXIT_CODES.items())
-    return _HELP.format(commands=indent(HELP, "  "), codes=codes)
+    own = own_scales() if study_files() else ()
+    named = f"; of your own: {', '.join(own)}" if own else ""
+    return _HELP.format(commands=indent(HELP, "  "), codes=codes, own_scales=named)
+
+
+def own_scales() -> list[str]:
+    """Return the scales that a study module has added."""
+    from experiments.study.scales import OWN_FROM, SCALES  # with numpy, which the plain help can do without
+
+    return [*SCALES][OWN_FROM:]
 
 
 def versions() -> str:
@@ -71,12 +80,12 @@ def main() -> None:
         code: int | str | None = dispatch(sys.argv[1:])
     except SettingError as error:
         code = _bad(error)
+    except KeyboardInterrupt:  # in a study module, or while others are waited for
+        print_line("interrupted; run the same command to resume")
+        code = EXIT_CODES["interrupted"]
     except SystemExit as end:
         unread = isinstance(end.__context__, BrokenPipeError)  # as rich turns it into an exit
         code = EXIT_CODES["nobody reads"] if unread else end.code
-    except KeyboardInterrupt:  # before there was a command to say what is lost
-        print_line("interrupted; run the same command again")
-        code = EXIT_CODES["interrupted"]
     except MemoryError:
         print_line("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]

@@ -49,7 +49,7 @@ def _command(commands: Any, name: str, act: Callable, runs: str | None, text: st
     if runs is not None:
         command.epilog = "What stands after -- is passed to lm run."
         add("names", nargs="+", metavar="NAME", help="a row of the study, or a pattern such as 't5/6-*'")
-        add("--scale", default="base", help="size of the study: nano, mini, mini-real, small, medium or base")
+        add("--scale", default="", help="size of the study, such as base; by default that of lm run")
         add("--runs", default=runs, help="folder of the runs, which all processes see")
         own = "module with rows of your own, as for lm, once for each; else those of LM_STUDY"
         add("--study", type=Path, action="append", default=[], metavar="FILE", help=own)

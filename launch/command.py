@@ -19,7 +19,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """One row: ``lm run name --scale scale --runs runs extra... --study FILE ...``."""
+    """One row: ``lm run name [--scale scale] --runs runs extra... --study FILE ...``."""
 
     name: str
     scale: str
@@ -29,7 +29,8 @@ class Job:
 
     def arguments(self) -> list[str]:
         own = [word for file in self.studies for word in ("--study", file)]
-        return ["run", self.name, "--scale", self.scale, "--runs", self.runs, *self.extra, *own]
+        scale = ["--scale", self.scale] if self.scale else []  # else that of lm run
+        return ["run", self.name, *scale, "--runs", self.runs, *self.extra, *own]
 
 
 def label(*jobs: Job) -> str:

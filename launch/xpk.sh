@@ -9,7 +9,7 @@
 set -euo pipefail
 name=${1:?"usage: CLUSTER=... RUNS=/bucket/runs launch/xpk.sh NAME [lm arguments]"}
 shift
-lm=(lm run "$name" --scale "${SCALE:-base}" --runs "${RUNS:?a folder in the mounted bucket}" "$@")
+lm=(lm run "$name" ${SCALE:+--scale "$SCALE"} --runs "${RUNS:?a folder in the mounted bucket}" "$@")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # xpk lays this folder over the image. It starts a workload again when that ends with 42, lm's "start again", without

@@ -1,5 +1,6 @@
 """What a model takes by its settings alone, against numbers worked out by hand."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -11,7 +12,6 @@ from experiments.cli.show import binary
 from lm.nn.layers import count
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
 from lm.train.throughput import cache_bytes, costs, step_flops
 
 KIB = 1024
@@ -136,8 +136,12 @@ def test_a_published_model_is_shown_by_its_name(capsys):
     assert "sparsity.window" in said and "4095" in said
 
 
-def test_a_published_model_has_no_stages():
-    from experiments.cli.show import show_row
-
-    with pytest.raises(SettingError, match="llama-7b is a published model"):
-        show_row("llama-7b", stages=True)
+def test_a_published_model_has_no_stages_and_no_settings_but_its_own(capsys):
+    assert dispatch(["show", "llama-7b", "--stages"]) == 2
+    assert "llama-7b is a published model" in capsys.readouterr().err
+    assert dispatch(["show", "llama-7b", "--objective.rate", "0.2"]) == 2
+    assert "llama-7b is a published model, which has no setting --objective.rate" in capsys.readouterr().err
+    assert dispatch(["show", "--model.num_decoder_layers", "3", "llama-7b"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "llama-7b, as published with --model.num_decoder_layers 3" in said
+    assert re.search(r"num_decoder_layers . 3 ", said)

@@ -1,6 +1,8 @@
 """From settings to a report, as a user gets there."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from flax import nnx
 from tiny import TINY
 
 from experiments import __main__ as cli
-from experiments.cli.models import count_written, generate, show_examples
+from experiments.cli.models import count_written, generate
 from experiments.cli.one_run import Options, RowRun
 from experiments.cli.train import train_one, train_rows
 from experiments.processes.progress import reporting
@@ -456,12 +458,33 @@ def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, 
 
 
 def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
-    show_examples("bert/base", "tiny", 1, runs)
+    assert (
+        cli.dispatch(["examples", "bert/base", "--scale", "tiny", "--count", "1", "--runs", str(runs)]) == 0
+    )
     out = capsys.readouterr().out
     assert {"inputs", "hidden", "label", "text"} <= set(out.split())
     assert "[MASK]" in out and "<extra_id_0>" not in out
+    assert re.search(r"rows of step 0: \d+ tokens of text, room for 24 of inputs\n", out)
 
 
-def test_the_row_stands_before_its_options(runs, capsys):
-    assert cli.dispatch(["run", "--scale", "nano", "t5/6-corruption-rate/50", "--check"]) == 2
-    assert "'t5/6-corruption-rate/50' should stand first" in capsys.readouterr().err
+def test_examples_are_of_the_row_as_it_would_be_trained_with_settings_given_by_hand(runs, capsys):
+    words = ["examples", "--scale", "tiny", "--count", "1", "--runs", str(runs), "--data.inputs-length", "30"]
+    assert cli.dispatch([*words, "--objective.rate", "0.5", RATE]) == 0
+    assert re.search(
+        r": \d+ tokens of text, room for 30 of inputs and \d+ of targets\n", capsys.readouterr().out
+    )
+
+
+def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch, capsys):
+    def deleted(*_):
+        shutil.rmtree(folder)
+        raise ValueError("No ArrayMetadata found")
+
+    experiment = build(BASELINE, "tiny", {"model.d_ff": 16, "pretraining.steps": 2})
+    folder = runs / "deleted"
+    monkeypatch.setattr("experiments.runs.run.fit", deleted)
+    with reporting(2) as reporter:
+        assert train_one(RowRun(BASELINE, experiment, folder), Options("tiny", runs), reporter) == 1
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert f"the run's folder {folder} was deleted or moved while it trained" in said
+    assert "ArrayMetadata" not in said and not folder.exists()

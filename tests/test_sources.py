@@ -15,7 +15,7 @@ from lm.data.corpora import corpus
 from lm.data.text import readers
 from lm.data.text import tfds as rows
 from lm.data.text.shards import documents_of, fingerprint_of
-from lm.data.text.tfds import tfds_folders
+from lm.data.text.tfds import prepared_rows, tfds_folders
 from lm.settings import SettingError
 
 TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
@@ -166,6 +166,18 @@ def test_a_set_without_random_access_is_an_error_with_the_command_that_converts_
         (folder / name).write_text(text.replace("array_record", "tfrecord"))
     with pytest.raises(SettingError, match="tfds convert_format .*--out_file_format=array_record"):
         documents("tfds:novels", "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["[5:3]", "[3:2]", "[-1:-3]", "[50%:49%]", "[x]", "[:10", "[1:2:3]", "[200%:]", "[999:]", "[:5%:]", "[]"],
+)
+@pytest.mark.parametrize("before", ["", "train[:50]+"])
+def test_a_slice_that_is_none_is_refused_with_what_one_looks_like(part, before, tmp_path):
+    prepare("mine", tmp_path, ({"text": TEXT}, [{"text": f"text {i}"} for i in range(100)], "train"))
+    with pytest.raises(SettingError, match=r"FROM below TO, such as validation\[:10%\]"):
+        prepared_rows("mine", f"{before}train{part}", tmp_path)
+    assert len(prepared_rows("mine", "train[:10%]+train[-3:]", tmp_path)) == 13
 
 
 def test_without_a_validation_split_the_last_rows_of_train_are_held_out(tmp_path):

@@ -9,8 +9,8 @@ from importlib import import_module
 
 COMMANDS = {  # name -> module of experiments.cli : function
     "list": "show:show_rows",
-    "show": "show:show_row",
-    "diff": "show:show_diff",
+    "show": "show:show_command",
+    "diff": "show:diff_command",
     "run": "train:run_command",
     "plan": "plan:plan",
     "prepare": "plan:prepare_row",
@@ -28,12 +28,12 @@ COMMANDS = {  # name -> module of experiments.cli : function
     "attention": "draw:attention",
     "neighbours": "models:show_neighbours",
     "convert": "convert:import_or_export",
-    "examples": "models:show_examples",
+    "examples": "models:examples_command",
     "doctor": "doctor:examine",
     "completion": "usage.completion:completion",
 }
 # read their arguments themselves: what their options are depends on them
-RAW = ("run", "sweep", "report", "plan", "prepare", "convert", "draw", "harness")
+RAW = ("show", "diff", "run", "sweep", "report", "plan", "prepare", "convert", "draw", "examples", "harness")
 HELP = """\
 list       List the rows of the study, what each changes, and how many seeds of it have finished.
 show       Show every setting of a row or a published model, or --stages of its run, or what it --costs.
@@ -70,7 +70,7 @@ EXAMPLES = {  # command -> two that work
         "lm run gpt/base --data.corpus text:book.txt --pretraining.steps 500",
     ),
     "plan": (
-        "lm plan t5/1-baseline/baseline --topology v5e:4x4",
+        "lm plan t5/1-baseline/baseline --scale base --topology v5e:4x4",
         "lm plan 't5/2-architecture/*' --scale small --search",
     ),
     "prepare": (
@@ -89,7 +89,7 @@ EXAMPLES = {  # command -> two that work
     "clean": ("lm clean pages --name mine", "lm clean crawl --name web --without policy --workers 8"),
     "tasks": ("lm tasks", "lm tasks 'multi30k*'"),
     "score": (
-        f"lm score {_RUN} --tasks documentation_words",
+        f"lm score {_RUN} --tasks documentation-words",
         "lm score --predictions answers.txt --task squad",
     ),
     "likelihood": (f"lm likelihood {_RUN} book.txt", f"lm likelihood {_RUN} documentation --texts 10"),

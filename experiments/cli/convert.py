@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli import EXAMPLES
-from experiments.cli.usage.arguments import parse
+from experiments.cli.usage.arguments import name_first, parse
 from experiments.cli.usage.page import HELP_WORDS, help_page
 from experiments.console import UNBROKEN
 from experiments.runs.prepare import FOLDER, stored_vocabulary
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def import_or_export(arguments: Sequence[str]) -> None:
     """Import a published checkpoint as a run, or export a run's model in the published format."""
     both = {"import": import_checkpoint, "export": export_checkpoint}
-    way, *others = arguments or ("--help",)
+    way, *others = name_first(both, arguments) or ("--help",)
     if way in HELP_WORDS:
         pages = [
             help_page(f"lm convert {name}", function, EXAMPLES["convert"], "", True)

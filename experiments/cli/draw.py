@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import EXAMPLES
-from experiments.cli.usage.arguments import parse
+from experiments.cli.usage.arguments import name_first, parse
 from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import UNBROKEN
 from experiments.drawings import DRAWINGS
@@ -15,6 +15,7 @@ from lm.settings import SettingError, nearest
 
 def draw(arguments: Sequence[str]) -> None:
     """Draw a picture; without a name list what there is."""
+    arguments = name_first(DRAWINGS, arguments)
     if not arguments or arguments[0] in HELP_WORDS:
         show_drawings()
         return

@@ -74,9 +74,9 @@ def likelihood(
 ) -> None:
     """Show the log-probability of texts: nats, perplexity a token, bits per byte and per character.
 
-    A line of the file is a text, or a context, a tab and what continues it, blanks included; of a .jsonl
-    file it is {"context": ..., "continuation": ...}. Encoders give the pseudo-log-likelihood: each token in
-    turn is masked.
+    A line of the file is a text, or a context, a tab and what continues it, blanks included; lines of blanks
+    alone, as between paragraphs, are left out. Of a .jsonl file it is {"context": ..., "continuation": ...}.
+    Encoders give the pseudo-log-likelihood: each token in turn is masked.
 
     Args:
         run: folder of a run.
@@ -184,7 +184,10 @@ def corpus_texts(name: str, scoring: Scoring, cache: Path) -> list[tuple[str, st
 
 
 def texts_of(file: Path) -> list[tuple[str, str]]:
-    """(context, continuation) of each line; SettingError for a line with nothing to score."""
+    """Return (context, continuation) of each line that is not blank.
+
+    SettingError for a line with nothing to score, and for a file without lines.
+    """
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         lines = files.lines_of(data.decode("utf-8-sig"))
@@ -192,6 +195,8 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
         raise SettingError(f"{file} cannot be read as text: {error}") from error
     texts = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         if file.suffix == ".jsonl":
             fields = parse_json(line, f"{file}, line {number},")
             fields = fields if isinstance(fields, dict) else {}

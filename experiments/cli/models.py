@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from rich.markup import escape
 
-from experiments.cli.usage.arguments import FLAT
+from experiments.cli.usage.arguments import (
+    FLAT,
+    first_word,
+    named_settings,
+    option,
+    ordered,
+    parse,
+    scale_of,
+)
 from experiments.console import RUNS, UNBROKEN
 from experiments.runs.prepare import (
     Encoded,
@@ -21,9 +29,11 @@ from experiments.runs.prepare import (
     tuning_lengths,
 )
 from experiments.starts import started_from
-from experiments.study.experiment import Experiment
-from experiments.study.registry import build
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.registry import build, check_start
+from experiments.study.scales import DEFAULT_SCALE
 from lm.data.batches import Batch
+from lm.data.objectives import Lengths
 from lm.data.supervised import eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
@@ -42,25 +52,48 @@ GREEDY = Decoding()
 Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
-def show_examples(
-    row: str, /, scale: str = "nano", count: int = 3, runs: Path = RUNS, start: str = "", tasks: str = ""
-) -> None:
-    """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
+def examples_command(arguments: Sequence[str]) -> None:
+    """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them."""
 
-    Args:
-        row: row of the registry.
-        scale: size of the study: nano, mini, mini-real, small, medium or base.
-        count: examples of each kind.
-        runs: folder that holds the prepared data and vocabulary.
-        start: the checkpoint whose tokenizer is used, as for lm run.
-        tasks: mixtures (of encoders: heads) or task files, separated by commas, instead of the row's.
-    """
-    experiment, cache = build(row, scale, started_from(start, runs)), runs / "cache"
-    if tasks:
-        encodes = experiment.model.architecture == "encoder"
-        named: dict[str, tuple[str, ...]] = {"tuning.mixtures": (), "tuning.heads": ()}
-        named["tuning.heads" if encodes else "tuning.mixtures"] = tuple(tasks.split(","))
-        experiment = changes(experiment, named)
+    def examples(
+        row: str,
+        /,
+        settings: Annotated[Experiment, FLAT] = BASELINE,
+        scale: str = DEFAULT_SCALE,
+        count: int = 3,
+        runs: Path = RUNS,
+        start: str = "",
+        tasks: str = "",
+    ) -> None:
+        """Print pre-training and fine-tuning examples of a row, decoded, as the model sees them.
+
+        Settings given here change the row, as for lm run.
+
+        Args:
+            row: row of the registry.
+            scale: size of the study.
+            count: examples of each kind.
+            runs: folder that holds the prepared data and vocabulary.
+            start: the checkpoint whose tokenizer is used, as for lm run.
+            tasks: mixtures (of encoders: heads) or task files, separated by commas, instead of the row's.
+        """
+        del row, scale, start  # on which ``default`` depends
+        check_start(default, named_settings(arguments, settings))
+        if tasks:
+            encodes = settings.model.architecture == "encoder"
+            named: dict[str, tuple[str, ...]] = {"tuning.mixtures": (), "tuning.heads": ()}
+            named["tuning.heads" if encodes else "tuning.mixtures"] = tuple(tasks.split(","))
+            settings = changes(settings, named)
+        show_examples(settings, count, runs / "cache")
+
+    arguments = ordered(examples, arguments)
+    started = started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
+    default = build(first_word(arguments), scale_of(arguments), started)
+    parse(examples, "lm examples", arguments, default)
+
+
+def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
+    """Print ``count`` examples of each kind that an experiment trains on."""
     data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
     if reads_corpus(experiment):
         _show_pretraining(experiment, data, count)
@@ -90,13 +123,20 @@ def show_examples(
 def _show_pretraining(experiment: Experiment, data: Prepared, count: int) -> None:
     """Rows of the first batch."""
     batches = training_batches(experiment, data)
-    UNBROKEN.print(f"[bold]pre-training[/], rows of step 0, {batches.lengths}")
+    UNBROKEN.print(f"[bold]pre-training[/], rows of step 0: {described(batches.lengths)}")
     few_rows = range(min(count, experiment.pretraining.batch_size))
     # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
     masks = "mask" in experiment.objective.inputs
     vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
     batch = batches(0, slice(0, len(few_rows)))
     _print_examples(_parts(batch, number, vocabulary) for number in few_rows)
+
+
+def described(lengths: Lengths) -> str:
+    """Return in words what a row of pre-training has room for."""
+    rooms = {"inputs": lengths.inputs, "targets": lengths.targets}
+    said = " and ".join(f"{int(count):,} of {name}" for name, count in rooms.items() if count)
+    return f"{int(lengths.raw):,} tokens of text, room for {said}"
 
 
 def _column(name: str | None) -> str:
@@ -266,7 +306,8 @@ def fill_in(
     trained = open_run(folder, masked(folder))
     if trained.config.has_decoder and filling.iterations:
         raise SettingError("--iterations is for encoders; an encoder-decoder writes its text once")
-    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    by_default = "" if run else ", of the newest run that fills gaps; --run names another"
+    UNBROKEN.print(f"[dim]{escape(trained.which)}{by_default}[/]")
     how = _written if trained.config.has_decoder else _passed if filling.iterations else _guessed
     for line in how(trained, text, filling):
         UNBROKEN.print(line)
@@ -304,7 +345,7 @@ def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
 
 
 def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
-    """Of an encoder-decoder: the likeliest texts, with the probabilities of its answers."""
+    """Yield the likeliest texts of an encoder-decoder, each once, with the probability of all its answers."""
     from lm.evaluate.fill import answered_spans, infill
 
     vocabulary, config = run.vocabulary, run.config
@@ -312,15 +353,23 @@ def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     longest = LONGEST_SPAN * text.count(MASK) + (len(sentinels) if sentinels else len(ids)) + 1
     longest = min(longest, config.max_length) if config.positions == "learned" else longest
     answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=filling.top)
-    for answer, share in zip(answers[0].tolist(), shares[0], strict=True):
+    found: dict[str, float] = {}  # text -> its probability, of all answers that read alike
+    for answer, share in zip(answers[0].tolist(), shares[0].tolist(), strict=True):
         filled = escape(vocabulary.decode(answer))
         if sentinels:
             known = answer[: answer.index(vocabulary.eos)] if vocabulary.eos in answer else answer
-            found = answered_spans(known, sentinels, vocabulary.size - vocabulary.num_sentinels)
-            words = [MASK if span is None else vocabulary.decode(span) for span in found]
+            spans = answered_spans(known, sentinels, vocabulary.size - vocabulary.num_sentinels)
+            words = [MASK if span is None else vocabulary.decode(span) for span in spans]
             shown = zip(text.split(MASK), [*words, ""], strict=True)
             filled = "".join(f"{escape(part)}[bold]{escape(word)}[/]" for part, word in shown)
-        yield f"{share:6.1%}  {filled}"
+        found[filled] = found.get(filled, 0.0) + share
+    for filled, share in sorted(found.items(), key=lambda pair: -pair[1]):
+        yield f"{percentage(share):>7}  {filled}"
+
+
+def percentage(share: float) -> str:
+    """Return ``"12.3%"``, and with an exponent what that would round to nothing."""
+    return f"{share:.1%}" if share >= 0.001 or not share else f"{100 * share:.0e}%"
 
 
 def show_neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str = "") -> None:

@@ -14,6 +14,7 @@ from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from experiments.study.folders import home_of, lead_to
 from experiments.study.registry import by_hand, row_folder, run_folder
+from experiments.study.scales import DEFAULT_SCALE
 from lm.settings import SettingError
 
 
@@ -21,7 +22,7 @@ from lm.settings import SettingError
 class Options:
     """What lm run and lm sweep take besides settings."""
 
-    scale: str = "nano"  # size of the study: nano, mini, mini-real, small, medium or base
+    scale: str = DEFAULT_SCALE  # size of the study
     runs: Path = RUNS  # folder that holds the runs
     # resume although these changed since a run was started: settings,vocabulary,data,code,packages
     allow: str = ""

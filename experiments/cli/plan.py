@@ -11,11 +11,12 @@ from experiments.cli.usage.arguments import (
     FLAT,
     NO_START,
     StartOption,
-    check_first,
     first_word,
     named_settings,
     option,
+    ordered,
     parse,
+    scale_of,
 )
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.jobs import cores
@@ -24,6 +25,7 @@ from experiments.runs.prepare import training_streams
 from experiments.starts import started_from
 from experiments.study.experiment import BASELINE, Experiment, apply
 from experiments.study.registry import build, check_given, find
+from experiments.study.scales import DEFAULT_SCALE
 from lm.data.text.bulk import cost_of, encode_ahead
 from lm.settings import at_least
 
@@ -32,31 +34,30 @@ def plan(arguments: Sequence[str]) -> None:
     """Compile rows for a TPU slice that need not exist: memory, time and hours before you pay for them."""
     from experiments.plan.plans import PlanOptions, row_of, show_plans  # with jax
 
-    early = (("--scale", PlanOptions.scale), ("--size", PlanOptions.size), ("--mesh", PlanOptions.mesh))
-    scale_size_mesh = [option(arguments, flag, default) for flag, default in early]
+    rows, options = {}, (defaults := PlanOptions())
+
+    def plan(
+        pattern: str,
+        /,
+        settings: Annotated[Experiment, FLAT] = BASELINE,
+        options: Annotated[PlanOptions, FLAT] = defaults,
+        _start: Annotated[StartOption, FLAT] = NO_START,
+    ) -> tuple[Experiment, PlanOptions]:
+        """Compile the training step of rows for a TPU slice with libtpu, here, and print what it needs.
+
+        Any setting of the rows can be changed, as for lm run.
+
+        Args:
+            pattern: shell-style pattern over rows and tables, such as 't5/2-architecture/*'.
+        """
+        return settings, options
+
+    arguments = ordered(plan, arguments)
+    size, mesh = (option(arguments, flag, "") for flag in ("--size", "--mesh"))
     started = started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
-    rows: dict[str, Experiment] = {}
-    options = defaults = PlanOptions()
     for row in find(first_word(arguments)):
-        default = apply(row_of(row.name, *scale_size_mesh), started)
-
-        def plan(
-            pattern: str,
-            /,
-            settings: Annotated[Experiment, FLAT] = default,
-            options: Annotated[PlanOptions, FLAT] = defaults,
-            _start: Annotated[StartOption, FLAT] = NO_START,
-        ) -> tuple[Experiment, PlanOptions]:
-            """Compile the training step of rows for a TPU slice with libtpu, here, and print what it needs.
-
-            Any setting of the rows can be changed, as for lm run.
-
-            Args:
-                pattern: shell-style pattern over rows and tables, such as 't5/2-architecture/*'.
-            """
-            return settings, options
-
-        rows[row.name], options = parse(plan, "lm plan", arguments)
+        default = apply(row_of(row.name, scale_of(arguments), size, mesh), started)
+        rows[row.name], options = parse(plan, "lm plan", arguments, default)
     planned = [*rows.values()]
     check_given(planned, named_settings(arguments, planned[0]))
     show_plans(rows, options)
@@ -76,13 +77,12 @@ class AheadOptions:
 
 def prepare_row(arguments: Sequence[str]) -> None:
     """Encode what a row reads of its corpus, ahead of its training."""
-    default = build(first_word(arguments), option(arguments, "--scale", "nano"))
 
     def prepare(
         row: str,
         /,
-        settings: Annotated[Experiment, FLAT] = default,
-        scale: str = "nano",
+        settings: Annotated[Experiment, FLAT] = BASELINE,
+        scale: str = DEFAULT_SCALE,
         runs: Path = RUNS,
         ahead: Annotated[AheadOptions, FLAT] = AheadOptions(),
     ) -> None:
@@ -93,14 +93,14 @@ def prepare_row(arguments: Sequence[str]) -> None:
 
         Args:
             row: row of the registry, such as t5/1-baseline/baseline.
-            scale: size of the study: nano, mini, mini-real, small, medium or base.
+            scale: size of the study.
             runs: folder that holds the runs, and the encoded text.
         """
-        check_first(row, arguments, "prepare")
         check_given([settings], named_settings(arguments, settings))
         prepare_corpus(settings, runs / "cache", ahead)
 
-    parse(prepare, "lm prepare", arguments)
+    arguments = ordered(prepare, arguments)
+    parse(prepare, "lm prepare", arguments, build(first_word(arguments), scale_of(arguments)))
 
 
 def without_tasks(experiment: Experiment) -> Experiment:

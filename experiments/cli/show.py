@@ -8,15 +8,35 @@ from typing import Annotated, Any, Literal
 
 from rich.markup import escape
 
-from experiments.cli.usage.arguments import FLAT, StartOption, first_word, named_settings, option, parse
+from experiments.cli.usage.arguments import (
+    FLAT,
+    StartOption,
+    first_word,
+    named_settings,
+    option,
+    ordered,
+    parse,
+    scale_of,
+)
 from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line
 from experiments.report.results import results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.starts import started_from
-from experiments.study.experiment import Experiment, told_changes
+from experiments.study.experiment import BASELINE, Changes, Experiment, told_changes
 from experiments.study.own import study_words
-from experiments.study.registry import baseline_of, build, find, find_one, registered, run_folder, tables
+from experiments.study.registry import (
+    baseline_of,
+    build,
+    by_hand,
+    find,
+    find_one,
+    registered,
+    run_folder,
+    tables,
+)
+from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.words import setting_words
 from lm.nn.config import ModelConfig
 from lm.nn.sizes import SIZES
 from lm.settings import SettingError, at_least, comments, leaves
@@ -24,12 +44,14 @@ from lm.settings import SettingError, at_least, comments, leaves
 STARTS = {"count": "no counts"}  # kind of a stage without a parent -> what it starts from
 
 
-def show_rows(pattern: str = "*", /, scale: str = "nano", runs: Path = RUNS, names: bool = False) -> None:
+def show_rows(
+    pattern: str = "*", /, scale: str = DEFAULT_SCALE, runs: Path = RUNS, names: bool = False
+) -> None:
     """List the rows of the study, what each changes, and how many seeds of it have finished.
 
     Args:
         pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
-        scale: size of the study: nano, mini, mini-real, small, medium or base.
+        scale: size of the study.
         runs: folder that holds the runs.
         names: print the names alone, one a line.
     """
@@ -68,35 +90,49 @@ class CostedRows:
     tokens: float = 0  # that the model is trained on, with --costs, such as 3e11; 0: none [tokens]
 
 
-def show_row(
-    row: str,
-    /,
-    scale: str = "nano",
-    stages: bool = False,
-    costs: bool = False,
-    runs: Path = RUNS,
-    rows: Annotated[CostedRows, FLAT] = CostedRows(),
-) -> None:
-    """Show every setting of a row or a published model, the stages of a row's run, or what the model costs.
+def show_command(arguments: Sequence[str]) -> None:
+    """Show every setting of a row or a published model, the stages of its run, or what the model costs."""
 
-    Args:
-        row: row of the registry, such as t5/6-corruption-rate/15, or published size, such as llama-7b.
-        scale: size of the study: nano, mini, mini-real, small, medium or base.
-        stages: show the stages of training instead: what each starts from, its steps and its folder.
-        costs: show instead the model's parameters, its arithmetic for a token, and the bytes of its cache.
-        runs: folder that holds the runs, for the steps that are saved.
-    """
-    settings: Experiment | ModelConfig = SIZES[row] if row in SIZES else build(row, scale)
-    title = f"{row}, as published" if row in SIZES else f"{row} at scale {scale}"
-    if costs:
-        show_costs(settings if isinstance(settings, ModelConfig) else settings.model, title, rows)
-    elif not stages:
-        show_settings(settings, title)
-    elif isinstance(settings, ModelConfig):
-        raise SettingError(f"{row} is a published model: --stages are of rows of the study")
-    else:
-        folder = run_folder(runs, scale, row, settings.seed, {})
-        show_stages(stages_of_run(settings, folder, runs / scale), title)
+    def show(
+        row: str,
+        /,
+        settings: Annotated[Experiment, FLAT] = BASELINE,
+        scale: str = DEFAULT_SCALE,
+        stages: bool = False,
+        costs: bool = False,
+        runs: Path = RUNS,
+        rows: Annotated[CostedRows, FLAT] = CostedRows(),
+    ) -> None:
+        """Show every setting of a row or a published model, the stages of its run, or what the model costs.
+
+        Settings given here change the row, as for lm run; of a published model those of model.
+
+        Args:
+            row: row of the registry, such as t5/6-corruption-rate/15, or published size, such as llama-7b.
+            scale: size of the study.
+            stages: show the stages of training instead: what each starts from, its steps and its folder.
+            costs: show instead the model's parameters, its arithmetic for a token, and its cache's bytes.
+            runs: folder that holds the runs, for the steps that are saved.
+        """
+        given, published = named_settings(arguments, settings), row in SIZES
+        if published and (strange := [path for path in given if not path.startswith("model.")]):
+            raise SettingError(f"{row} is a published model, which has no setting {' and no '.join(strange)}")
+        if published and stages:
+            raise SettingError(f"{row} is a published model: --stages are of rows of the study")
+        title = f"{row}, as published" if published else f"{row} at scale {scale}"
+        title += f" with {shlex.join(setting_words(given))}" * bool(given)
+        if costs:
+            show_costs(settings.model, title, rows)
+        elif stages:
+            folder = run_folder(runs, scale, row, settings.seed, by_hand(row, scale, settings))
+            show_stages(stages_of_run(settings, folder, runs / scale), title)
+        else:
+            show_settings(settings.model if published else settings, title)
+
+    arguments = ordered(show, arguments)
+    row, scale = first_word(arguments), scale_of(arguments)
+    default = replace(BASELINE, model=SIZES[row]) if row in SIZES else build(row, scale)
+    parse(show, "lm show", arguments, default)
 
 
 def show_settings(settings: Any, title: str) -> None:
@@ -157,21 +193,44 @@ def show_stages(stages: Sequence[Stage], title: str) -> None:
     CONSOLE.print(grid)
 
 
-def show_diff(row: str, other: str = "", /, scale: str = "nano", to: str = "") -> None:
-    """Show the settings in which a row differs from another, or from itself at another scale.
+def diff_command(arguments: Sequence[str]) -> None:
+    """Show the settings in which a row differs from another, or from itself at another scale."""
 
-    Args:
-        row: row of the registry.
-        other: row to compare with; by default the paper's baseline, or the first row of another table.
-        scale: size of the study: nano, mini, mini-real, small, medium or base.
-        to: scale to compare with: what changes from --scale to this one, of the row or from it to the other.
-    """
+    def compare(
+        row: str,
+        other: str = "",
+        /,
+        settings: Annotated[Experiment, FLAT] = BASELINE,
+        scale: str = DEFAULT_SCALE,
+        to: str = "",
+    ) -> None:
+        """Show the settings in which a row differs from another, or from itself at another scale.
+
+        Settings given here change ROW, as for lm run.
+
+        Args:
+            row: row of the registry.
+            other: row to compare with; by default the paper's baseline, or the first row of another table.
+            scale: size of the study.
+            to: scale to compare with: what changes from --scale to this one, of the row or from it to the
+                other.
+        """
+        show_diff(row, other, scale, to, named_settings(arguments, settings))
+
+    arguments = ordered(compare, arguments)
+    parse(compare, "lm diff", arguments, build(first_word(arguments), scale_of(arguments)))
+
+
+def show_diff(row: str, other: str, scale: str, to: str, changes: Changes) -> None:
+    """Print what differs between ``row`` with ``changes``, wherever it stands, and another row or scale."""
     find_one(row)
     if to:
         pair = ((row, scale), (other or row, to))
     else:
         pair = ((other or baseline_of(row), scale), (row, scale))
-    changed = told_changes(*(build(*place) for place in pair))
+    is_row = [name == row and (bool(to) or place == 1) for place, (name, _) in enumerate(pair)]
+    built = [build(*each, changes if own else {}) for each, own in zip(pair, is_row, strict=True)]
+    changed = told_changes(*built)
     if not changed:
         (old_row, old_scale), (new_row, new_scale) = pair
         at = f"at scale {scale}" if old_scale == new_scale else f"at scales {old_scale} and {new_scale}"
@@ -193,15 +252,12 @@ class ReportOptions(StartOption):
 
 def report_command(arguments: Sequence[str]) -> None:
     """Write the tables of all finished runs beside the paper's: Markdown, a web page, data and pictures."""
-    started = started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
-    first = find(first_word(arguments, "t5/*"))[0].name
-    default = build(first, option(arguments, "--scale", "nano"), started)
 
     def report(
         pattern: str = "t5/*",
         /,
-        settings: Annotated[Experiment, FLAT] = default,
-        scale: str = "nano",
+        settings: Annotated[Experiment, FLAT] = BASELINE,
+        scale: str = DEFAULT_SCALE,
         runs: tuple[str, ...] = (str(RUNS),),
         options: Annotated[ReportOptions, FLAT] = ReportOptions(),
     ) -> None:
@@ -211,7 +267,7 @@ def report_command(arguments: Sequence[str]) -> None:
 
         Args:
             pattern: shell-style pattern over rows and tables.
-            scale: size of the study: nano, mini, mini-real, small, medium or base.
+            scale: size of the study.
             runs: one or more folders that hold runs, gs:// included; the report goes into the first.
         """
         from experiments.report import report  # whose pictures and page need more than listing rows does
@@ -233,4 +289,7 @@ def report_command(arguments: Sequence[str]) -> None:
                 if options.latex:
                     print_line(f"LaTeX: {report.write_latex(written)}")
 
-    parse(report, "lm report", arguments)
+    arguments = ordered(report, arguments)
+    started = started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
+    first = find(first_word(arguments, "t5/*"))[0].name
+    parse(report, "lm report", arguments, build(first, scale_of(arguments), started))

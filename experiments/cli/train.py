@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from experiments.cli.one_run import NO_OPTIONS, Options, RowRun, check_data, is_finished, row_run, share
-from experiments.cli.usage.arguments import FLAT, check_first, first_word, named_settings, option, parse
+from experiments.cli.usage.arguments import (
+    FLAT,
+    first_word,
+    named_settings,
+    option,
+    ordered,
+    parse,
+    scale_of,
+)
+from experiments.cli.usage.mistakes import as_typed
 from experiments.console import RUNS
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import agreed, cache_compiled
@@ -29,7 +38,7 @@ from experiments.report.ending import ending
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
 from experiments.starts import started_from
-from experiments.study.experiment import Changes, Experiment
+from experiments.study.experiment import BASELINE, Changes, Experiment
 from experiments.study.folders import check_runs, home_of
 from experiments.study.own import place_in_study, study_words
 from experiments.study.registry import (
@@ -43,20 +52,21 @@ from experiments.study.registry import (
     tables,
     twin,
 )
-from experiments.study.scales import ONE_CORE
+from experiments.study.words import setting_words
 from lm.devices import has_accelerator
 from lm.files import write
-from lm.settings import SettingError
+from lm.settings import SettingError, leaves
+
+ONE_CORE = 1e11  # between the steps of mini-real (3e10) and small (5e11), which all cores share [FLOP]
 
 
 def run_command(arguments: Sequence[str]) -> None:
     """Train, fine-tune and evaluate one row; any of its settings can be changed on the command line."""
-    default = build(first_word(arguments), option(arguments, "--scale", "nano"), started_by(arguments))
 
     def run(
         row: str,
         /,
-        settings: Annotated[Experiment, FLAT] = default,
+        settings: Annotated[Experiment, FLAT] = BASELINE,
         options: Annotated[Options, FLAT] = NO_OPTIONS,
         check: bool = False,
     ) -> None:
@@ -69,24 +79,23 @@ def run_command(arguments: Sequence[str]) -> None:
             row: row of the registry, such as t5/6-corruption-rate/15.
             check: only check settings, data, vocabulary and folder; train nothing.
         """
-        check_first(row, arguments, "run")
         changes = named_settings(arguments, settings)
         check_start(default, changes)
         check_given([settings], changes)
         train_row(row, settings, options, check)
 
-    parse(run, "lm run", arguments)
+    arguments = ordered(run, arguments)
+    default = build(first_word(arguments), scale_of(arguments), started_by(arguments))
+    parse(run, "lm run", arguments, default)
 
 
 def sweep_command(arguments: Sequence[str]) -> None:
     """Train and evaluate every row that matches and has not finished, then write the report."""
-    started = started_by(arguments)
-    default = build(find(first_word(arguments))[0].name, option(arguments, "--scale", "nano"), started)
 
     def sweep(
         pattern: str,
         /,
-        settings: Annotated[Experiment, FLAT] = default,
+        settings: Annotated[Experiment, FLAT] = BASELINE,
         options: Annotated[Options, FLAT] = NO_OPTIONS,
         seeds: int = 1,
         jobs: int = 0,
@@ -98,17 +107,19 @@ def sweep_command(arguments: Sequence[str]) -> None:
         Args:
             pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
             seeds: runs of each row, with seeds 0, 1, ...
-            jobs: runs at once, each a process with one thread; 0: as many as cores at scales nano, mini and
-                mini-real on CPUs, else 1
+            jobs: runs at once, each a process with one thread; 0: as many as cores, for models so small that
+                a step keeps one core busy, as at scales nano and mini, on CPUs, else 1
         """
-        check_first(pattern, arguments, "sweep")
         changes = named_settings(arguments, settings)
         check_start(default, changes)
         changed = [build(row.name, options.scale, started | changes) for row in find(pattern)]
         check_given(changed, changes)
-        train_rows(pattern, seeds, started | changes, options, _job_count(jobs, options.scale))
+        train_rows(pattern, seeds, started | changes, options, jobs)
 
-    parse(sweep, "lm sweep", arguments)
+    arguments = ordered(sweep, arguments)
+    started = started_by(arguments)
+    default = build(find(first_word(arguments))[0].name, scale_of(arguments), started)
+    parse(sweep, "lm sweep", arguments, default)
 
 
 def started_by(arguments: Sequence[str]) -> Changes:
@@ -116,11 +127,22 @@ def started_by(arguments: Sequence[str]) -> Changes:
     return started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
 
 
-def _job_count(jobs: int, scale: str) -> int:
-    """How many runs are trained at once; SettingError where one device, or another process, does that."""
+def fits_one_core(experiment: Experiment) -> bool:
+    """Return whether a core to each run trains more than cores that share one, by the FLOPs of a step."""
+    from lm.train.throughput import step_flops  # with jax
+
+    length, size = experiment.data.inputs_length, experiment.pretraining.batch_size
+    return step_flops(experiment.model, size, length, length) < ONE_CORE
+
+
+def _job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
+    """Return how many runs to train at once; SettingError where a device, or another process, does that."""
     if jobs < 0:
         raise SettingError(f"--jobs {jobs} should be at least 1, or 0 for as many as is best")
-    if jobs == 1 or not jobs and scale not in ONE_CORE:
+    if jobs == 1:
+        return 1
+    small = sum(fits_one_core(run.experiment) for run in wanted)
+    if not jobs and 2 * small < len(wanted):  # a few large rows among small ones do not count
         return 1
     several = find_place(os.environ) is not None
     if jobs and (several or has_accelerator()):
@@ -130,7 +152,10 @@ def _job_count(jobs: int, scale: str) -> int:
 
 
 def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, jobs: int = 1) -> None:
-    """Train every row that matches and has not finished, with ``changes``, then write the report."""
+    """Train every row that matches and has not finished, with ``changes``, then write the report.
+
+    ``jobs``: how many at once; 0 for as many as is best.
+    """
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
     if "seed" in changes:
@@ -150,21 +175,27 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
         for seed in range(seeds)
         for name in once.values()
     ]
-    failed = train_unfinished(wanted, options, jobs)
+    failed = train_unfinished(wanted, options, _job_count(jobs, wanted))
     for name in compared:
         share(name, build(name, options.scale, changes), options)
     from experiments.report.report import print_report  # whose pictures take a while to import
 
     try:
-        said = ["lm", *study_words(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
-        said += [f"--{path}={x}" for path, x in named_changes(changes).items() if path != "start.model"]
-        command = shlex.join([*said, *(["--start", options.start] if options.start else [])])
-        print_report(tables(rows), options.scale, (str(options.runs),), changes, command)
+        command = sweep_words(pattern, seeds, changes, options)
+        print_report(tables(rows), options.scale, (str(options.runs),), changes, shlex.join(command))
     except SettingError:
         if not failed:
             raise
     if failed:
         sys.exit(failed)
+
+
+def sweep_words(pattern: str, seeds: int, changes: Changes, options: Options) -> list[str]:
+    """Return the command that trains this sweep, as its report records it."""
+    words = ["lm", *study_words(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
+    named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
+    words += setting_words(named)
+    return [*words, *(["--start", options.start] if options.start else [])]
 
 
 def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) -> int:
@@ -233,12 +264,14 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
     try:
         return train_or_refuse(run, options, reporter)
     except SettingError as error:
-        reporter.complain(_failure(run.name, error, run.folder))
+        said = as_typed(str(error), [path for path, _ in leaves(run.experiment)])
+        reporter.complain(_failure(run.name, said, run.folder))
         return EXIT_CODES["bad settings"]
 
 
 def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
     """The same, but for a SettingError, which is raised."""
+    from experiments.runs.run import RunDeleted
     from experiments.runs.run import run as train
     from lm.train.checkpoints import CheckpointError
     from lm.train.log import NonFiniteLoss
@@ -255,7 +288,7 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
         sys.exit(AGAIN)
     except SettingError:
         raise
-    except (CheckpointError, NonFiniteLoss) as error:
+    except (CheckpointError, NonFiniteLoss, RunDeleted) as error:
         reporter.complain(_failure(run.name, error, run.folder))
         return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
     except Exception as error:  # the other runs of a sweep are trained nevertheless

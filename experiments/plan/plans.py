@@ -16,7 +16,8 @@ from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.checks import check_heads
 from experiments.study.experiment import BASELINE, Changes, Experiment, apply
 from experiments.study.registry import build, find_one
-from experiments.study.scales import SCALES
+from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.words import setting_words
 from lm import sharding
 from lm.data.packing import row_length
 from lm.nn.config import ModelConfig
@@ -39,7 +40,7 @@ class PlanOptions:
     topology: str = "v5e:4x4"  # generation and shape of the slice: v4, v5e, v5p, v6e, tpu7x; as v5p:4x4x8
     # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data takes the remaining devices
     mesh: str = ""
-    scale: str = "base"  # size of the study: nano, mini, mini-real, small, medium or base
+    scale: str = DEFAULT_SCALE  # size of the study
     size: str = ""  # a published model's size in place of the scale's, such as t5-11b
     search: bool = False  # compile likely meshes, rematerialisations, micro-batches; recommend the fastest
     price: float = 0.0  # of a chip-hour [dollars]; 0: unknown
@@ -263,12 +264,7 @@ def _smaller(plan: Plan) -> str:
 
 def options_between(old: Experiment, new: Experiment) -> str:
     """What to add to a command line to get from ``old`` to ``new``."""
-    words = []
-    for path, (_, value) in diff(old, new).items():
-        group, dot, last = path.rpartition(".")
-        values = () if isinstance(value, bool) else value if isinstance(value, tuple) else (value,)
-        words += [f"--{group}{dot}{'no-' * (value is False)}{last}", *map(str, values)]
-    return shlex.join(words)
+    return shlex.join(setting_words({path: value for path, (_, value) in diff(old, new).items()}))
 
 
 def _recommended(plans: Sequence[Plan], scale: str) -> str:

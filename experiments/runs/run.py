@@ -7,7 +7,8 @@ pre-train alike share; ``scores.json`` appears when all is done and names the fo
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -58,6 +59,7 @@ from lm.evaluate.likelihood import Window, documents_log_prob
 from lm.evaluate.questions import score_task, write_predictions
 from lm.nn.composed import Ensemble
 from lm.nn.transformer import Transformer
+from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.config import LoopConfig
 from lm.train.loop import Run, train
@@ -91,7 +93,8 @@ def run(
     branches: dict[str, dict[str, dict]] = {}
     for _, group in groupby(every, lambda stage: stage.group):
         models = list(group)
-        fit(models, session)
+        with unless_deleted(folder):
+            fit(models, session)
         found = reported_scores(models, session)
         scores |= found if models[0].is_main else {}
         for step, at_step in scores_by_step(models[0], found, session).items():
@@ -110,6 +113,26 @@ def run(
             "parameters": model_size(experiment, every),
         }
         write_scores(folder, home, every, values)
+
+
+class RunDeleted(RuntimeError):
+    """The folder of a run is gone, which was there when its training began."""
+
+
+@contextmanager
+def unless_deleted(folder: Path) -> Iterator[None]:
+    """Raise RunDeleted in place of any error that comes of the folder's being gone."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except Exception as error:
+        if (folder / "settings.json").exists():
+            raise
+        raise RunDeleted(
+            f"the run's folder {folder} was deleted or moved while it trained; put it back, or run the same "
+            "command to train it from the start"
+        ) from error
 
 
 def pretraining_flops(stage: Stage, prepared: Prepared) -> float:

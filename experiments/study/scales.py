@@ -119,22 +119,23 @@ _MEDIUM: Changes = _SMALL | {
     "finetuning.optimizer.learning_rate": 0.001,
 }
 
-ONE_CORE = ("nano", "mini", "mini-real")  # a core to each run trains more than cores that share one
+DEFAULT_SCALE = "nano"  # of all commands
 
 _OWN_SCALE = (
     """a scale stays what it is; add one of your own, such as SCALES["my-scale"] = SCALES["nano"] | {...}"""
 )
 
-_PUBLISHED: dict[str, Changes] = {
-    "base": {"model.dtype": "bfloat16"},  # of activations, as on the TPUs of the paper
-    "medium": _MEDIUM,
-    "small": _SMALL,
+_PUBLISHED: dict[str, Changes] = {  # the smallest first
+    "nano": _NANO,
     "mini": _MINI,
     "mini-real": _MINI | _REAL,
-    "nano": _NANO,
+    "small": _SMALL,
+    "medium": _MEDIUM,
+    "base": {"model.dtype": "bfloat16"},  # of activations, as on the TPUs of the paper
 }
 
 # by name; a module of a user's own adds to it (docs/extending.md)
 SCALES: dict[str, Mapping[str, Any]] = {
     name: ReadOnly(changes, _OWN_SCALE) for name, changes in _PUBLISHED.items()
 }
+OWN_FROM = len(SCALES)  # from this place on scales are those of a study module

@@ -15,7 +15,7 @@ from launch.command import Job, label
 from launch.policy import worst
 
 LAUNCH = Path(__file__).parents[2] / "launch"
-LOCAL = ["local", "t5/a", "--processes=2"]
+LOCAL = ["local", "t5/a", "--processes=2", "--scale=base"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,18 @@ def test_a_slurm_job_queues_itself_again_when_that_helps(stage, monkeypatch, cap
     for name, value in {"JOB_ID": 17, "ARRAY_TASK_ID": 1}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     assert (
-        dispatch(["slurm", "t5/*", "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--at-once=2"]) == code
+        dispatch(
+            [
+                "slurm",
+                "t5/*",
+                "--time=1:00:00",
+                "--nodes=2",
+                "--gpus-per-node=4",
+                "--at-once=2",
+                "--scale=base",
+            ]
+        )
+        == code
     )
     out = capfd.readouterr().out
     assert "run t5/b --scale base --runs runs" in out and out.count("scontrol requeue 17") == requeued

@@ -22,7 +22,7 @@ from launch.processes import on_signals, show
 from launch.tpu import pack
 
 HERE = Path(__file__).parent
-TPU = ["tpu", "t5/a", "--accelerator=v5litepod-16", "--zone=us-west4-a", "--runs=gs://b/r"]
+TPU = ["tpu", "t5/a", "--accelerator=v5litepod-16", "--zone=us-west4-a", "--runs=gs://b/r", "--scale=base"]
 OFFERED = "auth config types "
 ATTEMPT = "scp ssh START"
 

@@ -2,74 +2,172 @@
 
 import re
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from itertools import takewhile
+from math import inf
 
 from experiments.cli.usage.options import NO_DEFAULT, Taken
 from experiments.cli.usage.page import opposite, usage
 from lm.settings import SettingError, nearest
 
 OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
+BOTH = ("pretraining", "finetuning")
 LAYERS = ("model.num_encoder_layers", "model.num_decoder_layers")
-RATES = ("pretraining.optimizer.learning_rate", "finetuning.optimizer.learning_rate")
-WIDTHS = ("model.d_model",)
-ROW_LENGTHS = ("data.inputs_length", "tuning.inputs_length")
-FOLDERS = ("runs",)
-MEANT = {  # what other programs call it -> the settings and options that are meant here
-    "lr": RATES,
-    "learning-rate": RATES,
-    "max-steps": ("pretraining.steps", "finetuning.steps"),
-    "num-steps": ("pretraining.steps", "finetuning.steps"),
-    "iterations": ("pretraining.steps", "finetuning.steps"),
-    "epochs": ("pretraining.steps", "finetuning.steps", "data.repeats"),
-    "num-epochs": ("pretraining.steps", "finetuning.steps", "data.repeats"),
-    "batch": ("pretraining.batch_size", "finetuning.batch_size"),
-    "grad-accum": ("pretraining.microbatches",),
-    "gradient-accumulation-steps": ("pretraining.microbatches",),
-    "layers": LAYERS,
-    "num-layers": LAYERS,
-    "n-layer": LAYERS,
-    "heads": ("model.num_heads", "tuning.heads"),
-    "n-head": ("model.num_heads",),
-    "num-attention-heads": ("model.num_heads",),
-    "hidden-size": WIDTHS,
-    "width": WIDTHS,
-    "dim": WIDTHS,
-    "n-embd": WIDTHS,
-    "seq-len": ROW_LENGTHS,
-    "seq-length": ROW_LENGTHS,
-    "max-seq-length": ROW_LENGTHS,
-    "block-size": ROW_LENGTHS,
-    "context-length": ROW_LENGTHS,
-    "dataset": ("data.corpus",),
-    "data": ("data.corpus",),
-    "tokenizer": ("data.vocabulary",),
-    "vocab": ("data.vocabulary",),
-    "optimizer": ("pretraining.optimizer.name", "finetuning.optimizer.name"),
-    "warmup": ("pretraining.optimizer.timescale", "finetuning.optimizer.timescale"),
-    "precision": ("model.dtype",),
-    "bf16": ("model.dtype",),
-    "fp16": ("model.dtype",),
-    "position-encoding": ("model.positions",),
-    "mask-rate": ("objective.rate",),
-    "mlm-probability": ("objective.rate",),
-    "output-dir": FOLDERS,
-    "out-dir": FOLDERS,
-    "dir": FOLDERS,
-    "checkpoint": ("run",),
-    "seeds": ("seed",),
-    "num-beams": ("beams",),
-    "max-new-tokens": ("max_length",),
-    "do-sample": ("temperature",),
-    "prompts": ("prompt",),
-}
+STEPS = ("pretraining.steps", "finetuning.steps")
+SAME_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (  # settings, options and what other programs call them
+    (tuple(f"{each}.optimizer.learning_rate" for each in BOTH), "lr learning-rate base-lr peak-lr max-lr"),
+    (
+        tuple(f"{each}.optimizer.schedule" for each in BOTH),
+        "lr-schedule lr-scheduler lr-scheduler-type decay lr-decay",
+    ),
+    (tuple(f"{each}.optimizer.warmup_steps" for each in BOTH), "warmup warmup-ratio num-warmup-steps"),
+    (tuple(f"{each}.optimizer.name" for each in BOTH), "optim optimizer"),
+    (tuple(f"{each}.optimizer.weight_decay" for each in BOTH), "wd"),
+    (tuple(f"{each}.optimizer.beta1" for each in BOTH), "adam-beta1 betas b1"),
+    (tuple(f"{each}.optimizer.beta2" for each in BOTH), "adam-beta2 b2"),
+    (tuple(f"{each}.optimizer.epsilon" for each in BOTH), "eps adam-epsilon adam-eps"),
+    (
+        tuple(f"{each}.optimizer.clip_norm" for each in BOTH),
+        "clip grad-clip clip-grad grad-norm max-grad-norm gradient-clipping clip-grad-norm gradient-clip-val",
+    ),
+    (
+        STEPS,
+        "max-steps num-steps total-steps train-steps num-train-steps iterations max-iters",
+    ),
+    ((*STEPS, "data.repeats"), "epochs num-epochs num-train-epochs max-epochs"),
+    (
+        tuple(f"{each}.batch_size" for each in BOTH),
+        "batch train-batch-size global-batch-size per-device-train-batch-size device-batch-size",
+    ),
+    (
+        ("pretraining.microbatches", "finetuning.microbatches"),
+        "grad-accum gradient-accumulation gradient-accumulation-steps accumulate-grad-batches "
+        "micro-batch-size",
+    ),
+    (("pretraining.evaluate_every",), "eval-every eval-interval eval-steps eval-freq val-check-interval"),
+    (tuple(f"{each}.save_every" for each in BOTH), "save-steps save-interval checkpoint-every ckpt-every"),
+    (tuple(f"{each}.log_every" for each in BOTH), "log-interval logging-steps log-steps log-freq"),
+    (LAYERS, "layers num-layers n-layer n-layers num-hidden-layers num-blocks n-blocks depth"),
+    (LAYERS[:1], "encoder-layers num-encoder-blocks"),
+    (LAYERS[1:], "decoder-layers num-decoder-blocks"),
+    (("model.num_heads", "tuning.heads"), "heads"),
+    (("model.num_heads",), "n-head n-heads num-attention-heads attention-heads nhead"),
+    (("model.num_key_value_heads",), "kv-heads num-kv-heads n-kv-heads n-kv-head num-query-groups"),
+    (("model.d_kv",), "d-head head-dim d-k head-size dim-head kv-channels"),
+    (("model.d_model",), "hidden-size hidden-dim width dim n-embd emb-dim embed-dim embedding-dim dmodel"),
+    (
+        ("model.d_ff",),
+        "ffn ff d-ffn d-hidden d-inner n-inner ffn-dim mlp-dim mlp-width intermediate-size ffn-hidden-size "
+        "feed-forward-dim dim-feedforward",
+    ),
+    (
+        ("model.mlp",),
+        "activation activation-function act act-fn hidden-act nonlinearity feed-forward feed-forward-proj "
+        "gelu swiglu geglu",
+    ),
+    (
+        ("model.dropout",),
+        "dropout-rate dropout-p attention-dropout attn-dropout attn-pdrop resid-pdrop hidden-dropout "
+        "hidden-dropout-prob attention-probs-dropout-prob",
+    ),
+    (
+        ("model.positions",),
+        "position-encoding positional-encoding position-embedding-type pos-emb pos-encoding rope rotary "
+        "alibi relative-positions",
+    ),
+    (("model.rotary.base",), "rope-theta rope-base rotary-base"),
+    (("model.max_length",), "max-len max-position-embeddings n-positions n-ctx"),
+    (("model.norm",), "layernorm layer-norm rmsnorm rms-norm norm-type normalization"),
+    (("model.residual",), "pre-norm prenorm post-norm postnorm norm-first"),
+    (("model.norm_epsilon",), "norm-eps layer-norm-eps layer-norm-epsilon rms-norm-eps"),
+    (("model.logits",), "tie-embeddings tie-word-embeddings tied tied-embeddings weight-tying"),
+    (("model.bias",), "use-bias"),
+    (("model.sparsity.window",), "sliding-window attention-window local-window"),
+    (("model.attention",), "flash flash-attention attn-implementation attention-implementation attn-impl"),
+    (("model.dtype",), "precision mixed-precision bf16 fp16 bfloat16 amp"),
+    (("model.remat",), "gradient-checkpointing activation-checkpointing grad-checkpointing recompute"),
+    (("model.architecture",), "arch model-type"),
+    (("model.lora.rank", "tuning.lora.rank"), "lora lora-rank lora-r"),
+    (("data.inputs_length", "tuning.inputs_length"), "seq-len seq-length sequence-length sequence-len"),
+    (
+        ("data.inputs_length", "tuning.inputs_length"),
+        "max-seq-length max-seq-len block-size context context-length context-size input-length",
+    ),
+    (("data.corpus",), "dataset data train-data train-file data-path corpus-path"),
+    (("data.vocabulary",), "tokenizer vocab vocabulary-file"),
+    (("data.vocabulary_size", "model.vocab_size"), "vocab-size n-vocab"),
+    (("objective.rate",), "mask-rate mask-prob mlm-probability corruption-rate noise-density masking-rate"),
+    (("objective.mean_span_length",), "span-length mean-noise-span-length"),
+    (("tuning.mixtures", "tuning.heads"), "task tasks mixture"),
+    (("mesh.tensor",), "tp tensor-parallel tensor-parallel-size model-parallel"),
+    (("mesh.data",), "dp data-parallel"),
+    (("seed",), "random-seed seeds"),
+    (("seeds",), "num-seeds"),
+    (("runs",), "output-dir out-dir output outdir dir save-dir workdir logdir log-dir"),
+    (("run",), "checkpoint model-path"),
+    (("wandb",), "wandb-project project"),
+    (("beams",), "num-beams beam-size"),
+    (("max_length",), "max-new-tokens max-tokens"),
+    (("temperature",), "do-sample"),
+    (("prompt",), "prompts"),
+)
+MEANT = {word: names for names, words in SAME_WORDS for word in words.split()}
+ALIKE = 0.65  # share of the letters of an option and of what may be misspelt that agree, at least
 RESUMES = ("resume", "continue", "resume-from-checkpoint", "restore")
+
+
+def places_first(taken: Sequence[Taken], arguments: Sequence[str]) -> list[str]:
+    """Return the words that stand in a place, then the options with their values, each in its order.
+
+    An option that takes several values takes all words up to the next option, but for the last, where a word
+    that has to stand in a place would be lacking.
+    """
+    flags = {each.flag: each for each in taken if not each.in_place}
+    before = list(takewhile(lambda word: word != "--", arguments))
+    places: list[str] = []
+    options: list[str] = []
+    due, spare = 0.0, 0  # values that an option may still take; where the last of several stands
+    for word in before:
+        if is_option(word):
+            name, equals, _ = word.partition("=")
+            option = flags.get(name.replace("_", "-"))
+            takes_value = option is not None and option.kind is not bool and not equals
+            due = (inf if option.several else 1) if option is not None and takes_value else 0
+            options.append(word)
+        elif due:
+            if due == inf and not is_option(options[-1]):  # not its only value
+                spare = len(options)
+            due -= 1
+            options.append(word)
+        else:
+            places.append(word)
+    if spare and len(places) < len(required(taken)):
+        places.append(options.pop(spare))
+    return [*places, *options, *arguments[len(before) :]]
+
+
+def required(taken: Sequence[Taken]) -> list[Taken]:
+    """Return what has to stand in a place."""
+    return [each for each in taken if each.in_place and each.default is NO_DEFAULT]
+
+
+def as_typed(message: str, names: Collection[str]) -> str:
+    """Return an error's message with the settings and options of these ``names`` as a user types them.
+
+    A setting such as ``model.d_ff`` is known by its name, an option such as ``beams`` only with its value.
+    Names before a colon, as in a list of what differs, stay.
+    """
+    dotted = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if "." in name)
+    plain = "|".join(re.escape(name) for name in names if "." not in name)
+    found = [rf"(?:{dotted})(?![\w.:]|-\w)"] * bool(dotted) + [rf"(?:{plain})(?==)"] * bool(plain)
+    return re.sub(rf"(?<![\w.,:/'\"-])({'|'.join(found)})", r"--\1", message) if found else message
 
 
 def check_words(taken: Sequence[Taken], arguments: Sequence[str]) -> None:
     """SettingError for an option that the command has not, one without its value, and a value of no use."""
     flags = {each.flag: each for each in taken if not each.in_place}
     switches = {opposite(each): each for each in flags.values() if each.kind is bool}
-    for number, word in enumerate(arguments):
+    for number, word in enumerate(takewhile(lambda word: word != "--", arguments)):
         if not is_option(word):
             continue
         name, equals, value = word.partition("=")
@@ -80,8 +178,10 @@ def check_words(taken: Sequence[Taken], arguments: Sequence[str]) -> None:
             continue
         if flag not in flags:
             raise SettingError(f"there is no option {name}{meant(flag, [*flags, *switches])}")
-        rest = [value] if equals else arguments[number + 1 :]
-        _check_value(flags[flag], rest)
+        if equals:
+            check_word(flag, flags[flag], value)
+        else:
+            _check_value(flags[flag], arguments[number + 1 :])
 
 
 def opposite_of(flag: str) -> str:
@@ -95,19 +195,34 @@ def meant(flag: str, flags: Collection[str]) -> str:
     word = flag.lstrip("-")
     if word in RESUMES:
         return ": the same command resumes where it stopped"
-    named = [f"--{name.replace('_', '-')}" for name in MEANT.get(word, ())]
+    group, _, last = word.rpartition(".")
+    named = [f"--{name.replace('_', '-')}" for name in MEANT.get(word) or MEANT.get(last, ())]
+    named = [known for known in named if known.startswith(f"--{group}.")] or named
     ends = [known for known in flags if known.endswith((f".{word}", f".no-{word}")) and "markov" not in known]
     found = [known for known in named if known in flags] or sorted(ends, key=_likelihood)
     found = found or [known for known in flags if known.startswith(f"--{word}")]
     if found:
         return f"; did you mean {' or '.join(found[:3])}?"
-    return nearest(f"--{word}", flags).replace("'", "") or "; --help lists all"
+    close = get_close_matches(f"--{word}", flags, n=1, cutoff=ALIKE)
+    return f"; did you mean {close[0]}?" if close else "; --help lists all"
 
 
 def _likelihood(flag: str) -> tuple[int, str]:
     """By which the groups of a setting that several have are listed."""
     groups = ("--pretraining", "--finetuning", "--model", "--data", "--tuning", "--objective")
     return next((rank for rank, group in enumerate(groups) if flag.startswith(group)), len(groups)), flag
+
+
+def _qualified(message: str, group: str, names: Collection[str]) -> str:
+    """Return a message about a ``group`` of settings with its ``names`` in full."""
+    outer = [
+        "".join(f"{part}." for part in group.split(".")[:depth]) for depth in range(group.count(".") + 2)
+    ]
+
+    def whole(match: re.Match[str]) -> str:
+        return next((prefix + match[0] for prefix in outer if prefix + match[0] in names), match[0])
+
+    return re.sub(r"(?<![\w.,/'\"-])[\w.]+(?==)", whole, message)
 
 
 def _is_number(word: str) -> bool:
@@ -161,19 +276,24 @@ def whole_number(text: str) -> int:
     raise ValueError(f"{text!r} should be a whole number, such as 20000 or 2e4")
 
 
+def lacking(taken: Sequence[Taken], program: str) -> str:
+    """Return what to say where something is not given that has to be."""
+    places = [each for each in taken if each.in_place]
+    due = [each.value for each in required(taken)]
+    due += [f"{x.flag} {x.value}" for x in taken if not x.in_place and x.default is NO_DEFAULT]
+    return f"{program} needs {' and '.join(due)}: {usage(program, places)}; see {program} --help"
+
+
 def as_line(box: str, taken: Sequence[Taken], program: str) -> str:
-    """The parser's message, which it puts into a box, in a line."""
+    """Return the parser's message, which it puts into a box, in a line."""
     parts = [line.strip("│╭╮╰╯─┬┴ \t") for line in box.splitlines()]
     text = " ".join(part for part in parts if part and "full helptext" not in part)
     places = [each for each in taken if each.in_place]
     wanted, more = usage(program, places), f"; see {program} --help"
     if "equired" in text.partition(":")[0]:
-        lacking = [each.value for each in places if each.default is NO_DEFAULT]
-        lacking += [f"{x.flag} {x.value}" for x in taken if not x.in_place and x.default is NO_DEFAULT]
-        return f"{program} needs {' and '.join(lacking)}: {wanted}{more}"
+        return lacking(taken, program)
     if match := re.search(r"Unrecognized options?:\s*(.*)", text):
         return f"{match[1]!r} is one word too many: {wanted}; quote a text with blanks{more}"
     if match := re.search(r"Error parsing (?:settings|options|rows)?\.?([\w.-]*): (.*)", text):
-        group, said = match[1].rpartition("."), match[2]
-        return f"{group[0]}.{said}" if group[2] and said.startswith(f"{group[2]}.") else said
+        return _qualified(match[2], match[1], {each.name for each in taken})
     return text.removeprefix("Parsing error ") + more

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from experiments.cli.usage.options import NO_DEFAULT, Taken, meanings_of, options_of
+from experiments.study.scales import SCALES
 
 HELP_WORDS = ("-h", "--help", "--help-all")
 CHANGED_OFTEN = (  # the settings that people change, in the order of the help
@@ -94,7 +95,8 @@ def rows(group: Sequence[Taken], meanings: dict[str, str], width: int) -> Iterat
     """A line or more for each argument: what it is called, what it means, its default."""
     for each in group:
         head = f"  {called(each)}"
-        chosen = f": {', '.join(each.choices)}" if each.value.startswith("CHOICE") else ""
+        choices = SCALES if each.name == "scale" else each.choices if each.value.startswith("CHOICE") else ()
+        chosen = f": {', '.join(choices)}" if choices else ""
         meaning = (
             re.sub(r"(?<!\.)\.$", "", meanings.get(each.name, "")) + chosen + shown_default(each)
         ).strip()

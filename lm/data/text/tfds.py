@@ -28,6 +28,7 @@ CLASSES = "tensorflow_datasets."  # features.json names classes to import, which
 READ_AT_ONCE = 1_024  # records, to find the corrupt ones
 MEND = "restore the files, or delete the folder and prepare the set again"
 MACHINE = re.compile(r"\w\(\) failed:")  # the machine's fault: "open() failed: Too many open files"
+SLICES = "a part reads NAME, NAME[FROM:TO] or NAME[FROM%:TO%] with FROM below TO, such as validation[:10%]"
 LISTED_FAULTS = 5  # of a set's faults are listed; all are counted
 OPENED = 64  # a corpus of more files is not opened before it is read [files]
 
@@ -161,12 +162,25 @@ def serialized(example: Any) -> bytes:
 def files_of(folder: Path, split: str) -> list[Any]:
     """TFDS's instructions of which records of which files make up ``split``."""
     try:
-        files = open_set(folder).info.splits[split].file_instructions
+        splits = open_set(folder).info.splits
+        files = splits[split].file_instructions
+        is_reversed = _is_reversed(split, splits)
     except Exception as error:  # for instance of an expression that TFDS does not know
-        raise SettingError(f"{folder} has no part {split!r}: {error!r:.300}") from error
+        reason = str(error).strip().rpartition("\n")[2]
+        raise SettingError(f"{folder} has no part {split!r}: {reason:.200}; {SLICES}") from error
+    if is_reversed:  # TFDS reads [3:2] as all rows from 3 on
+        raise SettingError(f"{folder}: split {split!r} ends before it begins; {SLICES}")
     if not files:
         raise SettingError(f"{folder}: split {split!r} has no rows; choose a larger part, or {MEND}")
     return files
+
+
+def _is_reversed(split: str, splits: Any) -> bool:
+    """Return whether a slice in an expression of TFDS ends before it begins."""
+    from tensorflow_datasets.core import ReadInstruction
+
+    parts = ReadInstruction.from_spec(split).to_absolute(dict(splits))
+    return any(None not in (part.from_, part.to) and part.from_ > part.to for part in parts)
 
 
 def check_files(folder: Path, split: str, opened: int | None = None) -> None:
