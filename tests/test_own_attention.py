@@ -15,7 +15,7 @@ from lm.nn.mixers import MIXERS, Attention
 from lm.nn.sizes import SIZES
 from lm.nn.transformer import Transformer
 from lm.ops.config import SparsityConfig
-from lm.settings import SettingError
+from lm.settings import SettingError, unread
 from lm.sharding import named
 from lm.train.throughput import costs, step_flops
 
@@ -95,3 +95,10 @@ def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
     monkeypatch.setitem(MIXERS, "hidden", lambda config, rngs, both_ways: Own(config, rngs))
     with pytest.raises(SettingError, match=r"MIXERS\['hidden'\] should say has_scores=True"):
         Transformer(replace(TINY, mixer="hidden", positions="none"), nnx.Rngs(params=0))
+
+
+def test_a_mixer_of_ones_own_may_read_what_any_mixer_reads():
+    own = replace(TINY, mixer="own", mixer_width=8, mixer_window=2, scores="scaled-dot")
+    paths = ("mixer_width", "mixer_window", "scores", "d_kv", "num_heads", "mask", "sparsity.window")
+    assert unread(own, paths) == {}
+    assert unread(replace(own, mixer="attention"), paths).keys() == {"mixer_width", "mixer_window"}

@@ -6,7 +6,7 @@ where that is silent, the configuration released with the weights.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lm.ops.config import RotaryConfig, SparsityConfig
 from lm.settings import (
@@ -56,10 +56,21 @@ TWO_STACKS: Condition = {
         ("encoder-decoder", "shared-encoder-decoder"), said="models with an encoder and a decoder"
     )
 }
-SELF_ATTENTION: Condition = {"mixer": ("attention",)}
+
+
+@dataclass(frozen=True)
+class Mixers(Values):
+    """Mixers that read a setting: some of the built-in ones, and any of a user's own, which may read all."""
+
+    def has(self, value: Any) -> bool:
+        """Return whether the mixer of this name is one of them."""
+        return value in self.among or value not in get_args(MixerName)
+
+
+SELF_ATTENTION: Condition = {"mixer": Mixers(("attention",))}
 CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention": ("heads",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
-STATES: Condition = {"mixer": RECURRENT}
+STATES: Condition = {"mixer": Mixers(RECURRENT)}
 LEARNED: Condition = {"positions": ("learned",)}
 RELATIVE: Condition = {"positions": ("relative", "relative-per-layer")}
 FEED_FORWARD: Condition = {"mlp": Values(but=("none",))}
@@ -117,9 +128,9 @@ class ModelConfig:
     # last tokens (Bengio et al. 2003), or nothing; what reads the encoder: cross_attention
     mixer: MixerName = "attention"
     # of a state or a window's hidden layer; None: d_model [features]
-    mixer_width: int | None = setting(None, {"mixer": (*RECURRENT, "window")})
+    mixer_width: int | None = setting(None, {"mixer": Mixers((*RECURRENT, "window"))})
     # tokens that a window reads, the current one included, to each side [tokens]
-    mixer_window: int = setting(3, {"mixer": ("window",)})
+    mixer_window: int = setting(3, {"mixer": Mixers(("window",))})
     # of a decoder's self-attention; none: it sees what it is to predict, and when it writes what is written
     mask: Literal["causal", "none"] = setting("causal", DECODERS | SELF_ATTENTION)
     # chunks that gradients of recurrent states stay in; None: rows [tokens]
