@@ -215,12 +215,13 @@ def _likelihood(flag: str) -> tuple[int, str]:
 
 def _qualified(message: str, group: str, names: Collection[str]) -> str:
     """Return a message about a ``group`` of settings with its ``names`` in full."""
-    outer = [
-        "".join(f"{part}." for part in group.split(".")[:depth]) for depth in range(group.count(".") + 2)
-    ]
+    parts = group.split(".")
+    outer = ["".join(f"{part}." for part in parts[:depth]) for depth in range(len(parts), -1, -1)]
 
     def whole(match: re.Match[str]) -> str:
-        return next((prefix + match[0] for prefix in outer if prefix + match[0] in names), match[0])
+        named = [prefix + match[0] for prefix in outer if prefix + match[0] in names]
+        inside = [name for name in named if name.startswith(f"{group}.")]
+        return next(iter(inside or named), match[0])
 
     return re.sub(r"(?<![\w.,/'\"-])[\w.]+(?==)", whole, message)
 
