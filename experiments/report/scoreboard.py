@@ -163,7 +163,7 @@ def _less_baseline(evidence: Evidence, column: Measured) -> list[Cell]:
         if key in differences:
             mean, low, high = differences[key]
             sides = f" ({low:+.3f}, {high:+.3f})" if isfinite(low) else ""
-            cells.append(Cell(f"{mean:+.3f}{sides}", value=mean))
+            cells.append(Cell(f"{round(mean, 3) + 0.0:+.3f}{sides}", value=mean))  # no -0.000
         elif samples[key] and not finished.comparable(column, key, base):
             cells.append(Cell(OTHER_TARGETS))
         else:
