@@ -46,7 +46,8 @@ _hints = functools.cache(typing.get_type_hints)  # a table of rows is built of t
 def set_choices(cls: type, field: str, names: Iterable[str]) -> None:
     """From now on a field of a dataclass takes these ``names``, on the command line, in rows and in files."""
     literal: Any = typing.Literal
-    cls.__annotations__[field] = literal[tuple(names)]
+    # Assigned whole: what is put into the dictionary is lost where Python 3.14 evaluates annotations anew.
+    cls.__annotations__ = cls.__annotations__ | {field: literal[tuple(names)]}
     _hints.cache_clear()
 
 
