@@ -1,6 +1,15 @@
 # Two commands: `make demo` trains a table of the study, `make test` runs the tests. Both set themselves up.
 PYTHON ?= python3
+
+# The versions of constraints.txt; with NEWEST=1 the newest that pyproject.toml allows, in an environment beside.
+# Types are checked against the first alone: what numpy says of its own changes from version to version.
+ifdef NEWEST
+VENV := .venv-newest
+CONSTRAINTS :=
+else
 VENV := .venv
+CONSTRAINTS := --constraint constraints.txt
+endif
 BIN := $(VENV)/bin
 SCALE ?= nano
 TABLE ?= t5/1-baseline
@@ -31,7 +40,7 @@ test-fast: $(VENV)/ready lint
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(if $(NEWEST),,$(BIN)/mypy)
 
 test-slow: $(VENV)/tpu
 	$(BIN)/python -m pytest -q -m slow tests
@@ -69,7 +78,7 @@ docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 $(VENV)/docs: $(VENV)/ready
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet $(CONSTRAINTS) --editable '.[docs]'
 	@touch $@
 
 wheel: $(VENV)/ready
@@ -80,15 +89,15 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) uv
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet $(CONSTRAINTS) --editable '.[test]'
 	@touch $@
 
 # The compiler for TPUs, with which tests (and `lm plan`) compile for slices that nobody has to own; only for Linux.
 $(VENV)/tpu: $(VENV)/ready
 	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
-	  VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[test,tpu]'; fi
+	  VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet $(CONSTRAINTS) --editable '.[test,tpu]'; fi
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-beam .venv-bench dist build *.egg-info
+	rm -rf $(VENV) .venv-newest .venv-beam .venv-bench dist build *.egg-info

@@ -58,7 +58,8 @@ def set_choices(cls: type, field: str, table: Mapping[str, Any]) -> None:
     literal: Any = typing.Literal
     added, old = _ADDED.setdefault((cls, field), {}), typing.get_args(_hints(cls)[field])
     added |= {name: getattr(entry, "ignores", ()) for name, entry in table.items() if name not in old}
-    cls.__annotations__[field] = literal[tuple(table)]
+    # Assigned whole: what is put into the dictionary is lost where Python 3.14 evaluates annotations anew.
+    cls.__annotations__ = cls.__annotations__ | {field: literal[tuple(table)]}
     _hints.cache_clear()
 
 

@@ -272,7 +272,7 @@ def test_training_may_go_on_while_a_state_is_being_written(tmp_path):
 
 
 FAILURES = {
-    "file": "File too large",
+    "file": "(File too large|NOT_FOUND)",  # of the thread that writes, or of one that reads what it wrote
     "room": "GB are free",
     "rename": "Operation not permitted",
     "read-only": "Permission denied",

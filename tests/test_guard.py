@@ -40,13 +40,21 @@ def test_of_an_update_that_is_left_out_only_the_step_counts():
     assert toy.numbers(state) != after and metrics["left_out"] == metrics["left_out_in_a_row"] == 0
 
 
-def test_a_guard_that_never_has_to_act_changes_no_number(tmp_path):
+def assert_alike(found, due, updates):
+    """Fail unless arrays differ by what another program rounds otherwise: a bit of the largest an update."""
+    for name, value in due.items():
+        rounding = updates * np.finfo(np.float32).eps * np.abs(np.asarray(value, np.float64)).max()
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=rounding, err_msg=name)
+
+
+def test_a_guard_that_never_has_to_act_changes_no_number_but_by_rounding(tmp_path):
     plain, guarded = (
         toy.run(tmp_path / "plain", 8),
         toy.run(tmp_path / "guarded", 8, guarding=replace(SKIP, spikes=6.0)),
     )
-    mine = {name: value for name, value in toy.numbers(guarded).items() if not name.startswith("guard.")}
-    assert mine == toy.numbers(plain)
+    mine, due = sharding.named(guarded), sharding.named(plain)
+    assert {name for name in mine if not name.startswith("guard.")} == due.keys()
+    assert_alike(mine, due, updates=8)
 
 
 def test_what_was_left_out_is_counted_and_a_run_in_two_sessions_is_the_run_in_one(tmp_path):
@@ -65,8 +73,7 @@ def test_a_run_that_was_stopped_goes_on_leaving_updates_out_and_back(tmp_path):
     whole = sharding.named(toy.run(tmp_path / "whole", 12, poison=[6], guarding=SKIP))
     found = sharding.named(toy.run(tmp_path, 12, poison=[6]))  # nothing is left out any more
     assert found.keys() == whole.keys() - {"guard.in_a_row"}
-    for name, value in found.items():  # of another program
-        np.testing.assert_allclose(value, whole[name], rtol=1e-6, atol=1e-9, err_msg=name)
+    assert_alike(whole, found, updates=12)
 
 
 def test_a_run_that_is_trained_further_than_asked_is_left_as_it_is(tmp_path):

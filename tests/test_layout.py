@@ -19,6 +19,8 @@ BELOW_CLI = (
 )
 # A package may import itself and what is listed; lm.settings and lm.files are open to all.
 ALLOWED = {
+    "lm": set(),
+    "lm.devices": set(),
     "lm.settings": set(),
     "lm.files": set(),
     "lm.mesh": set(),

@@ -277,8 +277,8 @@ def test_a_head_is_exported_whole_or_not_at_all_unless_it_is_to_stay_behind(runs
     store_vocabulary(stage.folder, vocabulary)
     of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}
     origin.record(stage.folder, dict.fromkeys(origin.ORIGINS, {}) | of_vocabulary)
-    with pytest.raises(SettingError, match=r"head for follows cannot be written: .*--without-head"):
+    with pytest.raises(SettingError, match=r"head for follows cannot be written: .*--head drop"):
         export_checkpoint(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    export_checkpoint(folder, tmp_path / "out", without_head=True)
+    export_checkpoint(folder, tmp_path / "out", head="drop")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert"

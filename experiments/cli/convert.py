@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.cli import EXAMPLES
 from experiments.cli.usage.arguments import name_first, parse
@@ -80,7 +80,7 @@ def export_checkpoint(
     /,
     mixture: str = "",
     weights: Weights = "scored",
-    without_head: bool = False,
+    head: Literal["keep", "drop"] = "keep",
 ) -> None:
     """Write a run's model as a checkpoint that other programs read.
 
@@ -93,7 +93,7 @@ def export_checkpoint(
         mixture: which fine-tuned model; by default the pre-trained one.
         weights: average: the moving average of the parameters (optimizer.ema); last: the parameters
             themselves; scored: the average where one is kept, as everywhere.
-        without_head: write only the model below a head.
+        head: drop: write only the model below it.
     """
     from experiments.runs.recipes import trained_body, trained_whole
     from experiments.runs.stages import which_model
@@ -104,12 +104,12 @@ def export_checkpoint(
     models = {stage.name: stage for stage in stages_of(run) if stage.has_model}
     stage = chosen(run, models, mixture)
     mesh, what, labels = sharding.make_mesh(stage.settings.mesh), "model", tuple[str, ...]()
-    if stage.kind == "head" and not without_head:
+    if stage.kind == "head" and head == "keep":
         tuned = trained_whole(stage, mesh, weights)
         try:
             what = convert.class_of(tuned)
         except SettingError as error:
-            below = "--without-head writes the model below it"
+            below = "--head drop writes the model below it"
             raise SettingError(
                 f"the head for {', '.join(stage.on)} cannot be written: {error}; {below}"
             ) from error

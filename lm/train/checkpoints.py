@@ -58,6 +58,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: tuple[int, Future[Exception | None]] | None = None  # its step and this process's error
         self._failed: SaveError | None = None  # of the last save, which the next one makes good
+        self._drafts = 0  # folders that were written into, in all processes alike
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -87,7 +88,8 @@ class Checkpoints:
         error = None
         if jax.process_index() == 0:
             error = _error(manifest.make_room, self.folder, size)
-        error, draft = self._agreed(error), self.folder / f"{UNFINISHED}{step}"
+        self._drafts += 1  # a save that failed may still be writing into its own
+        error, draft = self._agreed(error), self.folder / f"{UNFINISHED}{step}-{self._drafts}"
         if error is None:
             error = _error(self._orbax.save, draft, args=_orbax().args.PyTreeSave(arrays), force=True)
             if error is not None and jax.process_count() > 1:  # the others wait for this one, inside of orbax
@@ -253,7 +255,7 @@ class Checkpoints:
 
     def _message(self, step: int, error: Exception) -> str:
         code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it, among much else
-        why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or repr(error)
+        why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or f"{error!r:.300}"
         good = "no checkpoint is good"
         with suppress(OSError):
             paths = reversed(manifest.steps(self.folder).items())
