@@ -285,8 +285,8 @@ def _published_tensors(
 ) -> dict[str, Tensor]:
     """Return the tensors of a model without its fine-tuned head, by name.
 
-    A model is ``bare`` that has no such head. If it has no pre-training head but the pooler either, it is a
-    base model, such as BertModel, whose names lack the family's prefix.
+    Names lack the family's prefix if the model is a base model such as BertModel: ``bare``, that is without a
+    fine-tuned head, and without pre-training heads except the pooler.
     """
     found = tensors(family, config, {path: array.shape for path, array in arrays.items()})
     is_base_model = bare and config.logits == "none" and pretraining_heads_of(config) <= {"pooler"}

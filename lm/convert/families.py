@@ -52,7 +52,7 @@ from lm.nn.config import ModelConfig, SpecialTokens
 from lm.ops.config import RotaryConfig, SparsityConfig
 
 # Names of sizes that many families share.
-SIZES: Fields = (
+SIZE_FIELDS: Fields = (
     Field("vocab_size", "vocab_size"),
     Field("hidden_size", "d_model"),
     Field("num_attention_heads", "num_heads"),
@@ -64,7 +64,10 @@ NO_START = SpecialTokens(start=None)  # no token starts the decoder
 
 
 def _t5_stack(side: str) -> tuple[Parameters, ...]:
-    """Map the encoder or the decoder. The relative biases of the first layer are all layers' but in UMT5."""
+    """Map the encoder or the decoder.
+
+    T5 stores relative biases in its first layer for all layers, UMT5 in every layer.
+    """
     relative = "SelfAttention.relative_attention_bias"
     cross_attention: tuple[Parameters, ...] = ()
     mlp = "layer.1"
@@ -142,6 +145,7 @@ UMT5 = replace(
 
 
 def _bart_stack(side: str) -> tuple[Parameters, ...]:
+    """Map the encoder or the decoder."""
     cross_attention: tuple[Parameters, ...] = ()
     if side == "decoder":
         cross_attention = (
@@ -351,7 +355,7 @@ GPT_NEOX = Family(
     architectures={"GPTNeoXForCausalLM": ()},
     template=replace(_DECODER, positions="rotary"),
     fields=(
-        *SIZES,
+        *SIZE_FIELDS,
         Field("num_hidden_layers", "num_decoder_layers"),
         Field("max_position_embeddings", "max_length", 2_048),
         Field("layer_norm_eps", "norm_epsilon", 1e-5),
@@ -572,7 +576,7 @@ LLAMA = Family(
     architectures={"LlamaForCausalLM": ()},
     template=replace(_DECODER, positions="rotary", norm="rms", bias=False),
     fields=(
-        *SIZES,
+        *SIZE_FIELDS,
         Field("num_hidden_layers", "num_decoder_layers"),
         Field("max_position_embeddings", "max_length", 2_048),
         Field("rms_norm_eps", "norm_epsilon", 1e-6),
@@ -725,7 +729,7 @@ BERT = Family(
     task_classes=task_classes("Bert", "classes", "regression", "choice", "tokens", "span"),
     template=replace(_ENCODER, special=NO_START),
     fields=(
-        *SIZES,
+        *SIZE_FIELDS,
         Field("num_hidden_layers", "num_encoder_layers"),
         Field("max_position_embeddings", "max_length"),
         Field("layer_norm_eps", "norm_epsilon", 1e-12),

@@ -27,8 +27,10 @@ def choice(name: str, setting: str, choices: Mapping[Any, Any], default: Any = R
         return choices[value]
 
     def to_field(setting_value: Any, _: ModelConfig) -> Any:
-        # A setting that no value means becomes the first; reading it again shows the difference.
-        return next((value for value, meaning in choices.items() if meaning == setting_value), [*choices][0])
+        for value, meaning in choices.items():
+            if meaning == setting_value:
+                return value
+        return next(iter(choices))  # a wrong value, which ``config_json`` notices when it reads it again
 
     return Field(name, setting, default, to_setting, to_field)
 
@@ -132,8 +134,8 @@ POSITIONS_AFTER_PADDING = Field(
 def _t5_max_distance(value: Any, hf_config: HFConfig) -> int:
     """Return the distance from which on positions share a bucket.
 
-    SettingError if it is among the first half of the buckets, of one distance each: the numbers of the others
-    would not be in order in the reference.
+    The first half of the buckets hold one distance each. SettingError if they hold this one: transformers then
+    assigns the other buckets out of order.
     """
     exact_buckets = hf_config["relative_attention_num_buckets"] // 2
     if value <= exact_buckets:
@@ -238,14 +240,14 @@ def rope_fields(
         if rope_type not in ROPE_TYPES:
             near = nearest(str(rope_type), ROPE_TYPES)
             raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
-        base, rotated = values.pop("rope_theta"), values.pop("partial_rotary_factor")
-        if fraction is None and rotated != default_fraction:
+        base, rotated_fraction = values.pop("rope_theta"), values.pop("partial_rotary_factor")
+        if fraction is None and rotated_fraction != default_fraction:
             raise SettingError(
-                f"config.json: partial_rotary_factor={rotated!r} is not supported, only {default_fraction}"
+                f"config.json: partial_rotary_factor={rotated_fraction!r} is not supported, only {default_fraction}"
             )
         settings = {
             "rotary.base": base,
-            "rotary.fraction": rotated,
+            "rotary.fraction": rotated_fraction,
             "rotary.scaling": ROPE_TYPES[rope_type],
         }
         if rope_type != "default":

@@ -9,7 +9,7 @@ from typing import Any
 from lm.convert.schema import Family, HFConfig
 from lm.settings import SettingError, nearest
 
-# Fields of every family that are read elsewhere: for the family, the heads, and the copies of tensors.
+# Fields of every family that are read outside of ``Family.fields``.
 _READ_ELSEWHERE = ("model_type", "architectures", "tie_word_embeddings")
 
 # Fields of every family that change no output, in transformers 4 and 5: names of things, options of the

@@ -162,7 +162,7 @@ def gpt_neo_windows() -> FieldGroup:
 
 
 def _is_pattern(value: Any, layers: int) -> bool:
-    """Return whether a value is [types of layers, repeats], neither more than there are layers."""
+    """Return whether a value is [types, repeats], with at most ``layers`` types and repeats."""
     match value:
         case [[*kinds], int(repeats)]:
             return len(kinds) <= layers and 0 <= repeats <= layers
