@@ -134,8 +134,8 @@ POSITIONS_AFTER_PADDING = Field(
 def _t5_max_distance(value: Any, hf_config: HFConfig) -> int:
     """Return the distance from which on positions share a bucket.
 
-    The first half of the buckets hold one distance each. SettingError if they hold this one: transformers then
-    assigns the other buckets out of order.
+    The first half of the buckets hold one distance each. SettingError if they hold this one: transformers
+    then assigns the other buckets out of order.
     """
     exact_buckets = hf_config["relative_attention_num_buckets"] // 2
     if value <= exact_buckets:
@@ -242,9 +242,8 @@ def rope_fields(
             raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
         base, rotated_fraction = values.pop("rope_theta"), values.pop("partial_rotary_factor")
         if fraction is None and rotated_fraction != default_fraction:
-            raise SettingError(
-                f"config.json: partial_rotary_factor={rotated_fraction!r} is not supported, only {default_fraction}"
-            )
+            given = f"partial_rotary_factor={rotated_fraction!r}"
+            raise SettingError(f"config.json: {given} is not supported, only {default_fraction}")
         settings = {
             "rotary.base": base,
             "rotary.fraction": rotated_fraction,
