@@ -310,6 +310,13 @@ def test_the_help_names_every_scale(capsys):
     assert all(f" {scale} (" in told.replace("\n", " ") for scale in SCALES)
 
 
+def test_the_help_names_scales_of_a_study_module(monkeypatch, capsys):
+    monkeypatch.setitem(SCALES, "width", SCALES["nano"] | {"model.d_model": 96})
+    monkeypatch.setenv("LM_STUDY", "my_rows.py")
+    assert cli.dispatch([]) == 0
+    assert "base (the paper's setup); of your own: width." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("encoding", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}])
 def test_a_terminal_that_knows_ascii_alone_is_shown_ascii(encoding):
     command = [sys.executable, "-m", "experiments", "diff", "t5/6-corruption-rate/50"]

@@ -216,3 +216,8 @@ def test_braces_in_an_argument_reach_the_slurm_job_as_they_are(stage, capfd):
     asked = ["slurm", "t5/a", "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--dry-run"]
     assert dispatch([*asked, "--", "--data.corpus", corpus]) == 0
     assert corpus in capfd.readouterr().out
+
+
+def test_without_a_scale_it_is_left_to_lm_run(stage, capfd):
+    assert dispatch(["local", "t5/a", "--processes=2", "--dry-run"]) == 0
+    assert "run t5/a --runs runs" in capfd.readouterr().out
