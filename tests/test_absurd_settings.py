@@ -79,7 +79,7 @@ def try_out(row, path, value, cache):
 
 @pytest.mark.parametrize("row", ["lstm", "t5"])
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -131,7 +131,7 @@ def test_every_setting_at_all_of_its_borders_is_refused_or_can_be_trained_with(r
         ("t5", "model.num_heads", 2**31, r"model\.num_heads=2147483648 should be at most"),
         ("t5", "model.relative_buckets", 1, r"model\.relative_buckets=1 should be at least 2"),
         ("t5", "model.relative_buckets", 2**20, r"model\.relative_buckets=1048576 should be at most"),
-        ("lstm", "model.logits", "none", r"objective\.targets='everything' needs an output matrix"),
+        ("lstm", "model.logits", "none", "no output matrix, which objective.targets='everything'"),
         ("gpt", "ensemble.members", 10**9, r"ensemble\.members=1000000000 should be at most"),
         ("t5", "objective.rate", 0.999999, r"objective\.rate=0.999999 should lie between"),
         ("t5", "mixing.temperature", 1e-6, r"mixing\.temperature=1e-06 should be at least 0.1"),

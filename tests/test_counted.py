@@ -231,7 +231,6 @@ def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
     ("changes", "named"),
     [
         ({"ensemble.members": 2}, "ensemble.members"),
-        ({"finetuning.steps": 1, "tuning.heads": ("roles",)}, "finetuning.steps"),
         ({"counts.model": "tagger"}, "tuning.heads"),
         ({"counts.model": "tagger", "tuning.heads": ("cola",)}, "cola"),
         ({"objective.noise": "suffix"}, "data.held_out_documents"),

@@ -230,7 +230,7 @@ NEEDED_OBJECTIVES = {
 def check_heads(experiment: Experiment) -> None:
     """SettingError if the objective, the heads and the output matrix of the model do not go together."""
     objective, heads = experiment.objective, experiment.model.heads
-    if objective.targets != "replaced":
+    if objective.targets != "replaced" and not experiment.start.model:
         check_output(experiment, f"objective.targets={objective.targets!r}")
     for (field, value), needed in NEEDED_HEADS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
@@ -262,7 +262,7 @@ def tell_heads_that_stay(experiment: Experiment, say: Callable[[str], object]) -
 def check_output(experiment: Experiment, named: str) -> None:
     """SettingError if a model that is to predict tokens, as ``named`` asks, has nothing to do it with."""
     if experiment.model.logits == "none":
-        raise SettingError(f"{named} needs an output matrix: model.logits should not be 'none'")
+        raise SettingError(f"model.logits='none': this model has no output matrix, which {named} needs")
 
 
 def check_mixing(experiment: Experiment) -> None:

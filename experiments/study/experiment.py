@@ -94,9 +94,8 @@ class DataConfig:
     vocabulary_size: int = setting(32_000, TRAINED_VOCABULARY)  # word pieces, sentinels not counted [tokens]
     # what a trained vocabulary writes for a character it lacks; the bytes are 256 of its pieces
     unknown: Literal["unk", "bytes"] = setting("unk", {"vocabulary": ("unigram", "bpe")})
-    sentinels: int = setting(
-        100, SENTINELS
-    )  # ids above the word pieces that stand for spans of noise [tokens]
+    # ids above the word pieces that stand for spans of noise [tokens]
+    sentinels: int = setting(100, SENTINELS)
     # of pre-training inputs; targets follow from the objective [tokens]
     inputs_length: int = setting(512, (PRETRAINED, OF_PASSES))
     # rows in which held-out text is scored [x inputs_length]

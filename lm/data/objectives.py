@@ -59,7 +59,8 @@ class Objective:
     inputs: InputsName = "sentinels"  # what replaces noise
     # what replaces the tokens that are not noise
     targets: TargetsName = setting("sentinels", WITH_INPUTS)
-    rate: float = setting(0.15, {"noise": _reads("rate")})  # share of tokens that are noise
+    # share of tokens that are noise; not of "suffix" and "everything"
+    rate: float = setting(0.15, {"noise": _reads("rate")})
     # of noise in spans [tokens]
     mean_span_length: float = setting(3.0, {"noise": _reads("mean_span_length")})
     # of inputs; targets keep the text's order

@@ -23,8 +23,8 @@ class SkipGramTraining:
 
     def check(self, prefix: str, least: int) -> None:
         """SettingError for numbers without sense, or fewer epochs than ``least``; names follow ``prefix``."""
-        at_least(self, prefix, window=1, negatives=0, subsample=0, epochs=least, batch=1, last_rate=0)
-        above_0(self, prefix, "learning_rate")
+        at_least(self, prefix, window=1, negatives=0, subsample=0, epochs=least, batch=1)
+        at_least(self, prefix, learning_rate=0, last_rate=0)
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class VectorsConfig(SkipGramTraining):
     def __post_init__(self) -> None:
         self.check("vectors.", least=0)
         at_least(self, "vectors.", tokens=1)
+        above_0(self, "vectors.", "learning_rate")
         if self.embedding == "frozen" and not self.epochs:
             raise SettingError("vectors.embedding='frozen' needs vectors.epochs above 0, or it stays random")
 
