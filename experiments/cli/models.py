@@ -189,6 +189,8 @@ def generate(
     """
     from experiments.runs.trained import answering, open_run
 
+    if seed < 0:
+        raise SettingError(f"--seed {seed} should be at least 0")
     write = _writer(decoding, seed)
     trained = open_run(run, answering(run), mixture)
     batch = trained.batch([trained.encode(text) for text in prompt], decoding.max_length)
@@ -232,7 +234,7 @@ class Filling:
     seed: int = 0  # of gibbs
 
     def __post_init__(self):
-        at_least(self, "", top=1, iterations=0)
+        at_least(self, "", top=1, iterations=0, seed=0)
         if self.passes == "gibbs" and not self.iterations:
             raise SettingError("passes='gibbs' needs iterations of 1 or more, such as 10")
 
