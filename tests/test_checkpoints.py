@@ -466,6 +466,22 @@ def test_the_checkpoint_of_an_earlier_release_is_good_and_training_goes_on_from_
         assert checkpoints.steps() == [3, 4]
 
 
+def test_a_folder_that_is_deleted_while_a_step_is_saved_is_said_to_be(tmp_path, monkeypatch):
+    state, folder, publish = toy.steps().init(0), tmp_path / "run", manifest.publish
+
+    def too_late(*args):
+        shutil.rmtree(folder)
+        publish(*args)
+
+    with opened(folder) as checkpoints:
+        checkpoints.save(at(state, 1))
+        checkpoints.wait()
+        monkeypatch.setattr(manifest, "publish", too_late)
+        checkpoints.save(at(state, 2))
+        with pytest.raises(SaveError, match="step 2 could not be saved in .*: the folder was deleted"):
+            checkpoints.wait()
+
+
 def test_checkpoints_opened_thousands_of_times_in_a_process_hook_into_it_once(tmp_path):
     def hooks():
         return sys.unraisablehook, *(len(logging.getLogger(name).filters) for name in ("absl", "asyncio"))

@@ -59,6 +59,7 @@ class Checkpoints:
         self._saving: tuple[int, Future[Exception | None]] | None = None  # its step and this process's error
         self._failed: SaveError | None = None  # of the last save, which the next one makes good
         self._drafts = 0  # folders that were written into, in all processes alike
+        self._before: set[int] = set()  # steps that were there when the last save began
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -88,6 +89,7 @@ class Checkpoints:
         error = None
         if jax.process_index() == 0:
             error = _error(manifest.make_room, self.folder, size)
+            self._before = set(self._steps_there())
         self._drafts += 1  # a save that failed may still be writing into its own
         error, draft = self._agreed(error), self.folder / f"{UNFINISHED}{step}-{self._drafts}"
         if error is None:
@@ -178,6 +180,13 @@ class Checkpoints:
             except OSError as error:
                 print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
 
+    def _steps_there(self) -> list[int]:
+        """Return ``steps``, none where the folder cannot be read."""
+        try:
+            return self.steps()
+        except OSError:
+            return []
+
     def _path(self, step: int) -> Path:
         return manifest.steps(self.folder).get(step, self.folder / str(step))
 
@@ -256,6 +265,8 @@ class Checkpoints:
     def _message(self, step: int, error: Exception) -> str:
         code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it, among much else
         why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or f"{error!r:.300}"
+        if not self.folder.exists() or self._before - set(self._steps_there()):
+            why = "the folder was deleted while it was written"
         good = "no checkpoint is good"
         with suppress(OSError):
             paths = reversed(manifest.steps(self.folder).items())
