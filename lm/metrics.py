@@ -116,10 +116,13 @@ def _constant(targets: Sequence[Any], predictions: Sequence[Any]) -> Undefined |
 
 
 def matthews(targets: Sequence[int], predictions: Sequence[int]) -> Value:
-    """Matthews correlation; undefined where either side is constant (scikit-learn, and so T5, gives 0)."""
+    """Return the Matthews correlation; undefined where all targets are alike.
+
+    Answering every example alike is chance level, 0, as scikit-learn, GLUE and T5 have it.
+    """
     check_lengths(targets, predictions)
-    if undefined := _constant(targets, predictions):
-        return undefined
+    if len({*targets}) < 2:
+        return Undefined("all targets are alike")
     from sklearn.metrics import matthews_corrcoef
 
     return 100 * float(matthews_corrcoef(targets, predictions))

@@ -32,13 +32,16 @@ def test_no_class_counts_as_wrong():
     assert metrics.macro_f1(2)([0, 1], [-1, -1]) == 0
 
 
+def test_answering_every_example_alike_is_chance_level_by_matthews_correlation():
+    assert metrics.matthews([0, 1, 1], [1, 1, 1]) == 0
+
+
 @pytest.mark.parametrize(
     ("metric", "targets", "predictions", "reason"),
     [
         (metrics.pearson, [1.0, 2.0, 3.0], [2.0, 2.0, 2.0], "all predictions are alike"),
         (metrics.pearson, [1.0, 2.0, 3.0], ["one", "two", "three"], "all predictions are alike"),
         (metrics.spearman, [1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "all targets are alike"),
-        (metrics.matthews, [0, 1, 1], [1, 1, 1], "all predictions are alike"),
         (metrics.matthews, [1, 1, 1], [0, 1, 1], "all targets are alike"),
         (metrics.binary_f1, [0, 0], [0, 0], "no target and no prediction is of class 1"),
         (metrics.token_accuracy, [[], []], [[], []], "no text has a word"),
