@@ -101,10 +101,10 @@ def test_every_setting_at_all_of_its_borders_is_refused_or_can_be_trained_with(r
 @pytest.mark.parametrize(
     ("row", "path", "value", "words"),
     [
-        ("gpt", "data.held_out_lengths", (1, 100_000), r"data\.held_out_lengths=.* need at least .* GiB"),
+        ("gpt", "data.held_out_lengths", (1, 100_000), r"data\.held_out_lengths=.* needs at least .* GiB"),
         ("gpt", "data.held_out_lengths", (), r"data\.held_out_lengths=\(\) should name one or more"),
         ("gpt", "data.held_out_lengths", (0,), r"data\.held_out_lengths=\(0,\) should name one or more"),
-        ("gpt", "data.inputs_length", 2**31, r"data\.inputs_length=2147483648.* need at least"),
+        ("gpt", "data.inputs_length", 2**31, r"data\.inputs_length=2147483648.* needs at least"),
         ("gpt", "data.workers", 10**6, r"data\.workers=1000000 should be at most"),
         ("gpt", "pretraining.optimizer.beta1", 1.0, r"optimizer\.beta1=1.0 should be at least 0 and below 1"),
         ("gpt", "pretraining.optimizer.beta2", 1.0, r"optimizer\.beta2=1.0 should be at least 0 and below 1"),
@@ -123,7 +123,7 @@ def test_every_setting_at_all_of_its_borders_is_refused_or_can_be_trained_with(r
         ),
         ("gpt", "pretraining.optimizer.clip_norm", -1.0, r"optimizer\.clip_norm=-1.0 should be above 0"),
         ("gpt", "pretraining.steps", 2**31, r"pretraining\.steps=2147483648 should be at most"),
-        ("gpt", "finetuning.batch_size", 2**30, r"finetuning\.batch_size=1073741824: .* need at least"),
+        ("gpt", "finetuning.batch_size", 2**30, r"finetuning\.batch_size=1073741824: .* needs at least"),
         ("gpt", "tuning.adapters", 0.001, r"tuning\.adapters=0.001 should be at least"),
         ("gpt", "tuning.lora.rank", 2**31, r"lora|model needs"),
         ("gpt", "model.d_embed", 0, r"model\.d_embed=0 should be at least 1"),

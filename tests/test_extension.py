@@ -116,6 +116,11 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:2: row 'a/b': ModelConfig has no setting 'd_fff'; did you mean 'd_ff'",
         ),
         (
+            "from experiments.study.families import BERT\nfrom experiments.study.registry import add_rows\n"
+            "add_rows('a', {'b': BERT | {'start.steps': 100}})\n",
+            r"my\.py:3: row 'a/b': start\.steps is read by models with a decoder, not by model\.architecture",
+        ),
+        (
             "from experiments.study.registry import add_rows\nadd_rows('gpt', {'base': {}})\n",
             r"my\.py:2: there is a row 'gpt/base' already",
         ),

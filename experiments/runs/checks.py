@@ -230,8 +230,6 @@ NEEDED_OBJECTIVES = {
 def check_heads(experiment: Experiment) -> None:
     """SettingError if the objective, the heads and the output matrix of the model do not go together."""
     objective, heads = experiment.objective, experiment.model.heads
-    if objective.targets != "replaced" and not experiment.start.model:
-        check_output(experiment, f"objective.targets={objective.targets!r}")
     for (field, value), needed in NEEDED_HEADS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
             due = f"objective.{field}={value!r} needs {' and '.join(sorted(needed))} in model.heads={heads}"
@@ -244,6 +242,8 @@ def check_heads(experiment: Experiment) -> None:
         for field, value in fields.items() if head in heads else ():
             if (found := getattr(objective, field)) != value:
                 raise SettingError(f"model.heads={heads} needs objective.{field}={value!r}, not {found!r}")
+    if objective.targets != "replaced" and not experiment.start.model:
+        check_output(experiment, f"objective.targets={objective.targets!r}")
 
 
 def tell_heads_that_stay(experiment: Experiment, say: Callable[[str], object]) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from lm.settings import GIVEN, Condition, Conditions, SettingError, above_0, at_least, at_most, setting
+from lm.settings import GIVEN, Condition, Conditions, SettingError, above_0, at_least, setting
 
 # ``read_if`` of settings: which others they depend on
 STRETCHED: Condition = {"scaling": ("linear", "llama3", "yarn")}
@@ -38,8 +38,7 @@ class RotaryConfig:
     beta_slow: float = setting(1.0, YARN)
 
     def __post_init__(self):
-        above_0(self, "model.rotary.", "base fraction factor low_frequency_factor beta_slow")
-        at_most(self, "model.rotary.", fraction=1)
+        above_0(self, "model.rotary.", "base factor low_frequency_factor beta_slow")
         at_least(self, "model.rotary.", original_length=1)
         for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
             least, most = getattr(self, low), getattr(self, high)

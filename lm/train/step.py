@@ -247,9 +247,11 @@ def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: 
     explicit = jax.default_backend() == "cpu" and model.attention in ("auto", "xla")
     scores = own_length * length * 4 if explicit and model.mixer == "attention" else 0
     if (needed := states + scores) > (available := device_memory()):
+        batch, gib = f"a batch of {rows:,} rows of {length:,} tokens", 2**30
+        mend = f"ask for fewer or shorter rows, or less than model.d_model={model.d_model}"
         raise SettingError(
-            f"{named}: {rows:,} rows of {length:,} tokens need at least {needed / 2**30:,.1f} GiB of each "
-            f"device, and there are {available / 2**30:,.1f}: ask for fewer or shorter rows"
+            f"{named}: {batch} needs at least {needed / gib:,.1f} GiB of each device, and there are "
+            f"{available / gib:,.1f}: {mend}"
         )
 
 
