@@ -109,7 +109,7 @@ def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
         assert "rows of 512 tokens" in said
         assert "1.793e+20 FLOP, 1.652e+20 of it 6 N D" in said
     assert dispatch(["show", "bert-base", "--costs", "--length", "513"]) == 2
-    assert "rows of 513 tokens are longer than model.max_length=512" in capsys.readouterr().err
+    assert "rows of 513 tokens are longer than --model.max_length=512" in capsys.readouterr().err
     assert dispatch(["show", "llama-7b", "--costs"]) == 0
     assert "rows of 2,048 tokens" in capsys.readouterr().out
 

@@ -11,6 +11,7 @@ from experiments.cli import EXAMPLES
 from lm.data.corpora import documentation
 
 RUN, VECTORS = "t5/1-baseline/baseline/seed-0", "vectors/negative/seed-0"
+GPT = "gpt/base/seed-0"
 MIXTURES = {"tuning.mixtures": ("documentation-words", "documentation-sentences")}
 # They train, compile for a TPU, need lm-evaluation-harness, a crawl, C4, words that are pieces (here are
 # bytes), or a data set that is not here.
@@ -26,10 +27,11 @@ HERE = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a book, and ``runs`` with the documentation's data and a run that was never trained."""
+    """A folder with a book, and ``runs`` with the documentation's data and two runs that were never trained."""
     folder = tmp_path_factory.mktemp("home")
     documentation.prepare_sets(folder / "runs" / "cache", packages=documentation.STDLIB)
     run_of(folder / "runs", RUN, MIXTURES)
+    run_of(folder / "runs", GPT, MIXTURES | {"model.architecture": "decoder"})
     (folder / "book.txt").write_text("A first paragraph.\n\nA second one.\n")
     return folder
 

@@ -17,6 +17,7 @@ from experiments.study import extension, own, registry
 from experiments.study.extension import load_study
 from experiments.study.own import STUDY, place_in_study, without_study
 from experiments.study.registry import build, find
+from lm import settings
 from lm.data.noise import NOISES
 from lm.data.objectives import Objective
 from lm.data.tasks.mixtures import mixture
@@ -32,7 +33,10 @@ SMALL = "--data.corpus text:words.txt --data.vocabulary bytes --tuning.mixtures 
 @pytest.fixture
 def loads(tmp_path, monkeypatch):
     """Loads modules of this text; afterwards the study is what it was."""
-    tables = dict(extension._tables("MIXERS"))
+    tables, added = (
+        dict(extension._tables("MIXERS")),
+        {field: dict(names) for field, names in settings._ADDED.items()},
+    )
     before, lists = {name: dict(table) for name, table in tables.items()}, [*registry.TABLES]
     modules = dict(sys.modules)
     monkeypatch.chdir(tmp_path)
@@ -52,6 +56,8 @@ def loads(tmp_path, monkeypatch):
     registry.TABLES[:] = lists
     set_choices(Objective, "noise", NOISES)
     set_choices(Schedule, "name", OPTIMIZERS)
+    settings._ADDED.clear()
+    settings._ADDED.update(added)
     for name in sys.modules.keys() - modules.keys():
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]

@@ -213,10 +213,10 @@ def test_what_is_no_row_or_command_is_told_what_it_is(arguments, said, capsys):
     [
         (["--pretraining.steps", "many"], "'many' should be a whole number, such as 20000 or 2e4"),
         (["--pretraining.steps", "1.5"], "'1.5' should be a whole number"),
-        (["--pretraining.steps", "-10"], "lm: pretraining.steps=-10 should be at least 0"),
+        (["--pretraining.steps", "-10"], "lm: --pretraining.steps=-10 should be at least 0"),
         (
             ["--finetuning.optimizer.learning-rate", "-1"],
-            "lm: finetuning.optimizer.learning_rate=-1.0 should be above 0",
+            "lm: --finetuning.optimizer.learning_rate=-1.0 should be above 0",
         ),
     ],
 )
