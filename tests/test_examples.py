@@ -27,7 +27,7 @@ HERE = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a book, and ``runs`` with the documentation's data and two runs that were never trained."""
+    """A folder with a book, and ``runs`` with the documentation's data and two runs, never trained."""
     folder = tmp_path_factory.mktemp("home")
     documentation.prepare_sets(folder / "runs" / "cache", packages=documentation.STDLIB)
     run_of(folder / "runs", RUN, MIXTURES)
