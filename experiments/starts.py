@@ -181,7 +181,7 @@ def _copy_stage(stage: Stage, run: Path, parts: Mapping[str, str]) -> None:
     """Make ``run`` of the model of a stage of another, whose head is left behind."""
     from experiments.runs.recipes import RECIPES, trained
     from lm import sharding
-    from lm.nn.composed import BODY
+    from lm.nn.finetune import BODY
 
     settings, state = stage.settings, trained(stage, sharding.make_mesh(stage.settings.mesh))
     model = RECIPES[stage.kind].step(stage).model
@@ -190,7 +190,7 @@ def _copy_stage(stage: Stage, run: Path, parts: Mapping[str, str]) -> None:
     words = "bytes" if settings.data.vocabulary == "bytes" else FOLDER
     experiment = imported(model)
     experiment = replace(experiment, data=replace(experiment.data, vocabulary=words, **kept))
-    params = state.params if state.average is None else state.average
+    params = state.scored_params
     if stage.kind == "head":
         params = {name.removeprefix(BODY): x for name, x in params.items() if name.startswith(BODY)}
     _save_run(run, experiment, vocabulary, dict(params), parts)

@@ -90,7 +90,9 @@ def train_model(
     for batch in stream(Batches(rows, training.batch_size), 0, training.steps):
         state, metrics = step(state, sharding.put_batch(batch, mesh))
         losses.append(metrics["loss"])
-    trained = text_model(cast(Transformer, state.model), vocabulary, steps.put, max_length=texts.max_length)
+    trained = text_model(
+        cast(Transformer, state.model), vocabulary, steps.shard_batch, max_length=texts.max_length
+    )
     if not config.has_encoder:  # whatever a published tokenizer puts around a text
         begin, end = config.special.start, config.special.eos
         trained = replace(trained, framed=lambda text: Vocabulary.encode_framed(vocabulary, text, begin, end))

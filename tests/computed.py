@@ -23,7 +23,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.nn.config import RECURRENT
-from lm.train.optimizers import learning_rate, optimizer
+from lm.train.optimizers import learning_rate, update_direction
 from lm.train.step import StepSpec
 from lm.vectors.training import train_skipgram
 
@@ -108,7 +108,7 @@ def trained(stage, prepared, mesh):
     spec = RECIPES[stage.kind].step(stage)
     alone = StepSpec(spec.model, loss=spec.loss, module=spec.module, parts=spec.parts)
     found = {"model": model(alone, shapes)}
-    found["update"] = digest([update(spec.optimizer), spec.tune, spec.guard.spikes, spec.lasting])
+    found["update"] = digest([update(spec.optimizer), spec.freeze, spec.guard.spikes, spec.tbptt])
     found["batch"] = arrays([first, batches(1, slice(0, batches.batch_size))])
     found["loads as"] = digest(stage.settings.model.special)
     for half in ("validation", "report"):
@@ -144,7 +144,7 @@ def model(spec, shapes):
 
     if spec.model.mixer in RECURRENT:  # of which some settings are of gradients alone
         mean = jax.grad(mean, has_aux=True)
-    initial, parameters = jax.make_jaxpr(spec.make, return_shape=True)(key)
+    initial, parameters = jax.make_jaxpr(spec.make_model, return_shape=True)(key)
     return digest([traced(initial), traced(jax.make_jaxpr(mean)(parameters, batch, key))])
 
 
@@ -154,7 +154,7 @@ def update(config):
     shapes = {"table": (16, 32), "blocks": (2, 16, 32), "scale": (16,)}
     axes = {"table": ("vocab", "embed"), "blocks": ("layers", "embed", "mlp"), "scale": ("norm",)}
     params = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
-    transform = optimizer(config, axes)
+    transform = update_direction(config, axes)
     memory = jax.eval_shape(transform.init, params)
     rates = [float(learning_rate(config, step)) for step in (0, 1, 2, 3, 10, 100, 25_000)]
     return digest([traced(jax.make_jaxpr(transform.update)(params, memory, params)), rates, config.ema])

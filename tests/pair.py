@@ -14,7 +14,7 @@ from experiments.processes.supervisor import supervise
 
 HERE = Path(__file__).parent
 CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-SIZES = (2, 2, 2)  # of the mesh: both processes hold parts of every batch
+PRESETS = (2, 2, 2)  # of the mesh: both processes hold parts of every batch
 STEPS, SAVED = 6, 3
 
 
@@ -44,7 +44,7 @@ def ends(started):
     return [(process.returncode, last) for process, (*_, last) in zip(started, lines, strict=True)]
 
 
-def learn(folder, total, stop=None, on=SIZES):
+def learn(folder, total, stop=None, on=PRESETS):
     """Train the toy on all devices of all processes; ``stop``: process ``stop[0]`` gets a SIGTERM at that
     batch.
     """
@@ -59,7 +59,7 @@ def learn(folder, total, stop=None, on=SIZES):
     return toy.run(folder, total, every=SAVED, keep=9, sizes=on, on_batch=strike)
 
 
-def numbers(folder, step=None, on=SIZES):
+def numbers(folder, step=None, on=PRESETS):
     """The hash of every array of a checkpoint, by name, as this process restores it."""
     import toy
     from jax.experimental.multihost_utils import process_allgather
@@ -123,7 +123,7 @@ def fed(folder):
     from lm.mesh import MeshConfig
     from lm.sharding import make_mesh, rows_of_process
 
-    rows = rows_of_process(make_mesh(MeshConfig(*SIZES)), 8)
+    rows = rows_of_process(make_mesh(MeshConfig(*PRESETS)), 8)
     shards = Watched.several(8)
     numbers, found = np.concatenate([np.arange(8)[part] for part in rows]).tolist(), {}
     batches = rows_in_streams(shards, folder / f"tokens-{jax.process_count()}-{jax.process_index()}")

@@ -22,16 +22,17 @@ from lm.data.objectives import Lengths, Objective, lengths_of
 from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.data.views import INPUTS, TARGETS
+from lm.nn.attention_inputs import make_attention_inputs
 from lm.nn.config import ModelConfig
-from lm.nn.layers import Norm
-from lm.nn.view import full_view
-from lm.ops.attention import Softmax, dot_product_attention
+from lm.nn.layers import make_norm
+from lm.ops.attention import AttentionOptions
 from lm.ops.config import RotaryConfig
+from lm.ops.kernels.xla import xla_attention
 from lm.ops.losses import cross_entropy
-from lm.ops.masks import Mask, Rule
+from lm.ops.masks import AttentionMask, MaskSpec
 from lm.ops.positions import rotate, sinusoids
 from lm.train.config import OptimizerConfig
-from lm.train.optimizers import learning_rate, optimizer
+from lm.train.optimizers import learning_rate, update_direction
 
 # --- masks, positions, attention, losses
 # -----------------------------------------------------------------------------
@@ -40,7 +41,8 @@ from lm.train.optimizers import learning_rate, optimizer
 def attention_mask(query_input, key_input, **_):
     """Theirs treats 0 as a segment like the others."""
     query, key = jnp.array(query_input) + 1, jnp.array(key_input) + 1
-    return Mask({"segment": query}, {"segment": key}, Rule()).dense(query.shape[1], key.shape[1])[:, None]
+    mask = AttentionMask({"segment": query}, {"segment": key}, MaskSpec())
+    return mask.materialize(query.shape[1], key.shape[1])
 
 
 def decoder_mask(decoder_target_tokens, decoder_segment_ids=None, decoder_causal_attention=None, **_):
@@ -48,17 +50,17 @@ def decoder_mask(decoder_target_tokens, decoder_segment_ids=None, decoder_causal
     segments = tokens > 0 if decoder_segment_ids is None else jnp.array(decoder_segment_ids)
     batch = {"decoder_input_tokens": tokens, "decoder_segment_ids": segments.astype(jnp.int32)}
     if decoder_causal_attention is None:
-        return full_view(ModelConfig("decoder"), batch, "decoder", None).mask[:, None]
+        return make_attention_inputs(ModelConfig("decoder"), batch, "decoder", None).mask
     batch["decoder_causal_attention"] = jnp.array(decoder_causal_attention)
-    return full_view(ModelConfig("prefix-decoder"), batch, "decoder", None).mask[:, None]
+    return make_attention_inputs(ModelConfig("prefix-decoder"), batch, "decoder", None).mask
 
 
 def attention(q, k, v, mask, bias, scale, **_):
     query, key, value = (jnp.array(x).swapaxes(1, 2) for x in (q, k, v))
-    mask = None if mask is None else jnp.array(mask)[:, 0] > 0
+    mask = None if mask is None else jnp.array(mask) > 0
     scale = query.shape[-1] ** -0.5 if scale == "head_dim**-0.5" else scale
     bias = None if bias is None else jnp.array(bias)
-    return dot_product_attention(query, key, value, mask, bias, Softmax(scale)).swapaxes(1, 2)
+    return xla_attention(query, key, value, mask, bias, AttentionOptions(scale)).swapaxes(1, 2)
 
 
 def rotary(q, k, positions, theta, **_):
@@ -103,7 +105,7 @@ def smoothed_loss(logits, labels, epsilon):
 
 
 def norm(kind, x, eps, **weights):
-    made = Norm(ModelConfig(norm=kind, norm_epsilon=eps), len(x[0]))
+    made = make_norm(ModelConfig(norm=kind, norm_epsilon=eps), len(x[0]))
     nnx.update(made, {name: jnp.array(value) for name, value in weights.items()})
     return made(jnp.array(x)[None])[0]
 
@@ -115,7 +117,7 @@ def norm(kind, x, eps, **weights):
 def descend(config, params, grads, state=None):
     """The parameters after each gradient, and the last state."""
     params, found = {"p": jnp.asarray(params, jnp.float32)}, []
-    transform = optimizer(config, {"p": ("embed", "mlp")[: params["p"].ndim]})
+    transform = update_direction(config, {"p": ("embed", "mlp")[: params["p"].ndim]})
     state = transform.init(params) if state is None else state(transform.init(params))
     for step, gradient in enumerate(grads):
         updates, state = transform.update({"p": jnp.asarray(gradient, jnp.float32)}, state, params)
@@ -189,7 +191,7 @@ def clipped(grads, max_norm):
     """What AdamW, without a memory of gradients before, takes the gradients of several parameters for."""
     config = OptimizerConfig("adamw", clip_norm=max_norm, beta1=0.0)
     grads = {str(k): jnp.array(gradient) for k, gradient in enumerate(grads)}
-    transform = optimizer(config, dict.fromkeys(grads, ("embed",)))
+    transform = update_direction(config, dict.fromkeys(grads, ("embed",)))
     taken = optax.tree.get(transform.update(grads, transform.init(grads), grads)[1], "mu")
     return {"norm": max_norm * grads["0"][0] / taken["0"][0], "clipped": [*taken.values()]}
 

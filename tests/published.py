@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from lm.convert import save
 from lm.nn.config import SpecialTokens
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 
 WORDS = "the a cat dog sat on mat ran far and was seen by us true false yes no question context".split()
@@ -80,7 +80,7 @@ def write(family: str, folder: Path, seed: int = 0, **settings) -> Path:
     tokenizer = tokenizer_of(family)
     special = SpecialTokens(*ids)
     rows = tokenizer.get_vocab_size()
-    config = replace(SIZES[size], **SMALL, vocab_size=rows, special=special, max_length=256)
+    config = replace(PRESETS[size], **SMALL, vocab_size=rows, special=special, max_length=256)
     config = replace(config, num_key_value_heads=None, **settings)
     model = Transformer(config, nnx.Rngs(params=jax.random.key(seed)))
     names = {"tokenizer.json": tokenizer.to_str().encode()}

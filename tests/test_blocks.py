@@ -64,7 +64,7 @@ def test_silent_sublayers_leave_the_residual_stream_as_it_is_and_without_it_noth
             scaled(replace(DECODER, norm=norm, residual=residual), {".out.": 0})
             for residual in ("pre-norm", "none")
         )
-        expected = stream.decoder.normalised(stream.embed(batch["decoder_input_tokens"]))
+        expected = stream.decoder.norm(stream.embed(batch["decoder_input_tokens"]))
         np.testing.assert_allclose(features(stream, batch), expected, atol=1e-6)
         assert not features(none, batch).any()
 

@@ -265,7 +265,7 @@ def test_training_may_go_on_while_a_state_is_being_written(tmp_path):
     with opened(tmp_path) as checkpoints:
         checkpoints.save(state)
         for i in range(5):  # each consumes the state before
-            state, _ = step(state, big.put(toy.batch(i)))
+            state, _ = step(state, big.shard_batch(toy.batch(i)))
         checkpoints.wait()
         found = checkpoints.restore(big.abstract)
     assert toy.numbers(found) == numbers and np.isfinite(np.asarray(found.params["table"])).all()

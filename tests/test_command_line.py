@@ -87,7 +87,7 @@ MISTAKES = [  # a command line, and what its one line of error names
     ("report t5/6-corruption-rate", "lm sweep 't5/6-corruption-rate' --scale nano"),
     (f"generate {RUN} --prompt a", "is no run: it has no settings.json"),
     ("generate file.txt --prompt a", "file.txt is no run"),
-    (f"generate {RUN} --prompt a --seed -5", "--seed -5 should be at least 0"),
+    (f"generate {RUN} --prompt a --seed -5", "--seed=-5 should be a whole number from 0 to 4294967295"),
     (f"generate {RUN}", "needs RUN and --prompt TEXT [TEXT ...]"),
     (f"score {RUN}", "lm score takes RUN --tasks NAME,NAME"),
     ("convert imprt bert runs/bert", "did you mean 'import'?"),

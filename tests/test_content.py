@@ -205,5 +205,5 @@ def test_evaluation_tells_the_loss_of_content_and_how_often_a_frequent_piece_is_
 def test_a_step_counts_its_content_tokens_whatever_its_micro_batches():
     steps, batch = toy.steps(microbatches=4), toy.batch(0)
     batch |= {"decoder_content": batch["decoder_loss_weights"] * (np.arange(toy.LENGTH) % 2) > 0}
-    _, metrics = steps.train_step(0)(steps.init(0), steps.put(batch))
+    _, metrics = steps.train_step(0)(steps.init(0), steps.shard_batch(batch))
     assert metrics["content_tokens"] == batch["decoder_content"].sum()

@@ -23,7 +23,7 @@ from lm.convert.config_json import config_json, model_config, pretraining_heads_
 from lm.convert.families import FAMILIES
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, change
 from lm.sharding import make_mesh, named
@@ -78,14 +78,14 @@ UNPUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(SIZES))
+@pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_published_size_is_a_model_of_its_family(name):
     if name in UNPUBLISHED:
         with pytest.raises(SettingError, match=UNPUBLISHED[name]):
-            config_json(SIZES[name])
+            config_json(PRESETS[name])
     else:
         begins = max(filter(name.startswith, [*FAMILIES, *BEGINNINGS]), key=len)
-        assert config_json(SIZES[name])["model_type"] == BEGINNINGS.get(begins, begins)
+        assert config_json(PRESETS[name])["model_type"] == BEGINNINGS.get(begins, begins)
 
 
 def test_shards_hold_what_one_file_would(tmp_path):
@@ -261,7 +261,7 @@ def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
     ],
 )
 def test_a_model_of_no_family_is_refused_by_the_setting(path, value, tmp_path):
-    config = change(SIZES["gpt2"], path, value)
+    config = change(PRESETS["gpt2"], path, value)
     with pytest.raises(SettingError, match=f"model.{path}="):
         config_json(config)
 
@@ -307,7 +307,7 @@ def test_the_library_example_of_the_docs_runs_as_it_stands(tmp_path, monkeypatch
         re.DOTALL,
     )[1]
     small = replace(
-        SIZES["t5-small"],
+        PRESETS["t5-small"],
         vocab_size=64,
         d_model=16,
         d_ff=32,
@@ -315,7 +315,7 @@ def test_the_library_example_of_the_docs_runs_as_it_stands(tmp_path, monkeypatch
         num_encoder_layers=1,
         num_decoder_layers=1,
     )
-    monkeypatch.setitem(SIZES, "t5-small", small)
+    monkeypatch.setitem(PRESETS, "t5-small", small)
     monkeypatch.chdir(tmp_path)
     made = {}
     exec(code, made)

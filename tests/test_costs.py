@@ -10,7 +10,7 @@ from flax import nnx
 from experiments.__main__ import dispatch
 from experiments.cli.show import binary
 from lm.nn.layers import count
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.train.throughput import cache_bytes, costs, step_flops
 
@@ -18,7 +18,7 @@ KIB = 1024
 
 
 def sized(name, **new):
-    return replace(SIZES[name], dtype="bfloat16", **new)
+    return replace(PRESETS[name], dtype="bfloat16", **new)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def sized(name, **new):
 def test_the_cache_of_a_token_is_its_keys_and_values_in_all_layers(name, due):
     assert cache_bytes(sized(name), 1, 0) == due
     assert cache_bytes(sized(name), 100, 0) == costs(sized(name), 100).cache == 100 * due
-    assert cache_bytes(SIZES[name], 1, 0) == 2 * due  # float32
+    assert cache_bytes(PRESETS[name], 1, 0) == 2 * due  # float32
 
 
 def test_an_encoder_decoder_holds_the_encoders_keys_and_values_too():
@@ -50,7 +50,7 @@ def test_values_of_another_width_and_recurrent_states_are_held_as_they_are():
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-7b", "qwen3-0.6b"])
 def test_a_decoders_token_takes_six_operations_a_parameter_and_twelve_a_score(name):
-    config = SIZES[name]
+    config = PRESETS[name]
     found, scores = (
         costs(config, 1_000),
         12 * config.num_decoder_layers * 1_000 * config.num_heads * config.d_kv,
@@ -60,24 +60,24 @@ def test_a_decoders_token_takes_six_operations_a_parameter_and_twelve_a_score(na
 
 
 def test_llama_7b_on_a_trillion_tokens():
-    found = costs(SIZES["llama-7b"], 2_048)
+    found = costs(PRESETS["llama-7b"], 2_048)
     assert found.parameters == 6_738_415_616
     assert (found.training - found.scores) * 1e12 == pytest.approx(4.04e22, rel=1e-3)  # 6 N D
     assert found.scores / found.training == pytest.approx(0.0738, rel=1e-2)  # 12 x 32 x 2048 x 4096 of all
 
 
 def test_scores_out_of_a_window_do_not_count():
-    mistral = SIZES["mistral-7b"]
+    mistral = PRESETS["mistral-7b"]
     assert costs(mistral, 16_384).scores == costs(mistral, 4_096).scores > costs(mistral, 2_048).scores
-    neo = SIZES["gpt-neo-125m"]
+    neo = PRESETS["gpt-neo-125m"]
     each = 12 * neo.num_heads * neo.d_kv
     assert costs(neo, 2_048).scores == each * (6 * 2_048 + 6 * 256)
-    long = SIZES["longformer-base"]
+    long = PRESETS["longformer-base"]
     assert costs(long, 4_096).scores == 12 * 12 * 768 * (2 * 256 + 1)
 
 
 def test_a_token_of_an_encoder_decoder_passes_one_of_two_stacks():
-    t5, shared = SIZES["t5-base"], replace(SIZES["t5-base"], architecture="shared-encoder-decoder")
+    t5, shared = PRESETS["t5-base"], replace(PRESETS["t5-base"], architecture="shared-encoder-decoder")
     found = costs(t5, 512)
     assert found.training - found.scores == 3 * found.parameters
     assert (
@@ -90,7 +90,7 @@ def test_a_token_of_an_encoder_decoder_passes_one_of_two_stacks():
 
 
 def test_scores_are_those_of_a_step():
-    gpt, none = SIZES["gpt2"], replace(SIZES["gpt2"], num_heads=1, d_kv=1)
+    gpt, none = PRESETS["gpt2"], replace(PRESETS["gpt2"], num_heads=1, d_kv=1)
     apart = 12 * 2 * 768 * (768 - 1)  # the narrow model's projections are smaller: query, key, value and out
     difference = (step_flops(gpt, 1, 0, 512) - step_flops(none, 1, 0, 512)) / 512 - 6 * 2 * apart
     assert difference == costs(gpt, 512).scores - costs(none, 512).scores
@@ -98,7 +98,7 @@ def test_scores_are_those_of_a_step():
 
 def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
     """110 M parameters on 250 G tokens: 6 N D is 1.65e20, and the scores of rows of 512 come on top."""
-    bert = SIZES["bert-base"]
+    bert = PRESETS["bert-base"]
     found = costs(bert, 512)
     assert found.parameters == 110_106_428
     assert found.training - found.scores == 6 * 110_106_428
@@ -115,7 +115,7 @@ def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
 
 
 def test_an_encoder_generates_nothing():
-    found = costs(SIZES["bert-base"], 512)
+    found = costs(PRESETS["bert-base"], 512)
     assert (found.generating, found.cache) == (0, 0) and found.training > 6 * found.parameters
 
 

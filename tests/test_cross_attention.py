@@ -17,14 +17,14 @@ from flax import nnx
 from lm.convert.config_json import config_json
 from lm.evaluate.decode import beam_search
 from lm.mesh import MeshConfig
+from lm.nn.attention_inputs import AttentionInputs, last_encoder_states
 from lm.nn.config import ModelConfig, SpecialTokens
 from lm.nn.mixers import CROSS_ATTENTION
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
-from lm.nn.view import View, last_states
 from lm.ops.attention import additive_attention, additive_scores
 from lm.ops.decoding.config import Decoding
-from lm.ops.recurrence import CELLS, Weights, flow_of, recur
+from lm.ops.recurrence import CELLS, StateWeights, rnn_scan, segment_resets
 from lm.settings import SettingError
 from lm.sharding import make_mesh
 from lm.train.config import OptimizerConfig
@@ -74,11 +74,11 @@ def test_additive_attention_is_the_mean_of_what_is_seen_and_0_with_no_gradient_w
     keep = jnp.array([0.0, 2, 2, 0, 2, 2])[None, None, None] * jnp.ones((2, 4, 1, 1))
     scores = np.where(mask[:, None], additive_scores(query, key, vector), -1e9)
     weights = np.where(mask[:, None], softmax(scores), 0) * np.asarray(keep)
-    out = additive_attention(query, key, value, vector, mask, keep)
+    out = additive_attention(query, key, value, vector, mask[:, None], dropout_factors=keep)
     np.testing.assert_allclose(out, np.einsum("bnts,bsnd->btnd", weights, value), atol=1e-5)
-    gradients = jax.grad(lambda *x: (additive_attention(*x, mask, keep) * up).sum(), (0, 1, 2, 3))(
-        query, key, value, vector
-    )
+    gradients = jax.grad(
+        lambda *x: (additive_attention(*x, mask[:, None], dropout_factors=keep) * up).sum(), (0, 1, 2, 3)
+    )(query, key, value, vector)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     assert not gradients[0][:, 1].any() and np.abs(gradients[0][:, 0]).max() > 0
 
@@ -96,11 +96,11 @@ def test_states_are_scored_by_the_formula_of_their_kind_and_their_mean_is_read(k
         ),
     }[kind]
     weights = softmax(np.array([[score(s, h) for h in encoder[0]] for s in decoder[0]]))
-    np.testing.assert_allclose(cross.weights(decoder, seen, View())[0, 0], weights, atol=1e-5)
-    found = cross.read(decoder, seen, View(), None)[0]
+    np.testing.assert_allclose(cross.weights(decoder, seen, AttentionInputs())[0, 0], weights, atol=1e-5)
+    found = cross.read(decoder, seen, AttentionInputs(), None)[0]
     np.testing.assert_allclose(found, weights @ encoder[0] @ arrays["out.kernel"], atol=1e-5)
     dropped = jnp.array([True, False, True, True, False])[None, None, None]
-    found = cross.read(decoder, seen, View(), dropped)[0]
+    found = cross.read(decoder, seen, AttentionInputs(), dropped)[0]
     kept = weights * np.asarray(dropped)[0, 0] / 0.9
     np.testing.assert_allclose(found, kept @ encoder[0] @ arrays["out.kernel"], atol=1e-5)
 
@@ -109,10 +109,10 @@ def test_a_position_starts_from_the_last_state_of_its_segment_and_from_zeros_whe
     encoded = jnp.arange(1.0, 13).reshape(2, 6, 1)
     encoder = jnp.array([[1, 1, 2, 2, 2, 0], [0, 3, 3, 0, 0, 0]])
     decoder = jnp.array([[1, 2, 2, 0], [3, 3, 4, 0]])
-    found = last_states(encoded, decoder, encoder)[:, :, 0]
+    found = last_encoder_states(encoded, decoder, encoder)[:, :, 0]
     np.testing.assert_array_equal(found, [[2, 5, 5, 0], [9, 9, 0, 0]])
-    np.testing.assert_array_equal(last_states(encoded, None, encoder)[:, :, 0], [[5], [9]])
-    np.testing.assert_array_equal(last_states(encoded, decoder, None)[:, :, 0], [[6], [12]])
+    np.testing.assert_array_equal(last_encoder_states(encoded, None, encoder)[:, :, 0], [[5], [9]])
+    np.testing.assert_array_equal(last_encoder_states(encoded, decoder, None)[:, :, 0], [[6], [12]])
 
 
 def test_without_cross_attention_a_decoder_knows_of_the_encoder_its_last_state_alone():
@@ -138,12 +138,12 @@ def drawn(cell, length=7, rows=3, width=4):
         *[(rows, width)] * cell.states,
         *[(length, rows, width)] * cell.states,
     )
-    return Weights(kernel, bias), inputs, tuple(states[: cell.states]), tuple(states[cell.states :])
+    return StateWeights(kernel, bias), inputs, tuple(states[: cell.states]), tuple(states[cell.states :])
 
 
 SEGMENTS = np.array([[1, 1, 2, 2, 2, 0, 0], [0, 1, 1, 1, 0, 2, 3], [1, 1, 1, 1, 1, 1, 1]])
-FLOW = flow_of(jnp.asarray(SEGMENTS))
-BEGINS = np.asarray(FLOW.begins)[:, :, 0]
+FLOW = segment_resets(jnp.asarray(SEGMENTS))
+BEGINS = np.asarray(FLOW.is_start)[:, :, 0]
 CELL_NAMES = ("gru", "lstm")
 
 
@@ -153,7 +153,7 @@ def test_a_later_segment_starts_from_its_own_state_which_alone_gets_its_gradient
     weights, inputs, state, starts = drawn(cell)
 
     def packed(weights, inputs, state, starts):
-        return recur(cell, weights, inputs, state, FLOW._replace(starts=starts))
+        return rnn_scan(cell, weights, inputs, state, FLOW._replace(states=starts))
 
     def apart(weights, inputs, state, starts):
         """Segment by segment, each alone in its row; what padding shows is the state before."""
@@ -165,7 +165,9 @@ def test_a_later_segment_starts_from_its_own_state_which_alone_gets_its_gradient
                 if begin:
                     now = tuple(array[begin, row : row + 1] for array in starts)
                 inside = jnp.asarray(segments[None, begin:end] > 0, int)
-                parts.append(recur(cell, weights, inputs[begin:end, row : row + 1], now, flow_of(inside)))
+                parts.append(
+                    rnn_scan(cell, weights, inputs[begin:end, row : row + 1], now, segment_resets(inside))
+                )
             rows.append([jnp.concatenate(arrays) for arrays in zip(*parts, strict=True)])
         return tuple(jnp.concatenate(arrays, axis=1) for arrays in zip(*rows, strict=True))
 
@@ -190,18 +192,18 @@ def test_truncated_gradients_are_those_of_chunks_that_are_given_the_state_before
         parts = []
         for start in range(0, len(inputs), 3):
             part = None if flow is None else jax.tree.map(lambda x, start=start: x[start : start + 3], flow)
-            parts.append(recur(cell, weights, inputs[start : start + 3], state, part))
+            parts.append(rnn_scan(cell, weights, inputs[start : start + 3], state, part))
             state = jax.lax.stop_gradient(tuple(array[-1] for array in parts[-1]))
         return tuple(jnp.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
     def cut(weights, inputs, state):
-        return recur(cell, weights, inputs, state, flow, 3)
+        return rnn_scan(cell, weights, inputs, state, flow, 3)
 
     def total(run):
         return lambda *given: sum(jnp.sin(k + states).sum() for k, states in enumerate(run(*given)))
 
     given = weights, inputs, state
-    for one, other in zip(cut(*given), recur(cell, *given, flow), strict=True):
+    for one, other in zip(cut(*given), rnn_scan(cell, *given, flow), strict=True):
         np.testing.assert_array_equal(one, other)
     found, expected = (jax.jit(jax.grad(total(run), (0, 1, 2)))(*given) for run in (cut, chunks))
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -286,10 +288,10 @@ def test_a_model_trains_alike_on_one_device_and_on_eight(kind):
 
 def test_the_alignment_is_shown_of_one_head_and_none_of_a_decoder_that_reads_one_state():
     batch = test_nn.example(8, 5, 7)
-    (name, weights), *others = model_of("additive").attention(batch).items()
+    (name, weights), *others = model_of("additive").attention_weights(batch).items()
     assert (name, weights.shape, others) == ("cross", (2, 1, 1, 7, 5), [])
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-    assert model_of("none").attention(batch) == {}
+    assert model_of("none").attention_weights(batch) == {}
 
 
 def test_a_step_counts_the_products_of_each_kind():
@@ -346,4 +348,4 @@ def test_what_a_kind_cannot_do_is_refused_by_the_names_of_both_settings(new, mes
 
 def test_no_published_family_reads_states_as_they_are():
     with pytest.raises(SettingError, match="model.cross_attention='dot'"):
-        config_json(replace(SIZES["t5-small"], cross_attention="dot"))
+        config_json(replace(PRESETS["t5-small"], cross_attention="dot"))

@@ -103,7 +103,7 @@ class Chain:
         last = jnp.take_along_axis(batch["decoder_input_tokens"], lengths[:, None] - 1, axis=1)[:, 0]
         return self.step(last, Cache(self.tables[None], jnp.zeros_like(lengths), None, None, size))
 
-    def unstacked(self, cache):
+    def unstack(self, cache):
         return self, replace(cache, carry=tuple(cache.carry))
 
     def step(self, tokens, cache):

@@ -9,12 +9,10 @@ import pytest
 from flax import nnx
 
 from lm.convert.config_json import config_json, model_config
-from lm.nn import stack, view
 from lm.nn.config import ModelConfig, SideConfig
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.ops.config import RotaryConfig, SparsityConfig
-from lm.ops.masks import periods
 from lm.settings import SettingError, change
 from lm.sharding import named
 
@@ -95,7 +93,7 @@ def test_values_have_a_width_of_their_own_in_kernels_and_cache():
     kernels = [shapes[f"decoder.blocks.attention.{part}.kernel"] for part in ("query", "key", "value", "out")]
     assert kernels == [(4, 16, 16), (4, 16, 8), (4, 16, 12), (4, 24, 16)]
     model = made(replace(BASE, **VALUES["value-width"]))
-    held = jax.eval_shape(lambda: model.decoder.empty(3, 5))
+    held = jax.eval_shape(lambda: model.decoder.init_carry(3, 5))
     assert (held.key.shape, held.value.shape) == ((4, 3, 2, 5, 4), (4, 3, 2, 5, 6))
 
 
@@ -135,30 +133,6 @@ def test_a_block_of_one_norm_is_a_parallel_one_whose_norms_are_equal():
     np.testing.assert_allclose(logits(one), logits(two), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("layers", "due"),
-    [
-        ((None, 255) * 6, [((None, 255), 6)]),
-        ((4, 8, 8, 4), [((4,), 1), ((8,), 2), ((4,), 1)]),
-        ((5, 5, None) * 3, [((5, 5, None), 3)]),
-        ((None, None, 3, 3, 3), [((None,), 2), ((3,), 3)]),
-        ((), []),
-    ],
-)
-def test_windows_of_layers_are_told_as_few_repeated_patterns(layers, due):
-    assert periods(layers) == due
-
-
-def test_windows_in_turn_are_windows_one_after_the_other(monkeypatch):
-    model = made(replace(BASE, sparsity=ALTERNATING))
-    in_turn = logits(model)
-    for module in (stack, view):
-        monkeypatch.setattr(module, "periods", lambda layers: [((window,), 1) for window in layers])
-    np.testing.assert_allclose(
-        jax.jit(lambda m, b: m(b))(model, {"decoder_input_tokens": TOKENS}), in_turn, atol=1e-5
-    )
-
-
 @pytest.mark.parametrize(("windows", "reach"), [((1, 0, 2, 1), 4), ((0, None, 0, 0), 8), ((0, 0, 0, 0), 0)])
 def test_a_position_depends_on_as_many_before_it_as_the_windows_of_all_layers_reach(windows, reach):
     widest = None if None in windows else max(windows)
@@ -190,7 +164,7 @@ def test_tokens_are_projected_before_positions_are_added_and_states_back_without
         "decoder.projection.kernel",
         "narrowing.kernel",
     }
-    x = jax.jit(Transformer.hidden)(model, {"decoder_input_tokens": TOKENS})["decoder"][0]
+    x = jax.jit(Transformer.hidden_states)(model, {"decoder_input_tokens": TOKENS})["decoder"][0]
     tokens = model.embed.table[...][TOKENS] @ model.decoder.projection.kernel[...]
     np.testing.assert_allclose(x, tokens + model.decoder.positions.table[...][None, :9], atol=1e-5)
 
@@ -228,7 +202,7 @@ def test_the_widest_window_of_the_layers_is_the_models(windows):
     ],
 )
 def test_a_model_that_no_family_computes_is_not_exported_as_one_that_does(size, path, value):
-    config = change(SIZES[size], path, value)
+    config = change(PRESETS[size], path, value)
     with pytest.raises(SettingError, match="no published family computes this model"):
         config_json(config)
 
@@ -237,7 +211,7 @@ def test_a_model_that_no_family_computes_is_not_exported_as_one_that_does(size, 
     "name", ["gpt-neo-125m", "gpt-j-6b", "opt-350m", "mistral-7b", "qwen2.5-7b", "qwen3-8b"]
 )
 def test_settings_of_a_published_size_come_back_from_its_config_json(name):
-    theirs = config_json(SIZES[name])
+    theirs = config_json(PRESETS[name])
     again = model_config(theirs, ["logits"] if name == "gpt-j-6b" else [])
     assert config_json(again) == theirs
 
@@ -270,11 +244,11 @@ def test_settings_of_a_published_size_come_back_from_its_config_json(name):
 )
 def test_windows_and_fields_that_are_not_computed_here_are_refused(size, new, message):
     with pytest.raises(SettingError, match=message):
-        model_config(config_json(SIZES[size]) | new, [])
+        model_config(config_json(PRESETS[size]) | new, [])
 
 
 def test_windows_from_a_layer_on_are_those_of_a_list_of_types():
-    theirs = config_json(SIZES["qwen2.5-7b"]) | {"use_sliding_window": True, "sliding_window": 100}
+    theirs = config_json(PRESETS["qwen2.5-7b"]) | {"use_sliding_window": True, "sliding_window": 100}
     types = ["full_attention"] * 20 + ["sliding_attention"] * 8
     listed = model_config(theirs | {"layer_types": types}, [])
     counted = model_config(theirs | {"layer_types": None, "max_window_layers": 20}, [])

@@ -35,10 +35,10 @@ from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
 from lm.evaluate.states import gates, reading_layers, state_gradients
 from lm.nn.config import ModelConfig
 from lm.nn.heads import LayerMixture
-from lm.nn.recurrent import Direction
+from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
 from lm.ops.config import RotaryConfig
-from lm.ops.recurrence import CELLS, recur
+from lm.ops.recurrence import CELLS, rnn_scan
 from lm.settings import SettingError
 
 DECODER = replace(test_nn.TINY, architecture="decoder", dropout=0.0, positions="none")
@@ -128,7 +128,7 @@ def test_a_learnt_bias_is_the_one_that_is_added_to_scores():
     model = model_of(replace(DECODER, positions="relative"))
     (panel,) = bias_plots(model)
     distance, drawn = panel.lines["head 2"]
-    added = model.decoder.relative(False).dense(9, 9)[0, 1]
+    added = model.decoder.relative(False).materialize(9, 9)[0, 1]
     for d, value in zip(distance.tolist(), drawn.tolist(), strict=True):
         if -8 <= d <= 0:
             assert value == pytest.approx(float(added[8, 8 + d]))
@@ -138,15 +138,15 @@ def test_a_learnt_bias_is_the_one_that_is_added_to_scores():
 @pytest.mark.parametrize("mixer", CELLS)
 def test_a_states_gradient_is_the_one_of_jax(mixer):
     direction, x = direction_of(mixer), row(5)
-    cell, weights = direction.cell, direction.weights(x.dtype)
-    inputs, first = direction.inputs(x[None]), direction.empty(1)
-    states = recur(cell, weights, inputs, first, None)
+    cell, weights = direction.cell, direction.state_weights(x.dtype)
+    inputs, first = direction.input_products(x[None]), direction.initial_state(1)
+    states = rnn_scan(cell, weights, inputs, first, None)
     for distance in (1, 3):
         place = 4 - distance
         state = tuple(array[place] for array in states)
 
         def last(state, place=place):
-            return recur(cell, weights, inputs[place + 1 :], state, None)[0][-1, 0]
+            return rnn_scan(cell, weights, inputs[place + 1 :], state, None)[0][-1, 0]
 
         due = [jnp.linalg.norm(jacobian[:, 0]) / 6**0.5 for jacobian in jax.jacobian(last)(state)]
         found = [size[distance - 1] for size in state_gradients(direction, x)]
@@ -175,12 +175,14 @@ def test_a_memory_that_forgets_nothing_and_reads_nothing_keeps_its_gradient():
 def test_gates_are_those_by_which_an_lstm_goes_on():
     direction, x = direction_of("lstm"), row(7)
     found = {name: array[0] for name, array in gates(direction, x[None]).items()}
-    states = [array[:, 0] for array in direction(x[None], None, direction.empty(1))]
+    states = [array[:, 0] for array in direction(x[None], None, direction.initial_state(1))]
     np.testing.assert_allclose(found["state h"], states[0], atol=1e-6)
     np.testing.assert_allclose(found["memory C"], states[1], atol=1e-6)
     np.testing.assert_allclose(found["output gate"] * np.tanh(states[1]), states[0], atol=1e-5)
     before = np.concatenate([np.zeros((1, 6)), states[0][:-1]])
-    new = np.tanh(np.split(direction.inputs(x[None])[:, 0] + before @ direction.state[...], 4, axis=-1)[2])
+    new = np.tanh(
+        np.split(direction.input_products(x[None])[:, 0] + before @ direction.state[...], 4, axis=-1)[2]
+    )
     memory = np.concatenate([np.zeros((1, 6)), states[1][:-1]])
     kept = found["forget gate"] * memory + found["input gate"] * new
     np.testing.assert_allclose(kept, states[1], atol=1e-5)
@@ -189,11 +191,11 @@ def test_gates_are_those_by_which_an_lstm_goes_on():
 def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
     direction, x = direction_of("gru"), row(7)
     found = {name: array[0] for name, array in gates(direction, x[None]).items()}
-    (state,) = (array[:, 0] for array in direction(x[None], None, direction.empty(1)))
+    (state,) = (array[:, 0] for array in direction(x[None], None, direction.initial_state(1)))
     before = jnp.concatenate([jnp.zeros((1, 6)), state[:-1]])
     inner = (state - found["update gate"] * before) / (1 - found["update gate"])  # tanh(x + reset * h W)
     products = jnp.split(before @ direction.state[...], 3, axis=-1)[2]
-    new = jnp.split(direction.inputs(x[None])[:, 0], 3, axis=-1)[2]
+    new = jnp.split(direction.input_products(x[None])[:, 0], 3, axis=-1)[2]
     np.testing.assert_allclose(inner, jnp.tanh(new + found["reset gate"] * products), atol=1e-5)
 
 
@@ -202,13 +204,13 @@ def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
 def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads(residual, shared):
     config = replace(DECODER, mixer="lstm", residual=residual, shared_layers=shared)
     model, batch = model_of(config), {"decoder_input_tokens": jnp.array([[3, 1, 4, 1, 5]])}
-    layers, hidden = reading_layers(model, batch), model.hidden(batch)["decoder"]
+    layers, hidden = reading_layers(model, batch), model.hidden_states(batch)["decoder"]
     assert len(layers) == 2
     for layer, (direction, x) in enumerate(layers):
         block = jax.tree.map(lambda leaf, i=0 if shared else layer: leaf[i], model.decoder.blocks)
         read = hidden[layer] if residual == "post-norm" else block.attention_norm(hidden[layer])
         np.testing.assert_allclose(x, read, atol=1e-6)
-        states = direction(x, None, direction.empty(1))[0].swapaxes(0, 1)
+        states = direction(x, None, direction.initial_state(1))[0].swapaxes(0, 1)
         np.testing.assert_allclose(gates(direction, x)["state h"], states, atol=1e-6)
 
 
@@ -272,9 +274,9 @@ def test_a_word_is_found_whatever_its_pieces_and_another_is_said_to_be_missing()
 def test_shares_of_layers_are_what_a_head_weighs_them_by():
     mixture = LayerMixture(2)
     mixture.weights[...] = jnp.array([0.0, 1.0, -1.0])
-    assert mixture.shares.sum() == pytest.approx(1)
+    assert mixture.layer_weights.sum() == pytest.approx(1)
     hidden = jnp.arange(3.0).reshape(3, 1, 1, 1)
-    assert float(mixture(hidden)[0, 0, 0]) == pytest.approx(float(mixture.shares @ jnp.arange(3.0)))
+    assert float(mixture(hidden)[0, 0, 0]) == pytest.approx(float(mixture.layer_weights @ jnp.arange(3.0)))
 
 
 def test_what_a_layer_sets_aside_grows_with_the_square_of_the_length_but_for_recurrence(monkeypatch):

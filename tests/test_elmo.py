@@ -15,8 +15,9 @@ from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm.data.packing import shift_right
 from lm.data.tasks.labelled import find_labelled
-from lm.nn.composed import BidirectionalLM, Tuned
 from lm.nn.config import HeadConfig
+from lm.nn.elmo import BidirectionalLM
+from lm.nn.finetune import ModelWithHead
 from lm.nn.heads import LayerMixture
 from lm.settings import SettingError
 from lm.sharding import named
@@ -57,7 +58,7 @@ def texts(*lengths):
 def outputs(model, batch):
     """Logits in both directions, where there are targets, features, and hidden states of all layers."""
     logits = model(batch) if isinstance(model, BidirectionalLM) else ()
-    return *logits, model.features(batch), model.hidden(batch)["decoder"]
+    return *logits, model.features(batch), model.hidden_states(batch)["decoder"]
 
 
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
@@ -140,7 +141,7 @@ def test_frozen_layers_stay_bit_for_bit_whatever_decays_and_the_head_reads_both_
     spec = head_spec(experiment, find_labelled("acceptability"))
     (head,) = spec.parts
     assert (head.pool, head.layers) == ("mean", layers)
-    steps = built(CONFIG, module=spec.module, parts=spec.parts, loss=spec.loss, tune=spec.tune)
+    steps = built(CONFIG, module=spec.module, parts=spec.parts, loss=spec.loss, freeze=spec.freeze)
     state = steps.init(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     assert before["head.out.kernel"].shape == (2 * CONFIG.d_model, 2)
@@ -149,13 +150,13 @@ def test_frozen_layers_stay_bit_for_bit_whatever_decays_and_the_head_reads_both_
         "label_loss_weights": np.ones(8, np.float32),
     }
     for _ in range(2):
-        state, _ = steps.train_step(0)(state, steps.put(batch))
+        state, _ = steps.train_step(0)(state, steps.shard_batch(batch))
     moved = {name for name, value in state.params.items() if (np.asarray(value) != before[name]).any()}
     assert {name.split(".")[0] for name in moved} == trained
 
 
 def test_a_tuned_model_that_is_not_frozen_moves_both_directions():
-    model, batch = Tuned(CONFIG, HeadConfig("classes", 2, "mean"), nnx.Rngs(0)), batch_of(texts(6)[0])
+    model, batch = ModelWithHead(CONFIG, HeadConfig("classes", 2, "mean"), nnx.Rngs(0)), batch_of(texts(6)[0])
     gradients = named(jax.jit(jax.grad(lambda m: m(batch).std()))(model))
     for stack in ("forward.decoder", "backward"):
         assert np.abs(gradients[f"body.{stack}.blocks.attention.forward.input"]).max() > 0

@@ -10,7 +10,7 @@ from test_decode import prompts
 from test_nn import TINY, make
 
 from lm.evaluate.decode import beam_search, greedy
-from lm.nn.composed import Ensemble
+from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
 from lm.ops.decoding.beams import T5_RULES
 from lm.ops.decoding.config import Decoding

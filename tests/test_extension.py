@@ -73,13 +73,13 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 16
+    assert len(added) == 17
     for name in added:
         experiment = build(name, "pico")
         assert from_json(type(experiment), to_json(experiment)) == experiment
     assert build("hidden/even", "nano").objective.noise == "every-other"
     assert build("mixing/running-mean", "nano").model.mixer == "running-mean"
-    assert build("gates/gated", "nano").model.has_scores
+    assert build("attention-variants/gated", "nano").model.has_scores
     assert not build("mixing/running-mean", "nano").model.has_scores
     assert [row.name for row in find("t5/6-corruption-rate")][-1] == "t5/6-corruption-rate/30"
     (task,) = mixture("words-backwards")

@@ -7,7 +7,6 @@ import sys
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +15,17 @@ import pytest
 from flax import nnx
 
 from lm.mesh import MeshConfig
+from lm.nn.attention_dispatch import choose_implementation
 from lm.nn.config import ModelConfig
-from lm.nn.kernels import implementation
 from lm.nn.transformer import Transformer
-from lm.ops.attention import IMPLEMENTED, Softmax, cudnn_attention, dot_product_attention
-from lm.ops.flash import rows
-from lm.ops.flash.grid import BACKENDS
-from lm.ops.flash.kernel import Flash
-from lm.ops.masks import CAUSAL, Mask, Rule, key_segments
-from lm.ops.positions import Alibi, Relative
+from lm.ops.attention import AttentionOptions
+from lm.ops.kernels import short_rows
+from lm.ops.kernels.cudnn import cudnn_attention
+from lm.ops.kernels.flash import FlashAttention
+from lm.ops.kernels.tile_sweep import BACKENDS
+from lm.ops.kernels.xla import xla_attention
+from lm.ops.masks import AttentionMask, MaskSpec, Window, key_segments
+from lm.ops.positions import AlibiBias, BucketedBias
 from lm.settings import SettingError, change
 from lm.sharding import make_mesh
 
@@ -47,19 +48,21 @@ PLACES = np.arange(LENGTH)[None], np.arange(KEYS)[None] + 3
 FIRST = PLACES[0] < 5, PLACES[1] < 5
 MASKS = {
     "all": None,
-    "causal": Mask({}, {}, Rule(causal=True)),
-    "segments": Mask(*numbers(), Rule()),
-    "prefix": Mask(*numbers(prefix=FIRST), Rule(causal=True)),
-    "window": Mask({}, {}, Rule(window=(4, 2, 1))),
-    "causal-window": Mask({}, {}, Rule(causal=True, window=(4, 4, 1))),
-    "dilated": Mask(*numbers(position=PLACES, everywhere=FIRST), Rule(window=(6, 6, 2))),
-    "positions": Mask(*numbers(position=PLACES), Rule(window=(3, 3, 1))),
+    "causal": AttentionMask({}, {}, MaskSpec(causal=True)),
+    "segments": AttentionMask(*numbers(), MaskSpec()),
+    "prefix": AttentionMask(*numbers(prefix=FIRST), MaskSpec(causal=True)),
+    "window": AttentionMask({}, {}, MaskSpec(window=Window(4, 2))),
+    "causal-window": AttentionMask({}, {}, MaskSpec(causal=True, window=Window(4, 4))),
+    "dilated": AttentionMask(
+        *numbers(position=PLACES, **{"global": FIRST}), MaskSpec(window=Window(6, 6, 2))
+    ),
+    "positions": AttentionMask(*numbers(position=PLACES), MaskSpec(window=Window(3, 3))),
 }
 BIASES = {
     "none": lambda table: None,
-    "both-ways": lambda table: Relative(table, True, 12),
-    "back": lambda table: Relative(table, False, 6),
-    "alibi": lambda table: Alibi(jnp.abs(table[0])),
+    "both-ways": lambda table: BucketedBias(table, True, 12),
+    "back": lambda table: BucketedBias(table, False, 6),
+    "alibi": lambda table: AlibiBias(jnp.abs(table[0])),
 }
 # Every mask with some bias and every bias with some mask; all of them is the slow test.
 FEW = [("causal", "back"), ("prefix", "both-ways"), ("dilated", "alibi"), ("positions", "none")]
@@ -77,7 +80,9 @@ def results(call, mask, bias, dtype="float32", keep=None, value_width=WIDTH):
 
     def out(*inputs):
         *inputs, table = inputs
-        return call(*inputs, MASKS[mask], BIASES[bias](table), Softmax(0.5, keep))
+        return call(
+            *inputs, MASKS[mask], BIASES[bias](table), AttentionOptions(scale=0.5, dropout_factors=keep)
+        )
 
     @jax.jit
     def both(*inputs):
@@ -88,8 +93,8 @@ def results(call, mask, bias, dtype="float32", keep=None, value_width=WIDTH):
 
 
 def assert_equal_to_explicit_scores(backend, mask, bias, dtype="float32", keep=None, atol=2e-5, **new):
-    expected = results(dot_product_attention, mask, bias, dtype, keep, **new)
-    call = backend if callable(backend) else Flash(backend)
+    expected = results(xla_attention, mask, bias, dtype, keep, **new)
+    call = backend if callable(backend) else FlashAttention(backend)
     for name, one, other in zip(
         ("out", "query", "key", "value", "table"),
         results(call, mask, bias, dtype, keep, **new),
@@ -135,16 +140,17 @@ def test_dropped_keys_and_low_precision_are_those_of_explicit_scores_and_a_gpu_s
 def test_whole_rows_at_once_are_explicit_scores_and_so_are_their_gradients(
     monkeypatch, lanes, mask, bias, dtype, atol
 ):
-    monkeypatch.setattr(rows, "LANES", lanes)
+    monkeypatch.setattr(short_rows, "LANES", lanes)
     keep = jax.random.bernoulli(jax.random.key(5), 0.5, (ROWS, HEADS, 1, KEYS)) * 2.0
-    assert_equal_to_explicit_scores(rows.WholeRows(interpret=True), mask, bias, dtype, keep, atol)
+    attend = short_rows.ShortRowsAttention(interpret=True)
+    assert_equal_to_explicit_scores(attend, mask, bias, dtype, keep, atol)
 
 
 @pytest.mark.parametrize(
     ("heads", "width", "together"), [(12, 64, 2), (32, 128, 1), (3, 64, 0), (8, 80, 0), (2, 256, 1)]
 )
 def test_heads_lie_side_by_side_where_they_fill_registers(heads, width, together):
-    assert rows.side_by_side(heads, width) == together
+    assert short_rows.heads_per_register(heads, width) == together
 
 
 TINY = ModelConfig(
@@ -193,9 +199,9 @@ def test_a_model_is_the_same_by_flash_on_devices_that_share_out_rows_queries_and
 
 def test_a_model_is_the_same_by_whole_rows_on_devices_that_share_out_rows_and_heads(monkeypatch):
     expected = gradients("xla", {"data": 1})
-    monkeypatch.setattr(rows, "LANES", 8)
-    for module in ("kernels", "view"):
-        monkeypatch.setattr(f"lm.nn.{module}.implementation", lambda *_: "rows")
+    monkeypatch.setattr(short_rows, "LANES", 8)
+    for module in ("attention_dispatch", "attention_inputs"):
+        monkeypatch.setattr(f"lm.nn.{module}.choose_implementation", lambda *_: "short-rows")
     for one, other in zip(
         *map(jax.tree.leaves, (gradients("auto", {"fsdp": 2, "tensor": 2}), expected)), strict=True
     ):
@@ -220,10 +226,12 @@ def attention_step(call, length, mask):
     """
 
     def loss(query, key, value, table, segments):
-        by_segment = Mask({"segment": segments}, {"segment": key_segments(segments)}, Rule())
+        by_segment = AttentionMask({"segment": segments}, {"segment": key_segments(segments)}, MaskSpec())
         seen = by_segment if mask == "segments" else MASKS[mask]
         return (
-            call(query, key, value, seen, Relative(table, mask == "segments", 128)).astype(jnp.float32).sum()
+            call(query, key, value, seen, BucketedBias(table, mask == "segments", 128))
+            .astype(jnp.float32)
+            .sum()
         )
 
     shapes = [((1, length, 12, 64), jnp.bfloat16)] * 3 + [((32, 12), jnp.float32), ((1, length), jnp.int32)]
@@ -231,7 +239,7 @@ def attention_step(call, length, mask):
 
 
 def flash_on(platform, **settings):
-    return Flash(BACKENDS[platform]._replace(**settings))
+    return FlashAttention(BACKENDS[platform]._replace(**settings))
 
 
 @pytest.mark.skipif(
@@ -264,7 +272,7 @@ def test_temporaries_on_a_tpu_at_8192_tokens_are_a_tenth_of_those_of_explicit_sc
     code = (
         "from test_flash import *\n"
         f"flash = flash_on('tpu', tile={tile})\n"
-        "print([temporaries(flash, 8192, 'segments'), temporaries(dot_product_attention, 4096, 'segments')])"
+        "print([temporaries(flash, 8192, 'segments'), temporaries(xla_attention, 4096, 'segments')])"
     )
     environment = os.environ | {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -286,7 +294,7 @@ def test_flash_is_explicit_scores_on_a_gpu_and_cudnn_too(mask, bias):
     assert_equal_to_explicit_scores(BACKENDS["gpu"], mask, bias, "bfloat16", atol=2e-2)
     if bias == "none":
         for one, other in zip(
-            *(results(f, mask, bias, "bfloat16") for f in (cudnn_attention, dot_product_attention)),
+            *(results(f, mask, bias, "bfloat16") for f in (cudnn_attention, xla_attention)),
             strict=True,
         ):
             np.testing.assert_allclose(one.astype(jnp.float32), other.astype(jnp.float32), atol=5e-2)
@@ -296,7 +304,7 @@ def test_flash_is_explicit_scores_on_a_gpu_and_cudnn_too(mask, bias):
     ("platform", "length", "mask", "bias", "expected"),
     [
         ("cpu", 8192, "causal", "none", "xla"),
-        ("tpu", 512, "segments", "both-ways", "rows"),
+        ("tpu", 512, "segments", "both-ways", "short-rows"),
         ("tpu", 1024, "causal", "none", "xla"),
         ("tpu", 1025, "segments", "both-ways", "flash"),
         ("tpu", 1, "all", "none", "xla"),
@@ -310,43 +318,9 @@ def test_what_computes_attention_goes_by_device_length_mask_and_bias(
 ):
     monkeypatch.setattr("jax.default_backend", lambda: platform)
     config, bias = change(ModelConfig(), "dtype", "bfloat16"), BIASES[bias](jnp.ones((8, 4)))
-    assert implementation(config, length, 8192 if length == 1 else length, MASKS[mask], bias) == expected
-
-
-class Capped(NamedTuple):
-    """The options of attention with one more, which only explicit scores compute."""
-
-    scale: float | None = None
-    keep: jax.Array | None = None
-    cap: float | None = None
-
-    used, scale_of = Softmax.used, Softmax.scale_of
-
-
-@pytest.mark.parametrize("platform, length", [("tpu", 512), ("tpu", 2048), ("gpu", 2048), ("cpu", 64)])
-def test_an_option_that_a_kernel_lacks_is_never_left_out(monkeypatch, platform, length):
-    monkeypatch.setattr("jax.default_backend", lambda: platform)
-    config = ModelConfig("decoder", dtype="bfloat16", positions="none")
-    known, new = Capped(0.5, jnp.ones(1)), Capped(cap=30.0)
-    usual = implementation(config, length, length, CAUSAL, None)
-    assert implementation(config, length, length, CAUSAL, None, known) == usual
-    assert (usual == "xla") == (platform == "cpu")
-    assert implementation(config, length, length, CAUSAL, None, new) == "xla"
-    for named in {"flash", "cudnn"} if platform == "gpu" else {"flash"}:
-        asked = change(config, "attention", named)
-        assert implementation(asked, length, length, CAUSAL, None, known) == named
-        with pytest.raises(SettingError, match=f"model.attention='{named}' does not compute cap"):
-            implementation(asked, length, length, CAUSAL, None, new)
-    query = draw(1, 8, 2, 16, seed=0)
-    for kernel in (Flash(BACKENDS["cpu"]), rows.WholeRows(interpret=True), cudnn_attention):
-        with pytest.raises(ValueError, match="does not compute cap"):
-            kernel(query, query, query, softmax=new)
-
-
-def test_each_kernel_says_which_options_it_computes():
-    assert set(IMPLEMENTED) | {"xla"} == set(get_args(get_type_hints(implementation)["return"]))
-    for options in IMPLEMENTED.values():
-        assert set(options) <= set(Softmax._fields)
+    key_length = 8192 if length == 1 else length
+    found = choose_implementation(config, length, key_length, MASKS[mask], bias, AttentionOptions())
+    assert found == expected
 
 
 def test_what_an_implementation_cannot_do_is_refused_by_name():
@@ -355,4 +329,5 @@ def test_what_an_implementation_cannot_do_is_refused_by_name():
     with pytest.raises(SettingError, match="that are no bias, not 'bfloat16', 64, None and 'relative'"):
         ModelConfig(dtype="bfloat16", attention="cudnn")
     with pytest.raises(SettingError, match="'cudnn' is not available on 'cpu'"):
-        implementation(ModelConfig(dtype="bfloat16", positions="rotary", attention="cudnn"), 8, 8, None, None)
+        config = ModelConfig(dtype="bfloat16", positions="rotary", attention="cudnn")
+        choose_implementation(config, 8, 8, None, None, AttentionOptions())

@@ -20,7 +20,7 @@ from lm import sharding
 from lm.settings import SettingError
 from lm.train.config import GuardConfig
 from lm.train.log import NonFiniteLoss, records
-from lm.train.state import judge, new_guard
+from lm.train.state import check_update, new_guard
 from lm.train.stopping import STUCK, Interrupted, Stopping
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -30,14 +30,16 @@ SKIP = GuardConfig(non_finite="skip", in_a_row=3)
 def test_of_an_update_that_is_left_out_only_the_step_counts():
     steps = toy.steps(guard=SKIP)
     state, train = steps.init(0), steps.train_step(0)
-    state, _ = train(state, steps.put(toy.batch(0)))
+    state, _ = train(state, steps.shard_batch(toy.batch(0)))
     before = toy.numbers(state)
-    state, metrics = train(state, steps.put(toy.batch(1, poison=[1])))
+    state, metrics = train(state, steps.shard_batch(toy.batch(1, poison=[1])))
     after = toy.numbers(state)
-    assert {name for name in before if before[name] != after[name]} == {"step", "guard.in_a_row"}
-    assert not np.isfinite(metrics["loss"]) and metrics["left_out"] == metrics["left_out_in_a_row"] == 1
-    state, metrics = train(state, steps.put(toy.batch(2)))
-    assert toy.numbers(state) != after and metrics["left_out"] == metrics["left_out_in_a_row"] == 0
+    assert {name for name in before if before[name] != after[name]} == {"step", "guard.consecutive_skipped"}
+    assert (
+        not np.isfinite(metrics["loss"]) and metrics["skipped_updates"] == metrics["consecutive_skipped"] == 1
+    )
+    state, metrics = train(state, steps.shard_batch(toy.batch(2)))
+    assert toy.numbers(state) != after and metrics["skipped_updates"] == metrics["consecutive_skipped"] == 0
 
 
 def assert_alike(found, due, updates):
@@ -62,7 +64,7 @@ def test_what_was_left_out_is_counted_and_a_run_in_two_sessions_is_the_run_in_on
     toy.run(tmp_path / "parts", 4, poison=[3, 4, 8], guarding=SKIP, log_every=6)
     assert toy.numbers(toy.run(tmp_path / "parts", 12, poison=[3, 4, 8], guarding=SKIP)) == toy.numbers(whole)
     lines = [record for record in records(tmp_path / "whole") if record["kind"] == "train"]
-    assert [(line["step"], line["left_out"]) for line in lines] == [(6, 2), (12, 1)]
+    assert [(line["step"], line["skipped_updates"]) for line in lines] == [(6, 2), (12, 1)]
     json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[0], parse_constant=pytest.fail)
 
 
@@ -72,7 +74,7 @@ def test_a_run_that_was_stopped_goes_on_leaving_updates_out_and_back(tmp_path):
     toy.run(tmp_path, 8, poison=[6], guarding=SKIP)
     whole = sharding.named(toy.run(tmp_path / "whole", 12, poison=[6], guarding=SKIP))
     found = sharding.named(toy.run(tmp_path, 12, poison=[6]))  # nothing is left out any more
-    assert found.keys() == whole.keys() - {"guard.in_a_row"}
+    assert found.keys() == whole.keys() - {"guard.consecutive_skipped"}
     assert_alike(whole, found, updates=12)
 
 
@@ -93,7 +95,7 @@ def judged(config, losses, norms):
     """Which updates are made."""
 
     def step(memory, numbers):
-        return judge(config, memory, *numbers)[::-1]
+        return check_update(config, memory, *numbers)[::-1]
 
     numbers = jnp.array([losses, norms], jnp.float32).T
     return np.array(jax.lax.scan(step, new_guard(config), numbers)[1])

@@ -14,9 +14,10 @@ from experiments.runs.recipes import head_spec
 from experiments.study.registry import build
 from lm.data.tasks.labelled import find_labelled
 from lm.data.text.own import Bytes
-from lm.nn.composed import Electra, Tuned
 from lm.nn.config import HeadConfig
-from lm.nn.heads import POOL, LayerMixture
+from lm.nn.electra import Electra
+from lm.nn.finetune import ModelWithHead
+from lm.nn.heads import POOLINGS, LayerMixture
 from lm.nn.transformer import Transformer
 from lm.sharding import named
 from lm.train import losses
@@ -32,7 +33,7 @@ RECURRENT = {
 
 def tuned(name, **head):
     config = replace((CONFIGS | RECURRENT)[name], dropout=0.0)
-    return Tuned(config, HeadConfig(**head), nnx.Rngs(params=jax.random.key(0)))
+    return ModelWithHead(config, HeadConfig(**head), nnx.Rngs(params=jax.random.key(0)))
 
 
 @pytest.mark.parametrize(
@@ -52,14 +53,14 @@ def tuned(name, **head):
 )
 def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):
     model, batch = tuned(name, **head), padded(example(10, 6, 6), 8)
-    found = jax.jit(Tuned.__call__)(model, batch)
+    found = jax.jit(ModelWithHead.__call__)(model, batch)
     assert found.shape == shape
     text = np.asarray(batch["encoder_segment_ids"]) > 0
     noisy = batch | {
         f"{side}_input_tokens": np.where(text, batch[f"{side}_input_tokens"], 9)
         for side in ("encoder", "decoder")
     }
-    again = jax.jit(Tuned.__call__)(model, noisy)
+    again = jax.jit(ModelWithHead.__call__)(model, noisy)
     where = np.broadcast_to(text[:, :, None], shape) if head["kind"] == "tokens" else np.ones(shape, bool)
     np.testing.assert_allclose(again[where], found[where], atol=1e-6)
     if head["kind"] == "span":
@@ -82,21 +83,23 @@ TEXT = np.array([[0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0
 def test_a_pool_is_numpys_of_the_text_wherever_its_padding_stands(pool, numpy):
     expected = [numpy(x[text]) for x, text in zip(X, TEXT, strict=True)]
     for dtype, atol in ((np.float32, 1e-6), (jax.numpy.bfloat16, 3e-2)):
-        found = POOL[pool](jax.numpy.asarray(X, dtype), TEXT)
+        found = POOLINGS[pool](jax.numpy.asarray(X, dtype), TEXT)
         assert found.dtype == dtype
         np.testing.assert_allclose(np.asarray(found, np.float32), expected, atol=atol)
-    assert np.isfinite(POOL[pool](X, np.zeros_like(TEXT))).all()  # a row of padding, which fills up a batch
+    assert np.isfinite(
+        POOLINGS[pool](X, np.zeros_like(TEXT))
+    ).all()  # a row of padding, which fills up a batch
 
 
 @pytest.mark.parametrize("name", ["bert-base", "gpt2", "bart-base"])
-@pytest.mark.parametrize("pool", POOL)
+@pytest.mark.parametrize("pool", POOLINGS)
 def test_a_text_in_a_packed_row_is_pooled_as_if_it_were_alone(name, pool):
     body, texts = tuned(name, kind="classes", pool=pool).body, [example(1, 5, 5), example(2, 6, 6)]
     side = "decoder" if body.config.has_decoder else "encoder"
     states = jax.jit(type(body).features)
 
     def pooled(batch, number):
-        return POOL[pool](states(body, batch), batch[f"{side}_segment_ids"] == number)
+        return POOLINGS[pool](states(body, batch), batch[f"{side}_segment_ids"] == number)
 
     packed = padded(joined(texts), 12)
     for number, text in enumerate(texts, 1):
@@ -126,7 +129,7 @@ def test_each_choice_is_scored_as_if_it_were_alone():
     model = tuned("bert-base", kind="choice")
     candidates = [padded(example(seed, 5, 5), 8) for seed in range(3)]
     together = {key: np.stack([c[key] for c in candidates], axis=1) for key in candidates[0]}
-    score = jax.jit(Tuned.__call__)
+    score = jax.jit(ModelWithHead.__call__)
     alone = [score(model, {key: value[:, None] for key, value in c.items()})[0, 0] for c in candidates]
     np.testing.assert_allclose(score(model, together | {"labels": np.zeros(1, int)})[0], alone, atol=1e-5)
 
@@ -143,7 +146,7 @@ def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_i
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_label_that_is_no_class_is_nan_and_without_a_weight_nothing(label):
     head = HeadConfig("classes", 3)
-    model = Tuned(replace(CONFIGS["encoder"], dropout=0.0), head, nnx.Rngs(params=0))
+    model = ModelWithHead(replace(CONFIGS["encoder"], dropout=0.0), head, nnx.Rngs(params=0))
     batch = {"encoder_input_tokens": np.arange(12).reshape(3, 4), "labels": np.array([0, 2, label])}
 
     def sums(weights, **new):

@@ -19,7 +19,7 @@ from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.sharding import make_mesh
 from lm.train import step as training
-from lm.train.config import GuardConfig, Lasting, OptimizerConfig
+from lm.train.config import GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.train.step import StepSpec
 
 PARTS, LENGTH, ROWS = 3, 16, 6
@@ -59,7 +59,7 @@ def losses(spec, batches, count):
     state, train = steps.init(0), steps.train_step(0)
     found = []
     for step in range(count):
-        state, metrics = train(state, steps.put(batches(step, slice(None))))
+        state, metrics = train(state, steps.shard_batch(batches(step, slice(None))))
         found.append((float(metrics["loss"]), float(metrics["tokens"])))
     return np.array(found)
 
@@ -71,7 +71,7 @@ SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in (("gru", "scan")
 def test_a_model_that_does_not_learn_has_over_the_parts_of_a_row_the_loss_of_the_row(mixer, layers):
     lasting, whole = batches()
     spec = StepSpec(model_of(mixer, layers=layers, dropout=0.0), STILL)
-    parts = losses(replace(spec, lasting=Lasting(ROWS, PARTS)), lasting, 2 * PARTS)
+    parts = losses(replace(spec, tbptt=TruncatedBPTT(ROWS, PARTS)), lasting, 2 * PARTS)
     rows = losses(spec, whole, 2)
     sums = (parts[:, 0] * parts[:, 1]).reshape(2, PARTS).sum(1)
     np.testing.assert_allclose(sums / rows[:, 1], rows[:, 0], rtol=1e-6)
@@ -83,23 +83,23 @@ def test_a_model_that_does_not_learn_has_over_the_parts_of_a_row_the_loss_of_the
 
 def test_an_update_that_is_left_out_leaves_the_state_as_it_was():
     spec = StepSpec(
-        model_of("lstm"), STILL, lasting=Lasting(ROWS, PARTS), guard=GuardConfig(non_finite="skip")
+        model_of("lstm"), STILL, tbptt=TruncatedBPTT(ROWS, PARTS), guard=GuardConfig(non_finite="skip")
     )
     steps = training.build(spec, make_mesh(MeshConfig(), jax.devices()[:1]))
     lasting, _ = batches()
     state, train = steps.init(0), steps.train_step(0)
     first = lasting(0, slice(None))
-    state, _ = train(state, steps.put(first))
+    state, _ = train(state, steps.shard_batch(first))
     before = jax.device_get(state.carry)
     bad = first | {"decoder_loss_weights": first["decoder_loss_weights"] * np.nan}
-    state, metrics = train(state, steps.put(bad))
-    assert metrics["left_out"] == 1
+    state, metrics = train(state, steps.shard_batch(bad))
+    assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.carry), before)
 
 
 def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit_in_the_midst_of_rows_too(tmp_path):
     model = model_of("lstm", vocab_size=toy.MODEL.vocab_size, dropout=0.5)
-    given = {"model": model, "module": Transformer, "lasting": Lasting(toy.ROWS, PARTS)}
+    given = {"model": model, "module": Transformer, "tbptt": TruncatedBPTT(toy.ROWS, PARTS)}
     for total in (4, 8):  # neither begins a row
         resumed = toy.run(tmp_path / "two", total, **given)
     one = toy.numbers(toy.run(tmp_path / "one", 8, **given))
@@ -111,7 +111,7 @@ def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit_in_the_midst_of_row
 def test_a_carried_state_trains_alike_on_one_device_and_on_eight():
     model = replace(test_sharding.MODEL, mixer="lstm", mixer_width=12, positions="none", num_heads=8, d_kv=2)
     rows = len(test_sharding.transformer_batch(0)["decoder_input_tokens"])
-    spec = StepSpec(model, OptimizerConfig(factor_from=16), lasting=Lasting(rows, PARTS))
+    spec = StepSpec(model, OptimizerConfig(factor_from=16), tbptt=TruncatedBPTT(rows, PARTS))
     meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)
     (one, params), (eight, others) = (
         test_sharding.trained(training.build(spec, make_mesh(mesh, jax.devices()[:devices])))

@@ -19,8 +19,8 @@ from lm.evaluate.likelihood import (
     windows,
 )
 from lm.mesh import MeshConfig
-from lm.nn.composed import Ensemble
 from lm.nn.config import SpecialTokens
+from lm.nn.ensemble import Ensemble
 from lm.settings import SettingError
 from lm.train.step import StepSpec, build
 
@@ -215,8 +215,10 @@ def test_a_mesh_answers_as_one_device(sizes):
         jax.tree.structure(model),
         [jax.device_put(leaf, places[name]) for name, leaf in sharding.named(model).items()],
     )
-    found = continuation_log_probs(spread, pairs, steps.put)
+    found = continuation_log_probs(spread, pairs, steps.shard_batch)
     np.testing.assert_allclose(found, continuation_log_probs(model, pairs, put), atol=1e-4)
     contexts, candidates = [c for c, _ in pairs[:3]], [[y for _, y in pairs[3:7]]] * 3
     due = candidate_log_probs(model, contexts, candidates, put)
-    np.testing.assert_allclose(candidate_log_probs(spread, contexts, candidates, steps.put), due, atol=1e-4)
+    np.testing.assert_allclose(
+        candidate_log_probs(spread, contexts, candidates, steps.shard_batch), due, atol=1e-4
+    )

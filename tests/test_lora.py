@@ -17,15 +17,15 @@ from experiments.study.experiment import Experiment
 from lm import convert, sharding
 from lm.data.tasks.labelled import find_labelled
 from lm.mesh import MeshConfig
-from lm.nn.composed import Tuned, merged
 from lm.nn.config import HeadConfig, LoraConfig, ModelConfig
+from lm.nn.finetune import ModelWithHead, merge_lora
 from lm.nn.layers import count
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError, changes
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, OptimizerConfig
-from lm.train.optimizers import lora_only
+from lm.train.optimizers import train_lora
 from lm.train.step import StepSpec, build
 from lm.train.throughput import step_flops
 
@@ -64,7 +64,7 @@ def test_a_new_model_equals_the_one_without_updates_and_a_merged_one_the_one_wit
     new = with_updates(MODELS[name], sharding.named(plain))
     np.testing.assert_array_equal(features(new), features(plain))
     moved = with_updates(MODELS[name], sharding.named(plain), seed=0)
-    whole = merged(moved)
+    whole = merge_lora(moved)
     assert whole.config == MODELS[name] and sharding.named(whole).keys() == sharding.named(plain).keys()
     np.testing.assert_allclose(features(whole), features(moved), atol=2e-5)
     assert np.abs(features(moved) - features(plain)).max() > 1e-2
@@ -72,14 +72,14 @@ def test_a_new_model_equals_the_one_without_updates_and_a_merged_one_the_one_wit
 
 def built(mesh, devices, **settings):
     model = replace(TINY, num_heads=8, d_kv=2, dropout=0.0, layers="unroll", lora=ALL)
-    return build(StepSpec(model, DECAYING, tune=lora_only, **settings), sharding.make_mesh(mesh, devices))
+    return build(StepSpec(model, DECAYING, freeze=train_lora, **settings), sharding.make_mesh(mesh, devices))
 
 
 def after_two_steps(steps):
     state, step = steps.init(0), steps.train_step(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     for k in range(2):
-        state, _ = step(state, steps.put(transformer_batch(k)))
+        state, _ = step(state, steps.shard_batch(transformer_batch(k)))
     return before, {name: np.asarray(value) for name, value in state.params.items()}
 
 
@@ -103,10 +103,10 @@ def test_updates_are_trained_alike_on_one_device_and_on_eight(alone):
 
 def test_a_new_head_is_trained_with_the_updates():
     model = jax.eval_shape(
-        lambda: Tuned(replace(TINY, lora=ALL), HeadConfig("classes", classes=2), nnx.Rngs(0))
+        lambda: ModelWithHead(replace(TINY, lora=ALL), HeadConfig("classes", classes=2), nnx.Rngs(0))
     )
     ones = {name: jnp.ones(leaf.shape) for name, leaf in sharding.named(model).items()}
-    moved = {name for name, value in lora_only(ones, jnp.int32(0)).items() if value.any()}
+    moved = {name for name, value in train_lora(ones, jnp.int32(0)).items() if value.any()}
     assert moved == {name for name in ones if ".lora." in name or name.startswith("head.")}
 
 
@@ -127,7 +127,7 @@ def test_updates_are_as_large_as_the_papers(size, rank, millions):
     """Table 2 of Hu et al. 2021, with updates of queries and values."""
     sizes = [
         count(jax.eval_shape(lambda c=each: Transformer(c, nnx.Rngs(params=0))))
-        for each in (SIZES[size], replace(SIZES[size], lora=LoraConfig(rank=rank)))
+        for each in (PRESETS[size], replace(PRESETS[size], lora=LoraConfig(rank=rank)))
     ]
     assert round((sizes[1] - sizes[0]) / 1e6, 1) == millions
 
@@ -138,12 +138,12 @@ def tuned(**new):
 
 def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
     """By all that generates, scores and exports."""
-    plain = replace(SIZES["t5-small"], vocab_size=40, d_model=16, d_ff=32, num_heads=2, d_kv=8)
+    plain = replace(PRESETS["t5-small"], vocab_size=40, d_model=16, d_ff=32, num_heads=2, d_kv=8)
     plain = replace(plain, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
     new = {"tuning.mixtures": ("glue/cola",), "tuning.lora": ALL}
     stage = next(s for s in stages(changes(imported(plain), new), tmp_path) if s.kind == "text")
     spec, mesh = text_spec(stage.settings), sharding.make_mesh(MeshConfig(), jax.devices()[:1])
-    assert spec.tune is lora_only
+    assert spec.freeze is train_lora
     state = build(spec, mesh).init(0)
     model = with_updates(plain, {n: x for n, x in state.params.items() if ".lora." not in n}, seed=0)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:

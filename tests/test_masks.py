@@ -5,10 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm.nn.attention_inputs import make_attention_inputs, make_decode_inputs
 from lm.nn.config import ModelConfig
-from lm.nn.view import full_view, step_view
 from lm.ops.config import SparsityConfig
-from lm.ops.masks import Mask, Rule, distances, key_segments, random_blocks
+from lm.ops.masks import (
+    AttentionMask,
+    MaskSpec,
+    RandomBlocks,
+    Window,
+    draw_random_blocks,
+    key_segments,
+    relative_positions,
+)
 
 SEGMENTS = jnp.array([[1, 1, 2, 2, 2, 0], [1, 2, 2, 2, 0, 0]])
 PREFIX = jnp.array([[1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 0]])
@@ -17,30 +25,30 @@ GLOBAL = jnp.array([[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0]])
 
 def printed(mask):
     """The matrix [T,S] of the first row: # where a query, a line, sees a key."""
-    return "/".join("".join("#" if seen else "." for seen in row) for row in np.array(mask[0]))
+    return "/".join("".join("#" if seen else "." for seen in row) for row in np.array(mask[0, 0]))
 
 
 def mask(rule, length=6, key_length=None, **numbers):
     """The matrix of a rule over rows whose queries and keys have the same numbers."""
     key = {name: key_segments(x) if name == "segment" else x for name, x in numbers.items()}
-    return Mask(numbers, key, rule).dense(length, key_length or length)
+    return AttentionMask(numbers, key, rule).materialize(length, key_length or length)
 
 
 @pytest.mark.parametrize(
     ("rule", "length", "numbers", "expected"),
     [
-        (Rule(causal=True), 3, {}, "#../##./###"),
-        (Rule(), 4, {"segment": [1, 1, 2, 0]}, "##../##../..#./...."),
-        (Rule(causal=True), 4, {"prefix": [1, 1, 0, 0]}, "##../##../###./####"),
-        (Rule(window=(2, 0, 1)), 4, {}, "#.../##../###./.###"),
-        (Rule(window=(0, 1, 1)), 4, {}, "##../.##./..##/...#"),
-        (Rule(window=(2, 2, 2)), 6, {}, "#.#.../.#.#../#.#.#./.#.#.#/..#.#./...#.#"),
-        (Rule(window=(0, 0, 1)), 3, {"everywhere": [0, 1, 0]}, "##./###/.##"),
-        (Rule(causal=True, window=(1, 1, 1)), 4, {"everywhere": [1, 0, 0, 0]}, "#.../##../###./#.##"),
+        (MaskSpec(causal=True), 3, {}, "#../##./###"),
+        (MaskSpec(), 4, {"segment": [1, 1, 2, 0]}, "##../##../..#./...."),
+        (MaskSpec(causal=True), 4, {"prefix": [1, 1, 0, 0]}, "##../##../###./####"),
+        (MaskSpec(window=Window(2, 0)), 4, {}, "#.../##../###./.###"),
+        (MaskSpec(window=Window(0, 1)), 4, {}, "##../.##./..##/...#"),
+        (MaskSpec(window=Window(2, 2, 2)), 6, {}, "#.#.../.#.#../#.#.#./.#.#.#/..#.#./...#.#"),
+        (MaskSpec(window=Window(0, 0)), 3, {"global": [0, 1, 0]}, "##./###/.##"),
+        (MaskSpec(causal=True, window=Window(1, 1)), 4, {"global": [1, 0, 0, 0]}, "#.../##../###./#.##"),
         (
-            Rule(window=(0, 0, 1)),
+            MaskSpec(window=Window(0, 0)),
             6,
-            {"position": [0, 0, 1, 1, 2, 2], "everywhere": [1, 1, 0, 0, 0, 0]},
+            {"position": [0, 0, 1, 1, 2, 2], "global": [1, 1, 0, 0, 0, 0]},
             "######/######/####../####../##..##/##..##",
         ),
     ],
@@ -78,34 +86,38 @@ def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
         everywhere = first | (GLOBAL > 0) if side == "encoder" else first
         seen |= dense.global_tokens(everywhere, everywhere)
         if sparsity.random_blocks:
-            seen |= random_blocks(1, 4)[block[:, :, None], block[:, None, :]]
+            seen |= draw_random_blocks(RandomBlocks(1, 4))[block[:, :, None], block[:, None, :]]
         expected &= seen
-    np.testing.assert_array_equal(full_view(config, batch(side), side, None).mask, expected)
+    found = make_attention_inputs(config, batch(side), side, None).mask
+    np.testing.assert_array_equal(found, expected[:, None])
 
 
 @pytest.mark.parametrize("sparsity", [SparsityConfig(), WINDOW, BLOCKS], ids=["all", "window", "blocks"])
 def test_a_step_of_decoding_sees_what_the_last_token_of_the_whole_row_sees(sparsity):
     config = ModelConfig("decoder", sparsity=sparsity, max_length=8)
-    whole = full_view(config, {"decoder_input_tokens": jnp.ones((1, 8), jnp.int32)}, "decoder", None).mask
+    whole = make_attention_inputs(
+        config, {"decoder_input_tokens": jnp.ones((1, 8), jnp.int32)}, "decoder", None
+    ).mask
     for length in range(8):
-        step = step_view(config, jnp.array([length]), 8, None).mask
-        np.testing.assert_array_equal(step[0, 0], whole[0, length])
+        step = make_decode_inputs(config, jnp.array([length]), 8, None).mask
+        np.testing.assert_array_equal(step[0, 0, 0], whole[0, 0, length])
 
 
 def test_random_blocks_are_so_many_of_each_block_of_queries_and_always_the_same():
-    seen = random_blocks(3, 10)
+    seen = draw_random_blocks(RandomBlocks(3, 10))
     assert (seen.sum(1) == 3).all()
     assert len(np.unique(seen, axis=0)) > 5
-    np.testing.assert_array_equal(seen, random_blocks(3, 10))
+    np.testing.assert_array_equal(seen, draw_random_blocks(RandomBlocks(3, 10)))
     numbers = {"position": jnp.arange(40)[None] // 4}
-    near = mask(Rule(window=(1, 1, 1)), 40, **numbers)
-    expected = near | jnp.asarray(seen.repeat(4, 0).repeat(4, 1))[None]
-    np.testing.assert_array_equal(mask(Rule(window=(1, 1, 1), random=(3, 10)), 40, **numbers), expected)
+    near = mask(MaskSpec(window=Window(1, 1)), 40, **numbers)
+    expected = near | jnp.asarray(seen.repeat(4, 0).repeat(4, 1))[None, None]
+    spec = MaskSpec(window=Window(1, 1), random_blocks=RandomBlocks(3, 10))
+    np.testing.assert_array_equal(mask(spec, 40, **numbers), expected)
 
 
 def test_a_mask_of_one_query_over_a_cache_goes_by_its_own_distances():
     slots = jnp.arange(6)[None]
-    rule = Rule(causal=True, window=(1, 1, 1))
-    one = Mask({"everywhere": jnp.array([[0]])}, {"everywhere": (slots < 1) * 1}, rule)
-    assert printed(one.at(slots[:, None, :] - 4)) == "#..##."
-    np.testing.assert_array_equal(distances(2, 3)[0], [[0, 1, 2], [-1, 0, 1]])
+    rule = MaskSpec(causal=True, window=Window(1, 1))
+    one = AttentionMask({"global": jnp.array([[0]])}, {"global": (slots < 1) * 1}, rule)
+    assert printed(one.evaluate(slots[:, None, :] - 4)) == "#..##."
+    np.testing.assert_array_equal(relative_positions(2, 3)[0], [[0, 1, 2], [-1, 0, 1]])

@@ -14,13 +14,15 @@ from flax import nnx
 from lm.evaluate.decode import greedy
 from lm.mesh import MeshConfig
 from lm.nn.config import ModelConfig
-from lm.nn.layers import RelativeBias, count, draw_keep, dropout
-from lm.nn.sizes import SIZES
+from lm.nn.dropout import draw_dropout_masks, dropout
+from lm.nn.layers import count
+from lm.nn.positions import RelativePositionBias
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.ops.config import RotaryConfig, SparsityConfig
 from lm.ops.losses import cross_entropy
-from lm.ops.masks import distances
-from lm.ops.positions import Alibi, Relative
+from lm.ops.masks import relative_positions
+from lm.ops.positions import AlibiBias, BucketedBias
 from lm.settings import SettingError
 from lm.sharding import axes, make_mesh, named, parameters
 
@@ -50,7 +52,7 @@ SHAPE = {
         "max_length",
     )
 }
-BASE = SIZES["t5-base"]
+BASE = PRESETS["t5-base"]
 SETUP = Path(__file__).parents[2] / "shared" / "t5" / "setup.json"
 ARCHITECTURES = ["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 POSITIONS = ["none", "learned", "sinusoidal", "relative-per-layer", "rotary", "alibi"]  # besides TINY's
@@ -60,7 +62,7 @@ BLOCKS = {"sparsity": SparsityConfig(window=0, global_tokens=1, block=2, random_
 
 def tiny(size, **new):
     """The family of a published size, as small as TINY."""
-    return replace(SIZES[size], **SHAPE | {"d_embed": 8 if SIZES[size].d_embed else None} | new)
+    return replace(PRESETS[size], **SHAPE | {"d_embed": 8 if PRESETS[size].d_embed else None} | new)
 
 
 CONFIGS = {a: replace(TINY, architecture=a) for a in ARCHITECTURES}
@@ -153,7 +155,7 @@ features = jax.jit(Transformer.features)
 
 
 # test_parity.py packs texts for their published weights and decodes with these, over the cache too
-PUBLISHED = {name for name in SIZES if name in CONFIGS}
+PUBLISHED = {name for name in PRESETS if name in CONFIGS}
 
 
 # decoders whose cache is that of another one, with another part around it
@@ -297,7 +299,7 @@ def test_a_key_means_training_and_the_same_key_the_same_masks():
 
 
 def test_dropout_keeps_the_mean_and_one_mask_for_the_whole_length():
-    keep = draw_keep(jax.random.key(0), 0.25, 4, {"one": (1, 1000), "two": (2, 3)})
+    keep = draw_dropout_masks(jax.random.key(0), 0.25, 4, {"one": (1, 1000), "two": (2, 3)})
     assert keep["two"].shape == (4, 2, 3)
     x = dropout(jnp.ones((4, 50, 1000)), keep["one"], 0.25)
     assert (x == x[:, :1]).all()
@@ -366,8 +368,8 @@ def test_a_shared_model_has_one_stack_and_both_uses_move_it():
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_the_bias_laid_out_along_diagonals_is_the_bias_of_each_distance(bidirectional):
-    bias = RelativeBias(TINY, nnx.Rngs(params=0), bidirectional)(bidirectional)
-    np.testing.assert_array_equal(bias.dense(9, 9), bias.at(distances(9, 9)))
+    bias = RelativePositionBias(TINY, nnx.Rngs(params=0), bidirectional)(bidirectional)
+    np.testing.assert_array_equal(bias.materialize(9, 9), bias.evaluate(relative_positions(9, 9)))
 
 
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "prefix-decoder", "encoder"])
@@ -379,12 +381,15 @@ def test_a_start_with_slopes_is_alibis_bias_but_for_the_buckets(architecture, po
     start, normal = named(made(config)), named(made(replace(config, relative_bias_start="normal")))
     tables = {name: value for name, value in start.items() if "relative" in name}
     assert tables and all((start[name] == normal[name]).all() for name in start.keys() - tables.keys())
-    alibi = Alibi(jnp.array([1, 1 / 2, 1 / 4, 1 / 8])).dense(13, 13)[0]
+    alibi = AlibiBias(jnp.array([1, 1 / 2, 1 / 4, 1 / 8])).materialize(13, 13)[0]
     for name, table in tables.items():
         both = name.startswith("encoder") or architecture == "prefix-decoder"
-        bias = Relative(table[0] if positions == "relative-per-layer" else table, both, 12).dense(13, 13)[0]
+        table = table[0] if positions == "relative-per-layer" else table
+        bias = BucketedBias(table, both, 12).materialize(13, 13)[0]
         seen = np.ones((13, 13), bool) if both else np.tri(13, dtype=bool)
-        near = seen & (abs(distances(13, 13)[0]) < (2 if both else 4))  # each of these has its own bucket
+        near = seen & (
+            abs(relative_positions(13, 13)[0]) < (2 if both else 4)
+        )  # each of these has its own bucket
         np.testing.assert_array_equal(bias[:, near], alibi[:, near])
         first, last = bias[:, -1, :], alibi[:, -1, :]  # from the last query: each distance back once
         for bucket in np.unique(first[0]):
@@ -461,7 +466,13 @@ def test_a_feature_that_nothing_reads_is_refused_with_the_nearest_that_is():
     model, batch = make("encoder-decoder"), example(8, 5, 6)
     misspelt = batch | {"decoder_segment_id": np.ones((1, 6), np.int32)}
     wrong = "feature 'decoder_segment_id' of the batch is read by nothing; did you mean 'decoder_segment_ids'"
-    for call in (model, model.encode, model.hidden, partial(model.prefill, size=8), partial(decode, model)):
+    for call in (
+        model,
+        model.encode,
+        model.hidden_states,
+        partial(model.prefill, max_length=8),
+        partial(decode, model),
+    ):
         with pytest.raises(SettingError, match=wrong):
             call(misspelt)
     with pytest.raises(SettingError, match="feature 'segment_ids'.*did you mean '(en|de)coder_segment_ids'"):

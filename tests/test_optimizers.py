@@ -18,7 +18,13 @@ from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train.config import OPTIMIZERS, OptimizerConfig
-from lm.train.optimizers import learning_rate, mean_parameters, optimizer, per_layer, remembered
+from lm.train.optimizers import (
+    average_parameters,
+    learning_rate,
+    optimizer_state_size,
+    per_layer,
+    update_direction,
+)
 
 MODEL = ModelConfig(
     vocab_size=8, d_model=6, d_ff=9, d_kv=2, num_heads=3, num_encoder_layers=2, num_decoder_layers=2
@@ -28,7 +34,7 @@ MODEL = ModelConfig(
 def test_what_is_no_matrix_does_not_decay():
     config = OptimizerConfig("adamw", 0.1, "constant", weight_decay=0.5)
     params = {"norm": jnp.ones((3, 4)), "kernel": jnp.ones((3, 4, 2))}
-    transform = optimizer(config, {"norm": ("layers", "norm"), "kernel": ("layers", "embed", "mlp")})
+    transform = update_direction(config, {"norm": ("layers", "norm"), "kernel": ("layers", "embed", "mlp")})
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = transform.update(zeros, transform.init(params), params)
     assert not updates["norm"].any() and (updates["kernel"] == 0.5).all()
@@ -49,7 +55,7 @@ def test_a_stack_of_layers_is_trained_as_its_layers_one_by_one(name):
     axes = {"kernel": ("embed", "mlp"), "norm": ("norm",)}
 
     def descend(params, grads, axes):
-        transform = optimizer(config, axes)
+        transform = update_direction(config, axes)
         state, update = transform.init(params), jax.jit(transform.update)
         for gradient in grads:
             updates, state = update(gradient, state, params)
@@ -65,7 +71,7 @@ def test_a_stack_of_layers_is_trained_as_its_layers_one_by_one(name):
 
 def directions_of(config, axes, params, gradients):
     """The last of the directions from ``gradients``, one after another, at the same parameters."""
-    transform = optimizer(config, axes)
+    transform = update_direction(config, axes)
     state, update = transform.init(params), jax.jit(transform.update)
     for gradient in gradients:
         directions, state = update(gradient, state, params)
@@ -181,14 +187,14 @@ def test_the_mean_of_constant_parameters_is_these_and_of_others_lags_behind():
 
     def averaged(start, value, decay):
         def step(average, step):
-            return mean_parameters(decay, step, average, value), None
+            return average_parameters(decay, step, average, value), None
 
         return jax.jit(lambda: jax.lax.scan(step, start, steps)[0])()["kernel"]
 
     np.testing.assert_array_equal(averaged(params, params, 0.99), params["kernel"])
     np.testing.assert_allclose(averaged(params, later, 0.99), later["kernel"], atol=1e-5)
     # In the long run a step keeps the share ``decay`` of the mean.
-    after = mean_parameters(0.99, jnp.int32(10**6), params, later)["kernel"]
+    after = average_parameters(0.99, jnp.int32(10**6), params, later)["kernel"]
     np.testing.assert_allclose(after, 0.99 * params["kernel"] + 0.01 * later["kernel"], atol=1e-6)
 
 
@@ -210,7 +216,9 @@ def test_stacks_of_unequal_depth_stand_side_by_side():
 def test_adafactor_with_momentum_takes_the_mean_of_its_updates_as_t5x_does(size):
     rng = np.random.default_rng(0)
     params = {"p": jnp.asarray(rng.standard_normal((2 * size, size)), jnp.float32)}
-    plain, heavy = (optimizer(OptimizerConfig(momentum=m), {"p": ("embed", "mlp")}) for m in (0.0, 0.9))
+    plain, heavy = (
+        update_direction(OptimizerConfig(momentum=m), {"p": ("embed", "mlp")}) for m in (0.0, 0.9)
+    )
     states, mean = [plain.init(params), heavy.init(params)], 0.0
     for _ in range(3):
         gradient = {"p": jnp.asarray(rng.standard_normal((2 * size, size)), jnp.float32)}
@@ -239,12 +247,12 @@ def test_every_optimiser_that_a_setting_may_name_is_there_and_its_memory_is_coun
     assert set(OPTIMIZERS) == set(get_args(get_type_hints(OptimizerConfig)["name"]))
     model = jax.eval_shape(lambda: toy.Toy(toy.MODEL, nnx.Rngs(0)))
     numbers = sum(leaf.size for leaf in jax.tree.leaves(model))
-    assert remembered(OptimizerConfig("adamw"), model) == pytest.approx(2 * numbers, abs=10)
-    assert numbers < remembered(OptimizerConfig(momentum=0.9, factor_from=8), model) < 1.5 * numbers
+    assert optimizer_state_size(OptimizerConfig("adamw"), model) == pytest.approx(2 * numbers, abs=10)
+    assert numbers < optimizer_state_size(OptimizerConfig(momentum=0.9, factor_from=8), model) < 1.5 * numbers
     table = model.table.size + model.scale.size  # Muon remembers one mean of all others
-    assert remembered(OptimizerConfig("muon"), model) == pytest.approx(numbers + table, abs=10)
+    assert optimizer_state_size(OptimizerConfig("muon"), model) == pytest.approx(numbers + table, abs=10)
     for name in OPTIMIZERS:
-        plain, mean = (remembered(OptimizerConfig(name, ema=ema), model) for ema in (0.0, 0.9))
+        plain, mean = (optimizer_state_size(OptimizerConfig(name, ema=ema), model) for ema in (0.0, 0.9))
         assert mean - plain == numbers
 
 

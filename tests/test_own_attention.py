@@ -9,10 +9,11 @@ from flax import nnx
 
 from experiments.plan import estimate
 from lm.data.objectives import Lengths
+from lm.nn.attention import Attention
 from lm.nn.config import WITH_SCORES, LoraConfig, ModelConfig
 from lm.nn.layers import Linear
-from lm.nn.mixers import MIXERS, Attention
-from lm.nn.sizes import SIZES
+from lm.nn.mixers import MIXERS
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.ops.config import SparsityConfig
 from lm.settings import SettingError, unread
@@ -29,10 +30,10 @@ class Own(Attention):
 class Wider(Attention):
     """With one more matrix [D,D] that multiplies each position."""
 
-    def __init__(self, config, rngs, both_ways):
-        super().__init__(config, rngs, both_ways)
+    def __init__(self, config, rngs, bidirectional):
+        super().__init__(config, rngs, bidirectional)
         width = config.d_model
-        self.more = Linear(config, rngs, (width, width), ("embed", "mlp"), width**-0.5)
+        self.more = Linear(rngs, (width, width), ("embed", "mlp"), std=width**-0.5, use_bias=False)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_a_subclass_takes_what_attention_takes_and_computes_and_costs_the_same(n
 
 
 def test_a_plan_of_ones_own_attention_is_that_of_attention():
-    gpt, lengths = SIZES["gpt2"], Lengths(512, 512, 512)
+    gpt, lengths = PRESETS["gpt2"], Lengths(512, 512, 512)
     own = replace(gpt, mixer="own")
     assert estimate._mixed_features(own, 2) == estimate._mixed_features(gpt, 2)
     assert estimate._stacks(own, lengths) == estimate._stacks(gpt, lengths)
@@ -92,7 +93,7 @@ def test_a_matrix_that_a_subclass_adds_is_counted():
 
 
 def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
-    monkeypatch.setitem(MIXERS, "hidden", lambda config, rngs, both_ways: Own(config, rngs))
+    monkeypatch.setitem(MIXERS, "hidden", lambda config, rngs, bidirectional: Own(config, rngs))
     with pytest.raises(SettingError, match=r"MIXERS\['hidden'\] should say has_scores=True"):
         Transformer(replace(TINY, mixer="hidden", positions="none"), nnx.Rngs(params=0))
 

@@ -36,8 +36,8 @@ VOCABULARY = SimpleNamespace(
     word_starts=(IDS % 3 == 0) | (IDS % 40 == 1),
     sentence_ends=IDS % 40 == 0,
 )
-SIZES = np.random.default_rng(0).integers(1, 300, 100)
-OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
+PRESETS = np.random.default_rng(0).integers(1, 300, 100)
+OFFSETS = np.concatenate([[0], np.cumsum(PRESETS)])
 CORPUS = Tokens(np.arange(OFFSETS[-1]) + 10, OFFSETS)  # every token is its own place
 
 
@@ -155,7 +155,7 @@ def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
     text = (
         CORPUS.tokens
         if pairs == "none"
-        else CORPUS.tokens[~np.isin(CORPUS.tokens - 10, OFFSETS[:-1][SIZES == 1])]
+        else CORPUS.tokens[~np.isin(CORPUS.tokens - 10, OFFSETS[:-1][PRESETS == 1])]
     )
     for epoch in epochs:
         ids = np.concatenate(epoch, axis=None)

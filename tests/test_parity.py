@@ -79,8 +79,8 @@ def computed(name):
     def run(model, batch):
         found = {
             "out": outputs(model, batch),
-            "hidden": model.hidden(batch),
-            "attention": model.attention(batch),
+            "hidden": model.hidden_states(batch),
+            "attention": model.attention_weights(batch),
         }
         found["final"] = {"decoder" if model.config.has_decoder else "encoder": model.features(batch)}
         return found | ({"encoded": model.encode(batch)} if model.config.has_encoder else {})

@@ -33,7 +33,7 @@ ADAPTERS = {
         jnp.arange(relative_position[0], relative_position[1] + 1), **given
     ),
     "t5x.layers.make_decoder_mask": peers.decoder_mask,
-    "t5x.layers.make_causal_mask": lambda x: CAUSAL.dense(len(x[0]), len(x[0]))[:, None],
+    "t5x.layers.make_causal_mask": lambda x: CAUSAL.materialize(len(x[0]), len(x[0])),
     "t5x.layers.make_attention_mask": peers.attention_mask,
     "attention": peers.attention,
     "rope.rotate_half": peers.rotary,

@@ -13,8 +13,8 @@ from golden.drawn import drawn
 from safetensors.numpy import load_file
 
 from lm.convert import class_of, load, save
-from lm.nn.composed import Tuned
 from lm.nn.config import HeadConfig
+from lm.nn.finetune import ModelWithHead
 from lm.settings import SettingError
 from lm.sharding import named
 
@@ -35,7 +35,7 @@ def tuned(family, head):
     config, body = load(GOLDEN / family)
     if head.kind in ("classes", "choice", "regression"):
         config = replace(config, heads=tuple({*config.heads, "pooler"}))
-    model, given = Tuned(config, head, nnx.Rngs(params=0)), named(body)
+    model, given = ModelWithHead(config, head, nnx.Rngs(params=0)), named(body)
     theirs = "qa_outputs" if head.kind == "span" else "classifier"
     drawn_as = {"body.pooler.": "pooler", "head.out.": theirs}
     params = {}
@@ -95,7 +95,7 @@ def test_a_head_gives_what_its_class_of_transformers_gives_and_is_written_as_its
 )
 def test_a_head_that_no_class_computes_is_refused_with_the_reason(family, head, message, tmp_path):
     config, _ = load(GOLDEN / family)
-    model = Tuned(config, head, nnx.Rngs(params=0))
+    model = ModelWithHead(config, head, nnx.Rngs(params=0))
     with pytest.raises(SettingError, match=message):
         save(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from experiments.study.registry import REGISTRY, build, check_given, check_row, 
 from experiments.study.scales import SCALES
 from lm.data.corpora import documentation
 from lm.nn.config import ModelConfig
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.settings import (
     ABOVE_0,
     GIVEN,
@@ -191,12 +191,12 @@ def test_a_row_changes_nothing_at_any_scale_that_it_does_not_read(scale):
         check_row(name, scale)
 
 
-@pytest.mark.parametrize("name", sorted(SIZES))
+@pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_family_sets_nothing_that_its_models_do_not_read(name):
     from experiments.study.families import family
 
     paths = [path.removeprefix("model.") for path in family(name)]
-    assert unread(SIZES[name], paths) == {}
+    assert unread(PRESETS[name], paths) == {}
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,15 @@ from flax import nnx
 
 from lm.evaluate.decode import beam_search
 from lm.mesh import MeshConfig
+from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.config import ModelConfig, SpecialTokens
 from lm.nn.layers import count
 from lm.nn.mixers import MIXERS
-from lm.nn.recurrent import Direction
+from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
-from lm.nn.view import View
 from lm.ops.config import SparsityConfig
 from lm.ops.decoding.config import Decoding
-from lm.ops.recurrence import CELLS, Weights, flow_of, recur
+from lm.ops.recurrence import CELLS, StateWeights, rnn_scan, segment_resets
 from lm.settings import SettingError
 from lm.sharding import make_mesh
 from lm.train.config import OptimizerConfig
@@ -72,7 +72,7 @@ def test_outputs_and_gradients_are_torchs_of_the_same_weights(name, ways):
     mixer = as_torch(mixer_of(config, ways == "both"), arrays)
 
     def total(mixer, x):
-        y, _ = mixer(x, View(), None, {})
+        y, _ = mixer(x, AttentionInputs(), None, {})
         return (y * arrays["up"]).sum(), y
 
     (_, y), (by_weight, by_x) = jax.value_and_grad(total, (0, 1), has_aux=True)(mixer, arrays["x"])
@@ -94,7 +94,9 @@ def drawn(cell, length=6, rows=3, width=4):
     """Weights, products with inputs and a first state."""
     keys = jax.random.split(jax.random.key(1), 4)
     columns = cell.gates * width
-    weights = Weights(jax.random.normal(keys[0], (width, columns)), jax.random.normal(keys[1], (columns,)))
+    weights = StateWeights(
+        jax.random.normal(keys[0], (width, columns)), jax.random.normal(keys[1], (columns,))
+    )
     inputs = jax.random.normal(keys[2], (length, rows, columns))
     return weights, inputs, tuple(jax.random.normal(keys[3], (cell.states, rows, width)))
 
@@ -127,7 +129,7 @@ def test_states_and_gradients_are_those_of_a_plain_loop_that_passes_over_padding
     def total(run):
         return lambda *given: sum(jnp.sin(k + states).sum() for k, states in enumerate(run(*given)))
 
-    ours, plain = (lambda *given: recur(cell, *given, flow_of(SEGMENTS))), partial(looped, cell)
+    ours, plain = (lambda *given: rnn_scan(cell, *given, segment_resets(SEGMENTS))), partial(looped, cell)
     for one, other in zip(ours(*given), plain(*given), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
     found, expected = (jax.jit(jax.grad(total(run), (0, 1, 2)))(*given) for run in (ours, plain))
@@ -139,11 +141,11 @@ def test_the_gradient_of_the_weights_is_the_sum_over_all_earlier_states():
     """Backpropagation through time as it is written: dL/dW = sum_k dL/dh_T (prod_j dh_j/dh_j-1) dh_k/dW."""
     rng = np.random.default_rng(0)
     kernel, inputs = rng.normal(size=(3, 3)), rng.normal(size=(6, 3))
-    cell, weights = CELLS["rnn"], Weights(jnp.asarray(kernel, jnp.float32))
+    cell, weights = CELLS["rnn"], StateWeights(jnp.asarray(kernel, jnp.float32))
     rows = jnp.asarray(inputs[:, None], jnp.float32)
 
     def last(weights):
-        return recur(cell, weights, rows, (jnp.zeros((1, 3)),), None)[0][-1].sum()
+        return rnn_scan(cell, weights, rows, (jnp.zeros((1, 3)),), None)[0][-1].sum()
 
     states = [np.zeros(3)]
     for x in inputs:
@@ -160,7 +162,7 @@ def test_a_forget_gate_of_1_and_an_input_gate_of_0_keep_the_memory_exactly():
     cell, (weights, inputs, state) = CELLS["lstm"], drawn(CELLS["lstm"], length=50)
     write, forget, *others = jnp.split(inputs, 4, axis=-1)
     inputs = jnp.concatenate([write - 1e3, forget + 1e3, *others], axis=-1)
-    _, memory = recur(cell, weights, inputs, state, None)
+    _, memory = rnn_scan(cell, weights, inputs, state, None)
     np.testing.assert_array_equal(memory, jnp.broadcast_to(state[1], memory.shape))
 
 
@@ -180,7 +182,7 @@ def test_the_matrix_of_a_window_grows_with_it_and_has_rows_of_its_own_for_each_p
     x = jax.random.normal(jax.random.key(2), (1, 4, 16))
     swapped = x[:, jnp.array([1, 0, 2, 3])]
     mixer = mixer_of(config_of("window", mixer_window=3))
-    one, other = (mixer(each, View(), None, {})[0] for each in (x, swapped))
+    one, other = (mixer(each, AttentionInputs(), None, {})[0] for each in (x, swapped))
     assert np.abs(one - other)[0, 2].max() > 1e-2  # reads both, in another order
 
 
@@ -213,14 +215,18 @@ def test_a_decoder_reads_back_and_an_encoder_both_ways_as_far_as_its_mixer(mixer
     for both_ways, seen in enumerate(SEEN[mixer]):
         module = mixer_of(config_of(mixer), bool(both_ways))
         x = jax.random.normal(jax.random.key(3), (1, 6, 16))
-        jacobian = jax.jacrev(lambda x, module=module: module(x, View(), None, {})[0].sum(-1)[0])(x)
+        jacobian = jax.jacrev(lambda x, module=module: module(x, AttentionInputs(), None, {})[0].sum(-1)[0])(
+            x
+        )
         np.testing.assert_array_equal(np.abs(jacobian[:, 0]).max(-1) > 0, seen)
 
 
 @pytest.mark.parametrize("mixer", ["rnn", "gru", "lstm", "window"])
 def test_what_decoding_remembers_does_not_grow_with_the_text(mixer):
     module = mixer_of(config_of(mixer))
-    short, long = ([leaf.shape for leaf in jax.tree.leaves(module.empty(2, slots))] for slots in (4, 4_000))
+    short, long = (
+        [leaf.shape for leaf in jax.tree.leaves(module.init_carry(2, slots))] for slots in (4, 4_000)
+    )
     assert short == long and {shape[0] for shape in short} == {2}
 
 
@@ -282,7 +288,7 @@ def test_a_recurrent_run_in_two_sessions_is_the_run_in_one_bit_for_bit(mixer, tm
 
 def test_attention_maps_of_a_recurrent_encoder_decoder_are_its_alignment_alone():
     batch = test_nn.example(8, 5, 7)
-    (name, weights), *others = test_nn.make("lstm encoder-decoder").attention(batch).items()
+    (name, weights), *others = test_nn.make("lstm encoder-decoder").attention_weights(batch).items()
     assert (name, weights.shape, others) == ("cross", (2, 1, 4, 7, 5), [])
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 

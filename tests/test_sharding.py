@@ -26,7 +26,7 @@ from lm.nn.layers import param
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
-from lm.train.optimizers import optimizer
+from lm.train.optimizers import update_direction
 from lm.train.step import StepSpec, build, check_mesh
 
 
@@ -112,7 +112,7 @@ def test_explicit_axes_are_refused_in_one_sentence_that_says_what_to_pass():
         build(StepSpec(MODEL), mesh)
     with pytest.raises(SettingError, match=message):
         sharding.put_batch(transformer_batch(0), mesh)
-    model = StepSpec(MODEL).make(jax.random.key(0))
+    model = StepSpec(MODEL).make_model(jax.random.key(0))
     with jax.set_mesh(mesh), pytest.raises(SettingError, match=message):
         model(transformer_batch(0))
 
@@ -158,7 +158,7 @@ def places_of(init):
 
 def test_a_square_matrix_has_its_rows_and_columns_told_apart():
     config = OptimizerConfig(factor_from=8, momentum=0.9, clip_rms=None, relative="none")
-    init = optimizer(config, sharding.axes(Square(nnx.Rngs(0)))).init
+    init = update_direction(config, sharding.axes(Square(nnx.Rngs(0)))).init
     found = {name.split(".", 1)[1]: spec for name, spec in places_of(init).items()}
     assert (found["0.0.v_row.one"], found["0.0.v_col.one"]) == (P("fsdp"), P("tensor"))
     assert (found["8.0.v_row.stack"], found["8.0.v_col.stack"]) == (P(None, "fsdp"), P(None, "tensor"))
@@ -231,7 +231,7 @@ def trained(steps):
     state, step = steps.init(0), steps.train_step(0)
     found = []
     for i in range(3):
-        state, metrics = step(state, steps.put(transformer_batch(i)))
+        state, metrics = step(state, steps.shard_batch(transformer_batch(i)))
         found.append([float(metrics[name]) for name in ("loss", "grad_norm", "accuracy")])
     return found, {name: np.asarray(value) for name, value in state.params.items()}
 
@@ -269,7 +269,7 @@ def test_muon_with_a_mean_of_the_parameters_trains_alike_on_one_device_and_on_ei
 
 def test_the_training_step_and_decoding_lower_for_a_gpu():
     steps = steps_on(MeshConfig(data=2, fsdp=2, tensor=2), jax.devices())
-    batch, seed = steps.put(transformer_batch(0)), jax.ShapeDtypeStruct((), np.uint32)
+    batch, seed = steps.shard_batch(transformer_batch(0)), jax.ShapeDtypeStruct((), np.uint32)
     writing = jax.jit(partial(greedy, max_length=3))
     for traced in (
         steps.train.trace(steps.abstract, batch, seed),
@@ -282,7 +282,7 @@ def test_the_training_step_and_decoding_lower_for_a_gpu():
 def test_no_device_ever_holds_the_logits_of_the_whole_vocabulary():
     def program(fsdp, tensor):
         steps = steps_on(MeshConfig(data=1, fsdp=fsdp, tensor=tensor), jax.devices()[: fsdp * tensor])
-        batch = jax.eval_shape(lambda: steps.put(transformer_batch(0)))
+        batch = jax.eval_shape(lambda: steps.shard_batch(transformer_batch(0)))
         batch = {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batches(steps.mesh))
             for name, x in batch.items()

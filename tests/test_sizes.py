@@ -8,10 +8,10 @@ import pytest
 from flax import nnx
 
 from lm.nn.layers import count
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 
-BASE = SIZES["t5-base"]
+BASE = PRESETS["t5-base"]
 # Counted from the released weights, tied matrices once; of those not released, as printed in their papers.
 PUBLISHED = {
     "t5-small": 60_506_624,
@@ -117,8 +117,8 @@ STUDY = {
     "language model": (replace(BASE, architecture="decoder"), 109_628_544),
     "prefix LM": (replace(BASE, architecture="prefix-decoder"), 109_628_544),
 }
-COUNTS = {name: (SIZES[name], due, 0.0) for name, due in PUBLISHED.items()}
-COUNTS |= {name: (SIZES[name], 1e6 * due, 0.035) for name, due in PRINTED.items()}
+COUNTS = {name: (PRESETS[name], due, 0.0) for name, due in PUBLISHED.items()}
+COUNTS |= {name: (PRESETS[name], 1e6 * due, 0.035) for name, due in PRINTED.items()}
 COUNTS |= {name: (config, due, 0.0) for name, (config, due) in STUDY.items()}
 
 

@@ -24,7 +24,7 @@ from lm.data.corpora import documentation
 from lm.data.labelled import Reader
 from lm.data.tasks.labelled import LABELLED
 from lm.data.text.published import find_tokenizer
-from lm.nn.composed import BODY, source_of
+from lm.nn.finetune import BODY, source_parameter
 from lm.settings import SettingError
 from lm.sharding import make_mesh, named
 from lm.train.checkpoints import Checkpoints
@@ -108,7 +108,7 @@ def test_training_starts_with_every_parameter_of_the_checkpoint(runs, family):
     with Checkpoints(given.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         names = checkpoints.parameters(0)
     _, model = load(runs / family)
-    assert {source_of(names, BODY + name) for name in named(model)} == set(named(model)) == set(names)
+    assert {source_parameter(names, BODY + name) for name in named(model)} == set(named(model)) == set(names)
 
 
 def test_a_start_is_made_once_and_named_by_its_files_wherever_they_lie(runs, tmp_path):

@@ -33,7 +33,7 @@ NO_DROPOUT = replace(toy.MODEL, dropout=0.0)
 def trained(steps, count=2, seed=0):
     state, step = steps.init(seed), steps.train_step(seed)
     for i in range(count):
-        state, metrics = step(state, steps.put(toy.batch(i)))
+        state, metrics = step(state, steps.shard_batch(toy.batch(i)))
     return state, {name: float(value) for name, value in metrics.items()}
 
 
@@ -57,7 +57,7 @@ def test_a_step_counts_every_target_alike():
     assert steps.evaluate(state, [batch])["loss"] == pytest.approx(due, rel=1e-5)
     halves = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 4), slice(4, None))]
     assert steps.evaluate(state, halves)["loss"] == pytest.approx(due, rel=1e-5)
-    _, metrics = steps.train_step(0)(state, steps.put(batch))
+    _, metrics = steps.train_step(0)(state, steps.shard_batch(batch))
     assert metrics["loss"] == pytest.approx(due, rel=1e-5) and metrics["tokens"] == weights.sum()
 
 
@@ -75,7 +75,7 @@ def test_dropout_differs_between_steps_and_seeds_and_is_the_same_again():
 
     def loss(seed, step):
         state = replace(steps.init(0), step=jax.numpy.asarray(step, jax.numpy.int32))
-        return float(steps.train_step(seed)(state, steps.put(toy.batch(0)))[1]["loss"])
+        return float(steps.train_step(seed)(state, steps.shard_batch(toy.batch(0)))[1]["loss"])
 
     assert loss(0, 0) == loss(0, 0) and len({loss(0, 0), loss(0, 1), loss(1, 0)}) == 3
 
@@ -89,7 +89,7 @@ def test_runs_of_one_shape_share_their_compilation():
 
 
 def test_a_frozen_parameter_stays():
-    steps = toy.steps(tune=frozen)
+    steps = toy.steps(freeze=frozen)
     state, before = trained(steps)[0], steps.init(0)
     assert (state.params["table"] == before.params["table"]).all()
     assert (state.params["blocks"] != before.params["blocks"]).any()
@@ -140,11 +140,13 @@ def test_a_mean_of_the_parameters_is_evaluated_and_resumed_and_training_goes_on_
     steps = toy.steps()
     with Checkpoints(parts / "checkpoints", CheckpointConfig()) as checkpoints:
         found = checkpoints.restore_model(steps.init(1))
-        tuned = found.restarted(toy.steps(optimizer=kept).init(1))
+        tuned = found.warm_start(toy.steps(optimizer=kept).init(1))
     assert int(found.step) == 0 and found.average is None
     for name, value in whole.average.items():
         assert (found.params[name] == value).all() and (tuned.average[name] == value).all()
-    toy.steps(optimizer=kept).train_step(0)(tuned, steps.put(toy.batch(0)))  # no buffer is in it twice
+    toy.steps(optimizer=kept).train_step(0)(
+        tuned, steps.shard_batch(toy.batch(0))
+    )  # no buffer is in it twice
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])

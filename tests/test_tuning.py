@@ -12,12 +12,12 @@ from test_sharding import transformer_batch
 
 from lm import sharding
 from lm.mesh import MeshConfig
-from lm.nn.composed import Tuned
 from lm.nn.config import HeadConfig
+from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
 from lm.train.checkpoints import Checkpoints
 from lm.train.config import CheckpointConfig, OptimizerConfig
-from lm.train.optimizers import GradualUnfreezing, adapters_only, body_frozen
+from lm.train.optimizers import GradualUnfreezing, freeze_body, train_adapters
 from lm.train.step import StepSpec, build
 
 MODEL = replace(TINY, num_encoder_layers=3, adapter_width=4, dropout=0.0)
@@ -47,22 +47,22 @@ def layers(name, value):
 DECODER = replace(MODEL, architecture="decoder", logits_bias=True)
 
 
-@pytest.mark.parametrize("tune", [adapters_only, GradualUnfreezing(DECODER, 6)])
+@pytest.mark.parametrize("tune", [train_adapters, GradualUnfreezing(DECODER, 6)])
 def test_what_is_frozen_stays_bit_for_bit_whatever_decays_and_all_else_moves(tune):
-    steps = built(DECODER, tune=tune)
+    steps = built(DECODER, freeze=tune)
     state, step = steps.init(0), steps.train_step(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     batch = transformer_batch(0) | {"decoder_loss_weights": np.ones((8, 6), np.float32)}
     for _ in range(2):
-        state, _ = step(state, steps.put(batch))
+        state, _ = step(state, steps.shard_batch(batch))
     moved = {name: layers(name, np.asarray(value) != before[name]) for name, value in state.params.items()}
     assert moved == trained(tune, 1, lambda rngs: Transformer(DECODER, rngs))
 
 
 def test_adapters_are_trained_with_every_norm():
-    found = {name for name, which in trained(adapters_only, 0).items() if all(which)}
+    found = {name for name, which in trained(train_adapters, 0).items() if all(which)}
     assert found == {
-        name for name in trained(body_frozen, 0) if "adapter" in name or name.endswith("norm.scale")
+        name for name in trained(freeze_body, 0) if "adapter" in name or name.endswith("norm.scale")
     }
     assert len(found) == 3 * 2 + 3 + 2 + 2  # adapters of two stacks, norms of five sub-layers, of two stacks
 
@@ -98,9 +98,9 @@ def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():
     )
 
 
-@pytest.mark.parametrize("tune", [body_frozen, adapters_only, GradualUnfreezing(MODEL, 30)])
+@pytest.mark.parametrize("tune", [freeze_body, train_adapters, GradualUnfreezing(MODEL, 30)])
 def test_a_new_head_is_always_trained(tune):
-    found = trained(tune, 0, lambda rngs: Tuned(MODEL, HEAD, rngs))
+    found = trained(tune, 0, lambda rngs: ModelWithHead(MODEL, HEAD, rngs))
     thawed = [False, False, tune == GradualUnfreezing(MODEL, 30)]
     assert all(all(which) for name, which in found.items() if name.startswith("head."))
     assert found["body.encoder.blocks.mlp.hidden.kernel"] == thawed

@@ -17,7 +17,7 @@ from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm import sharding
 from lm.data.corpora import documentation
-from lm.nn.composed import source_of
+from lm.nn.finetune import source_parameter
 from lm.settings import SettingError
 from lm.train import manifest
 from lm.train.log import NonFiniteLoss, records
@@ -138,8 +138,8 @@ def test_the_size_of_an_embedding_leaves_the_products_of_centres_and_contexts_as
 @pytest.mark.parametrize("place", ["", "forward.", "discriminator.", "body.", "body.forward."])
 def test_vectors_start_the_embedding_wherever_it_is_in_a_model_and_nothing_else(place):
     learnt = {"embed.table", "contexts.table"}
-    assert source_of(learnt, f"{place}embed.table") == "embed.table"
-    assert source_of(learnt, f"{place}decoder.norm.scale") is None
+    assert source_parameter(learnt, f"{place}embed.table") == "embed.table"
+    assert source_parameter(learnt, f"{place}decoder.norm.scale") is None
 
 
 def test_pretraining_starts_from_the_vectors_in_the_size_of_a_new_embedding(finished):

@@ -17,7 +17,7 @@ from lm.settings import SettingError, nearest
 from lm.train.config import Weights
 
 if TYPE_CHECKING:
-    from lm.nn.composed import Tuned
+    from lm.nn.finetune import ModelWithHead
     from lm.nn.transformer import Transformer
 
 
@@ -113,7 +113,7 @@ def export_checkpoint(
             raise SettingError(
                 f"the head for {', '.join(stage.on)} cannot be written: {error}; {below}"
             ) from error
-        model: Transformer | Tuned = tuned
+        model: Transformer | ModelWithHead = tuned
         labels = find_labelled(*stage.on).labels
     else:
         model = trained_body(stage, mesh, weights)

@@ -171,7 +171,7 @@ def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> li
     mesh = sharding.make_mesh(experiment.mesh)
     vocabulary = stored_vocabulary(stage.folder, experiment)
     asked = questions(experiment, vocabulary, mesh, task, rows, 0)
-    return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).put)
+    return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).shard_batch)
 
 
 def answers_by_counts(stage: Stage, rows: Sequence[Row]) -> list[Any]:
@@ -203,7 +203,7 @@ def written(
 
 def together(models: "Sequence[Trained]") -> Any:
     """One model, or several as an ensemble."""
-    from lm.nn.composed import Ensemble
+    from lm.nn.ensemble import Ensemble
 
     return models[0].model if len(models) == 1 else Ensemble([trained.model for trained in models])
 

@@ -38,7 +38,7 @@ from experiments.study.registry import (
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_words
 from lm.nn.config import ModelConfig
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.settings import SettingError, at_least, comments, leaves
 
 STARTS = {"count": "no counts"}  # kind of a stage without a parent -> what it starts from
@@ -114,7 +114,7 @@ def show_command(arguments: Sequence[str]) -> None:
             costs: show instead the model's parameters, its arithmetic for a token, and its cache's bytes.
             runs: folder that holds the runs, for the steps that are saved.
         """
-        given, published = named_settings(arguments, settings), row in SIZES
+        given, published = named_settings(arguments, settings), row in PRESETS
         if published and (strange := [path for path in given if not path.startswith("model.")]):
             raise SettingError(f"{row} is a published model, which has no setting {' and no '.join(strange)}")
         if published and stages:
@@ -131,7 +131,7 @@ def show_command(arguments: Sequence[str]) -> None:
 
     arguments = ordered(show, arguments)
     row, scale = first_word(arguments), scale_of(arguments)
-    default = replace(BASELINE, model=SIZES[row]) if row in SIZES else build(row, scale)
+    default = replace(BASELINE, model=PRESETS[row]) if row in PRESETS else build(row, scale)
     parse(show, "lm show", arguments, default)
 
 

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from experiments.drawings.panels import Plot, plots
 from lm.evaluate.states import state_gradients
 from lm.nn.config import ModelConfig
-from lm.nn.recurrent import Direction
+from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
 from lm.ops.config import RotaryConfig
-from lm.ops.positions import Alibi, alibi_slopes, relative_position_bucket, rotate
+from lm.ops.positions import AlibiBias, alibi_slopes, relative_position_bucket, rotate
 from lm.ops.recurrence import States
 from lm.settings import SettingError
 
@@ -37,7 +37,7 @@ def bucket_curves(reach: int, config: ModelConfig) -> dict[str, Curve]:
 def alibi_curves(reach: int, heads: int) -> dict[str, Curve]:
     """ALiBi's bias of each distance up to ``reach``, of each head."""
     distance = np.arange(-reach, reach + 1)
-    bias = Alibi(jnp.asarray(alibi_slopes(heads))).at(jnp.asarray(distance)[None, None])[0, :, 0]
+    bias = AlibiBias(jnp.asarray(alibi_slopes(heads))).evaluate(jnp.asarray(distance)[None, None])[0, :, 0]
     return {f"head {i}": (distance, np.asarray(head)) for i, head in enumerate(bias, 1)}
 
 
@@ -68,7 +68,7 @@ def bias_plots(model: Transformer) -> list[Plot]:
         if stack is None:
             continue
         both = side == "encoder" or config.architecture == "prefix-decoder"
-        bias = np.asarray(stack.relative(both).at(jnp.asarray(distance)[None, None]))[0, :, 0]
+        bias = np.asarray(stack.relative(both).evaluate(jnp.asarray(distance)[None, None]))[0, :, 0]
         seen = slice(None) if both else slice(reach + 1)
         lines = {f"head {i}": (distance[seen], head[seen]) for i, head in enumerate(bias, 1)}
         panels.append(Plot(f"{side}, learnt", DISTANCE, "bias of the score [nats]", lines))

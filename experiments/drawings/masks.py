@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm.nn.attention_inputs import Batch, make_attention_inputs, make_cross_mask
 from lm.nn.config import ModelConfig
-from lm.nn.view import Batch, cross_mask, full_view
 from lm.ops.attention import attention_weights
 from lm.ops.config import SparsityConfig
-from lm.ops.masks import CAUSAL, Mask
+from lm.ops.masks import CAUSAL, materialize_mask
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Sight:
         batch = self.batch(length)
         if self.side == "cross":
             segments = batch["decoder_segment_ids"], batch["encoder_segment_ids"]
-            mask = cross_mask(config, length, *segments)
+            mask = make_cross_mask(config, length, *segments)
         else:
-            mask = full_view(config, batch, self.side, None).mask
-        return np.asarray(mask.dense(length, length) if isinstance(mask, Mask) else mask)[0]
+            mask = make_attention_inputs(config, batch, self.side, None).mask
+        return np.asarray(materialize_mask(mask, length, length))[0, 0]
 
     def batch(self, length: int) -> Batch:
         """Tokens, of which the mask knows nothing, and segments and a prefix of the places in a row."""
@@ -68,7 +68,7 @@ def score_stages(length: int, width: int, seed: int) -> dict[str, np.ndarray]:
     """float32 [T,T] of random queries and keys: scores, masked scores (-inf where unseen), and weights."""
     query, key = jax.random.normal(jax.random.key(seed), (2, 1, length, 1, width))
     scores = jnp.einsum("btnh,bsnh->ts", query, key) * width**-0.5
-    mask = CAUSAL.dense(length, length)
+    mask = CAUSAL.materialize(length, length)
     weights = attention_weights(query, key, mask, scale=width**-0.5)[0, 0]
-    masked = jnp.where(mask[0], scores, -jnp.inf)
+    masked = jnp.where(mask[0, 0], scores, -jnp.inf)
     return {name: np.asarray(x) for name, x in (("scores", scores), ("masked", masked), ("weights", weights))}

@@ -12,10 +12,10 @@ from flax import nnx
 from jax import Array
 from jax.stages import Compiled
 
+from lm.nn.attention_inputs import Batch, make_attention_inputs
 from lm.nn.config import ModelConfig
 from lm.nn.mixers import MIXERS, Mixer
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch, full_view
 from lm.settings import SettingError
 
 TIMINGS = 15  # of which the least counts: others use the machine too
@@ -106,7 +106,9 @@ def mixer_costs(configs: Sequence[ModelConfig], lengths: Sequence[int]) -> list[
 def _mixer_call(config: ModelConfig, length: int) -> tuple[Callable, tuple[object, ...]]:
     def call(mixer: Mixer, x: Array) -> Array:
         tokens = jnp.zeros(x.shape[:2], jnp.int32)
-        return mixer(x, full_view(config, {"decoder_input_tokens": tokens}, "decoder", None), None, {})[0]
+        return mixer(
+            x, make_attention_inputs(config, {"decoder_input_tokens": tokens}, "decoder", None), None, {}
+        )[0]
 
     mixer = MIXERS[config.mixer](config, nnx.Rngs(params=jax.random.key(0)), False)
     return call, (mixer, jax.random.normal(jax.random.key(length), (1, length, config.d_model), config.dtype))

@@ -12,8 +12,8 @@ from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.fill import likeliest_tokens
 from lm.evaluate.lens import logit_lens
 from lm.evaluate.states import MEMORY, STATES, gates, reading_layers
+from lm.nn.attention_inputs import Batch
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch
 from lm.settings import SettingError
 
 PANELS_A_LINE = 2  # of a few chosen heads
@@ -56,7 +56,7 @@ class Reading:
     @property
     def maps(self) -> dict[str, np.ndarray]:
         """``{"encoder", "decoder", "cross": float32 [layers,N,T,S]}``: weights of those there are."""
-        weights = self.model.attention(self.batch)
+        weights = self.model.attention_weights(self.batch)
         return {name: np.asarray(layers[:, 0]) for name, layers in weights.items()}
 
     def words(self, ids: np.ndarray) -> np.ndarray:

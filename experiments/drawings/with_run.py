@@ -30,9 +30,10 @@ from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.evaluate.lens import mean_similarity, word_similarity
 from lm.evaluate.states import reading_layers, state_gradients
-from lm.nn.composed import BidirectionalLM, Tuned
+from lm.nn.attention_inputs import Batch
+from lm.nn.elmo import BidirectionalLM
+from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch
 from lm.settings import SettingError, at_least
 
 WRITTEN = 16  # longest answer that a decoder is watched writing [tokens]
@@ -254,7 +255,7 @@ def reader_of_texts(run: Trained) -> Transformer | BidirectionalLM:
     if run.stage.kind == "text" or "backward" not in run.config.heads:
         return run.model
     model = trained(run.stage, sharding.make_mesh(run.stage.settings.mesh)).model
-    return model.body if isinstance(model, Tuned) else cast(BidirectionalLM, model)
+    return model.body if isinstance(model, ModelWithHead) else cast(BidirectionalLM, model)
 
 
 def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[int]) -> np.ndarray:
@@ -263,7 +264,7 @@ def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[in
     side = "encoder" if run.config.has_encoder else "decoder"
     if run.config.has_encoder and run.config.has_decoder:
         batch |= run.put({"decoder_input_tokens": np.zeros((run.devices, 1), np.int32)})
-    states = np.asarray(model.hidden(batch)[side][:, 0, : len(ids)], np.float32)
+    states = np.asarray(model.hidden_states(batch)[side][:, 0, : len(ids)], np.float32)
     embedded = np.asarray(run.model.embed(batch[f"{side}_input_tokens"])[0, : len(ids)], np.float32)
     wide = np.zeros((1, *states.shape[1:]), np.float32)  # embeddings may be narrower: zeros change no cosine
     wide[0, :, : embedded.shape[-1]] = embedded
@@ -282,5 +283,7 @@ def word_span(vocabulary: Vocabulary, ids: list[int], word: str) -> slice:
 def mixture_shares(stage: Stage) -> np.ndarray:
     """float32 [layers+1]: the weight of each layer in what the head of a stage reads."""
     model = trained(stage, sharding.make_mesh(stage.settings.mesh)).model
-    assert isinstance(model, Tuned) and model.mixture is not None, "a head that reads a mixture of layers"
-    return np.asarray(model.mixture.shares)
+    assert isinstance(model, ModelWithHead) and model.mixture is not None, (
+        "a head that reads a mixture of layers"
+    )
+    return np.asarray(model.mixture.layer_weights)

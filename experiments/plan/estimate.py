@@ -19,14 +19,14 @@ from lm import sharding
 from lm.data.objectives import Lengths, lengths_of
 from lm.data.packing import row_length
 from lm.mesh import MeshConfig
+from lm.nn.attention_dispatch import SHORT, fits_short_rows
 from lm.nn.config import ModelConfig
-from lm.nn.kernels import SHORT, fit_rows
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
 from lm.ops.recurrence import CELLS
 from lm.settings import SettingError
 from lm.train.config import OptimizerConfig
-from lm.train.optimizers import remembered
+from lm.train.optimizers import optimizer_state_size
 from lm.train.step import check_mesh
 from lm.train.throughput import cache_bytes
 
@@ -45,9 +45,9 @@ MICROBATCHES = (1, 2, 4, 8)
 # rematerialisation -> what it multiplies the arithmetic by: of three passes "full" repeats the first
 REPEATED: dict[Literal["none", "dots", "full"], float] = {"none": 1.0, "dots": 1.1, "full": 4 / 3}
 REACHED = 0.6  # share of a chip's peak that products of a common size reach
-# Share of the peak that lm.ops.flash.rows reaches. libtpu 0.0.42 schedules its two passes for v5e without a
-# loop: for two heads of 64 features and 512 x 512 scores they are 3,071 and 7,639 instructions long, of which
-# the products alone take 2,048 and 5,120.
+# Share of the peak that lm.ops.kernels.short_rows reaches. libtpu 0.0.42 schedules its two passes for v5e
+# without a loop: for two heads of 64 features and 512 x 512 scores they are 3,071 and 7,639 instructions
+# long, of which the products alone take 2,048 and 5,120.
 KERNEL_REACHED = 2 / 3
 
 
@@ -226,7 +226,7 @@ def seconds(step: PlannedStep, parameters: int) -> float:
 def _remembered(model: ModelConfig, optimizer: OptimizerConfig) -> float:
     """Numbers that the optimiser remembers for each parameter, whichever optimiser it is."""
     shapes = _shapes(model)
-    return remembered(optimizer, shapes) / count(shapes)
+    return optimizer_state_size(optimizer, shapes) / count(shapes)
 
 
 def _shapes(model: ModelConfig) -> Transformer:
@@ -239,7 +239,7 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
     inputs, targets = lengths.inputs, row_length(model.architecture, lengths)
 
     def scores(queries: int, keys: int) -> int:
-        by_length = max(queries, keys) > SHORT or fit_rows(model, queries * keys)
+        by_length = max(queries, keys) > SHORT or fits_short_rows(model, queries * keys)
         kernel = {"auto": by_length, "flash": True}.get(model.attention, False)
         return 0 if kernel and not model.sparsity.random_blocks else queries * keys
 

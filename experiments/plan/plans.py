@@ -21,7 +21,7 @@ from experiments.study.words import setting_words
 from lm import sharding
 from lm.data.packing import row_length
 from lm.nn.config import ModelConfig
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.settings import SettingError, change, diff, leaves, nearest
 from lm.train.step import check_mesh
 
@@ -76,10 +76,10 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
     """Row ``name`` at ``scale``, if given of a published ``size``, on a ``mesh`` like "fsdp=8,tensor=2"."""
     experiment = build(name, scale)
     if size:
-        if size not in SIZES:
-            raise SettingError(f"--size {size}: unknown model size{nearest(size, SIZES)}")
+        if size not in PRESETS:
+            raise SettingError(f"--size {size}: unknown model size{nearest(size, PRESETS)}")
         plain = dict(leaves(ModelConfig()))
-        new = {f"model.{path}": x for path, x in leaves(SIZES[size]) if path in SHAPE or x != plain[path]}
+        new = {f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in SHAPE or x != plain[path]}
         experiment = apply(apply(apply(BASELINE, SCALES[scale]), new), find_one(name).changes)
     for part in filter(None, mesh.split(",")):
         axis, _, number = part.partition("=")

@@ -274,16 +274,16 @@ def pretraining_batches(
 def training_batches(experiment: Experiment, prepared: Prepared) -> Batches:
     """The batches of pre-training that it is trained on, whose rows may last several steps."""
     data, phase = experiment.data, experiment.pretraining
-    lasting, lengths = phase.lasting, lengths_of(experiment.objective, data.inputs_length)
-    if lasting is None:
+    tbptt, lengths = phase.tbptt, lengths_of(experiment.objective, data.inputs_length)
+    if tbptt is None:
         return pretraining_batches(experiment, prepared, "train")
     long = replace(
         experiment,
-        data=replace(data, inputs_length=data.inputs_length * lasting.steps),
-        pretraining=replace(phase, steps=-(-phase.steps // lasting.steps)),
+        data=replace(data, inputs_length=data.inputs_length * tbptt.chunks_per_row),
+        pretraining=replace(phase, steps=-(-phase.steps // tbptt.chunks_per_row)),
     )
     rows = pretraining_batches(long, prepared, "train").rows
-    return Batches(LastingRows(rows, lengths, lasting.rows, lasting.steps), lasting.rows)
+    return Batches(LastingRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
 
 
 def check_lasting(experiment: Experiment) -> None:
@@ -298,7 +298,7 @@ def check_lasting(experiment: Experiment) -> None:
         "mixing.pretraining": (experiment.mixing.pretraining, ("corpus",)),
         "pretraining.microbatches": (phase.microbatches, (1,)),
     }
-    for name, (value, right) in due.items() if phase.lasting else ():
+    for name, (value, right) in due.items() if phase.tbptt else ():
         if value not in right:
             should = f"should be {' or '.join(map(repr, right))}"
             last = f"pretraining.steps_per_row={phase.steps_per_row}"

@@ -42,7 +42,7 @@ from lm.data.text.vocabulary import Vocabulary
 from lm.evaluate.decode import greedy
 from lm.evaluate.questions import Questions
 from lm.framing import text_frame
-from lm.nn import composed
+from lm.nn import electra, elmo, finetune
 from lm.nn.config import HeadConfig
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
@@ -71,14 +71,14 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     """The step of pre-training: of a language model, a masked one, or ELECTRA's or ELMo's pair of models."""
     model, training, guard = experiment.model, experiment.pretraining, experiment.guard
     frozen = experiment.vectors.embedding == "frozen"
-    tune = optimizers.embedding_frozen if frozen else optimizers.every_parameter
-    parts, lasting = training.microbatches, training.lasting
-    spec = StepSpec(model, training.optimizer, tune=tune, microbatches=parts, guard=guard, lasting=lasting)
+    freeze = optimizers.freeze_embedding if frozen else optimizers.train_all
+    parts, tbptt = training.microbatches, training.tbptt
+    spec = StepSpec(model, training.optimizer, freeze=freeze, microbatches=parts, guard=guard, tbptt=tbptt)
     if "replaced-token" in model.heads:
-        generator = composed.generator_config(model, experiment.generator_share)
-        return replace(spec, module=composed.Electra, parts=(generator,), loss=replaced_tokens)
+        generator = electra.generator_config(model, experiment.generator_share)
+        return replace(spec, module=electra.Electra, parts=(generator,), loss=replaced_tokens)
     if "backward" in model.heads:
-        return replace(spec, module=composed.BidirectionalLM, loss=both_directions)
+        return replace(spec, module=elmo.BidirectionalLM, loss=both_directions)
     return replace(spec, loss=masked_lm) if model.architecture == "encoder" else spec
 
 
@@ -86,23 +86,23 @@ def text_spec(experiment: Experiment) -> StepSpec:
     """The step of fine-tuning to answer in words: of all parameters, some first, adapters or LoRA alone."""
     model, training, adapters = experiment.model, experiment.finetuning, experiment.tuning.adapters
     lora = experiment.tuning.lora
-    tune: optimizers.Tune = optimizers.every_parameter
+    freeze: optimizers.Freeze = optimizers.train_all
     if adapters:
-        tune = optimizers.adapters_only
+        freeze = optimizers.train_adapters
     elif lora.rank:
-        tune = optimizers.lora_only
+        freeze = optimizers.train_lora
     elif experiment.tuning.unfreezing == "gradual":
-        tune = optimizers.GradualUnfreezing(model, training.steps)
+        freeze = optimizers.GradualUnfreezing(model, training.steps)
     model = replace(model, adapter_width=round(adapters * model.d_model), lora=lora)
     parts, guard = training.microbatches, experiment.guard
-    return StepSpec(model, training.optimizer, tune=tune, microbatches=parts, guard=guard)
+    return StepSpec(model, training.optimizer, freeze=freeze, microbatches=parts, guard=guard)
 
 
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     """The step of fine-tuning with a new head for a labelled task, and the model below it."""
     spec, head = text_spec(experiment), head_config(experiment, task)
-    tune = optimizers.body_frozen if head.layers.endswith("frozen") else spec.tune
-    return replace(spec, loss=labelled, module=composed.Tuned, parts=(head,), tune=tune)
+    freeze = optimizers.freeze_body if head.layers.endswith("frozen") else spec.freeze
+    return replace(spec, loss=labelled, module=finetune.ModelWithHead, parts=(head,), freeze=freeze)
 
 
 def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:
@@ -243,7 +243,7 @@ def questions(
     return Questions(task, rows, _of_process(mesh, size, batches), output, answer)
 
 
-_head_output = jax.jit(composed.Tuned.__call__)  # model, batch -> what its head gives
+_head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> what its head gives
 
 
 def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
@@ -265,7 +265,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "count": Recipe(_no_network, _no_network, _no_network),  # see experiments.runs.counted
     "vectors": Recipe(  # trained by session.train_vectors, not step by step
-        lambda stage: StepSpec(stage.settings.model, module=composed.WordTables), _no_batches, lambda *_: []
+        lambda stage: StepSpec(stage.settings.model, module=elmo.SkipGramTables), _no_batches, lambda *_: []
     ),
 }
 
@@ -288,13 +288,13 @@ def trained(stage: Stage, mesh: Mesh, step: int | None = None, weights: Weights 
 def trained_body(stage: Stage, mesh: Mesh, weights: Weights = "scored") -> Transformer:
     """The Transformer after a stage, without a head or ELECTRA's generator; low-rank updates are merged."""
     state = _restored(stage, body_steps(stage, mesh), prefix_of(stage), weights=weights)
-    return composed.merged(cast(Transformer, state.model))
+    return finetune.merge_lora(cast(Transformer, state.model))
 
 
-def trained_whole(stage: Stage, mesh: Mesh, weights: Weights = "scored") -> composed.Tuned:
+def trained_whole(stage: Stage, mesh: Mesh, weights: Weights = "scored") -> finetune.ModelWithHead:
     """The model after a stage of kind "head", with its head; low-rank updates are merged."""
-    model = cast(composed.Tuned, trained(stage, mesh, weights=weights).model)
-    model.body = composed.merged(cast(Transformer, model.body))
+    model = cast(finetune.ModelWithHead, trained(stage, mesh, weights=weights).model)
+    model.body = finetune.merge_lora(cast(Transformer, model.body))
     return model
 
 
@@ -306,8 +306,8 @@ def body_steps(stage: Stage, mesh: Mesh) -> Steps:
 def prefix_of(stage: Stage) -> str:
     """What the names of the Transformer's parameters begin with in the checkpoints of a stage."""
     heads, tuned = stage.settings.model.heads, stage.kind == "head"
-    inner = composed.FORWARD if "backward" in heads and stage.kind != "text" else ""
-    return composed.BODY + inner if tuned else composed.DISCRIMINATOR if "replaced-token" in heads else inner
+    inner = elmo.FORWARD if "backward" in heads and stage.kind != "text" else ""
+    return finetune.BODY + inner if tuned else electra.DISCRIMINATOR if "replaced-token" in heads else inner
 
 
 def _restored(
@@ -332,14 +332,16 @@ def start_from(parent: Stage, steps: Steps, step: int | None = None) -> State:
     with checkpoints_of(parent) as checkpoints:
         fresh = steps.init(parent.settings.seed)
         if parent.kind == "given":
-            known = partial(composed.source_of, checkpoints.parameters(last))
-            return checkpoints.restore_model(fresh, last, known).restarted(fresh)
+            known = partial(finetune.source_parameter, checkpoints.parameters(last))
+            return checkpoints.restore_model(fresh, last, known).warm_start(fresh)
         learnt = steps_of(parent, steps.mesh).abstract
         like = replace(steps.abstract, average=learnt.average, carry=learnt.carry)
         if sharding.named(like).keys() == sharding.named(learnt).keys():
             state = checkpoints.restore(like, last)
             assert state is not None, f"{parent.folder} has no checkpoint {last}"
-            return state.restarted(fresh)
+            return state.warm_start(fresh)
         # another optimiser, which remembers other things, or a model with a head
-        state = checkpoints.restore_model(fresh, last, partial(composed.source_of, frozenset(learnt.params)))
-        return state.restarted(fresh)
+        state = checkpoints.restore_model(
+            fresh, last, partial(finetune.source_parameter, frozenset(learnt.params))
+        )
+        return state.warm_start(fresh)

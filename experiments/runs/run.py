@@ -57,7 +57,7 @@ from experiments.study.folders import home_of
 from lm.data.tasks.labelled import AnyTask
 from lm.evaluate.likelihood import Window, documents_log_prob
 from lm.evaluate.questions import score_task, write_predictions
-from lm.nn.composed import Ensemble
+from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 from lm.train import manifest
@@ -223,7 +223,7 @@ def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State]
             return values
         for questions in asked:
             path = answers_path(stage.folder, questions.task, step)
-            metrics, _ = score_task(state.model, questions, steps.put, path)
+            metrics, _ = score_task(state.model, questions, steps.shard_batch, path)
             values |= score_values(questions.task, metrics)
         names = [f"{each.task.name}/score" for each in asked]
         if asked and values.keys() >= {*names}:
@@ -241,7 +241,7 @@ def document_values(
         return {}
     length = experiment.data.inputs_length
     model, window = cast(Transformer, state.model), Window(length, -(-length // 2))
-    log_prob = documents_log_prob(model, text.documents, window, text.eos, steps.put)
+    log_prob = documents_log_prob(model, text.documents, window, text.eos, steps.shard_batch)
     return recorded(text.likelihood(log_prob))
 
 
@@ -312,7 +312,7 @@ def scores_of_counts(stage: Stage, session: Session) -> dict[str, dict]:
 def model_size(experiment: Experiment, stages: Sequence[Stage]) -> int:
     """Parameters of the Transformer or, of a run of counts, how many numbers its models consist of."""
     counted = [COUNT_MODELS[experiment.counts.model].size(counts_of(x)) for x in stages if x.kind == "count"]
-    shapes = jax.eval_shape(StepSpec(experiment.model).make, jax.random.key(0))
+    shapes = jax.eval_shape(StepSpec(experiment.model).make_model, jax.random.key(0))
     return sum(counted) or sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
@@ -336,7 +336,7 @@ def scores_on(
     """
     (folder, step), scores = place, {}
     name = "ensemble" if isinstance(model, Ensemble) else step
-    put = steps_of(stage, session.mesh).put
+    put = steps_of(stage, session.mesh).shard_batch
     for questions in RECIPES[stage.kind].questions(stage, session.prepared, session.mesh, half):
         task = questions.task
         if half == "report" or not task.report:

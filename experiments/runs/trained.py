@@ -20,9 +20,9 @@ from lm import sharding
 from lm.data.text.vocabulary import MASK, Vocabulary
 from lm.evaluate.decode import decode
 from lm.evaluate.texts import TextModel
+from lm.nn.attention_inputs import Batch
 from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch
 from lm.notebook import text_model
 from lm.ops.decoding.config import Decoding
 from lm.settings import SettingError, nearest
@@ -142,7 +142,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
     models = {stage.name: stage for stage in stages if stage.has_model}
     stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
-    model, put = trained_body(stage, mesh), body_steps(stage, mesh).put
+    model, put = trained_body(stage, mesh), body_steps(stage, mesh).shard_batch
     which = which_model(folder, stage.name, models)
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
 

@@ -33,7 +33,7 @@ from lm.settings import (
     leaves,
     setting,
 )
-from lm.train.config import EVERY_UPDATE, GuardConfig, Lasting, OptimizerConfig
+from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.vectors.config import VectorsConfig
 
 # ``read_if`` of settings: on which others they depend
@@ -205,9 +205,9 @@ class PretrainingConfig(PhaseConfig):
     steps_per_row: int = setting(1, {"model.mixer": RECURRENT, "model.architecture": ("decoder",)})
 
     @property
-    def lasting(self) -> Lasting | None:
+    def tbptt(self) -> TruncatedBPTT | None:
         """Of rows that last several steps."""
-        return Lasting(self.batch_size, self.steps_per_row) if self.steps_per_row > 1 else None
+        return TruncatedBPTT(self.batch_size, self.steps_per_row) if self.steps_per_row > 1 else None
 
     def check(self, name: str) -> None:
         """Also of the evaluations: those of checkpoints are among them."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lm.data.objectives import OBJECTIVES
-from lm.nn.sizes import SIZES
+from lm.nn.presets import PRESETS
 from lm.settings import leaves, unread
 
 # What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
@@ -21,8 +21,8 @@ ADAMW: dict[str, Any] = {
 
 def family(name: str) -> dict[str, Any]:
     """The changes that make a model one of the family of the published ``name``, which reads all of them."""
-    published = dict(leaves(SIZES[name]))
-    left_out = {*_OF_SCALE, *unread(SIZES[name], published)}
+    published = dict(leaves(PRESETS[name]))
+    left_out = {*_OF_SCALE, *unread(PRESETS[name], published)}
     return {f"model.{path}": value for path, value in published.items() if path not in left_out}
 
 

@@ -26,8 +26,8 @@ from lm.convert.heads import body_tensors, has_head, head_json, head_tensors, is
 from lm.convert.schema import Family, HFConfig
 from lm.convert.tensors import Tensor, is_buffer, tensors
 from lm.files import complete_folder
-from lm.nn.composed import Tuned
 from lm.nn.config import ModelConfig
+from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
 from lm.ops.positions import sinusoids
 from lm.settings import SettingError, leaves, read_object
@@ -235,7 +235,7 @@ def _is_untied(family: Family, stored: StoredTensors) -> bool:
 
 
 def save(
-    model: Transformer | Tuned,
+    model: Transformer | ModelWithHead,
     folder: Path | str,
     *,
     labels: Sequence[str] = (),
@@ -248,13 +248,13 @@ def save(
     pre-training, which its class lacks. SettingError if no published family computes what this model does.
     """
     folder = Path(folder)
-    body = cast(Transformer, model.body if isinstance(model, Tuned) else model)
+    body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)
     hf_config = config_json(body.config)
     arrays = named(body) | _sinusoids(hf_config, body.config)
     published = _published_tensors(
-        family_of(hf_config), body.config, arrays, bare=not isinstance(model, Tuned)
+        family_of(hf_config), body.config, arrays, bare=not isinstance(model, ModelWithHead)
     )
-    if isinstance(model, Tuned):
+    if isinstance(model, ModelWithHead):
         hf_config |= head_json(model, labels)
         arrays |= {path: array for path, array in named(model).items() if path.startswith("head.")}
         head = head_tensors(model, {path: array.shape for path, array in arrays.items()})

@@ -7,8 +7,8 @@ from typing import cast
 from lm.convert.config_json import config_json, family_of
 from lm.convert.schema import SAME, TASK_CLASS_ENDINGS, TRANSPOSE, HFConfig
 from lm.convert.tensors import Shape, Tensor
-from lm.nn.composed import Tuned
 from lm.nn.config import HeadConfig, ModelConfig
+from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 
@@ -18,7 +18,7 @@ TOKEN_HEADS = ("tokens", "span")  # heads that read every position, without a po
 PROBLEM_TYPES = {"classes": "single_label_classification", "regression": "regression"}
 
 
-def class_of(model: Tuned) -> str:
+def class_of(model: ModelWithHead) -> str:
     """Return the class of transformers that computes what a fine-tuned model does; SettingError if none."""
     return head_class(cast(Transformer, model.body).config, model.settings)
 
@@ -42,7 +42,7 @@ def head_class(config: ModelConfig, head: HeadConfig) -> str:
     return task_class
 
 
-def head_json(model: Tuned, labels: Sequence[str]) -> HFConfig:
+def head_json(model: ModelWithHead, labels: Sequence[str]) -> HFConfig:
     """Return the fields of config.json that describe the head: its class, and the names of its labels.
 
     Without ``labels`` they are named by number, as transformers does.
@@ -59,7 +59,7 @@ def head_json(model: Tuned, labels: Sequence[str]) -> HFConfig:
     return fields
 
 
-def head_tensors(model: Tuned, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+def head_tensors(model: ModelWithHead, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     """Return the tensors of the head by name; ``shapes`` are those of head.out.kernel and head.out.bias."""
     module = "qa_outputs" if model.settings.kind == "span" else "classifier"
     kernel, bias = "head.out.kernel", "head.out.bias"
@@ -69,7 +69,7 @@ def head_tensors(model: Tuned, shapes: Mapping[str, Shape]) -> dict[str, Tensor]
     }
 
 
-def body_tensors(model: Tuned, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def body_tensors(model: ModelWithHead, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return those of the body's tensors that the class of a fine-tuned model has: no pre-training head's."""
     modules = ["embed.", "encoder."]
     if model.settings.kind not in TOKEN_HEADS:

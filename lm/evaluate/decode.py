@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lm.nn.attention_inputs import Batch, check_features
 from lm.nn.cache import Cache
-from lm.nn.composed import Ensemble
 from lm.nn.config import SpecialTokens
+from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch, check_features
 from lm.ops.decoding import beams as beam_steps
 from lm.ops.decoding.beams import T5_RULES, BeamRules, Search
 from lm.ops.decoding.config import Decoding
@@ -86,7 +86,7 @@ def _prompt(model: Model, batch: Batch) -> Batch:
 @partial(jax.jit, static_argnames=("decoding", "special", "record"))
 def _decode(model, batch, key, *, decoding, special, record):
     logits, cache, done = _first_logits(model, batch, decoding.max_length, special)
-    model, cache = model.unstacked(cache)
+    model, cache = model.unstack(cache)
 
     def unfinished(state):
         decoded, done, *_ = state
@@ -146,13 +146,13 @@ def _beam_search(model, batch, *, search, special):
     def advance(state):
         step, beams, parent, token, cache = state
         order = (rows[:, None] * count + parent).reshape(-1)
-        cache = _map_caches(lambda cache: cache.reordered(order), cache)
+        cache = _map_caches(lambda cache: cache.reorder(order), cache)
         logits, cache = model.step(token.reshape(-1), cache)
         return step + 1, *choose(beams, logits, step), cache
 
     beams = beam_steps.begin(search, ~done, special.pad)
     first = choose(beams, jnp.repeat(logits, count, axis=0), 0)
-    model, cache = model.unstacked(_map_caches(lambda cache: cache.repeated(count), cache))
+    model, cache = model.unstack(_map_caches(lambda cache: cache.repeat_beams(count), cache))
     step, beams, *_ = jax.lax.while_loop(unfinished, advance, (1, *first, cache))
     return beam_steps.ranked(search, beams, step, special.pad)
 

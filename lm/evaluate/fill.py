@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 
 from lm.evaluate.decode import beam_search
+from lm.nn.attention_inputs import Batch
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch
 from lm.ops.decoding.config import Decoding
 
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 from jax import Array
 
+from lm.nn.attention_inputs import Batch
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch
 
 
 @jax.jit
@@ -17,7 +17,7 @@ def logit_lens(model: Transformer, batch: Batch) -> Array:
     """
     side = "decoder" if model.config.has_decoder else "encoder"
     stack = model.decoder if model.config.has_decoder else model.encoder
-    return jax.lax.map(lambda states: model.logits(stack.normalised(states)), model.hidden(batch)[side])
+    return jax.lax.map(lambda states: model.logits(stack.norm(states)), model.hidden_states(batch)[side])
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:

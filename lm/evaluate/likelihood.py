@@ -24,9 +24,9 @@ from jax.experimental import multihost_utils
 from lm import sharding
 from lm.evaluate.decode import Model
 from lm.evaluate.shapes import Asked, batches_by_length
-from lm.nn.composed import Ensemble
+from lm.nn.attention_inputs import FEATURES, Batch
 from lm.nn.config import ModelConfig
-from lm.nn.view import FEATURES, Batch
+from lm.nn.ensemble import Ensemble
 from lm.settings import SettingError
 
 TokenIds = Sequence[int] | np.ndarray
@@ -307,7 +307,7 @@ def _candidate_log_probs(model, batch):
     total = jnp.where(lengths > 0, jnp.take_along_axis(first, asked[:, :, 0], axis=1), 0.0)
     if length > 1:
         asked, lengths = asked.reshape(-1, length), jnp.maximum(lengths.reshape(-1) - 1, 0)
-        x, _ = model.extend(asked[:, :-1], cache.repeated(count), lengths)
+        x, _ = model.extend(asked[:, :-1], cache.repeat_beams(count), lengths)
         total += _sums(model.logits(x), asked[:, 1:], lengths).reshape(rows, count)
     return total
 

@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lm.nn.layers import along
-from lm.nn.mixers import Recurrent
-from lm.nn.recurrent import Direction
+from lm.nn.attention_inputs import Batch
+from lm.nn.layers import broadcast_to_rank
+from lm.nn.rnn import Direction, Recurrent
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch
-from lm.ops.recurrence import States, recur
+from lm.ops.recurrence import States, rnn_scan
 from lm.settings import SettingError
 
 GATES = {  # by model.mixer: the products of a cell that go through a sigmoid, in their order; None: another
@@ -44,12 +43,12 @@ def gates(direction: Direction, x: Array) -> dict[str, Array]:
 
     A gate is the share, 0 to 1, of what it lets through at a position; the state is that after it.
     """
-    inputs, weights = direction.inputs(x), direction.weights(x.dtype)
-    first = direction.empty(len(x))
-    states = recur(direction.cell, weights, inputs, first, None)
+    inputs, weights = direction.input_products(x), direction.state_weights(x.dtype)
+    first = direction.initial_state(len(x))
+    states = rnn_scan(direction.cell, weights, inputs, first, None)
     before = jnp.concatenate([first[0][None], states[0][:-1]])
     products = inputs + jnp.matmul(before.astype(weights.kernel.dtype), weights.kernel)
-    products = products if weights.bias is None else products + along(weights.bias, products)
+    products = products if weights.bias is None else products + broadcast_to_rank(weights.bias, products)
     parts = jnp.split(products, direction.cell.gates, axis=-1)
     names = GATES[direction.config.mixer]
     found = {name: jax.nn.sigmoid(part) for name, part in zip(names, parts, strict=True) if name is not None}
@@ -64,15 +63,15 @@ def state_gradients(direction: Direction, x: Array) -> States:
     x [T,D] is what the direction reads. The size is the root mean square of what the Jacobian [h,h] does to a
     vector's length, |J|_F / sqrt(h): 1 for the identity. Pulled back step by step, as backpropagation does.
     """
-    cell, weights = direction.cell, direction.weights(x.dtype)
-    inputs, first = direction.inputs(x[None]), direction.empty(1)
-    states = recur(cell, weights, inputs, first, None)
+    cell, weights = direction.cell, direction.state_weights(x.dtype)
+    inputs, first = direction.input_products(x[None]), direction.initial_state(1)
+    states = rnn_scan(cell, weights, inputs, first, None)
     before = tuple(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(first, states, strict=True))
     width = direction.config.state_width
 
     def pull(rows, now):
         given, state = now
-        _, back = jax.vjp(lambda state: recur(cell, weights, given[None], state, None), state)
+        _, back = jax.vjp(lambda state: rnn_scan(cell, weights, given[None], state, None), state)
         (rows,) = jax.vmap(back)(jax.tree.map(lambda row: row[:, None], rows))
         return rows, tuple(jnp.linalg.norm(row) * width**-0.5 for row in rows)
 

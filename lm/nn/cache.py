@@ -1,8 +1,8 @@
 """The cache of decoding: a pytree in and a pytree out.
 
-In attention, slot s holds position s of its row. A row's prompt fills the first slots; the tokens after it
-overwrite its padding, so that rows of different lengths need no shifting and a query sees exactly the slots
-up to its own.
+In attention, index s of the cache holds position s of its row. A row's prompt fills the first indices; the
+tokens after it overwrite its padding, so that rows of different lengths need no shifting and a query attends
+to exactly the positions up to its own.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,33 +16,37 @@ from lm.ops.masks import AnyMask
 
 
 class KeyValue(NamedTuple):
-    """Keys and values [B,S,K,H] of a layer, each of a width of its own; with a leading axis, of a stack."""
+    """Keys and values [B,S,K,H] of a layer, each of a width of its own; of a stack [layers,B,S,K,H]."""
 
     key: Array
     value: Array
 
 
-class Slots(NamedTuple):
-    """Keys and values [B,K,S,H] of a layer as decoding holds them: a head's lie together.
+class LayerCache(NamedTuple):
+    """Keys and values [B,K,S,H] of a layer, laid out for decoding: those of one head lie together.
 
-    Attention multiplies them head by head, for which every token of the other layout would be moved again.
+    Attention multiplies them head by head, for which [B,S,K,H] would be transposed at every token.
     """
 
     key: Array
     value: Array
 
     @classmethod
-    def of(cls, seen: KeyValue) -> "Slots":
-        return cls(*(x.swapaxes(-3, -2) for x in seen))
+    def from_key_value(cls, kv: KeyValue) -> "LayerCache":
+        """Return the cache of keys and values [...,S,K,H]."""
+        return cls(kv.key.swapaxes(-3, -2), kv.value.swapaxes(-3, -2))
 
-    def seen(self) -> KeyValue:
-        """What attention reads; the compiler moves nothing."""
-        return KeyValue(*(x.swapaxes(-3, -2) for x in self))
+    def key_value(self) -> KeyValue:
+        """Return what attention reads, [...,S,K,H]; the compiler moves nothing."""
+        return KeyValue(self.key.swapaxes(-3, -2), self.value.swapaxes(-3, -2))
 
-    def write(self, new: KeyValue, position: Array) -> "Slots":
-        """Self with ``new`` [B,T,K,H] in the slots from ``position`` [B] on."""
-        put = jax.vmap(lambda old, new, start: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=1))
-        return Slots(*(put(old, x, position) for old, x in zip(self, Slots.of(new), strict=True)))
+    def write(self, kv: KeyValue, index: Array) -> "LayerCache":
+        """Return the cache with ``kv`` [B,T,K,H] written from ``index`` int32 [B] on."""
+        update = jax.vmap(
+            lambda old, new, start: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=1)
+        )
+        new = LayerCache.from_key_value(kv)
+        return LayerCache(update(self.key, new.key, index), update(self.value, new.value, index))
 
 
 Carry = Any  # what a mixer remembers from token to token: a pytree with leaves [B,...]
@@ -53,21 +57,23 @@ Carry = Any  # what a mixer remembers from token to token: a pytree with leaves 
 class Cache:
     """The state of decoding between two calls of ``Transformer.step``."""
 
-    carry: Carry  # of the mixers of all layers, leaves [layers,B,...]; unstacked: a tuple by layer, [B,...]
+    # Of the mixers of all layers, leaves [layers,B,...]; unstacked: a tuple by layer, leaves [B,...].
+    carry: Carry
     length: Array  # int32 [B]: positions held, which is the position of the next token
-    # ``Slots`` of the encoder's output, [layers,B,K,S,H], one for a row's beams; unstacked: a tuple; or None
-    crossed: Any
-    cross_mask: AnyMask  # bool [B,1,S]: the slots of the encoder's output that are no padding
-    slots: int = field(metadata={"static": True})  # longest row that fits, with its prompt [tokens]
+    # Keys and values of the encoder's output, a ``LayerCache`` [layers,B,K,S,H] that a row's beams share;
+    # unstacked: a tuple by layer; None without cross-attention.
+    encoder_kv: Any
+    cross_mask: AnyMask  # bool [B,1,1,S]: the positions of the encoder's output that are no padding
+    max_length: int = field(metadata={"static": True})  # longest row that fits, its prompt included [tokens]
 
-    def repeated(self, beams: int) -> "Cache":
-        """The cache with each row ``beams`` times, which share the encoder's output; of a stacked one."""
+    def repeat_beams(self, beams: int) -> "Cache":
+        """Return a stacked cache with each row ``beams`` times; its beams share the encoder's output."""
         carry = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=1), self.carry)
         return replace(self, carry=carry, length=jnp.repeat(self.length, beams))
 
-    def reordered(self, rows: Array) -> "Cache":
-        """The carry of ``rows``, one for each; a row's beams share lengths and the encoder's output.
+    def reorder(self, rows: Array) -> "Cache":
+        """Return an unstacked cache whose row i carries on from row ``rows[i]``, a beam of the same row.
 
-        Of an unstacked cache.
+        Beams of a row share their length and the encoder's output.
         """
         return replace(self, carry=jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self.carry))

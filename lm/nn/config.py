@@ -171,6 +171,8 @@ class ModelConfig:
     cross_attention: CrossName = setting("heads", TWO_STACKS)
     # query times key; in T5 not scaled by d_kv^-0.5
     scores: Literal["dot", "scaled-dot", "bilinear"] = setting("dot", ATTENTION)
+    # attention logits c become cap * tanh(c / cap), within (-cap, cap) (Gemma 2); None: no cap
+    logit_cap: float | None = setting(None, ATTENTION)
     mlp: Activation = "relu"  # activation of the feed-forward layer; none: there is no such layer
     adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
     lora: LoraConfig = LoraConfig()
@@ -335,6 +337,8 @@ class ModelConfig:
         if self.architecture == "shared-encoder-decoder" and encoder != decoder:
             layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
             raise SettingError(f"{layers} when the two stacks share their parameters")
+        if self.shared_layers and encoder * self.has_encoder <= 1 and decoder * self.has_decoder <= 1:
+            raise SettingError("model.shared_layers=True needs two or more layers: one shares nothing")
 
     @property
     def has_encoder(self) -> bool:

@@ -1,10 +1,12 @@
-"""Attention masks, True where query t sees key s: a ``Mask`` is a rule and the numbers it compares.
+"""Attention masks: which keys each query may attend to.
 
-It becomes bool [B|1,T,S] where scores are explicit (``dense``); a kernel computes its tiles when needed.
-A distance is the key's place in its row minus the query's.
+An ``AttentionMask`` holds a static ``MaskSpec`` and, per position, the ids that the spec compares.
+``materialize`` turns it into a boolean array; a kernel that never stores [T,S] evaluates it tile by tile.
+
+A relative position is the key's index in its row minus the query's, as in T5.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
@@ -15,124 +17,146 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-Numbers = dict[str, Array]  # int32 or bool, what a rule compares of each position, by name
+PositionIds = dict[str, Array]  # int32 or bool, by name; see ``MaskSpec``
+NO_BOUNDS = (None, None)
 
 
-def distances(length: int, key_length: int) -> Array:
-    """int32 [1,T,S] of rows that both begin at place 0."""
+def relative_positions(length: int, key_length: int) -> Array:
+    """Return int32 [1,T,S]: each key's index minus each query's; both sequences start at index 0.
+
+    >>> relative_positions(2, 3)[0].tolist()
+    [[0, 1, 2], [-1, 0, 1]]
+    """
     return (jnp.arange(key_length)[None, :] - jnp.arange(length)[:, None])[None]
 
 
-class Rule(NamedTuple):
-    """All conditions that are set must hold for a query to see a key.
+class Window(NamedTuple):
+    """A sliding window, dilated if ``step`` is above 1 (Longformer, Beltagy et al. 2020)."""
 
-    Numbers, each for queries and for keys: "segment", which must be equal (-1 of padded keys equals none);
-    "prefix", 1 where a position belongs to the prefix; "position", which a window compares instead of places;
-    "everywhere", 1 where a position sees all and is seen by all, whatever the window.
+    behind: int  # a query attends this far back [positions, or blocks where "position" ids count blocks]
+    ahead: int  # and this far forward [likewise]
+    step: int = 1  # the dilation: of this range, only every step-th position is attended to
+
+
+class RandomBlocks(NamedTuple):
+    """Blocks that a query attends to besides its window (BigBird, Zaheer et al. 2020)."""
+
+    per_query_block: int  # how many are drawn for each block of queries
+    total: int  # blocks of the longest row
+
+
+class MaskSpec(NamedTuple):
+    """The static part of a mask: a query attends to a key only if all conditions hold.
+
+    The conditions read ids of queries and of keys by name:
+
+    - "segment" must be equal; -1, the id of padding keys, equals none;
+    - "prefix" is 1 inside a prefix, within which attention is not causal;
+    - "position" is what a window compares in place of indices in the row;
+    - "global" is 1 where a position attends to all, and all to it, whatever the window.
     """
 
-    causal: bool = False  # a query sees itself and what is before it; within the prefix all see one another
-    window: tuple[int, int, int] | None = None  # how far behind and ahead, and in which steps
-    random: tuple[int, int] | None = None  # besides the window: so many random blocks, of so many in a row
+    causal: bool = False
+    window: Window | None = None
+    random_blocks: RandomBlocks | None = None
 
-    def seen(self, distance: Array, query: Numbers, key: Numbers) -> Array:
-        """bool of distances and of numbers, all of shapes that broadcast."""
+    def evaluate(self, relative_position: Array, query: PositionIds, key: PositionIds) -> Array:
+        """Return bool, of shapes that broadcast: whether each query attends to each key."""
         conditions = []
         if self.causal:
-            before = distance <= 0
-            conditions.append(before | (query["prefix"] * key["prefix"] > 0) if "prefix" in key else before)
+            not_after = relative_position <= 0
+            if "prefix" in key:
+                not_after = not_after | (query["prefix"] * key["prefix"] > 0)
+            conditions.append(not_after)
         if self.window is not None:
-            conditions.append(self._near(self.window, distance, query, key))
+            conditions.append(self._in_window(self.window, relative_position, query, key))
         if "segment" in key:
             conditions.append(query["segment"] == key["segment"])
         return reduce(and_, conditions)
 
-    def _near(self, window: tuple[int, int, int], distance: Array, query: Numbers, key: Numbers) -> Array:
-        behind, ahead, step = window
-        away = key["position"] - query["position"] if "position" in key else distance
-        near = (away >= -behind) & (away <= ahead)
-        if step > 1:
-            near = near & (jax.lax.rem(jnp.abs(away), jnp.int32(step)) == 0)
-        if "everywhere" in key:
-            near = near | (query["everywhere"] + key["everywhere"] > 0)
-        if self.random is not None:
-            near = near | jnp.asarray(random_blocks(*self.random))[query["position"], key["position"]]
-        return near
+    def _in_window(
+        self, window: Window, relative_position: Array, query: PositionIds, key: PositionIds
+    ) -> Array:
+        if "position" in key:
+            relative_position = key["position"] - query["position"]
+        inside = (relative_position >= -window.behind) & (relative_position <= window.ahead)
+        if window.step > 1:
+            inside = inside & (jax.lax.rem(jnp.abs(relative_position), jnp.int32(window.step)) == 0)
+        if "global" in key:
+            inside = inside | (query["global"] + key["global"] > 0)
+        if self.random_blocks is not None:
+            drawn = jnp.asarray(draw_random_blocks(self.random_blocks))
+            inside = inside | drawn[query["position"], key["position"]]
+        return inside
 
-    def reach(self, names: Container[str]) -> tuple[int | None, int | None]:
-        """How many places behind and ahead of a query the keys are that it may see; None: anywhere."""
-        behind, ahead = None, None
-        if self.window is not None and "position" not in names and "everywhere" not in names:
-            behind, ahead, _ = self.window
-        return behind, 0 if self.causal and "prefix" not in names else ahead
+    def window_bounds(self, names: Container[str]) -> tuple[int | None, int | None]:
+        """Return how far behind and ahead of a query its visible keys can lie [indices]; None: no bound.
 
-    def meets(self, query: Numbers, key: Numbers) -> Array:
-        """bool scalar: False if, by their least and greatest numbers, no query of a tile sees a key."""
-        possible = jnp.bool_(True)
+        ``names`` are the names of the ids in use. Kernels skip the tiles outside of these bounds.
+        """
+        behind, ahead = NO_BOUNDS
+        if self.window is not None and "position" not in names and "global" not in names:
+            behind, ahead = self.window.behind, self.window.ahead
+        if self.causal and "prefix" not in names:
+            ahead = 0
+        return behind, ahead
+
+    def tile_is_visible(self, query: PositionIds, key: PositionIds) -> Array:
+        """Return bool []: False if the least and greatest ids of a tile show that all of it is masked."""
+        visible = jnp.bool_(True)
         if "segment" in key:
-            possible &= _overlap(query["segment"], key["segment"], 0, 0)
-        if self.window is not None and "position" in key and "everywhere" not in key:
-            possible &= _overlap(query["position"], key["position"], *self.window[:2])
-        return possible
+            visible &= _ranges_meet(query["segment"], key["segment"], behind=0, ahead=0)
+        if self.window is not None and "position" in key and "global" not in key:
+            behind, ahead, _ = self.window
+            visible &= _ranges_meet(query["position"], key["position"], behind=behind, ahead=ahead)
+        return visible
 
 
-def _overlap(query: Array, key: Array, behind: int, ahead: int) -> Array:
+def _ranges_meet(query: Array, key: Array, *, behind: int, ahead: int) -> Array:
     return (key.max() >= query.min() - behind) & (key.min() <= query.max() + ahead)
 
 
-def random_blocks(count: int, blocks: int) -> np.ndarray:
-    """bool [blocks,blocks]: which ``count`` blocks of keys each block of queries sees (Zaheer et al. 2020).
-
-    They are drawn without replacement and are the same every time.
-    """
-    seen, generator = np.zeros((blocks, blocks), bool), np.random.default_rng(0)
-    for row in seen:
-        row[generator.permutation(blocks)[:count]] = True
-    return seen
+def draw_random_blocks(blocks: RandomBlocks) -> np.ndarray:
+    """Return bool [total,total]: which blocks of keys a block of queries attends to, always the same."""
+    drawn, generator = np.zeros((blocks.total, blocks.total), bool), np.random.default_rng(0)
+    for row in drawn:
+        row[generator.permutation(blocks.total)[: blocks.per_query_block]] = True
+    return drawn
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Mask:
-    """A rule and the numbers [B|1,T] of queries and [B|1,S] of keys that it compares."""
+class AttentionMask:
+    """A mask that is no array yet: a spec, and the ids [B|1,T] of queries and [B|1,S] of keys."""
 
-    query: Numbers
-    key: Numbers
-    rule: Rule = field(metadata={"static": True})
+    query: PositionIds
+    key: PositionIds
+    spec: MaskSpec = field(metadata={"static": True})
 
-    def dense(self, length: int, key_length: int) -> Array:
-        """bool [B|1,T,S] of rows that both begin at place 0."""
-        return self.at(distances(length, key_length))
+    def materialize(self, length: int, key_length: int) -> Array:
+        """Return bool [B|1,1,T,S], True where a query attends to a key; both rows start at index 0.
 
-    def at(self, distance: Array) -> Array:
-        """bool [B|1,T,S] of queries and keys at distances int32 [B|1,T,S]."""
-        query = {name: x[:, :, None] for name, x in self.query.items()}
-        return self.rule.seen(distance, query, {name: x[:, None, :] for name, x in self.key.items()})
+        >>> CAUSAL.materialize(2, 3)[0, 0].tolist()
+        [[True, False, False], [True, True, False]]
+        """
+        return self.evaluate(relative_positions(length, key_length))
+
+    def evaluate(self, relative_position: Array) -> Array:
+        """Return bool [B|1,1,T,S] of queries and keys at relative positions int32 [B|1,T,S]."""
+        query = {name: ids[:, :, None] for name, ids in self.query.items()}
+        key = {name: ids[:, None, :] for name, ids in self.key.items()}
+        return self.spec.evaluate(relative_position, query, key)[:, None]
 
 
-AnyMask = Array | Mask | None  # bool [B|1,T,S], or not laid out; None: everything is visible
-CAUSAL = Mask({}, {}, Rule(causal=True))
+AnyMask = Array | AttentionMask | None  # bool [B|1,1|N,T,S], or no array yet; None: all is visible
+CAUSAL = AttentionMask({}, {}, MaskSpec(causal=True))
 
 
-def periods(layers: Sequence[int | None]) -> list[tuple[tuple[int | None, ...], int]]:
-    """(pattern, how often in a row) of values that, one pattern after the other, are those of ``layers``.
-
-    From each place on, the repeated pattern that covers most layers, and of equals the shortest: a loop over
-    repetitions has to compile a pattern only once.
-    """
-    found, start = [], 0
-    while start < len(layers):
-        rest = tuple(layers[start:])
-
-        def repeats(width, rest=rest):
-            return next(k for k in range(1, len(rest) + 1) if rest[k * width :][:width] != rest[:width])
-
-        width = max(range(1, len(rest) + 1), key=lambda width: (repeats(width) > 1) * width * repeats(width))
-        found.append((rest[:width], repeats(width)))
-        start += width * repeats(width)
-    return found
+def materialize_mask(mask: AnyMask, length: int, key_length: int) -> Array | None:
+    """Return the mask as an array bool [B|1,1|N,T,S]; an array is returned as it is."""
+    return mask.materialize(length, key_length) if isinstance(mask, AttentionMask) else mask
 
 
 def key_segments(segments: Array) -> Array:
-    """int32 [B,S] as a mask compares them: segment 0 is padding, which nobody sees."""
+    """Return segment ids int32 [B,S] for the key side: padding, id 0, becomes -1, which no query has."""
     return jnp.where(segments > 0, segments, -1)

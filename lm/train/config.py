@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 Axes = Mapping[str, tuple[str, ...]]
 
 
-class Lasting(NamedTuple):
-    """Rows that last several steps, over which a recurrent state is carried."""
+class TruncatedBPTT(NamedTuple):
+    """Rows that several steps read in chunks, with a recurrent state carried from step to step."""
 
     rows: int  # of a batch
-    steps: int  # after which rows, and the state, begin anew
+    chunks_per_row: int  # steps after which rows, and the state, start anew
 
 
 # ``read_if`` of settings: which schedules and optimisers read them

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lm import sharding
-from lm.nn.view import Batch
+from lm.nn.attention_inputs import Batch
 from lm.settings import SettingError
 from lm.train.checkpoints import CheckpointError, Checkpoints
 from lm.train.config import LoopConfig

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from lm.nn.view import Batch
+from lm.nn.attention_inputs import Batch
 from lm.ops.losses import accuracy, cross_entropy, is_known
 from lm.train.config import LossConfig
 
@@ -40,7 +40,7 @@ def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> Lo
     """
     if "carry" not in batch:
         return _tokens(model(batch, key), batch, "decoder", config)
-    x, carry = model.continued(batch, batch["carry"], key)
+    x, carry = model.features_from_carry(batch, batch["carry"], key)
     loss, sums = _tokens(model.logits(x), batch, "decoder", config)
     return loss, sums | {"carry": (carry, jnp.ones(()))}
 

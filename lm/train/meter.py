@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from lm.nn.view import Batch
+from lm.nn.attention_inputs import Batch
 from lm.train.config import LoopConfig
 from lm.train.log import Log, NonFiniteLoss
 from lm.train.step import Metrics
 from lm.train.throughput import peak
 
-# Metrics of every step that are checked. "left_out": 1 if the update was skipped (a key of metrics.jsonl).
-CHECKED = ("loss", "grad_norm", "left_out", "left_out_in_a_row")
+# Metrics of every step that are checked. "skipped_updates", a key of metrics.jsonl: 1 if it was skipped.
+CHECKED = ("loss", "grad_norm", "skipped_updates", "consecutive_skipped")
 
 
 class Profile:
@@ -95,9 +95,9 @@ class Meter:
             self._check(step, values)
         if self.unread and (last % self.config.log_every == 0 or last == self.config.steps):
             metrics = jax.device_get(self.unread[-1][1])  # the others were needed for the check alone
-            if "left_out" in metrics:
-                metrics["left_out"], self.skipped = self.skipped, 0.0
-            metrics.pop("left_out_in_a_row", None)
+            if "skipped_updates" in metrics:
+                metrics["skipped_updates"], self.skipped = self.skipped, 0.0
+            metrics.pop("consecutive_skipped", None)
             values = {name: float(x) if np.isfinite(x) else None for name, x in metrics.items()}
             self.log.write(last, "train", values | self._rates(last))
         self.unread.clear()
@@ -112,13 +112,13 @@ class Meter:
             self.waited += time.perf_counter() - start
 
     def _check(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        skipped = float(values.get("left_out", 0.0))
+        skipped = float(values.get("skipped_updates", 0.0))
         self.skipped += skipped
         numbers = {name: float(values[name]) for name in ("loss", "grad_norm")}
         if not (np.isfinite([*numbers.values()]).all() or skipped > 0):
             raise NonFiniteLoss(step, f"is not finite: {numbers}")
         most = self.config.guard.in_a_row
-        if values.get("left_out_in_a_row", 0) >= most:
+        if values.get("consecutive_skipped", 0) >= most:
             raise NonFiniteLoss(step, f"is the last of {most} in a row to be left out: {numbers}")
 
     def _rates(self, last: int) -> dict[str, float | None]:

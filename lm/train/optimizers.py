@@ -1,7 +1,8 @@
-"""Adafactor as T5 uses it, AdamW, Muon, and schedules: all built on optax, all a function of the step."""
+"""Optimisers, schedules and freezing, built on optax; schedules and freezing are functions of the step."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import jax
@@ -11,50 +12,86 @@ import optax
 from flax import nnx
 
 from lm import sharding
-from lm.nn.composed import BODY, FORWARD
 from lm.nn.config import ModelConfig
+from lm.nn.elmo import FORWARD
+from lm.nn.finetune import BODY
 from lm.train.config import Axes, OptimizerConfig
 
-Optimizer: TypeAlias = optax.GradientTransformation
-Updates = dict[str, jax.Array]  # what the optimiser asks for, by parameter
+Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
+Transform: TypeAlias = optax.GradientTransformation
+Updates = dict[str, jax.Array]  # changes of parameters, by name
 EMBEDDING = ".embed.table"  # how the name of the embedding of tokens ends, in models within models too
-Tune = Callable[[Updates, jax.Array], Updates]  # also takes the state's step
+Freeze = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for what is frozen
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """float32 []: the rate of the update from ``step`` to step + 1."""
+    """Return float32 []: the learning rate of the update from ``step`` to step + 1.
+
+    >>> config = OptimizerConfig(learning_rate=0.1, schedule="linear", warmup_steps=2, decay_end=4)
+    >>> [round(float(learning_rate(config, step)), 3) for step in range(5)]
+    [0.0, 0.05, 0.1, 0.05, 0.0]
+    """
     step = jnp.asarray(step, jnp.float32)
 
-    def past(start: int) -> jax.Array:  # share of the time from there to the end of the decay
+    def progress(start: int) -> jax.Array:
+        """Return the share of the decay that is done, if it starts there."""
         return jnp.clip((step - start) / max(1, config.decay_end - start), 0, 1)
 
-    course = {
+    schedule = {
         "constant": jnp.ones_like(step),
         "inverse-sqrt": jnp.maximum(step, config.timescale) ** -0.5,
-        "linear": 1 - past(config.warmup_steps),
-        "cosine": (1 + jnp.cos(jnp.pi * past(config.warmup_steps))) / 2,
+        "linear": 1 - progress(config.warmup_steps),
+        "cosine": (1 + jnp.cos(jnp.pi * progress(config.warmup_steps))) / 2,
         "decay-every": config.decay_factor ** (step // config.steps_per_decay),
-        "warmup-stable-decay": 1 - past(config.decay_start),
+        "warmup-stable-decay": 1 - progress(config.decay_start),
     }[config.schedule]
-    ramp = jnp.minimum(1, step / config.warmup_steps) if config.warmup_steps else 1.0
-    return config.learning_rate * course * ramp
+    warmup = jnp.minimum(1, step / config.warmup_steps) if config.warmup_steps else 1.0
+    return config.learning_rate * schedule * warmup
 
 
-def optimizer(config: OptimizerConfig, axes: Axes) -> Optimizer:
-    """The optimiser of parameters ``{name: array}`` with these axes (``lm.sharding.axes``).
+def make_optimizer(config: OptimizerConfig, axes: Axes, freeze: "Freeze") -> Optimizer:
+    """Return the optimiser of parameters {name: array} with these axes (``lm.sharding.axes``).
 
-    It gives directions: the new parameters are the old ones minus ``learning_rate`` times these.
+    Its ``update`` also takes ``step`` int32 [], which schedule and freezing follow: they keep no count, so
+    fine-tuning has none to reset.
     """
-    clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
-    direction = config.transform(axes)
+    freezing, descent = apply_at_step(freeze), apply_at_step(partial(_descend, config))
+    return optax.chain(*_direction_transforms(config, axes), freezing, descent)
+
+
+def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
+    """Return the transformation of gradients to directions, which the learning rate then multiplies."""
+    return optax.chain(*_direction_transforms(config, axes))
+
+
+def _direction_transforms(config: OptimizerConfig, axes: Axes) -> list[Transform]:
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
-    matrices = {name: len(names) - (name in stacked) > 1 for name, names in axes.items()}
-    decay = [optax.add_decayed_weights(config.weight_decay, mask=matrices)] if config.weight_decay else []
-    return optax.chain(*clip, per_layer(direction, stacked), *decay)
+    is_matrix = {name: len(names) - (name in stacked) > 1 for name, names in axes.items()}
+    transforms = []
+    if config.clip_norm is not None:
+        transforms.append(optax.clip_by_global_norm(config.clip_norm))
+    transforms.append(per_layer(config.transform(axes), stacked))
+    if config.weight_decay:
+        transforms.append(optax.add_decayed_weights(config.weight_decay, mask=is_matrix))
+    return transforms
 
 
-def per_layer(transform: Optimizer, stacked: Collection[str]) -> Optimizer:
-    """``transform`` as if each layer of the ``stacked`` parameters were a parameter by itself.
+def apply_at_step(function: "Freeze") -> Optimizer:
+    """Return the stateless transformation of updates by ``function(updates, step)``."""
+
+    def update(updates, state, _params=None, *, step, **_):
+        return function(updates, step), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _descend(config: OptimizerConfig, updates: Updates, step: jax.Array) -> Updates:
+    rate = learning_rate(config, step)
+    return {name: -(rate * update) for name, update in updates.items()}
+
+
+def per_layer(transform: Transform, stacked: Collection[str]) -> Transform:
+    """Apply ``transform`` as if each layer of the ``stacked`` parameters were a parameter by itself.
 
     Adafactor's factors, clipping and scale are of one matrix: a stack seen as one array would mix its layers.
     """
@@ -81,20 +118,19 @@ def per_layer(transform: Optimizer, stacked: Collection[str]) -> Optimizer:
     return optax.GradientTransformation(init, update)
 
 
-def mean_parameters(decay: float, step: jax.Array, average: Updates, params: Updates) -> Updates:
-    """The mean of all parameters until ``step``, [] from 0 on, and of the ``params`` after it.
+def average_parameters(decay: float, step: jax.Array, average: Updates, params: Updates) -> Updates:
+    """Return the exponential moving average of the parameters, after ``params`` of ``step`` + 1.
 
-    It starts at the initial parameters, so that it is a model at any time; in fine-tuning that is first the
-    pre-trained one. So that they do not keep a weight of ``decay ** step``, the decay grows up to ``decay``,
-    as (1 + step) / (10 + step): after 100 steps they weigh less than 1e-12.
+    It starts as the initial (or pre-trained) parameters. The decay grows to ``decay``, as
+    (1 + step) / (10 + step), so that their weight falls below 1e-12 within 100 steps.
     """
     keep = jnp.minimum(decay, (1 + step) / (10 + step))
     return {name: average[name] + (1 - keep) * (value - average[name]) for name, value in params.items()}
 
 
-def remembered(config: OptimizerConfig, model: nnx.Module) -> int:
-    """How many numbers are remembered of a model besides its own, which may be one of shapes alone."""
-    transform = optimizer(config, sharding.axes(model))
+def optimizer_state_size(config: OptimizerConfig, model: nnx.Module) -> int:
+    """Return how many numbers the optimiser and the moving average hold besides a model's parameters."""
+    transform = make_optimizer(config, sharding.axes(model), train_all)
     memory = [jax.eval_shape(transform.init, sharding.named(model)), model if config.ema else ()]
     return sum(leaf.size for leaf in jax.tree.leaves(memory))
 
@@ -103,49 +139,46 @@ def remembered(config: OptimizerConfig, model: nnx.Module) -> int:
 # Source: Raffel et al. 2020, section 3.5.1.
 
 
-def every_parameter(updates: Updates, _step: jax.Array) -> Updates:
-    """Every parameter is trained, always."""
+def train_all(updates: Updates, _step: jax.Array) -> Updates:
+    """Train all parameters."""
     return updates
 
 
-def body_frozen(updates: Updates, _step: jax.Array) -> Updates:
-    """Only what is new is trained, and the body does not decay either."""
+def freeze_body(updates: Updates, _step: jax.Array) -> Updates:
+    """Train only the new head; weight decay skips the body too."""
     return {name: jnp.zeros_like(x) if name.startswith(BODY) else x for name, x in updates.items()}
 
 
-def embedding_frozen(updates: Updates, _step: jax.Array) -> Updates:
-    """All but the embedding of tokens is trained; tied to it, the output matrix is not."""
+def freeze_embedding(updates: Updates, _step: jax.Array) -> Updates:
+    """Train all but the embedding of tokens, and but the output matrix if that is tied to it."""
     return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDING) else x for name, x in updates.items()}
 
 
-def adapters_only(updates: Updates, _step: jax.Array) -> Updates:
-    """Adapters and all norms are trained, as the paper says; the released code trains the adapters' norms
-    alone.
-    """
-    return _alone(
-        updates, lambda modules: "adapter" in modules or any(each.endswith("norm") for each in modules[-1:])
-    )
+def train_adapters(updates: Updates, _step: jax.Array) -> Updates:
+    """Train adapters and all norms, as the paper says; the released code trains the adapters' norms alone."""
+    return _train_modules(updates, lambda path: "adapter" in path or path[-1].endswith("norm"))
 
 
-def lora_only(updates: Updates, _step: jax.Array) -> Updates:
-    """Low-rank updates alone are trained, and a new head (Hu et al. 2021, section 4)."""
-    return _alone(updates, lambda modules: "lora" in modules)
+def train_lora(updates: Updates, _step: jax.Array) -> Updates:
+    """Train low-rank updates alone, and a new head (Hu et al. 2021, section 4)."""
+    return _train_modules(updates, lambda path: "lora" in path)
 
 
-def _alone(updates: Updates, trained: Callable[[list[str]], bool]) -> Updates:
-    """Those of a new head, and of parameters in ``trained`` modules, outermost first; the others are 0."""
+def _train_modules(updates: Updates, is_trained: Callable[[list[str]], bool]) -> Updates:
+    """Return updates of a new head and of parameters whose path of modules ``is_trained``; else 0."""
     has_body = any(name.startswith(BODY) for name in updates)
 
-    def moves(name):
-        return has_body and not name.startswith(BODY) or trained(name.split(".")[:-1])
+    def keep(name):
+        is_of_head = has_body and not name.startswith(BODY)
+        path = name.split(".")[:-1] or [""]
+        return is_of_head or is_trained(path)
 
-    return {name: value if moves(name) else jnp.zeros_like(value) for name, value in updates.items()}
+    return {name: value if keep(name) else jnp.zeros_like(value) for name, value in updates.items()}
 
 
 @dataclass(frozen=True)
 class GradualUnfreezing:
-    """Unfreezes a layer at a time, from the top of all stacks at once, and the last after ``steps`` less one
-    episode.
+    """Unfreezes one layer per episode, from the top of every stack; the last episode trains all layers.
 
     There are as many episodes as the deepest stack has layers, equally long. A stack's last norm and the
     softmax, with the embedding if that is the same matrix, are trained from the start on. The relative bias,

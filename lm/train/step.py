@@ -1,10 +1,11 @@
-"""One step: state in, state out. Compiled once for all runs of one shape in a process."""
+"""The training step: a state and a batch in, the next state and metrics out."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +15,27 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.nn.attention_inputs import Batch
 from lm.nn.cache import Carry
 from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.transformer import Transformer
-from lm.nn.view import Batch
 from lm.settings import SettingError
-from lm.train import state as states
-from lm.train.config import EVERY_UPDATE, GuardConfig, Lasting, LossConfig, OptimizerConfig
+from lm.train.config import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
 from lm.train.losses import Loss, language_model
-from lm.train.optimizers import Tune, every_parameter, learning_rate, mean_parameters, optimizer
-from lm.train.state import State
+from lm.train.optimizers import (
+    Freeze,
+    Optimizer,
+    average_parameters,
+    learning_rate,
+    make_optimizer,
+    train_all,
+)
+from lm.train.state import State, abstract_state, check_update, create_state, shardings_of
 from lm.train.stopping import alive
 
 COMPILER_OPTIONS = {  # by platform
-    # Else the partitioner turns products with fsdp-sharded matrices into chains of small permutes, here up to
-    # 240 of them and a third of the speed, by the compiler's own estimate.
+    # The partitioner otherwise splits products with fsdp-sharded matrices into up to 240 small permutes, a
+    # third slower by the compiler's own estimate.
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 
@@ -48,14 +55,144 @@ class StepSpec:
     loss_config: LossConfig = LossConfig()
     module: Callable[..., nnx.Module] = Transformer
     parts: tuple[HeadConfig | ModelConfig, ...] = ()  # settings of what surrounds the model
-    tune: Tune = every_parameter
-    microbatches: int = 1  # parts of a batch, whose gradients are added up
+    freeze: Freeze = train_all  # zeroes updates of frozen parameters
+    microbatches: int = 1  # parts of a batch, whose gradients are summed
     guard: GuardConfig = EVERY_UPDATE
-    lasting: Lasting | None = None  # rows that several steps read, a part each; None: each step has its own
+    tbptt: TruncatedBPTT | None = None  # set if a row spans several steps
 
-    def make(self, key: jax.Array) -> nnx.Module:
-        """The model, initialised at random."""
+    def make_model(self, key: jax.Array) -> nnx.Module:
+        """Return the model, initialised at random."""
         return self.module(self.model, *self.parts, nnx.Rngs(params=key))
+
+    def make_optimizer(self) -> Optimizer:
+        """Return the optimiser of the model's parameters."""
+        abstract_model = jax.eval_shape(self.make_model, jax.random.key(0))
+        return make_optimizer(self.optimizer, sharding.axes(abstract_model), self.freeze)
+
+
+def train_step(
+    spec: StepSpec, optimizer: Optimizer, state: State, batch: Batch, seed: jax.Array
+) -> tuple[State, Metrics]:
+    """Return the state after one update, and metrics float32 []; ``seed`` uint32 [] decides dropout."""
+    key = dropout_key(seed, state.step)
+    if spec.tbptt is not None:
+        carry = reset_carry(state.carry, state.step % spec.tbptt.chunks_per_row == 0)
+        batch = batch | {"carry": carry}
+    gradients, metrics, carry = compute_gradients(spec, state, batch, key)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
+    params = optax.apply_updates(state.params, updates)
+    metrics |= {
+        "grad_norm": optax.tree.norm(gradients),
+        "learning_rate": learning_rate(spec.optimizer, state.step),
+    }
+    average = state.average
+    if average is not None:
+        average = average_parameters(spec.optimizer.ema, state.step, average, params)
+    after = State(state.step + 1, params, opt_state, state.structure, state.guard, average, carry)
+    if spec.guard.skips:
+        return skip_bad_update(spec.guard, state, after, metrics)
+    return after, metrics
+
+
+def eval_step(spec: StepSpec, state: State, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Return (sum, sum of weights) by metric, of the averaged parameters where an average is kept."""
+    _, sums = spec.loss(state.model, batch, None, LossConfig(z_loss=0.0))
+    return {name: value for name, value in sums.items() if name != "z_loss"}
+
+
+def initial_state(spec: StepSpec, optimizer: Optimizer, seed: jax.Array) -> State:
+    """Return the state before the first step, with parameters drawn by ``seed`` uint32 []."""
+    init_key, _ = jax.random.split(jax.random.key(seed))
+    return create_state(spec.make_model, optimizer, init_key, spec.guard, spec.optimizer.ema, spec.tbptt)
+
+
+def dropout_key(seed: jax.Array, step: jax.Array) -> jax.Array:
+    """Return the key of a step's dropout, which depends on the seed and on the step alone."""
+    _, key = jax.random.split(jax.random.key(seed))
+    return jax.random.fold_in(key, step)
+
+
+def reset_carry(carry: Carry, is_start: jax.Array) -> Carry:
+    """Return recurrent states, or zeros where rows start."""
+    return jax.tree.map(lambda x: jnp.where(is_start, 0.0, x), carry)
+
+
+class Gradients(NamedTuple):
+    """What the backward pass of a batch gives."""
+
+    gradients: dict[str, jax.Array]  # by parameter, of the mean loss over the batch's target tokens
+    metrics: Metrics
+    carry: Carry | None  # recurrent states after the batch, if a row spans several steps (tbptt)
+
+
+def compute_gradients(spec: StepSpec, state: State, batch: Batch, key: jax.Array) -> Gradients:
+    """Return gradients and metrics of the mean loss over a batch, split into micro-batches if asked.
+
+    The weights of targets are divided by their sum over the whole batch first: losses and gradients of
+    micro-batches then simply add up.
+    """
+    batch, metrics = normalize_loss_weights(batch)
+
+    def mean_loss(params, batch, key):
+        loss, sums = spec.loss(state.with_params(params), batch, key, spec.loss_config)
+        return loss, {name: value for name, (value, _) in sums.items()}
+
+    gradient = jax.value_and_grad(mean_loss, has_aux=True)
+    if spec.microbatches == 1:
+        (_, means), gradients = gradient(state.params, batch, key)
+    else:
+        gradients, means = _sum_over_microbatches(gradient, spec.microbatches, state.params, batch, key)
+    carry = means.pop("carry", None)  # a loss with a carry returns it among its sums
+    return Gradients(gradients, means | metrics, carry)
+
+
+def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
+    """Return the batch with loss weights that sum to 1, and how many target tokens there were."""
+    totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
+    batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
+    # An encoder's batch also has weights of sentence pairs, which are fewer than its tokens.
+    metrics = {"tokens": jnp.stack(list(totals.values())).max()}
+    for name, content in batch.items():
+        if name.endswith("_content"):  # labelled tasks have none
+            metrics["content_tokens"] = content.sum(dtype=jnp.float32)
+    return batch, metrics
+
+
+def _sum_over_microbatches(
+    gradient: Callable, count: int, params: dict[str, jax.Array], batch: Batch, key: jax.Array
+) -> tuple[dict[str, jax.Array], Metrics]:
+    # Each part takes every count-th row, so that devices exchange no rows.
+    parts = {name: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
+
+    def add(sums, numbered_part):
+        index, part = numbered_part
+        (_, metrics), gradients = gradient(params, part, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
+
+    first = {name: x[0] for name, x in parts.items()}
+    (_, metrics), gradients = jax.eval_shape(gradient, params, first, key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradients, metrics))
+    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), parts))
+    return gradients, metrics
+
+
+def skip_bad_update(
+    config: GuardConfig, before: State, after: State, metrics: Metrics
+) -> tuple[State, Metrics]:
+    """Return ``after``, or ``before`` with the next step's number if the guard finds the update bad.
+
+    This is no optax transformation: a recurrent carry and the average of parameters must stay too, and
+    changing the guard must not rename the optimiser's state in checkpoints.
+    """
+    assert before.guard is not None
+    is_good, guard = check_update(config, before.guard, metrics["loss"], metrics["grad_norm"])
+    before = replace(before, step=after.step)
+    chosen = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), after, before)
+    counts = {
+        "skipped_updates": 1.0 - is_good,
+        "consecutive_skipped": guard["consecutive_skipped"].astype(jnp.float32),
+    }
+    return replace(chosen, guard=guard), metrics | counts
 
 
 @dataclass(frozen=True)
@@ -64,36 +201,37 @@ class Steps:
 
     mesh: Mesh
     abstract: State  # shapes, dtypes and shardings
-    create: Callable[[jax.Array], State]  # seed uint32 [] -> the state before the first step, sharded as made
+    create: Callable[
+        [jax.Array], State
+    ]  # seed uint32 [] -> initial state, with the shardings of ``abstract``
     train: jax.stages.Wrapped  # (state, batch, seed uint32 []) -> (state, metrics); consumes the state
-    eval: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]  # (sum, sum of weights) by metric
+    eval: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]  # see ``eval_step``
 
     def init(self, seed: int) -> State:
-        """The state before the first step, at random by the seed."""
+        """Return the state before the first step."""
         return self.create(self._on_devices(seed))
 
     def train_step(self, seed: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
-        """(state, batch) -> (state, metrics float32 []); dropout depends on seed and step alone."""
-        on_devices = self._on_devices(seed)
-        return lambda state, batch: self.train(state, batch, on_devices)
+        """Return the compiled step of a seed: (state, batch) -> (state, metrics)."""
+        seed_on_devices = self._on_devices(seed)
+        return lambda state, batch: self.train(state, batch, seed_on_devices)
 
     def compile_train(self, batch: Batch) -> None:
         """Compile the training step for batches of this shape: the first call then finds it."""
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(self.mesh))
         self.train.lower(self.abstract, sharding.described(batch), seed).compile()
 
-    def put(self, batch: dict[str, np.ndarray]) -> Batch:
-        """A batch of an evaluation on the devices; a signal may end the evaluation here."""
+    def shard_batch(self, batch: dict[str, np.ndarray]) -> Batch:
+        """Return a batch of an evaluation on the devices; a signal may end the evaluation here."""
         alive()
         return sharding.put_batch(batch, self.mesh)
 
     def evaluate(self, state: State, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Means over ``batches``, this process's parts of global ones; ``tokens``: how many had a loss."""
+        """Return mean metrics over ``batches``, of which each process has its rows, and ``tokens``."""
         totals = None
         for batch in batches:
-            sums = self.eval(state, self.put(batch))
-            # The sum before must be there, so that two programs at most are at work: more of them, each on
-            # many CPU devices, may wait for each other's threads until XLA ends the process.
+            sums = self.eval(state, self.shard_batch(batch))
+            # Waiting keeps at most two programs running: more may deadlock on many CPU devices.
             totals = sums if totals is None else jax.tree.map(jnp.add, jax.block_until_ready(totals), sums)
         if totals is None:
             return {"tokens": 0.0}
@@ -107,51 +245,38 @@ class Steps:
 
 @lru_cache(maxsize=16)
 def build(spec: StepSpec, mesh: Mesh) -> Steps:
-    """The compiled steps of a spec on a mesh; the same objects for equal arguments."""
-    transform = optimizer(spec.optimizer, sharding.axes(jax.eval_shape(spec.make, jax.random.key(0))))
-    kept = states.Kept(spec.guard, spec.optimizer.ema, spec.lasting)
-    abstract = states.abstract(spec.make, transform, mesh, kept)
-    places, rows, everywhere = states.shardings(abstract), sharding.batches(mesh), sharding.replicated(mesh)
-    compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
+    """Return the compiled steps of a spec on a mesh; the same objects for equal arguments."""
+    optimizer = spec.make_optimizer()
+    create = partial(initial_state, spec, optimizer)
+    abstract = abstract_state(create, optimizer, mesh)
+    state, batch, replicated = shardings_of(abstract), sharding.batches(mesh), sharding.replicated(mesh)
+    compile_for = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
-    def create(seed):
-        # One half of the seed's key makes parameters, the other (in ``train``) dropout.
-        return states.create(spec.make, transform, jax.random.split(jax.random.key(seed))[0], kept)
-
+    # ``lm.sharding.constrain`` asks for the mesh around it.
     def train(state, batch, seed):
-        key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)
-        if spec.lasting is not None:
-            batch |= {"carry": _gone_on(state.carry, state.step % spec.lasting.steps > 0)}
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            gradients, metrics = _gradients(spec, state, batch, key)
-        carry = metrics.pop("carry", None)
-        # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
-        gradients = jax.lax.with_sharding_constraint(gradients, places.params)
-        updates, opt_state = transform.update(gradients, state.opt_state, state.params)
-        updates, rate = spec.tune(updates, state.step), learning_rate(spec.optimizer, state.step)
-        params = {name: value - rate * updates[name] for name, value in state.params.items()}
-        metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
-        average = state.average and mean_parameters(spec.optimizer.ema, state.step, state.average, params)
-        after = State(state.step + 1, params, opt_state, state.structure, state.guard, average, carry)
-        return _skip_bad_update(spec.guard, state, after, metrics) if spec.guard.skips else (after, metrics)
+            return train_step(spec, optimizer, state, batch, seed)
 
     def evaluate(state, batch):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            sums = spec.loss(state.model, batch, None, LossConfig(z_loss=0.0))[1]
-        return {name: value for name, value in sums.items() if name != "z_loss"}
+            return eval_step(spec, state, batch)
 
-    inputs = (places, rows, everywhere)
     return Steps(
         mesh,
         abstract,
-        compiled(create, in_shardings=everywhere, out_shardings=places),
-        compiled(train, in_shardings=inputs, out_shardings=(places, everywhere), donate_argnums=0),
-        compiled(evaluate, in_shardings=(places, rows), out_shardings=everywhere),
+        compile_for(create, in_shardings=replicated, out_shardings=state),
+        compile_for(
+            train,
+            in_shardings=(state, batch, replicated),
+            out_shardings=(state, replicated),
+            donate_argnums=0,
+        ),
+        compile_for(evaluate, in_shardings=(state, batch), out_shardings=replicated),
     )
 
 
 def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
-    """SettingError for what cannot be split over mesh ``sizes``; cheap, before anything is compiled."""
+    """Raise SettingError for what cannot be split over mesh ``sizes``; cheap, before anything is compiled."""
     axes = {"vocab_size": "tensor", "num_heads": "tensor", "d_ff": "tensor", "d_model": "fsdp"}
     for field, axis in axes.items():
         for side in (model, model.encoder_side):
@@ -165,63 +290,8 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
     sharding.check_division(what, batch_size // microbatches, rows)
 
 
-def _skip_bad_update(
-    config: GuardConfig, before: State, after: State, metrics: Metrics
-) -> tuple[State, Metrics]:
-    """``after``, or ``before`` with the next step's number if the update is skipped; and how many were."""
-    assert before.guard is not None
-    good, guard = states.judge(config, before.guard, metrics["loss"], metrics["grad_norm"])
-    choose = partial(jax.tree.map, lambda new, old: jnp.where(good, new, old))
-    counts = {"left_out": 1.0 - good, "left_out_in_a_row": guard["in_a_row"].astype(jnp.float32)}
-    return replace(choose(after, replace(before, step=after.step)), guard=guard), metrics | counts
-
-
-def _gone_on(carry: Carry, goes_on: jax.Array) -> Carry:
-    """Recurrent states, or zeros where rows begin anew."""
-    return jax.tree.map(lambda x: jnp.where(goes_on, x, 0.0), carry)
-
-
-def _gradients(
-    spec: StepSpec, state: State, batch: Batch, key: jax.Array
-) -> tuple[dict[str, jax.Array], Metrics]:
-    """Gradients by name, and metrics, of the mean loss over the batch's target tokens.
-
-    The weights of targets are divided by their sum over the batch first: losses and gradients of
-    micro-batches then simply add up to those of the whole batch.
-    """
-    totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
-    batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
-    # encoders also have weights of sentence pairs: fewer
-    counts = {"tokens": jnp.stack(list(totals.values())).max()}
-    for content in [x for name, x in batch.items() if name.endswith("_content")]:  # none of labelled tasks
-        counts["content_tokens"] = content.sum(dtype=jnp.float32)
-
-    def mean(params, batch, key):
-        model = State(state.step, params, None, state.structure).model
-        loss, sums = spec.loss(model, batch, key, spec.loss_config)
-        return loss, {name: value for name, (value, _) in sums.items()}
-
-    gradient = jax.value_and_grad(mean, has_aux=True)
-    if spec.microbatches == 1:
-        (_, metrics), gradients = gradient(state.params, batch, key)
-        return gradients, metrics | counts
-
-    def add(sums, numbered):
-        index, part = numbered
-        (_, metrics), gradients = gradient(state.params, part, jax.random.fold_in(key, index))
-        return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
-
-    # Every microbatches-th row, so that each device cuts up the rows that it holds and none travels.
-    count = spec.microbatches
-    parts = {name: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
-    first = {name: x[0] for name, x in parts.items()}
-    zeros = jax.tree.map(jnp.zeros_like, (state.params, jax.eval_shape(mean, state.params, first, key)[1]))
-    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), parts))
-    return gradients, metrics | counts
-
-
 def check_memory(model: ModelConfig, mesh: Mesh) -> None:
-    """SettingError if the parameters and their gradients in float32 alone do not fit on the devices."""
+    """Raise SettingError if parameters and gradients in float32 alone do not fit on the devices."""
     shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
     layouts = sharding.parameters(shapes, mesh)
     leaves = sharding.named(shapes)
@@ -237,16 +307,17 @@ def check_memory(model: ModelConfig, mesh: Mesh) -> None:
 
 
 def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: int, named: str) -> None:
-    """SettingError if a batch of ``rows`` of ``length`` tokens cannot be held by the devices of a mesh.
+    """Raise SettingError if the devices of a mesh cannot hold a batch of ``rows`` of ``length`` tokens.
 
-    A lower bound: one hidden state of each position on a mesh of these ``sizes`` and, where attention holds
-    scores, those of one head in one row. ``named``: the settings that ask for it.
+    A lower bound: every position's hidden state plus, if stored, one head's logits of one row. ``named``: the
+    settings that the message blames.
     """
     own_rows, own_length = -(-rows // sharding.batch_parts(sizes)), -(-length // sizes["sequence"])
     states = own_rows * own_length * model.d_model * (2 if model.dtype == "bfloat16" else 4)
-    explicit = jax.default_backend() == "cpu" and model.attention in ("auto", "xla")
-    scores = own_length * length * 4 if explicit and model.mixer == "attention" else 0
-    if (needed := states + scores) > (available := device_memory()):
+    stores_logits = jax.default_backend() == "cpu" and model.attention in ("auto", "xla")
+    logits = own_length * length * 4 if stores_logits and model.has_scores else 0
+    needed, available = states + logits, device_memory()
+    if needed > available:
         batch, gib = f"a batch of {rows:,} rows of {length:,} tokens", 2**30
         mend = f"ask for fewer or shorter rows, or less than model.d_model={model.d_model}"
         raise SettingError(
@@ -256,6 +327,6 @@ def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: 
 
 
 def device_memory() -> int:
-    """What a device has [bytes]: of a CPU, its share of the machine's."""
+    """Return the memory of a device [bytes]; for a CPU device, its share of the machine's."""
     shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", shared)

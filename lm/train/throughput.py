@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lm.nn.attention import Attention
 from lm.nn.config import ModelConfig
 from lm.nn.layers import count
-from lm.nn.mixers import Attention, make_mixer
+from lm.nn.mixers import make_mixer
 from lm.nn.transformer import Transformer
 from lm.settings import SettingError
 
@@ -64,7 +65,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         return square * matrices[kind] + (kind != "none") * 2 * config.d_model * queries * keys
 
     def mixing(side, positions, both_ways):  # others than attention multiply each position by their matrices
-        numbers = _numbers_of_matrices(partial(make_mixer, side, both_ways=both_ways))
+        numbers = _numbers_of_matrices(partial(make_mixer, side, bidirectional=both_ways))
         if not side.has_scores:
             return positions * numbers
         more = numbers - _numbers_of_matrices(partial(Attention, side))  # that a user's own has
@@ -154,10 +155,10 @@ def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
     """
 
     def held(model: Transformer) -> object:
-        carry = model.decoder.empty(1, length)
+        carry = model.decoder.init_carry(1, length)
         if not config.has_encoder or config.cross_attention == "none":
             return carry
-        return carry, model.decoder.cross_key_value(jnp.zeros((1, inputs, config.d_model), config.dtype))
+        return carry, model.decoder.encoder_key_value(jnp.zeros((1, inputs, config.d_model), config.dtype))
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)

@@ -32,12 +32,12 @@ def our_call(shape: str) -> Step:
     from flax import nnx
 
     from lm.evaluate.decode import beam_search, decode
-    from lm.nn.sizes import SIZES
+    from lm.nn.presets import PRESETS
     from lm.nn.transformer import Transformer
     from lm.ops.decoding.config import Decoding
 
     size, rows, beams, read, written = SHAPES[shape]
-    config = SIZES[size]
+    config = PRESETS[size]
     model = jax.jit(lambda key: Transformer(config, nnx.Rngs(params=key)))(jax.random.key(0))
     endless = replace(config.special, eos=None)
     side = "encoder" if config.has_encoder else "decoder"

@@ -31,7 +31,7 @@ def our_settings(shape: str):
     from dataclasses import replace
 
     from experiments.study.registry import build
-    from lm.nn.sizes import SIZES
+    from lm.nn.presets import PRESETS
     from lm.train.losses import language_model, masked_lm
 
     *_, length, pieces = SHAPES[shape]
@@ -40,11 +40,11 @@ def our_settings(shape: str):
     four = wide | {"num_encoder_layers": 4, "num_decoder_layers": 4, "max_length": length}
     if shape == "t5":
         two = {"num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.1}
-        return replace(SIZES["t5-small"], **wide | two), language_model
+        return replace(PRESETS["t5-small"], **wide | two), language_model
     if shape == "bert":
-        return replace(SIZES["bert-base"], **four, dropout=0.1, heads=()), masked_lm
+        return replace(PRESETS["bert-base"], **four, dropout=0.1, heads=()), masked_lm
     if shape == "gpt":
-        return replace(SIZES["gpt2"], **four, dropout=0.0, mlp="gelu"), language_model
+        return replace(PRESETS["gpt2"], **four, dropout=0.0, mlp="gelu"), language_model
     layers, width, state = LSTMS[shape]
     sizes = {"num_decoder_layers": layers, "d_model": width, "mixer_width": state, "mlp": "none"}
     return replace(build("history/lstm", "mini").model, **common | sizes), language_model
@@ -81,7 +81,7 @@ def our_step(shape: str) -> Step:
     model, loss = our_settings(shape)
     optimizer = OptimizerConfig("adamw", 1e-3, "constant", weight_decay=0.01)
     steps = build(StepSpec(model, optimizer, loss), sharding.make_mesh(MeshConfig()))
-    batch = steps.put(our_batch(*SHAPES[shape], model))
+    batch = steps.shard_batch(our_batch(*SHAPES[shape], model))
     trained, train_step = steps.init(0), steps.train_step(0)
 
     def step():

@@ -110,7 +110,7 @@ def _alternating(layers: int) -> SparsityConfig:
     return SparsityConfig(layer_windows=(None, 255) * (layers // 2))
 
 
-SIZES = {
+PRESETS = {
     "t5-small": _sized(_T5, 6, 512, 8),
     "t5-base": _sized(_T5, 12, 768, 12),
     "t5-large": _sized(_T5, 24, 1_024, 16),

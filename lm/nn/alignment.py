@@ -1,0 +1,91 @@
+"""Attention of a decoder to an encoder's states as they are, before the Transformer.
+
+Bahdanau et al. 2015 (additive scores), Luong et al. 2015 (dot and multiplicative ones).
+"""
+
+import jax
+from flax import nnx
+from jax import Array
+
+from lm.nn.attention_inputs import AttentionInputs
+from lm.nn.cache import KeyValue
+from lm.nn.config import ModelConfig
+from lm.nn.dropout import dropout_factors
+from lm.nn.layers import Identity, Linear, Module, normal, param
+from lm.ops.attention import (
+    AttentionOptions,
+    additive_attention,
+    additive_scores,
+    attention_weights,
+)
+from lm.ops.kernels.xla import xla_attention
+from lm.ops.masks import materialize_mask
+from lm.sharding import constrain
+
+
+class LuongAttention(Module):
+    """One head, whose score of a query s and a state h [D] is s * h ("dot") or s * W h ("multiplicative").
+
+    What is read is the mean of the states, not of projections of them. Norms make states D^0.5 long, so
+    scores are scaled by D^-0.5.
+    """
+
+    heads = 1
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.query: nnx.Module = Identity()
+        self.key = Identity() if config.cross_attention == "dot" else _square(config, rngs, "kv")
+        self.out = _square(config, rngs, "embed")
+
+    def key_value(self, x: Array, _positions: None) -> KeyValue:
+        """Return keys and values [B,S,1,D] of the encoder's states x [B,S,D]."""
+        x = constrain(x, "batch", "key_length", "embed")
+        return KeyValue(self.key(x)[:, :, None], x[:, :, None])
+
+    def read(self, x: Array, kv: KeyValue, inputs: AttentionInputs, dropout_mask: Array | None) -> Array:
+        """Return [B,T,D] of x [B,T,D], which attends to keys and values; ``dropout_mask`` bool [B,1,1,S]."""
+        factors = None if dropout_mask is None else dropout_factors(dropout_mask, self.config.dropout)
+        mask = materialize_mask(inputs.mask, x.shape[1], kv.key.shape[1])
+        out = self._attend(self._queries(x), kv, mask, factors)
+        return self.out(out[:, :, 0])
+
+    def weights(self, x: Array, kv: KeyValue, inputs: AttentionInputs) -> Array:
+        """Return float32 [B,1,T,S]: the alignment, how much x [B,T,D] takes from each state."""
+        mask = materialize_mask(inputs.mask, x.shape[1], kv.key.shape[1])
+        return attention_weights(self._queries(x), kv.key, mask)
+
+    def _attend(self, query: Array, kv: KeyValue, mask: Array | None, factors: Array | None) -> Array:
+        options = AttentionOptions(dropout_factors=factors)
+        return xla_attention(query, kv.key, kv.value, mask, None, options)
+
+    def _queries(self, x: Array) -> Array:
+        """Return [B,T,1,D] of x [B,T,D]."""
+        return constrain(self.query(x), "batch", "length", "embed")[:, :, None]
+
+
+class BahdanauAttention(LuongAttention):
+    """One head, whose score of a query s and a state h [D] is v * tanh(W s + U h)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config, width = config, config.d_model
+        self.query = _square(config, rngs, "kv")
+        self.key = _square(config, rngs, "kv")
+        self.vector = param(normal(rngs, (1, width), width**-0.5), "bias_heads", "kv")
+        self.out = _square(config, rngs, "embed")
+
+    def weights(self, x: Array, kv: KeyValue, inputs: AttentionInputs) -> Array:
+        """Return float32 [B,1,T,S]: the alignment, how much x [B,T,D] takes from each state."""
+        scores = additive_scores(self._queries(x), kv.key, self.vector[...])
+        mask = materialize_mask(inputs.mask, x.shape[1], kv.key.shape[1])
+        return jax.nn.softmax(scores, axis=-1, where=mask)
+
+    def _attend(self, query: Array, kv: KeyValue, mask: Array | None, factors: Array | None) -> Array:
+        return additive_attention(query, kv.key, kv.value, self.vector[...], mask, dropout_factors=factors)
+
+
+def _square(config: ModelConfig, rngs: nnx.Rngs, out_axis: str) -> Linear:
+    """Return a linear layer [D,D], to the axis "kv" inside of attention or back to "embed"."""
+    width = config.d_model
+    axes = ("embed", "kv") if out_axis == "kv" else ("kv", "embed")
+    return Linear(rngs, (width, width), axes, std=width**-0.5, use_bias=config.bias)

@@ -1,0 +1,194 @@
+"""Attention as a layer: projections and positions around the formula, and the cache of decoding."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from lm.nn.attention_dispatch import attend
+from lm.nn.attention_inputs import AttentionInputs
+from lm.nn.cache import KeyValue, LayerCache
+from lm.nn.config import ModelConfig
+from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
+from lm.nn.layers import Identity, Linear, Module, make_norm, normal, param
+from lm.ops.attention import AttentionOptions, attention_weights, bilinear_query
+from lm.ops.masks import AnyMask, materialize_mask
+from lm.ops.positions import AnyBias, materialize_bias, rotate
+from lm.sharding import constrain
+
+
+def attention_scale(config: ModelConfig) -> float:
+    """Return what products of queries and keys are multiplied by."""
+    if config.scores == "dot":  # T5 does not scale products: its query kernels start smaller instead
+        return 1.0
+    return (
+        config.d_kv**-0.5
+    )  # Vaswani et al. 2017; bilinear weights keep the size of a query, so it fits them
+
+
+class Projections(Module):
+    """Queries, keys and values of multi-head, grouped-query and multi-query attention."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        d_model, use_bias = config.d_model, config.qkv_has_bias
+        query_width = config.num_heads * config.d_kv
+        key_width = config.key_value_heads * config.d_kv
+        value_features = config.key_value_heads * config.value_width
+        std = d_model**-0.5  # gives queries of size 1; T5 starts query kernels H^-0.5 smaller instead
+        query_std = std * config.d_kv**-0.5 if config.scores == "dot" else std
+        key_axes = ("embed", self._key_axis)
+        self.query = Linear(
+            rngs, (d_model, query_width), ("embed", "heads"), std=query_std, use_bias=use_bias
+        )
+        self.key = Linear(rngs, (d_model, key_width), key_axes, std=std, use_bias=use_bias)
+        self.value = Linear(rngs, (d_model, value_features), key_axes, std=std, use_bias=use_bias)
+        self.query_norm = make_norm(config, config.d_kv) if config.qk_norm else Identity()
+        self.key_norm = make_norm(config, config.d_kv) if config.qk_norm else Identity()
+
+    def queries(self, x: Array, positions: Array | None) -> Array:
+        """Return queries [B,T,N,H] of x [B,T,D]."""
+        query = self._split_heads(self.query(x), "length", "heads")
+        return self._rotate(self.query_norm(query), positions)
+
+    def key_value(self, x: Array, positions: Array | None) -> KeyValue:
+        """Return keys and values [B,S,K,H] of x [B,S,D]; ``positions`` is None in cross-attention."""
+        key = self._split_heads(self.key(x), "key_length", self._key_axis)
+        value = self._split_heads(self.value(x), "key_length", self._key_axis)
+        return KeyValue(self._rotate(self.key_norm(key), positions), value)
+
+    @property
+    def _key_axis(self) -> str:
+        # The axis by which kernels are sharded: a device count that divides N may not divide K.
+        return "heads" if self.config.num_key_value_heads is None else "kv_heads"
+
+    def _split_heads(self, x: Array, length: str, axis: str) -> Array:
+        heads = self.config.num_heads if axis == "heads" else self.config.key_value_heads
+        return constrain(x.reshape(*x.shape[:-1], heads, -1), "batch", length, axis, "kv")
+
+    def _rotate(self, x: Array, positions: Array | None) -> Array:
+        if self.config.positions != "rotary" or positions is None:
+            return x
+        rotary = self.config.rotary
+        return rotate(x, positions, *rotary.frequencies(self.config.d_kv), rotary.layout)
+
+
+class Attention(Projections):
+    """Multi-head attention: a token mixer, or with ``is_cross`` a decoder's attention to its encoder.
+
+    The mask alone decides what is visible, so ``_bidirectional`` is unused.
+    """
+
+    has_scores = True
+
+    def __init__(
+        self, config: ModelConfig, rngs: nnx.Rngs, _bidirectional: bool = False, *, is_cross: bool = False
+    ):
+        super().__init__(config, rngs)
+        inner = config.num_heads * config.value_width
+        self.out = Linear(
+            rngs, (inner, config.d_model), ("heads", "embed"), std=inner**-0.5, use_bias=config.bias
+        )
+        if is_cross and config.cross_attention_start == "mimetic":
+            self._start_queries_as_keys()
+        self.bilinear = _bilinear_weight(config, rngs) if config.scores == "bilinear" else None
+        # Global positions of a Longformer have projections of their own.
+        separate = config.sparsity.projections == "separate" and not is_cross
+        self.globals = Projections(config, rngs) if separate else None
+
+    def __call__(
+        self, x: Array, inputs: AttentionInputs, cache: LayerCache | None, dropout_masks: DropoutMasks
+    ) -> tuple[Array, LayerCache | None]:
+        """Return [B,T,D]: x [B,T,D] attends to itself, and to earlier tokens if there is a cache."""
+        kv = self.key_value(x, inputs.positions)
+        if cache is not None:
+            cache = cache.write(kv, inputs.cache_index)
+            kv = cache.key_value()
+        return self.read(x, kv, inputs, dropout_masks.get("attention")), cache
+
+    def read(self, x: Array, kv: KeyValue, inputs: AttentionInputs, dropout_mask: Array | None) -> Array:
+        """Return [B,T,D] of x [B,T,D], which attends to keys and values; ``dropout_mask`` bool [B,N,1,S]."""
+        options = self.options
+        if dropout_mask is not None:
+            factors = dropout_factors(dropout_mask, self.config.dropout)
+            options = options._replace(dropout_factors=factors)
+        query = self._queries(self, x, inputs)
+        out = attend(self.config, query, kv, inputs.mask, inputs.bias, options)
+        if self._has_globals(inputs):
+            # Both kinds are computed for all positions, and one is chosen for each: shapes stay static.
+            query = self._queries(self.globals, x, inputs)
+            kv = self.globals.key_value(x, inputs.positions)
+            global_out = attend(self.config, query, kv, inputs.global_mask, inputs.bias, options)
+            out = jnp.where(inputs.global_tokens[:, :, None, None], global_out, out)
+        return self.combine(x, out)
+
+    def combine(self, x: Array, heads: Array) -> Array:
+        """Return the layer's output [B,T,D] from its input x [B,T,D] and the heads' outputs [B,T,N,H].
+
+        A subclass may gate, mix or normalise heads here.
+        """
+        return self.out(heads.reshape(*x.shape[:-1], -1))
+
+    def weights(self, x: Array, kv: KeyValue, inputs: AttentionInputs) -> Array:
+        """Return float32 [B,N,T,S]: how much each head of x [B,T,D] takes from each key."""
+        local = self._weights(self._queries(self, x, inputs), kv, inputs.mask, inputs.bias)
+        if not self._has_globals(inputs):
+            return local
+        query = self._queries(self.globals, x, inputs)
+        kv = self.globals.key_value(x, inputs.positions)
+        global_weights = self._weights(query, kv, inputs.global_mask, inputs.bias)
+        return jnp.where(inputs.global_tokens[:, None, :, None], global_weights, local)
+
+    @property
+    def options(self) -> AttentionOptions:
+        """Return the options of attention that the settings ask for."""
+        return AttentionOptions(scale=attention_scale(self.config), logit_cap=self.config.logit_cap)
+
+    @property
+    def heads(self) -> int:
+        """Return N."""
+        return self.config.num_heads
+
+    def init_carry(self, rows: int, length: int) -> LayerCache:
+        """Return an empty cache [B,K,S,H] for ``length`` positions; masks hide what has not been written."""
+        config, shape = self.config, (rows, self.config.key_value_heads, length)
+        key = jnp.zeros((*shape, config.d_kv), config.dtype)
+        value = jnp.zeros((*shape, config.value_width), config.dtype)
+        return LayerCache(key, value)
+
+    def dropout_shapes(self, key_length: int) -> Shapes:
+        """Return one row's shape [N,1,S] of dropped weights; all queries share the mask, as in T5."""
+        return {"attention": (self.heads, 1, key_length)}
+
+    def _weights(self, query: Array, kv: KeyValue, mask: AnyMask, bias: AnyBias) -> Array:
+        size = query.shape[1], kv.key.shape[1]
+        mask, bias = materialize_mask(mask, *size), materialize_bias(bias, *size)
+        options = self.options
+        return attention_weights(query, kv.key, mask, bias, scale=options.scale, logit_cap=options.logit_cap)
+
+    def _has_globals(self, inputs: AttentionInputs) -> bool:
+        return self.globals is not None and inputs.global_tokens is not None
+
+    def _queries(self, projections: Projections, x: Array, inputs: AttentionInputs) -> Array:
+        """Return queries [B,T,N,H], times the weight of bilinear scores if there is one."""
+        query = projections.queries(x, inputs.positions)
+        if self.bilinear is None:
+            return query
+        return bilinear_query(query, self.bilinear[...].astype(x.dtype))
+
+    def _start_queries_as_keys(self) -> None:
+        """Start each head's query kernel [D,H] as a copy of its key kernel, in a query kernel's usual size.
+
+        The query kernel times the transposed key kernel is then near the identity (mimetic initialisation,
+        Trockman and Kolter 2023), so equal features get the highest logits.
+        """
+        config = self.config
+        by_head = self.key.kernel[...].reshape(config.d_model, config.key_value_heads, config.d_kv)
+        kernel = jnp.repeat(by_head, config.num_heads // config.key_value_heads, axis=1)
+        size = config.d_kv**-0.5 if config.scores == "dot" else 1.0
+        self.query.kernel = param(size * kernel.reshape(config.d_model, -1), "embed", "heads")
+
+
+def _bilinear_weight(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
+    """Return the weight [N,H,H] of bilinear scores, whose columns have length 1."""
+    shape = config.num_heads, config.d_kv, config.d_kv
+    return param(normal(rngs, shape, config.d_kv**-0.5), "bias_heads", "kv", "kv")

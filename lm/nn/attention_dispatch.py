@@ -1,0 +1,201 @@
+"""Which implementation computes attention: by device, row length, mask, bias and options."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from lm.nn.cache import KeyValue
+from lm.nn.config import ModelConfig
+from lm.ops.attention import AttentionOptions, repeat_heads
+from lm.ops.kernels import cudnn, xla
+from lm.ops.masks import CAUSAL, AnyMask, AttentionMask
+from lm.ops.positions import AnyBias
+from lm.settings import SettingError
+from lm.sharding import ACTIVATION_AXES, mesh_axes
+
+SHORT = 1_024  # longest row for which storing the logits is faster than a tiled kernel [tokens]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An implementation of ``scaled_dot_product_attention``, and the options that it supports.
+
+    One that lacks an option in use is skipped by "auto", and refused if asked for by name.
+    """
+
+    options: frozenset[str]  # names of ``AttentionOptions``
+    make: Callable[
+        [Array | None], Any
+    ]  # like ``xla_attention``, from the index of the first query, where queries are sharded
+
+
+def _make_flash(query_offset: Array | None) -> Any:
+    from lm.ops.kernels.flash import (
+        FlashAttention,  # importing Pallas takes a while, and CPUs need none of it
+    )
+    from lm.ops.kernels.tile_sweep import BACKENDS
+
+    return FlashAttention(BACKENDS[_platform()], query_offset)
+
+
+def _make_short_rows(_query_offset: Array | None) -> Any:
+    from lm.ops.kernels.short_rows import ShortRowsAttention
+
+    return ShortRowsAttention(interpret=_platform() != "tpu")
+
+
+# What the Pallas kernels support, written here since Pallas is slow to import; a test compares.
+PALLAS_OPTIONS = frozenset({"scale", "logit_cap", "dropout_factors"})
+
+IMPLEMENTATIONS = {
+    "xla": Implementation(xla.SUPPORTED, lambda _: xla.xla_attention),
+    "cudnn": Implementation(cudnn.SUPPORTED, lambda _: cudnn.cudnn_attention),
+    "flash": Implementation(PALLAS_OPTIONS, _make_flash),
+    "short-rows": Implementation(PALLAS_OPTIONS, _make_short_rows),
+}
+
+
+def choose_implementation(
+    config: ModelConfig,
+    length: int,
+    key_length: int,
+    mask: AnyMask,
+    bias: AnyBias,
+    options: AttentionOptions,
+) -> str:
+    """Return the name of what computes the attention of ``length`` queries to ``key_length`` keys here.
+
+    "xla" and "cudnn" take masks as arrays or not, "xla" biases too; "flash" takes neither as an array,
+    "short-rows" only the bias. A single query, and a mask that is an array, always go to "xla". SettingError
+    if ``model.attention`` names one that lacks an option in use.
+    """
+    asked = config.attention
+    if asked != "auto" and (lacking := options.in_use - IMPLEMENTATIONS[asked].options):
+        names = " and ".join(sorted(lacking))
+        raise SettingError(f"model.attention={asked!r} does not implement {names}: choose 'auto'")
+    if asked == "cudnn" and (_platform() != "gpu" or _is_length_sharded()):
+        where = "where mesh.sequence > 1" if _is_length_sharded() else f"on {_platform()!r}"
+        raise SettingError(f"model.attention='cudnn' is not available {where}: choose 'auto'")
+    candidates = _candidates(config, length, key_length, mask, bias)
+    chosen = [name for name in candidates if options.in_use <= IMPLEMENTATIONS[name].options]
+    if not chosen:
+        names = " and ".join(sorted(options.in_use))
+        raise SettingError(f"none of {', '.join(candidates)} implements {names} of attention")
+    return chosen[0]
+
+
+def _candidates(config: ModelConfig, length: int, key_length: int, mask: AnyMask, bias: AnyBias) -> list[str]:
+    """Return what could compute this attention whatever its options, the fastest first."""
+    asked, platform = config.attention, _platform()
+    if asked == "cudnn" and length > 1:
+        return ["cudnn"]
+    if length == 1 or isinstance(mask, Array) or has_random_blocks(mask):
+        return ["xla"]
+    can_use_short_rows = (
+        platform == "tpu" and not _is_length_sharded() and fits_short_rows(config, length * key_length)
+    )
+    candidates = ["short-rows"] if asked == "auto" and can_use_short_rows else []
+    if isinstance(bias, Array):
+        return [*candidates, "xla"]
+    if asked != "auto":
+        return [asked]
+    if platform not in ("gpu", "tpu") or max(length, key_length) <= SHORT:
+        return [*candidates, "xla"]
+    is_plain = (mask is None or mask == CAUSAL) and bias is None and config.dtype == "bfloat16"
+    cudnn_takes_widths = config.value_width == config.d_kv and config.d_kv in range(8, 129, 8)
+    if platform == "gpu" and not _is_length_sharded() and is_plain and cudnn_takes_widths:
+        candidates.append("cudnn")
+    return [*candidates, "flash", "xla"]
+
+
+def _is_length_sharded() -> bool:
+    """Return whether the queries of a row are spread over devices."""
+    return jax.sharding.get_abstract_mesh().shape.get(ACTIVATION_AXES["length"], 1) > 1
+
+
+def has_random_blocks(mask: AnyMask) -> bool:
+    """Return whether a mask has random blocks, which no kernel evaluates tile by tile."""
+    return isinstance(mask, AttentionMask) and mask.spec.random_blocks is not None
+
+
+def fits_short_rows(config: ModelConfig, logits: int) -> bool:
+    """Return whether the short-rows kernel takes so many logits of a head, and the heads of one device."""
+    from lm.ops.kernels.short_rows import MAX_LOGITS, heads_per_register
+
+    devices = jax.sharding.get_abstract_mesh().shape.get(ACTIVATION_AXES["heads"], 1)
+    fills_registers = heads_per_register(config.num_heads // devices, config.d_kv) > 0
+    return logits <= MAX_LOGITS and config.value_width == config.d_kv and fills_registers
+
+
+def _platform() -> str:
+    """Return the mesh's platform, not this machine's: a program may be compiled for a TPU without one."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def attend(
+    config: ModelConfig,
+    query: Array,
+    kv: KeyValue,
+    mask: AnyMask,
+    bias: AnyBias,
+    options: AttentionOptions,
+) -> Array:
+    """Return ``scaled_dot_product_attention``, [B,T,N,H], by the implementation that suits its inputs."""
+    name = choose_implementation(config, query.shape[1], kv.key.shape[1], mask, bias, options)
+    implementation = IMPLEMENTATIONS[name]
+    if name == "xla":  # the compiler shards it
+        return implementation.make(None)(query, kv.key, kv.value, mask, bias, options)
+    return _shard_mapped(implementation, query, kv, mask, bias, options)
+
+
+def _shard_mapped(
+    implementation: Implementation,
+    query: Array,
+    kv: KeyValue,
+    mask: Any,
+    bias: Any,
+    options: AttentionOptions,
+) -> Array:
+    """Run a kernel on each device's rows, queries and heads: the compiler cannot partition a kernel."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return implementation.make(None)(query, kv.key, kv.value, mask, bias, options)
+    names = ("batch", "length", "heads")
+    batch, length, heads = (mesh_axes(ACTIVATION_AXES[name], mesh) for name in names)
+    if query.shape[1] % mesh.shape.get(length, 1):
+        length = None  # a length that does not divide is not sharded, as in ``lm.sharding``
+    if kv.key.shape[2] % mesh.shape.get(heads, 1):
+        kv = KeyValue(*(repeat_heads(x, query.shape[2]) for x in kv))
+
+    def spec_of_ids(axis):
+        """Return a function from a mask's ids [B|1,L|1] to the spec that shards their length on ``axis``."""
+        return lambda x: PartitionSpec(batch if len(x) > 1 else None, axis if x.shape[1] > 1 else None)
+
+    query_spec, key_spec = PartitionSpec(batch, length, heads), PartitionSpec(batch, None, heads)
+    mask_spec = None
+    if mask is not None:
+        query_ids = jax.tree.map(spec_of_ids(length), mask.query)
+        key_ids = jax.tree.map(spec_of_ids(None), mask.key)
+        mask_spec = replace(mask, query=query_ids, key=key_ids)
+    if isinstance(bias, Array):
+        bias_spec = PartitionSpec(None, heads)
+    else:
+        bias_spec = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads), bias)
+    dropout_spec = None if options.dropout_factors is None else PartitionSpec(batch, heads)
+
+    def local(query, key, value, mask, bias, dropout_factors):
+        offset = None
+        if length is not None:
+            offset = jax.lax.axis_index(length)[None] * query.shape[1]
+        local_options = options._replace(dropout_factors=dropout_factors)
+        return implementation.make(offset)(query, key, value, mask, bias, local_options)
+
+    specs = (query_spec, key_spec, key_spec, mask_spec, bias_spec, dropout_spec)
+    # A Pallas call has no rule by which JAX could check how its results vary over the mesh.
+    sharded = jax.shard_map(local, in_specs=specs, out_specs=query_spec, check_vma=False)
+    return sharded(query, kv.key, kv.value, mask, bias, options.dropout_factors)

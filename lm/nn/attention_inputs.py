@@ -1,0 +1,291 @@
+"""What the blocks of a stack share: positions, masks and biases, computed once from settings and a batch."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lm.nn.attention_dispatch import choose_implementation
+from lm.nn.config import ModelConfig
+from lm.nn.positions import RelativePositionBias
+from lm.ops.attention import AttentionOptions
+from lm.ops.masks import (
+    AnyMask,
+    AttentionMask,
+    MaskSpec,
+    PositionIds,
+    RandomBlocks,
+    Window,
+    key_segments,
+)
+from lm.ops.positions import AlibiBias, AnyBias, PositionBias, alibi_slopes
+from lm.settings import SettingError, nearest
+
+Batch = dict[str, Array]  # features by name, such as decoder_input_tokens [B,T]
+
+_SIDE_FEATURES = "input_tokens segment_ids positions token_types target_tokens loss_weights content".split()
+# Every feature that models and losses read. If you write a loss, add what it reads.
+FEATURES = {f"{side}_{name}" for side in ("encoder", "decoder") for name in _SIDE_FEATURES}
+FEATURES |= {"encoder_global_attention", "decoder_causal_attention"}
+FEATURES |= set("text_loss_weights sentence_labels sentence_loss_weights labels label_loss_weights".split())
+FEATURES |= {"frequent_pieces", "carry"}
+
+
+def check_features(batch: Batch) -> None:
+    """Raise SettingError for a feature that nothing reads, such as a misspelt one."""
+    for name in batch.keys() - FEATURES:
+        raise SettingError(
+            f"feature {name!r} of the batch is read by nothing{nearest(name, FEATURES)}; if your own loss "
+            "reads it, add it to lm.nn.attention_inputs.FEATURES"
+        )
+
+
+def check_row_length(config: ModelConfig, batch: Batch, side: str) -> None:
+    """Raise SettingError for rows longer than learned positions, unless the batch names their positions."""
+    length = batch[f"{side}_input_tokens"].shape[1]
+    if config.positions == "learned" and length > config.max_length and f"{side}_positions" not in batch:
+        raise SettingError(
+            f"rows of {length} tokens are longer than model.max_length={config.max_length}, up to which "
+            f"positions are learned: cut {side}_input_tokens or, of several short texts in a row, name their "
+            f"{side}_positions"
+        )
+
+
+class AttentionInputs(NamedTuple):
+    """What all blocks of a stack share. By default all is visible, and positions are unknown.
+
+    Masks and biases are arrays, or left to the kernel that evaluates them tile by tile.
+    """
+
+    mask: AnyMask = None  # bool [B|1,1,T,S]
+    layer_masks: tuple[AnyMask, ...] = ()  # one for each layer, where their windows differ
+    bias: AnyBias = None  # float32 [B|1,N,T,S]
+    # the bias of a block that has a table of its own (UMT5)
+    layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
+    positions: Array | None = None  # int32 [B|1,T]
+    segments: Array | None = None  # int32 [B,T], 0 for padding; None: each row is one text
+    # Longformer's global positions, bool [B,T], if they have projections of their own
+    global_tokens: Array | None = None
+    global_mask: AnyMask = None  # bool [B|1,1,T,S]: what global positions attend to
+    encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
+    cross_mask: AnyMask = None  # bool [B,1,T,S]
+    # [B,T|1,D]: the encoder's last state, from which a recurrent decoder without cross-attention starts
+    encoder_state: Array | None = None
+    cache_index: Array | None = None  # int32 [B]: where in the cache to write keys and values; None: no cache
+
+
+def make_attention_inputs(
+    config: ModelConfig,
+    batch: Batch,
+    side: str,
+    relative: RelativePositionBias | None,
+    cache_length: int | None = None,
+) -> AttentionInputs:
+    """Return the inputs of the stack ``side``, "encoder" or "decoder", for whole rows [B,T].
+
+    Rows attend to themselves, or to a cache of ``cache_length`` positions that holds them. With a cache a
+    decoder is causal even if ``model.mask`` is "none", since later keys are not written yet.
+    """
+    check_features(batch)
+    check_row_length(config, batch, side)
+    length, is_decoder = batch[f"{side}_input_tokens"].shape[1], side == "decoder"
+    causal = is_decoder and (config.mask == "causal" or cache_length is not None)
+    key_length = length if cache_length is None else cache_length
+    segments, given_positions = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
+    positions = positions_in_segments(length, segments) if given_positions is None else given_positions
+
+    ids: dict[str, Array | None] = {"segment": segments}
+    if config.architecture == "prefix-decoder":
+        ids["prefix"] = batch["decoder_causal_attention"] > 0
+    global_mask = _make_mask(MaskSpec(causal), ids, key_length)
+    # Only encoders read global positions from the batch: a decoder's cache does not hold them.
+    given_globals = None if is_decoder else batch.get("encoder_global_attention")
+    global_tokens = _global_tokens(config, positions, given_globals)
+    if config.sparsity.has_window:
+        # Unless the batch gives positions, a window compares indices in the row: within a segment they differ
+        # by as much. Indices need no ids, and let a kernel skip tiles.
+        sparsity = config.sparsity
+        by_index = given_positions is None and sparsity.block == 1 and not sparsity.random_blocks
+        ids["position"] = None if by_index else positions // sparsity.block
+        ids["global"] = global_tokens
+
+    def mask_of(window: int | None) -> AttentionMask | None:
+        return _make_mask(_mask_spec(config, causal, window, length), ids, key_length)
+
+    options = AttentionOptions(logit_cap=config.logit_cap)
+    implementation = choose_implementation(
+        config, length, key_length, mask_of(config.sparsity.window), None, options
+    )
+
+    # Where the implementation needs arrays, they are made once for the whole stack.
+    def prepare_mask(mask: AttentionMask | None) -> AnyMask:
+        if mask is None or implementation != "xla":
+            return mask
+        return mask.materialize(length, key_length)
+
+    def prepare_bias(bias: PositionBias) -> AnyBias:
+        return bias.materialize(length, key_length) if implementation in ("xla", "short-rows") else bias
+
+    bidirectional = not is_decoder or config.sees_ahead
+    inputs = AttentionInputs(
+        positions=positions,
+        segments=segments,
+        global_tokens=global_tokens if config.sparsity.projections == "separate" else None,
+        global_mask=prepare_mask(global_mask),
+    )
+    inputs = _with_masks(inputs, config, lambda window: prepare_mask(mask_of(window)))
+    return _with_biases(inputs, config, relative, bidirectional, prepare_bias)
+
+
+def make_decode_inputs(
+    config: ModelConfig,
+    cached: Array,
+    cache_length: int,
+    relative: RelativePositionBias | None,
+    count: int = 1,
+) -> AttentionInputs:
+    """Return the inputs for the next ``count`` tokens of each row, after ``cached`` int32 [B] tokens."""
+    index = jnp.arange(cache_length)[None, :]
+    position = cached[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
+    relative_position = index[:, None, :] - position[:, :, None]
+    query_ids, key_ids = _window_ids(config, position), _window_ids(config, index)
+
+    def mask_of(window: int | None) -> Array:
+        spec = _mask_spec(config, True, window, cache_length)
+        return AttentionMask(query_ids, key_ids, spec).evaluate(relative_position)
+
+    inputs = _with_masks(AttentionInputs(positions=position), config, mask_of)
+    return _with_biases(
+        inputs, config, relative, config.sees_ahead, lambda bias: bias.evaluate(relative_position)
+    )
+
+
+def make_cross_mask(
+    config: ModelConfig, length: int, segments: Array | None, encoder_segments: Array | None
+) -> AnyMask:
+    """Return which of the encoder's positions [B,S] each of ``length`` queries may attend to.
+
+    ``segments`` [B,T] or [B,1] are the queries'; without them a decoder attends to all but the padding.
+    """
+    if encoder_segments is None:
+        return None
+    if segments is None:
+        segments = jnp.ones((len(encoder_segments), 1), jnp.int32)
+        encoder_segments = (encoder_segments > 0) * 1
+    mask = AttentionMask({"segment": segments}, {"segment": key_segments(encoder_segments)}, MaskSpec())
+    key_length = encoder_segments.shape[1]
+    options = AttentionOptions(logit_cap=config.logit_cap)
+    if choose_implementation(config, length, key_length, mask, None, options) == "xla":
+        return mask.materialize(segments.shape[1], key_length)
+    return mask
+
+
+def last_encoder_states(encoded: Array, segments: Array | None, encoder_segments: Array | None) -> Array:
+    """Return [B,T|1,D]: for each position of a decoder, the encoder's last state [B,S,D] in its segment.
+
+    Segments [B,T] and [B,S] are as in ``make_cross_mask``. Zeros where the encoder has no token of a segment.
+    """
+    if encoder_segments is None:
+        return encoded[:, -1:]
+    if segments is None:
+        segments = jnp.ones((len(encoded), 1), jnp.int32)
+        encoder_segments = (encoder_segments > 0) * 1
+    index = jnp.arange(encoded.shape[1])[None, None, :]
+    is_same = segments[:, :, None] == key_segments(encoder_segments)[:, None, :]
+    last = jnp.where(is_same, index, -1).max(-1)[:, :, None]
+    states = jnp.take_along_axis(encoded, jnp.maximum(last, 0), axis=1)
+    return jnp.where(last < 0, 0, states)
+
+
+def positions_in_segments(length: int, segments: Array | None) -> Array:
+    """Return int32 [B|1,T]: the position of each token in its segment, from 0 where the segment id changes.
+
+    >>> positions_in_segments(5, jnp.array([[1, 1, 2, 2, 2]])).tolist()
+    [[0, 1, 0, 1, 2]]
+    """
+    index = jnp.arange(length, dtype=jnp.int32)[None, :]
+    if segments is None:
+        return index
+    is_start = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return index - jax.lax.cummax(jnp.where(is_start, index, 0), axis=1)
+
+
+def _mask_spec(config: ModelConfig, causal: bool, window: int | None, length: int) -> MaskSpec:
+    """Return the mask's spec for rows of ``length``; ``window`` counts blocks, None: no window."""
+    if window is None:
+        return MaskSpec(causal)
+    sparsity = config.sparsity
+    reach = window * sparsity.dilation
+    spec = MaskSpec(causal, Window(behind=reach, ahead=reach, step=sparsity.dilation))
+    if not sparsity.random_blocks:
+        return spec
+    if length > config.max_length:
+        raise SettingError(
+            f"model.max_length={config.max_length} is less than the {length} positions of a row"
+        )
+    total = -(-config.max_length // sparsity.block)
+    return spec._replace(random_blocks=RandomBlocks(per_query_block=sparsity.random_blocks, total=total))
+
+
+def _make_mask(spec: MaskSpec, ids: dict[str, Array | None], key_length: int) -> AttentionMask | None:
+    """Return the mask of positions with ids [B|1,T] that attend to a row or a cache of ``key_length``."""
+    query = {name: x for name, x in ids.items() if x is not None}
+    if spec == MaskSpec() and "segment" not in query:
+        return None
+    key = {name: jnp.pad(x, ((0, 0), (0, key_length - x.shape[1]))) for name, x in query.items()}
+    if "segment" in key:
+        key["segment"] = key_segments(key["segment"])
+    return AttentionMask(query, key, spec)
+
+
+def _with_masks(
+    inputs: AttentionInputs, config: ModelConfig, mask_of: Callable[[int | None], AnyMask]
+) -> AttentionInputs:
+    """Return the inputs with the mask of all layers, and one for each layer where their windows differ."""
+    windows = config.sparsity.layer_windows
+    by_window = {window: mask_of(window) for window in {config.sparsity.window, *windows}}
+    return inputs._replace(
+        mask=by_window[config.sparsity.window],
+        layer_masks=tuple(by_window[window] for window in windows),
+    )
+
+
+def _with_biases(
+    inputs: AttentionInputs,
+    config: ModelConfig,
+    relative: RelativePositionBias | None,
+    bidirectional: bool,
+    prepare: Callable[[PositionBias], AnyBias],
+) -> AttentionInputs:
+    """Return the inputs with the stack's position bias and ``layer_bias``."""
+
+    def learned(table: RelativePositionBias) -> AnyBias:
+        return prepare(table(bidirectional))
+
+    bias = None if relative is None else learned(relative)
+    if config.positions == "alibi":
+        bias = prepare(AlibiBias(jnp.asarray(alibi_slopes(config.num_heads))))
+    return inputs._replace(bias=bias, layer_bias=learned)
+
+
+def _global_tokens(config: ModelConfig, positions: Array, given: Array | None) -> Array | None:
+    """Return bool [B|1,T]: positions that the batch gives as global, and the first ones of each segment."""
+    count = config.sparsity.global_tokens * config.sparsity.block
+    tokens = None if given is None else given > 0
+    if not count:
+        return tokens
+    first = positions < count
+    return first if tokens is None else tokens | first
+
+
+def _window_ids(config: ModelConfig, positions: Array) -> PositionIds:
+    """Return the ids by which a window and its global positions are decided while decoding."""
+    if not config.sparsity.has_window:
+        return {}
+    ids = {"position": positions // config.sparsity.block}
+    global_tokens = _global_tokens(config, positions, None)
+    if global_tokens is not None:
+        ids["global"] = global_tokens
+    return ids

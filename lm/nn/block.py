@@ -1,0 +1,138 @@
+"""A block: a token mixer and, if the model has them, cross-attention, a feed-forward layer, an adapter."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jax import Array
+
+from lm.nn.attention import Attention
+from lm.nn.attention_inputs import AttentionInputs
+from lm.nn.cache import Carry, LayerCache
+from lm.nn.config import ModelConfig
+from lm.nn.dropout import DropoutMasks, Shapes, dropout
+from lm.nn.layers import Module, make_norm
+from lm.nn.lora import add_lora
+from lm.nn.mixers import CROSS_ATTENTION, Mixer, make_mixer
+from lm.nn.mlp import MLP, Adapter
+from lm.nn.positions import RelativePositionBias
+from lm.sharding import constrain
+
+REMAT_POLICIES = {  # what jax.checkpoint saves of a block for the backward pass; it computes the rest again
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters
+    "full": jax.checkpoint_policies.nothing_saveable,  # only the block's input
+}
+
+
+class Block(Module):
+    """The residual block that a stack repeats."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, has_cross_attention: bool):
+        self.config = config
+        bidirectional = config.reads_both_ways(has_cross_attention)
+        shares_norm = config.residual == "parallel-one-norm"
+        self.attention_norm = make_norm(config, config.d_model)
+        # Checkpoints call it attention, whichever mixer it is.
+        self.attention: Mixer = make_mixer(config, rngs, bidirectional)
+        has_own_bias = config.positions == "relative-per-layer"
+        self.relative = RelativePositionBias(config, rngs, bidirectional) if has_own_bias else None
+        self.cross = CROSS_ATTENTION[config.cross_attention](config, rngs) if has_cross_attention else None
+        has_cross_norm = self.cross is not None and not shares_norm
+        self.cross_norm = make_norm(config, config.d_model) if has_cross_norm else None
+        has_mlp_norm = config.mlp != "none" and not shares_norm
+        self.mlp_norm = make_norm(config, config.d_model) if has_mlp_norm else None
+        self.mlp = MLP(config, rngs) if config.mlp != "none" else None
+        self.adapter = Adapter(config, rngs) if config.adapter_width else None
+        add_lora(config, rngs, self)
+
+    def __call__(
+        self,
+        x: Array,
+        inputs: AttentionInputs,
+        dropout_masks: DropoutMasks,
+        carry: Carry | None,
+        encoder_kv: LayerCache | None,
+    ) -> tuple[Array, Carry | None]:
+        """Return [B,T,D] of x [B,T,D], and the mixer's carry.
+
+        ``carry`` is a KV cache or a recurrent state. ``encoder_kv`` holds keys and values of the encoder's
+        output, computed once; a row's beams are adjacent in x and share them. Without it they are computed
+        from ``inputs.encoded`` [B,S,D]; without that there is no cross-attention.
+        """
+        block_input = x
+        h = self._sublayer_input(block_input, x, self.attention_norm)
+        h, carry = self.attention(h, self._with_own_bias(inputs), carry, dropout_masks)
+        x = self._add(x, h, self.attention_norm, dropout_masks.get("attention_out"))
+        if inputs.encoded is not None or encoder_kv is not None:
+            if encoder_kv is None:
+                kv = self.cross.key_value(inputs.encoded, None)
+            else:
+                kv = encoder_kv.key_value()
+            h = self._sublayer_input(block_input, x, self.cross_norm)
+            h = h.reshape(len(kv.key), -1, h.shape[-1])  # a row's beams become more queries of the same keys
+            cross_inputs = AttentionInputs(inputs.cross_mask)
+            h = self.cross.read(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
+            x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
+        if self.mlp is not None:
+            h = self._sublayer_input(block_input, x, self.mlp_norm)
+            h = self.mlp(h, dropout_masks.get("mlp"))
+            x = self._add(x, h, self.mlp_norm, dropout_masks.get("mlp_out"))
+        if self.adapter is not None:
+            h = self.adapter(x, dropout_masks.get("adapter"))
+            h = dropout(h, dropout_masks.get("adapter_out"), self.config.dropout)
+            x = constrain(x + h, "batch", "length", "embed")
+        return x, carry
+
+    def dropout_shapes(self, length: int, encoded_length: int | None) -> Shapes:
+        """Return each dropout mask's shape for a row: [heads,1,S] for weights, [1,features] for activations.
+
+        One draw is cut into all of them, so their order decides which random numbers each gets.
+        """
+        config, out = self.config, (1, self.config.d_model)
+        shapes = self.attention.dropout_shapes(length) | {"attention_out": out}
+        if self.mlp is not None:
+            shapes |= {"mlp": (1, config.d_ff), "mlp_out": out}
+        if self.adapter is not None:
+            shapes |= {"adapter": (1, config.adapter_width), "adapter_out": out}
+        if encoded_length is not None:
+            shapes |= {"cross": (self.cross.heads, 1, encoded_length), "cross_out": out}
+        return shapes
+
+    def attention_weights(self, x: Array, inputs: AttentionInputs) -> tuple[Array | None, Array | None]:
+        """Return float32 [B,N,T,S] of self- and cross-attention, from x [B,T,D]; None where there is none."""
+        block_input, inputs, h = x, self._with_own_bias(inputs), self.mixer_input(x)
+        weights = None
+        if isinstance(self.attention, Attention):
+            kv = self.attention.key_value(h, inputs.positions)
+            weights = self.attention.weights(h, kv, inputs)
+        if inputs.encoded is None:
+            return weights, None
+        x = self._add(x, self.attention(h, inputs, None, {})[0], self.attention_norm, None)
+        h = self._sublayer_input(block_input, x, self.cross_norm)
+        kv = self.cross.key_value(inputs.encoded, None)
+        return weights, self.cross.weights(h, kv, AttentionInputs(inputs.cross_mask))
+
+    def mixer_input(self, x: Array) -> Array:
+        """Return what the mixer reads of the block's input x [B,T,D]."""
+        return self._sublayer_input(x, x, self.attention_norm)
+
+    def _with_own_bias(self, inputs: AttentionInputs) -> AttentionInputs:
+        """Return the inputs with the bias of this block's own table, if it has one (UMT5)."""
+        if self.relative is None:
+            return inputs
+        return inputs._replace(bias=inputs.layer_bias(self.relative))
+
+    def _sublayer_input(self, block_input: Array, x: Array, norm: Any) -> Array:
+        """Return a sub-layer's input: x, or the block's input if parallel; normalised unless post-norm."""
+        if self.config.residual == "post-norm":
+            return x  # normalised by ``_add``
+        norm = self.attention_norm if norm is None else norm  # the one that all sub-layers share
+        return norm(block_input if self.config.residual.startswith("parallel") else x)
+
+    def _add(self, x: Array, h: Array, norm: Any, dropout_mask: Array | None) -> Array:
+        """Return x plus a sub-layer's output h, or h alone if residual is "none"; normalised if post-norm."""
+        h = dropout(h, dropout_mask, self.config.dropout)
+        if self.config.residual != "none":
+            h = x + h
+        h = constrain(h, "batch", "length", "embed")
+        return norm(h) if self.config.residual == "post-norm" else h

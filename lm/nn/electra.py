@@ -1,0 +1,65 @@
+"""ELECTRA: a generator that replaces tokens, and a discriminator that finds them (Clark et al. 2020)."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from lm.nn.attention_inputs import Batch
+from lm.nn.config import ModelConfig
+from lm.nn.dropout import split_key
+from lm.nn.layers import Module
+from lm.nn.transformer import Transformer
+from lm.sharding import constrain
+
+DISCRIMINATOR = "discriminator."  # how the names of its parameters begin
+
+
+class ElectraOutputs(NamedTuple):
+    """What ``Electra`` returns."""
+
+    generator_logits: Array  # float32 [B,S,V]
+    tokens: Array  # int32 [B,S]: what the discriminator reads, with the generator's samples
+    replaced_logits: Array  # float32 [B,S]: that a token is not the text's
+
+
+class Electra(Module):
+    """A small masked LM, and an encoder that tells its samples from the text's; they share embeddings."""
+
+    def __init__(self, config: ModelConfig, generator: ModelConfig, rngs: nnx.Rngs):
+        self.discriminator = Transformer(config, rngs)
+        self.generator = Transformer(generator, rngs)
+        del self.generator.embed  # the discriminator's is used
+
+    def __call__(self, batch: Batch, sample_key: Array, key: Array | None = None) -> ElectraOutputs:
+        """Return the outputs of both, with samples where ``encoder_loss_weights`` are above 0."""
+        generator_key, discriminator_key = split_key(key, 2)
+        generator = jax.tree.map(lambda leaf: leaf, self.generator)  # a copy, to which the embedding is added
+        generator.embed = self.discriminator.embed
+        logits = generator(batch, generator_key)
+        samples = jax.random.categorical(sample_key, jax.lax.stop_gradient(logits)).astype(jnp.int32)
+        tokens = jnp.where(batch["encoder_loss_weights"] > 0, samples, batch["encoder_target_tokens"])
+        tokens = constrain(tokens, "batch", "length")
+        corrupted = batch | {"encoder_input_tokens": tokens}
+        x = self.discriminator.features(corrupted, discriminator_key)
+        return ElectraOutputs(logits, tokens, self.discriminator.replaced(x))
+
+
+def generator_config(model: ModelConfig, share: float) -> ModelConfig:
+    """Return the settings of a generator as deep as ``model`` and ``share`` as wide, with its embedding."""
+    heads = max(int(model.num_heads * share), 1)
+    return replace(
+        model,
+        d_model=heads * model.d_kv,
+        d_ff=max(int(model.d_ff * share), 1),
+        num_heads=heads,
+        num_key_value_heads=None,
+        d_embed=model.embed_width,
+        logits="tied",
+        logits_transform=True,
+        logits_bias=True,
+        heads=(),
+    )

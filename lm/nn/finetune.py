@@ -1,0 +1,98 @@
+"""A pre-trained model with a new head, and what fine-tuning does to its parameters."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from lm.nn.attention_inputs import Batch
+from lm.nn.config import HeadConfig, LoraConfig, ModelConfig
+from lm.nn.dropout import split_key
+from lm.nn.electra import DISCRIMINATOR
+from lm.nn.elmo import FORWARD, BidirectionalLM
+from lm.nn.heads import POOLINGS, Head, LayerMixture
+from lm.nn.layers import Module
+from lm.nn.transformer import Transformer
+from lm.sharding import named
+
+BODY = "body."  # how the names of the pre-trained model's parameters begin
+
+
+class ModelWithHead(Module):
+    """A pre-trained ``body`` with a new ``head``; calls return what ``Head`` returns.
+
+    The body is a ``Transformer`` or, with the pre-training head "backward", a ``BidirectionalLM``. The batch
+    is the body's; in multiple choice each feature is [B,C,L], with C candidates per row.
+    """
+
+    def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
+        self.config, self.settings = config, head
+        body = BidirectionalLM if "backward" in config.heads else Transformer
+        self.body = body(config, rngs)
+        self.head = Head(config, head, rngs)
+        layers = config.num_decoder_layers if config.has_decoder else config.num_encoder_layers
+        self.mixture = LayerMixture(layers) if head.layers == "mixed-frozen" else None
+
+    def __call__(self, batch: Batch, key: Array | None = None) -> Array:
+        if self.settings.kind != "choice":
+            return self._outputs(batch, key)
+        rows, choices, length = batch[f"{self._side}_input_tokens"].shape
+        flat = {name: x.reshape(rows * choices, length) for name, x in batch.items() if x.ndim == 3}
+        return self._outputs(flat, key).reshape(rows, choices)
+
+    @property
+    def _side(self) -> str:
+        return "decoder" if self.config.has_decoder else "encoder"
+
+    def _outputs(self, batch: Batch, key: Array | None) -> Array:
+        body_key, head_key = split_key(key, 2)
+        if self.mixture is not None:
+            hidden = self.body.hidden_states(batch)[self._side]
+            x = self.mixture(jax.lax.stop_gradient(hidden))
+        elif self.settings.layers == "last-frozen":
+            x = jax.lax.stop_gradient(self.body.features(batch))
+        else:
+            x = self.body.features(batch, body_key)
+        tokens = batch[f"{self._side}_input_tokens"]
+        segments = batch.get(f"{self._side}_segment_ids", jnp.ones_like(tokens))
+        if self.settings.kind not in ("tokens", "span"):
+            x = self._pool(x, segments)
+        return self.head(x, segments, head_key)
+
+    def _pool(self, x: Array, segments: Array) -> Array:
+        """Return [B,D] of x [B,T,D]: one state per text, through the pooler if the body has one."""
+        body, pool = self.body, self.settings.pool
+        if pool == "first" and isinstance(body, Transformer) and body.pooler is not None:
+            return body.pooled(x)
+        return POOLINGS[pool](x, segments > 0)
+
+
+def source_parameter(learned: Collection[str], name: str) -> str | None:
+    """Return which of the ``learned`` parameters parameter ``name`` starts from; None if it is new.
+
+    A model may have become the body of another, or be one of ELECTRA's or ELMo's pair.
+    """
+    bare = name.removeprefix(BODY)
+    candidates = [name, bare, DISCRIMINATOR + bare, FORWARD + bare]
+    candidates += [bare.removeprefix(DISCRIMINATOR), bare.removeprefix(FORWARD)]  # an embedding from vectors
+    return next((candidate for candidate in candidates if candidate in learned), None)
+
+
+def merge_lora(model: Transformer) -> Transformer:
+    """Return the same function without low-rank updates, each added to its kernel.
+
+    Hu et al. 2021, section 4.1.
+    """
+    if not model.config.lora.rank:
+        return model
+    lora, params = model.config.lora, named(model)
+    without = replace(model.config, lora=LoraConfig())
+    merged = jax.eval_shape(lambda: Transformer(without, nnx.Rngs(params=0)))
+    for down in [name for name in params if name.endswith(".lora.down")]:
+        linear = down.removesuffix("lora.down")
+        update = jnp.einsum("...ir,...ro->...io", params[down], params[f"{linear}lora.up"])
+        params[f"{linear}kernel"] += update * (lora.alpha / lora.rank)
+    return jax.tree.unflatten(jax.tree.structure(merged), [params[name] for name in named(merged)])

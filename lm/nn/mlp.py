@@ -1,0 +1,64 @@
+"""The feed-forward layer of a block, and the adapter that may follow it."""
+
+import jax
+from flax import nnx
+from jax import Array
+
+from lm.nn.config import ModelConfig
+from lm.nn.dropout import dropout
+from lm.nn.layers import ACTIVATIONS, Linear, Module, make_norm, remat
+from lm.sharding import constrain
+
+
+class MLP(Module):
+    """The feed-forward layer, [B,T,D] to [B,T,D] through F hidden features.
+
+    A gated one multiplies them by a second, linear projection (GLU, Shazeer 2020).
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+
+        def linear(shape: tuple[int, int], axes: tuple[str, str]) -> Linear:
+            return Linear(rngs, shape, axes, std=shape[0] ** -0.5, use_bias=config.mlp_has_bias)
+
+        inward, is_gated = (config.d_model, config.d_ff), config.mlp.startswith("gated")
+        self.hidden = linear(inward, ("embed", "mlp"))
+        self.linear = linear(inward, ("embed", "mlp")) if is_gated else None
+        self.out = linear((config.d_ff, config.d_model), ("mlp", "embed"))
+
+    def __call__(self, x: Array, dropout_mask: Array | None) -> Array:
+        """Return [B,T,D] of x [B,T,D]; ``dropout_mask`` bool [B,1,F]."""
+        hidden = constrain(self.hidden(x), "batch", "length", "mlp")
+        if self.linear is None:
+            return self._activate_and_project(hidden, None, dropout_mask)
+        linear = constrain(self.linear(x), "batch", "length", "mlp")
+        return self._activate_and_project(hidden, linear, dropout_mask)
+
+    @remat  # all but the product, which its gradients do not ask for
+    def _activate_and_project(self, hidden: Array, linear: Array | None, dropout_mask: Array | None) -> Array:
+        hidden = ACTIVATIONS[self.config.mlp](hidden)
+        if linear is not None:
+            hidden = hidden * linear
+        return self.out(dropout(hidden, dropout_mask, self.config.dropout))
+
+
+class Adapter(Module):
+    """A bottleneck [B,T,D] to [B,T,D] after a block, trained alone (Houlsby et al. 2019).
+
+    It has a norm in front wherever the block's norms are. A new one adds next to nothing: adapters train
+    alike from any standard deviation up to 1e-2. It is not 0, since Adafactor's step is relative to a
+    parameter's size.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        width, inner, use_bias = config.d_model, config.adapter_width, config.bias
+        self.norm = make_norm(config, width)
+        self.hidden = Linear(rngs, (width, inner), ("embed", "adapter"), std=width**-0.5, use_bias=use_bias)
+        self.out = Linear(rngs, (inner, width), ("adapter", "embed"), std=1e-2, use_bias=use_bias)
+
+    def __call__(self, x: Array, dropout_mask: Array | None) -> Array:
+        """Return [B,T,D] of x [B,T,D]; ``dropout_mask`` bool [B,1,adapter_width]."""
+        hidden = jax.nn.relu(self.hidden(self.norm(x)))
+        return self.out(dropout(hidden, dropout_mask, self.config.dropout))
