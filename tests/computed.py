@@ -6,6 +6,7 @@ Nothing is compiled: a step is known by its jaxpr, in which every number stands 
 import hashlib
 import re
 import typing
+from contextlib import contextmanager
 from functools import cache, partial
 from types import NoneType
 
@@ -22,6 +23,7 @@ from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
+from lm.data.corpora import documentation
 from lm.nn.config import RECURRENT
 from lm.train.optimizers import learning_rate, update_direction
 from lm.train.step import StepSpec
@@ -88,6 +90,15 @@ def described(stage):
     parent = stage.parent and (stage.parent.name, stage.parent_step)
     names = (stage.name, stage.kind, stage.on, stage.scored_on, parent, settings.seed)
     return *names, training.steps, training.save_every, looks, stage.branch_steps
+
+
+@contextmanager
+def small_corpus_and_scale(folder):
+    """Fill the cache ``folder`` with a small documentation corpus, and add the scale ``tiny`` for a while."""
+    documentation.prepare_sets(folder, packages=documentation.STDLIB)
+    SCALES["tiny"] = SCALE
+    yield folder
+    del SCALES["tiny"]
 
 
 def digest(value):

@@ -4,7 +4,7 @@ import typing
 from dataclasses import replace
 
 import pytest
-from computed import ROWS, SCALE, built, computed, kind_of, without_none
+from computed import ROWS, built, computed, kind_of, small_corpus_and_scale, without_none
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,8 +12,6 @@ from experiments.cli.models import Filling, generate
 from experiments.runs.checks import check
 from experiments.study.experiment import Experiment, apply
 from experiments.study.registry import build, check_given
-from experiments.study.scales import SCALES
-from lm.data.corpora import documentation
 from lm.settings import SettingError, leaves
 from lm.train.config import OptimizerConfig
 
@@ -56,12 +54,8 @@ QUICK = [case for case in CASES if not case[0].startswith(TRAINED)]
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache that holds a small documentation corpus; and a scale ``tiny``."""
-    folder = tmp_path_factory.mktemp("runs") / "cache"
-    documentation.prepare_sets(folder, packages=documentation.STDLIB)
-    SCALES["tiny"] = SCALE
-    yield folder
-    del SCALES["tiny"]
+    with small_corpus_and_scale(tmp_path_factory.mktemp("runs") / "cache") as folder:
+        yield folder
 
 
 def try_out(row, path, value, cache):

@@ -4,14 +4,13 @@ import typing
 from dataclasses import dataclass
 
 import pytest
-from computed import ROWS, SCALE, built, computed, kind_of, without_none
+from computed import ROWS, built, computed, kind_of, small_corpus_and_scale, without_none
 
 from experiments.cli import train
 from experiments.study import registry
 from experiments.study.experiment import Experiment, apply
 from experiments.study.registry import REGISTRY, build, check_given, check_row, read_changes
 from experiments.study.scales import SCALES
-from lm.data.corpora import documentation
 from lm.nn.config import ModelConfig
 from lm.nn.presets import PRESETS
 from lm.settings import (
@@ -97,12 +96,8 @@ def others(path, value):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache that holds a small documentation corpus; and a scale ``tiny``."""
-    folder = tmp_path_factory.mktemp("runs") / "cache"
-    documentation.prepare_sets(folder, packages=documentation.STDLIB)
-    SCALES["tiny"] = SCALE
-    yield folder
-    del SCALES["tiny"]
+    with small_corpus_and_scale(tmp_path_factory.mktemp("runs") / "cache") as folder:
+        yield folder
 
 
 def effect(row, path, cache, before):

@@ -28,15 +28,13 @@ class Implementation:
     """
 
     options: frozenset[str]  # names of ``AttentionOptions``
-    make: Callable[
-        [Array | None], Any
-    ]  # like ``xla_attention``, from the index of the first query, where queries are sharded
+    # Returns a function like ``xla_attention``, given the index of the first query where queries are sharded.
+    make: Callable[[Array | None], Any]
 
 
 def _make_flash(query_offset: Array | None) -> Any:
-    from lm.ops.kernels.flash import (
-        FlashAttention,  # importing Pallas takes a while, and CPUs need none of it
-    )
+    # Importing Pallas takes a while, and CPUs need none of it.
+    from lm.ops.kernels.flash import FlashAttention
     from lm.ops.kernels.tile_sweep import BACKENDS
 
     return FlashAttention(BACKENDS[_platform()], query_offset)

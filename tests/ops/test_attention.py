@@ -240,3 +240,9 @@ def test_a_new_option_is_refused_where_no_implementation_has_it(monkeypatch):
 
     with pytest.raises(SettingError, match="temperature"):
         choose_implementation(ModelConfig(), 4_096, 4_096, None, None, NewOptions(temperature=2.0))
+
+
+def test_cudnn_refuses_a_bias_rather_than_leaving_it_out():
+    query = draw(1, 8, 2, 16, seed=0)
+    with pytest.raises(ValueError, match="takes no bias"):
+        cudnn.cudnn_attention(query, query, query, None, jnp.ones((1, 2, 8, 8)))

@@ -23,7 +23,8 @@ def cudnn_attention(
     Any mask but the causal one is written out.
     """
     options.check_supported("cudnn", SUPPORTED)
-    assert bias is None, "cuDNN's gradient of a bias is not used here"
+    if bias is not None:
+        raise ValueError("attention by 'cudnn' takes no bias: use another implementation")
     if options.dropout_factors is not None:
         key, value = drop_values(key, value, options.dropout_factors)
     is_causal = isinstance(mask, AttentionMask) and mask == CAUSAL
