@@ -74,7 +74,7 @@ def _takes(each: Taken) -> str:
 
 
 def shown(value: Any) -> str:
-    """As it is written on the command line."""
+    """Return a value as it is written on the command line."""
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "none"
     if isinstance(value, bool):

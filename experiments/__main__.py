@@ -58,7 +58,7 @@ def own_scales() -> list[str]:
 
 
 def versions() -> str:
-    """Of the package, of jax and of Python, none of which is imported for it."""
+    """Return the versions of the package, of jax and of Python, without importing them."""
     jax, python = metadata.version("jax"), platform.python_version()
     return f"lm {metadata.version('lm-study')}, jax {jax}, Python {python}"
 
@@ -110,7 +110,7 @@ def take_study() -> None:
 
 
 def _unread() -> bool:
-    """Whether nobody reads what is printed any more, such as `head`; the rest of it then goes nowhere."""
+    """Return whether nobody reads the output any more, such as a `head` that has ended."""
     if not hasattr(select, "poll"):  # as in some Pythons on macOS
         return False
     output = select.poll()

@@ -40,7 +40,7 @@ CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name
 
 @dataclass(frozen=True)
 class Scoring:
-    """How texts are scored."""
+    """Options of how texts are scored."""
 
     mixture: str = ""  # which fine-tuned model scores; by default the pre-trained one
     end: bool = False  # whether the EOS behind each continuation is scored too
@@ -212,7 +212,7 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
 
 
 def masking_of(run: "Trained") -> "Masking | None":
-    """How an encoder's rows are framed; None of other models."""
+    """Return how an encoder's rows are framed, None for other models."""
     from lm.evaluate.likelihood import Masking
 
     if run.config.has_decoder:
@@ -246,7 +246,7 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
 
 
 def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Of all these texts together: perplexity a token, bits per byte of UTF-8 and per character.
+    """Return perplexity per token, and bits per byte and per character, of all these texts together.
 
     Of texts that are blanks alone, and so no tokens, there is no perplexity: None.
     """

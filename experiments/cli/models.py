@@ -264,7 +264,7 @@ def _writer(decoding: Decoding, seed: int) -> Callable:
 
 @dataclass(frozen=True)
 class Filling:
-    """How gaps are filled."""
+    """Options of how gaps are filled."""
 
     top: int = 5  # candidates to show: tokens for each mask of an encoder, else whole texts
     iterations: int = 0  # of encoders: fill in the whole text in N passes; 0 shows candidates for each mask
@@ -314,7 +314,7 @@ def fill_in(
 
 
 def _guessed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
-    """Of an encoder: the likeliest tokens for each mask, with their probabilities."""
+    """Yield an encoder's likeliest tokens for each mask, with their probabilities."""
     from lm.evaluate.fill import fill
 
     vocabulary = run.vocabulary
@@ -327,7 +327,7 @@ def _guessed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
 
 
 def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
-    """Of an encoder: the text after several passes; of Gibbs sampling as many texts as are to be shown."""
+    """Yield the text that an encoder fills in several passes; with Gibbs sampling, as many as are asked for."""
     import jax
 
     from lm.evaluate.fill import gibbs, mask_predict

@@ -20,7 +20,7 @@ from lm.settings import SettingError
 
 @dataclass(frozen=True)
 class Options:
-    """What lm run and lm sweep take besides settings."""
+    """Options of lm run and lm sweep that are not settings."""
 
     scale: str = DEFAULT_SCALE  # size of the study
     runs: Path = RUNS  # folder that holds the runs
@@ -52,7 +52,7 @@ class RowRun(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Of all its stages, for the progress."""
+        """Return the training steps of all its stages."""
         return sum(stage.training.steps for stage in stages(self.experiment))
 
 
@@ -73,7 +73,7 @@ def share(name: str, experiment: Experiment, options: Options) -> str:
 
 
 def is_finished(run: RowRun, options: Options) -> bool:
-    """Whether this run has finished; what is wrong with its folder is reported when it is trained."""
+    """Return whether this run has finished, False if its folder is damaged: training reports that."""
     try:
         check_settings(run.experiment, run.folder)
         if read_result(run.folder) is None:

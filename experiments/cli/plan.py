@@ -1,4 +1,4 @@
-"""What comes before training: ``lm plan`` compiles rows for a TPU slice, ``lm prepare`` encodes texts."""
+"""Prepare training: ``lm plan`` compiles rows for a TPU slice, ``lm prepare`` encodes texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +65,7 @@ def plan(arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class AheadOptions:
-    """What is encoded ahead of training, and by whom."""
+    """Options of what is encoded ahead of training, and by how many processes."""
 
     tokens: float = 0.0  # how many, such as 2e9; 0: as many as the row reads, or all of the corpus [tokens]
     workers: int = 0  # 0: one a core [processes]
@@ -104,7 +104,7 @@ def prepare_row(arguments: Sequence[str]) -> None:
 
 
 def without_tasks(experiment: Experiment) -> Experiment:
-    """What reads the same text and no tasks, unless the vocabulary is trained on these too."""
+    """Return the experiment without tasks, unless its vocabulary is trained on their texts too."""
     if experiment.data.vocabulary_texts != "corpus":
         return experiment
     tuning = replace(experiment.tuning, mixtures=(), heads=())

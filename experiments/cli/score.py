@@ -47,7 +47,7 @@ ANSWERS = {  # that the kinds of tasks take
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows are scored."""
+    """Options of which rows are scored."""
 
     # split of the data sets; may be one of TFDS's expressions, such as 'validation[:10%]'
     split: str = "validation"
@@ -182,7 +182,7 @@ def answers_by_counts(stage: Stage, rows: Sequence[Row]) -> list[Any]:
 
 
 def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:
-    """What a model, or several together, write to inputs of at most ``width`` tokens."""
+    """Return what a model, or several together, write to inputs of at most ``width`` tokens."""
     tuned = "".join(models[0].stage.on)
     length = task.targets_length if task.file and task.targets_length else answer_length(task.name, tuned)
     inputs = prompts(models[0], [task.to_text(row)[0] for row in rows], width, length)
@@ -192,7 +192,7 @@ def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row
 def written(
     models: "Sequence[Trained]", task: Task, rows: Sequence[Row], inputs: Sequence[Any], length: int
 ) -> list[str]:
-    """What a model, or several together, write greedily to batches of inputs."""
+    """Return what a model, or several together, write greedily to batches of inputs."""
     from lm.evaluate.decode import greedy
     from lm.evaluate.questions import Questions, predict
 
@@ -237,7 +237,7 @@ def prompted_length(task: Prompted) -> int:
 def answers_to_prompts(
     models: "Sequence[Trained]", task: Prompted, rows: Sequence[Row]
 ) -> tuple[list[str], dict[str, Value]]:
-    """What is written or chosen behind the prompts of rows, and how likely the right answers are."""
+    """Return the answers written or chosen after each row's prompt, and how likely the right ones are."""
     from lm.evaluate.gold import gold_metrics, likeliest, log_probs, measured
 
     run = models[0]

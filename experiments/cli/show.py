@@ -147,7 +147,7 @@ def show_settings(settings: Any, title: str) -> None:
 
 
 def show_costs(model: ModelConfig, title: str, rows: CostedRows) -> None:
-    """What training and decoding take by the settings alone: nothing is compiled."""
+    """Print the costs of training and decoding, from the settings alone: nothing is compiled."""
     from lm.train.throughput import cache_bytes, costs, longest_row  # needs jax, which settings do not
 
     at_least(rows, "--", length=1, batch=1, tokens=0)
@@ -241,7 +241,7 @@ def show_diff(row: str, other: str, scale: str, to: str, changes: Changes) -> No
 
 @dataclass(frozen=True)
 class ReportOptions(StartOption):
-    """What lm report shows, and how often."""
+    """Options of what lm report shows, and how often."""
 
     watch: bool = False  # write it again whenever a run makes progress, until interrupted
     # show runs with settings given by hand too, each combination as a row beside its own

@@ -123,7 +123,7 @@ def sweep_command(arguments: Sequence[str]) -> None:
 
 
 def started_by(arguments: Sequence[str]) -> Changes:
-    """What --start changes in a row."""
+    """Return what --start changes in a row."""
     return started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
 
 
@@ -304,7 +304,7 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
 
 
 def _failure(name: str, reason: object, folder: Path) -> str:
-    """What to say of a run that failed; where it lies, if it had begun."""
+    """Return the message for a run that failed, with its folder if it had begun."""
     return f"{name} failed: {reason}" + (f"\n  folder: {folder}" if folder.exists() else "")
 
 
