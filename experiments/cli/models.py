@@ -327,7 +327,7 @@ def _guessed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
 
 
 def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
-    """Yield the text that an encoder fills in several passes; with Gibbs sampling, as many as are asked for."""
+    """Yield the text that an encoder fills in several passes, or several texts by Gibbs sampling."""
     import jax
 
     from lm.evaluate.fill import gibbs, mask_predict
