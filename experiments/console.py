@@ -16,6 +16,7 @@ RUNS = Path("runs")
 CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
 NARROW = 100  # in a terminal of fewer columns, names are shown without what their title says already
 UNBROKEN = Console(soft_wrap=True, highlight=False)  # for lines of any length
+# headings of columns that hold no numbers
 TEXTS = (
     "row",
     "column",
@@ -29,7 +30,7 @@ TEXTS = (
     "inputs",
     "target",
     "prediction",
-)  # headings of columns that hold no numbers
+)
 
 
 class Cell(NamedTuple):

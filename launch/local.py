@@ -23,10 +23,8 @@ AFTER_FAILURE = 60.0  # seconds that the others have, once one process has faile
 def environment(process: int, port: int, secret: str, options: Namespace) -> dict[str, str]:
     """What ``lm`` reads to join the others; simulated devices on the CPU if a number of them is given."""
     variables = {"LM_COORDINATOR": f"127.0.0.1:{port}", "LM_PROCESSES": str(options.processes)}
-    variables |= {
-        "LM_PROCESS": str(process),
-        "LM_SECRET": secret,
-    }  # which no other user of this machine knows
+    # No other user of this machine knows the secret.
+    variables |= {"LM_PROCESS": str(process), "LM_SECRET": secret}
     if options.devices:
         simulated = f"--xla_force_host_platform_device_count={options.devices}"
         flags = f"{os.environ.get('XLA_FLAGS', '')} {simulated}".strip()

@@ -22,6 +22,7 @@ FILE = ORIGIN_FILE
 
 FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished stage
 ORIGINS = (*FINISHED, "code", "packages")  # and of one that resumes
+# modules beside this that change numbers
 CODE = (
     "stages",
     "vocabularies",
@@ -31,7 +32,7 @@ CODE = (
     "run",
     "scores",
     "counted",
-)  # modules beside this that change numbers
+)
 
 Origin = Mapping[str, Mapping[str, Any]]  # of ORIGINS: name -> value
 

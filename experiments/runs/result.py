@@ -37,9 +37,8 @@ class Result:
     folder: Path
     length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length [x inputs_length]
     phases: Mapping[str, str] = field(default_factory=dict)  # stage -> its folder, below that of the scale
-    records: Mapping[str, int] = field(
-        default_factory=dict
-    )  # stage -> lines of metrics that it had in the end
+    # stage -> lines of metrics that it had in the end
+    records: Mapping[str, int] = field(default_factory=dict)
     # task -> updates of pre-training -> as in tasks, of the fine-tuning that started there
     branches: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     content_tokens: int = 0  # of all pre-training: targets that are no sentinel, EOS or aligned copy

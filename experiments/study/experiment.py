@@ -425,9 +425,8 @@ class ReadOnly(Mapping[str, Any]):
 OWN_ROW = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
 
 
-@dataclass(
-    frozen=True, eq=False
-)  # a row is itself alone: whether experiments are equal is asked of what is built
+# A row is itself alone: whether experiments are equal is asked of what is built.
+@dataclass(frozen=True, eq=False)
 class Row:
     """One row of a table of the paper: what it changes, and what the paper scored."""
 

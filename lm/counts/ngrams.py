@@ -129,9 +129,8 @@ class KneserNey:
     """
 
     ngrams: NGrams
-    probs: tuple[
-        np.ndarray, ...
-    ]  # float64 [n-grams] of each order from 1: of the last token given the others
+    # float64 [n-grams] of each order from 1: of the last token given the others
+    probs: tuple[np.ndarray, ...]
     backoffs: tuple[np.ndarray, ...]  # float64 [n-grams] of each order below the highest, as a context
     discounts: tuple[float, ...]  # of each order from 1
 

@@ -22,12 +22,8 @@ from lm.settings import SettingError, nearest
 PROMPTS = 32  # prompts that are answered together [rows]
 NARROWEST = 16  # of the lengths, powers of two, to which prompts are padded [tokens]
 DEFAULT_LENGTH = 256  # of a request that names no length: the harness's [tokens]
-LENGTH_NAMES = (
-    "max_gen_toks",
-    "max_new_tokens",
-    "max_tokens",
-    "max_completion_tokens",
-)  # names of one setting
+# names of one setting
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "num_beams", "seed")
 
 

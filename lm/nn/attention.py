@@ -18,11 +18,11 @@ from lm.sharding import constrain
 
 def attention_scale(config: ModelConfig) -> float:
     """Return what products of queries and keys are multiplied by."""
-    if config.scores == "dot":  # T5 does not scale products: its query kernels start smaller instead
+    # T5 does not scale products: its query kernels start smaller instead.
+    if config.scores == "dot":
         return 1.0
-    return (
-        config.d_kv**-0.5
-    )  # Vaswani et al. 2017; bilinear weights keep the size of a query, so it fits them
+    # Vaswani et al. 2017. Bilinear weights keep the size of a query, so it fits them too.
+    return config.d_kv**-0.5
 
 
 class Projections(Module):

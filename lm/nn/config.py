@@ -37,9 +37,8 @@ HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"]
-LoraMatrix = Literal[
-    "query", "key", "value", "out", "mlp"
-]  # of each attention, own and cross; all of the MLP
+# of each attention, own and cross; "mlp" is all matrices of the feed-forward layer
+LoraMatrix = Literal["query", "key", "value", "out", "mlp"]
 # backward: a second language model, which reads the text from its end (ELMo)
 PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"]
 

@@ -100,9 +100,8 @@ _QWEN2_LARGER = replace(_QWEN2_LARGE, norm_epsilon=1e-5, **_GROUPED)
 _QWEN3 = replace(_QWEN2, qkv_bias=None, qk_norm=True, **_GROUPED)  # Yang et al. 2025
 _LLAMA3_1 = RotaryConfig(base=500_000.0, scaling="llama3", factor=8.0, original_length=8_192)
 _LLAMA3_2 = replace(_LLAMA3_1, factor=32.0)
-_LLAMA3 = _family(
-    _LLAMA2, 128_256, (0, 128_001, None), rotary=_LLAMA3_1, **_GROUPED
-)  # Grattafiori et al. 2024
+# Grattafiori et al. 2024
+_LLAMA3 = _family(_LLAMA2, 128_256, (0, 128_001, None), rotary=_LLAMA3_1, **_GROUPED)
 
 
 def _alternating(layers: int) -> SparsityConfig:

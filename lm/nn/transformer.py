@@ -48,10 +48,8 @@ class Transformer(Module):
         d_model, heads = config.d_model, config.heads
         shape, std = (config.vocab_size, config.embed_width), embedding_std(config, config.embed_width)
         self.embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)
-        has_own_encoder = config.architecture in (
-            "encoder-decoder",
-            "encoder",
-        )  # a shared stack is the decoder
+        # A stack that both sides share is the decoder.
+        has_own_encoder = config.architecture in ("encoder-decoder", "encoder")
 
         def stack(config: ModelConfig, num_layers: int, has_cross_attention: bool) -> Stack:
             return Stack(config, rngs, num_layers, has_cross_attention)

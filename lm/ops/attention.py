@@ -125,6 +125,17 @@ def repeat_heads(x: Array, num_heads: int) -> Array:
     return x if x.shape[2] == num_heads else jnp.repeat(x, num_heads // x.shape[2], axis=2)
 
 
+def drop_values(key: Array, value: Array, dropout_factors: Array) -> tuple[Array, Array]:
+    """Return keys and values [B,S,N,H], the values times ``dropout_factors`` [B,N,1,S].
+
+    A mask that all queries of a row share can multiply the values instead of the weights, which a fused
+    kernel does not expose. It has no gradient.
+    """
+    key, value = (repeat_heads(x, dropout_factors.shape[1]) for x in (key, value))
+    factor = jax.lax.stop_gradient(dropout_factors)[:, :, 0].swapaxes(1, 2)[..., None]
+    return key, (value * factor).astype(value.dtype)
+
+
 def check_mask_and_bias(mask: Array | None, bias: Array | None, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless a mask is bool and a bias float, and both broadcast to ``shape`` [B,N,T,S]."""
     if mask is not None and mask.dtype != jnp.bool_:

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-States = tuple[
-    Array, ...
-]  # float32 [B,h] each; the first is the output, and what the state's kernel multiplies
+# float32 [B,h] each; the first is the output, and what the state's kernel multiplies
+States = tuple[Array, ...]
 Gates = list[Array]  # [B,h] each
 
 

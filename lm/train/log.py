@@ -231,9 +231,8 @@ def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
     from tensorboardX.summary import scalar
 
     folder.mkdir(parents=True, exist_ok=True)
-    writer = EventsWriter(
-        str(folder / "events"), f".{first}"
-    )  # a file for each start: two may share a second
+    # a file for each start: two may share a second
+    writer = EventsWriter(str(folder / "events"), f".{first}")
     try:
         start = SessionLog(status=SessionLog.START)
         writer.write_event(Event(step=first, session_log=start, wall_time=time.time()))

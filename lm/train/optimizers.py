@@ -49,7 +49,7 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     return config.learning_rate * schedule * warmup
 
 
-def make_optimizer(config: OptimizerConfig, axes: Axes, freeze: "Freeze") -> Optimizer:
+def make_optimizer(config: OptimizerConfig, axes: Axes, freeze: Freeze) -> Optimizer:
     """Return the optimiser of parameters {name: array} with these axes (``lm.sharding.axes``).
 
     Its ``update`` also takes ``step`` int32 [], which schedule and freezing follow: they keep no count, so
@@ -76,7 +76,7 @@ def _direction_transforms(config: OptimizerConfig, axes: Axes) -> list[Transform
     return transforms
 
 
-def apply_at_step(function: "Freeze") -> Optimizer:
+def apply_at_step(function: Freeze) -> Optimizer:
     """Return the stateless transformation of updates by ``function(updates, step)``."""
 
     def update(updates, state, _params=None, *, step, **_):

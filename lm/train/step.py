@@ -201,9 +201,8 @@ class Steps:
 
     mesh: Mesh
     abstract: State  # shapes, dtypes and shardings
-    create: Callable[
-        [jax.Array], State
-    ]  # seed uint32 [] -> initial state, with the shardings of ``abstract``
+    # seed uint32 [] -> initial state, with the shardings of ``abstract``
+    create: Callable[[jax.Array], State]
     train: jax.stages.Wrapped  # (state, batch, seed uint32 []) -> (state, metrics); consumes the state
     eval: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]  # see ``eval_step``
 

@@ -50,9 +50,8 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         products = side.d_model * (heads * queries + groups * keys) + _low_rank(side, queries, keys)
         return products + heads * queries * keys
 
-    def crossing(
-        queries, keys
-    ):  # of one head as wide as the model: its matrices, scores, and the mean of values
+    # Of one head as wide as the model: its matrices, scores, and the mean of values.
+    def crossing(queries, keys):
         square, kind = config.d_model**2, config.cross_attention
         if kind == "heads":
             return attention(config, queries, keys)

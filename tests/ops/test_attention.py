@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from lm.nn.attention import Attention
 from lm.nn.attention_dispatch import IMPLEMENTATIONS, choose_implementation
+from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.config import ModelConfig
 from lm.ops.attention import (
     AttentionOptions,
@@ -165,6 +168,18 @@ def test_multi_head_attention_projects_attends_and_projects_back():
         query, key, value = x @ wq[:, head], memory @ wk[:, head // 2], memory @ wv[:, head // 2]
         weights = jax.nn.softmax(query @ key.swapaxes(1, 2) / 3**0.5)
         expected += weights @ value @ wo[head]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_layer_computes_multi_head_attention():
+    config = ModelConfig(
+        d_model=12, num_heads=4, num_key_value_heads=2, d_kv=6, dtype="float32", scores="scaled-dot"
+    )
+    layer = Attention(config, nnx.Rngs(0))
+    x, mask = draw(2, 5, 12, seed=0), jnp.tril(jnp.ones((1, 1, 5, 5), bool))
+    found, _ = layer(x, AttentionInputs(mask=mask), None, {})
+    wq, wk, wv = (each.kernel[...].reshape(12, -1, 6) for each in (layer.query, layer.key, layer.value))
+    expected = multi_head_attention(x, x, wq, wk, wv, layer.out.kernel[...].reshape(4, 6, 12), mask)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 

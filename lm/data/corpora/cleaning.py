@@ -193,10 +193,11 @@ def match_key(line: str) -> str:
     return line.lower().strip()
 
 
+# how a line is split, and how many units make a span
 UNITS: Mapping[str, tuple[Callable[[str], list[str]], int]] = {
     "spans": (sentences, 3),
     "lines": (lambda line: [line] if line.strip() else [], 1),
-}  # how a line is split, and how many units make a span
+}
 
 
 def span_hashes(lines: Lines, unit: Unit) -> np.ndarray:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lm.ops.attention import NO_OPTIONS, AttentionOptions, check_mask_and_bias, repeat_heads
+from lm.ops.attention import NO_OPTIONS, AttentionOptions, check_mask_and_bias, drop_values
 from lm.ops.masks import CAUSAL, AnyMask, AttentionMask, materialize_mask
 
 SUPPORTED = frozenset({"scale", "dropout_factors"})
@@ -42,14 +42,3 @@ def cudnn_attention(
     )
     # cuDNN returns the mean of all values where a query may attend to nothing.
     return jnp.where(full.any(-1).swapaxes(1, 2)[..., None], out, 0)
-
-
-def drop_values(key: Array, value: Array, dropout_factors: Array) -> tuple[Array, Array]:
-    """Return keys and values [B,S,N,H], the values times ``dropout_factors`` [B,N,1,S].
-
-    A mask that all queries of a row share can multiply the values instead of the weights, which a fused
-    kernel does not expose. It has no gradient.
-    """
-    key, value = (repeat_heads(x, dropout_factors.shape[1]) for x in (key, value))
-    factor = jax.lax.stop_gradient(dropout_factors)[:, :, 0].swapaxes(1, 2)[..., None]
-    return key, (value * factor).astype(value.dtype)

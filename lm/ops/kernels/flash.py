@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lm.ops.attention import NO_OPTIONS, AttentionOptions, attention_logits
-from lm.ops.kernels.cudnn import drop_values
+from lm.ops.attention import NO_OPTIONS, AttentionOptions, attention_logits, drop_values
 from lm.ops.kernels.tile_sweep import Backend, Fold, Input, Outputs, Sweep, Tiles, power_of_two, sweep_tiles
 from lm.ops.masks import NO_BOUNDS, AttentionMask, MaskSpec, PositionIds
 from lm.ops.positions import LinearDecay, PiecewiseConstant, PositionBias, TilePositions
