@@ -156,6 +156,23 @@ def parameters(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
     return places
 
 
+def constrain_to_parameters(
+    arrays: Mapping[str, jax.Array], axes: Mapping[str, tuple[str, ...]]
+) -> dict[str, jax.Array]:
+    """Return gradients ``{parameter name: array}``, laid out as the parameters with these axes are.
+
+    The mesh is the one around the call; nothing changes without a mesh of several devices.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return dict(arrays)
+    specs = {
+        name: _spec(axes[name], x.shape, PARAMETER_AXES, f"parameter {name}", mesh)
+        for name, x in arrays.items()
+    }
+    return {name: jax.lax.with_sharding_constraint(x, specs[name]) for name, x in arrays.items()}
+
+
 def like_parameters(
     init: Callable[[dict[str, Any]], Any], model: nnx.Module, places: Mapping[str, NamedSharding]
 ) -> Any:

@@ -1,6 +1,7 @@
 """Placement: 1 device = 8 devices, and what cannot be placed is refused by name before anything compiles."""
 
 import re
+from collections import Counter
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -164,6 +165,18 @@ def test_a_square_matrix_has_its_rows_and_columns_told_apart():
     assert (found["8.0.v_row.stack"], found["8.0.v_col.stack"]) == (P(None, "fsdp"), P(None, "tensor"))
     assert (found["0.1.ema.one"], found["8.1.ema.stack"]) == (P("fsdp", "tensor"), P(None, "fsdp", "tensor"))
     assert (found["0.0.v.one"], found["8.0.v.stack"], found["0.0.count"]) == (P(None), P(None, None), P())
+
+
+def test_gradients_are_laid_out_as_their_parameters():
+    spec, mesh = StepSpec(MODEL), sharding.make_mesh(mesh_of(1, 4, 2))
+    steps, seed = build(spec, mesh), jax.ShapeDtypeStruct((), np.uint32)
+    tokens = jax.ShapeDtypeStruct((8, 4), np.int32)
+    batch = {f"decoder_{name}_tokens": tokens for name in ("input", "target")}
+    batch["decoder_loss_weights"] = jax.ShapeDtypeStruct((8, 4), np.float32)
+    program = str(steps.train.trace(steps.abstract, batch, seed).jaxpr)
+    constrained = re.findall(r":(f32\[[\d,]+\]) = sharding_constraint\[", program)
+    shapes = [f"f32[{','.join(map(str, x.shape))}]" for x in steps.abstract.params.values()]
+    assert not Counter(shapes) - Counter(constrained)
 
 
 def test_an_optimiser_nobody_thought_of_lives_where_its_parameters_do_and_is_never_held_everywhere_unasked():

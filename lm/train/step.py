@@ -79,6 +79,8 @@ def train_step(
         carry = reset_carry(state.carry, state.step % spec.tbptt.chunks_per_row == 0)
         batch = batch | {"carry": carry}
     gradients, metrics, carry = compute_gradients(spec, state, batch, key)
+    # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
+    gradients = sharding.constrain_to_parameters(gradients, sharding.axes(state.model))
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
     params = optax.apply_updates(state.params, updates)
     metrics |= {
