@@ -10,7 +10,7 @@ from experiments.cli.usage.options import KINDS, Taken, options_of
 from experiments.console import plain
 from experiments.study.experiment import Experiment
 from experiments.study.registry import BASELINE_ROW, build
-from lm.settings import comments, conditions, leaves
+from lm.config.base import comments, conditions, leaves
 
 PAGE = "reference/settings.md"
 SCALES = ("nano", "base")

@@ -19,8 +19,8 @@ from experiments.processes.memory import tune_memory
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
 from experiments.study.extension import load_study
 from experiments.study.own import study_files, without_study
-from lm.settings import SettingError, nearest
-from lm.train.stopping import end_in
+from lm.config.base import SettingError, nearest
+from lm.train.runtime.preemption import end_in
 
 AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.

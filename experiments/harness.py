@@ -12,7 +12,7 @@ from lm_eval.api.model import LM
 
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run, texts_of_run
-from lm.settings import SettingError, nearest
+from lm.config.base import SettingError, nearest
 
 IGNORED = ("batch_size", "max_batch_size", "device", "trust_remote_code")  # that lm_eval gives to every model
 

@@ -26,13 +26,13 @@ from experiments.runs.stages import (
 from experiments.study.experiment import Experiment, StartConfig, result_settings
 from experiments.study.folders import STARTS_FOLDER, check_runs
 from experiments.study.registry import start_changes
-from lm.data.text.own import Own
-from lm.data.text.published import FILES, find_tokenizer
-from lm.data.text.vocabulary import Vocabulary
+from lm.config.base import SettingError, changes, nearest
+from lm.config.model import ModelConfig
 from lm.files import complete_folder
-from lm.framing import special_ids
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError, changes, nearest
+from lm.special_tokens import special_ids
+from lm.tokenizers.huggingface import FILES, find_tokenizer
+from lm.tokenizers.sentencepiece import Own
+from lm.tokenizers.tokenizer import Vocabulary
 
 HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
 HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *FILES)
@@ -137,7 +137,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def _digests_of_run(folder: Path, stage: Stage) -> dict[str, str]:
     """``{what: digest}`` of a stage's best checkpoint and its vocabulary."""
-    from lm.train import manifest
+    from lm.train.runtime import manifest
 
     saved = {step: each for step, each in manifest.manifests(stage.folder / "checkpoints").items() if each}
     if not saved:
@@ -205,9 +205,9 @@ def _save_run(
 ) -> None:
     """Write a run whose pre-training has these parameters, whole or not at all."""
     from lm import sharding
-    from lm.train.checkpoints import Checkpoints
-    from lm.train.config import CheckpointConfig
-    from lm.train.log import packages
+    from lm.config.training import CheckpointConfig
+    from lm.train.runtime.checkpoints import Checkpoints
+    from lm.train.runtime.log import packages
     from lm.train.step import StepSpec, build
 
     mesh = sharding.make_mesh(experiment.mesh)

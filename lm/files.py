@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lm.settings import DataError, SettingError, parse_json
+from lm.config.base import DataError, SettingError, parse_json
 
 SEAL = "sha256"  # the name under which a small JSON file has the checksum of all else in it
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 LARGEST_PREDICTION = 1e100  # of numbers: the squares of larger ones overflow
 

@@ -10,20 +10,20 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lm import convert, sharding
+from lm.config.base import SettingError, at_least
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
+from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, stream
-from lm.data.objectives import Lengths
-from lm.data.supervised import Mixed
-from lm.data.text.published import find_tokenizer
-from lm.data.text.vocabulary import Vocabulary
-from lm.evaluate.decode import Model
-from lm.evaluate.likelihood import Masking, Put
-from lm.evaluate.texts import TextModel
-from lm.framing import check_special, prompt_frame, special_ids, text_frame
-from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
+from lm.data.seq2seq import Mixed
+from lm.evaluate.generate import Model
+from lm.evaluate.loglikelihood import Masking, Put
+from lm.evaluate.text_model import TextModel
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError, at_least
-from lm.train.config import OptimizerConfig
+from lm.objectives.denoising import Lengths
+from lm.special_tokens import check_special, prompt_frame, special_ids, text_frame
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.tokenizer import Vocabulary
 from lm.train.step import StepSpec, build
 
 PAIRS = "pairs"  # the name of the one task

@@ -15,8 +15,8 @@ from flax import nnx
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lm.mesh import MeshConfig, describe_mesh
-from lm.settings import SettingError, nearest
+from lm.config.base import SettingError, nearest
+from lm.config.mesh import MeshConfig, describe_mesh
 
 BATCH = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
 

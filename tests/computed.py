@@ -23,11 +23,11 @@ from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
-from lm.data.corpora import documentation
-from lm.nn.config import RECURRENT
+from lm.classical.word2vec import train_skipgram
+from lm.config.model import RECURRENT
+from lm.data.documentation import corpus
 from lm.train.optimizers import learning_rate, update_direction
 from lm.train.step import StepSpec
-from lm.vectors.training import train_skipgram
 
 # A T5, a GPT, a BERT, an LSTM and an n-gram row, as small as they can be, and rows that read more settings.
 ROWS = {
@@ -95,7 +95,7 @@ def described(stage):
 @contextmanager
 def small_corpus_and_scale(folder):
     """Fill the cache ``folder`` with a small documentation corpus, and add the scale ``tiny`` for a while."""
-    documentation.prepare_sets(folder, packages=documentation.STDLIB)
+    corpus.prepare_sets(folder, packages=corpus.STDLIB)
     SCALES["tiny"] = SCALE
     yield folder
     del SCALES["tiny"]

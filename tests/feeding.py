@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from lm.data.batches import Batches
-from lm.data.corpora.corpus import corpus_shards
-from lm.data.denoised import pretraining_rows
-from lm.data.objectives import OBJECTIVES
-from lm.data.text.own import Bytes
-from lm.data.text.shards import Texts, deal, documents_of, fingerprint_of
-from lm.data.text.streams import Streams
-from lm.data.text.tokens import EncodedCorpus
+from lm.data.corpus.sampler import Streams
+from lm.data.corpus.shards import Texts, deal, documents_of, fingerprint_of
+from lm.data.corpus.spec import corpus_shards
+from lm.data.corpus.token_cache import EncodedCorpus
+from lm.data.pretraining import pretraining_rows
+from lm.objectives.denoising import OBJECTIVES
+from lm.tokenizers.sentencepiece import Bytes
 
 VOCABULARY = Bytes(100)
 WORDS = [f"document {i} " + "of some length " * (i % 13) for i in range(400)]

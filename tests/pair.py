@@ -64,9 +64,9 @@ def numbers(folder, step=None, on=PRESETS):
     import toy
     from jax.experimental.multihost_utils import process_allgather
 
+    from lm.config.training import CheckpointConfig
     from lm.sharding import named
-    from lm.train.checkpoints import Checkpoints
-    from lm.train.config import CheckpointConfig
+    from lm.train.runtime.checkpoints import Checkpoints
 
     with Checkpoints(str(Path(folder) / "checkpoints"), CheckpointConfig()) as checkpoints:
         state = checkpoints.restore(toy.steps(*on).abstract, step)
@@ -78,7 +78,7 @@ def agree(folder):
     """What only the first process finds, both have, an error too; what it made, the other finds made."""
     import jax
 
-    from lm.settings import SettingError
+    from lm.config.base import SettingError
 
     def refuse():
         raise SettingError("no" * (jax.process_index() == 0))
@@ -102,7 +102,7 @@ def differ():
 
     from experiments.runs import origin
     from experiments.runs.checks import check_alike
-    from lm.settings import SettingError
+    from lm.config.base import SettingError
 
     alike = {name: {"a": "1", "long": "x" * 2000} for name in origin.ORIGINS}
     check_alike(alike)
@@ -119,8 +119,8 @@ def fed(folder):
     import numpy as np
     from feeding import Watched, rows_in_streams
 
+    from lm.config.mesh import MeshConfig
     from lm.data.batches import stream
-    from lm.mesh import MeshConfig
     from lm.sharding import make_mesh, rows_of_process
 
     rows = rows_of_process(make_mesh(MeshConfig(*PRESETS)), 8)
@@ -140,7 +140,7 @@ def laws(folder):
 
     import jax
 
-    from lm.train.stopping import Interrupted
+    from lm.train.runtime.preemption import Interrupted
 
     learn(folder / "two", STEPS)
     learn(folder / "began-alone", STEPS)

@@ -14,24 +14,24 @@ import numpy as np
 import optax
 from flax import nnx
 
+from lm.c4 import filters
+from lm.config.attention import RotaryConfig
+from lm.config.model import ModelConfig
+from lm.config.training import OptimizerConfig
 from lm.data.batches import uniforms
-from lm.data.corpora import cleaning
-from lm.data.denoised import noise_mask
-from lm.data.noise import Drawn
-from lm.data.objectives import Lengths, Objective, lengths_of
 from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
+from lm.data.pretraining import noise_mask
 from lm.data.tasks.benchmarks import TASKS, classification
-from lm.data.views import INPUTS, TARGETS
 from lm.nn.attention_inputs import make_attention_inputs
-from lm.nn.config import ModelConfig
 from lm.nn.layers import make_norm
+from lm.objectives.corruption import Drawn
+from lm.objectives.denoising import Lengths, Objective, lengths_of
+from lm.objectives.formatting import INPUTS, TARGETS
 from lm.ops.attention import AttentionOptions
-from lm.ops.config import RotaryConfig
 from lm.ops.kernels.xla import xla_attention
 from lm.ops.losses import cross_entropy
 from lm.ops.masks import AttentionMask, MaskSpec
 from lm.ops.positions import rotate, sinusoids
-from lm.train.config import OptimizerConfig
 from lm.train.optimizers import learning_rate, update_direction
 
 # --- masks, positions, attention, losses
@@ -338,15 +338,15 @@ def record(dataset):
 
 def deduplicated(pages, min_num_sentences):
     rules, texts = (
-        cleaning.Rules(sentences_per_page=min_num_sentences),
+        filters.Rules(sentences_per_page=min_num_sentences),
         [page["text"].split("\n") for page in pages],
     )
-    hashes = [cleaning.span_hashes(lines, "lines") for lines in texts]
-    marked = np.isin(np.arange(sum(map(len, hashes))), cleaning.repeated(np.concatenate(hashes)))
+    hashes = [filters.span_hashes(lines, "lines") for lines in texts]
+    marked = np.isin(np.arange(sum(map(len, hashes))), filters.repeated(np.concatenate(hashes)))
     marked = np.split(marked, np.cumsum([len(part) for part in hashes])[:-1])
-    left = [cleaning.without_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
+    left = [filters.without_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
     found = [{"url": page["url"], "text": "\n".join(lines)} for page, lines in zip(pages, left, strict=True)]
-    return [page for page, lines in zip(found, left, strict=True) if cleaning.long_enough(lines, rules)]
+    return [page for page, lines in zip(found, left, strict=True) if filters.long_enough(lines, rules)]
 
 
 def metric(targets, predictions, **ours):

@@ -8,8 +8,8 @@ import jax
 from flax import nnx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from lm.config.model import SpecialTokens
 from lm.convert import save
-from lm.nn.config import SpecialTokens
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 

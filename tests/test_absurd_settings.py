@@ -12,8 +12,8 @@ from experiments.cli.models import Filling, generate
 from experiments.runs.checks import check
 from experiments.study.experiment import Experiment, apply
 from experiments.study.registry import build, check_given
-from lm.settings import SettingError, leaves
-from lm.train.config import OptimizerConfig
+from lm.config.base import SettingError, leaves
+from lm.config.training import OptimizerConfig
 
 WHOLE = (-(2**63), -1, 0, 1, 2, 3, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**64)
 REAL = (-1.0, 0.0, 1e-45, 1e-30, 0.5, 1.0, 2.0, 1e10, 3e38, 1e300, float("inf"), float("nan"))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.cli import clean as command
-from lm.data.corpora import cleaning, crawl, sieve
-from lm.settings import SettingError
+from lm.c4 import filters, pages, passes
+from lm.config.base import SettingError
 
 needs_beam = pytest.mark.skipif(
     importlib.util.find_spec("apache_beam") is None, reason="Apache Beam is an extra: make test-beam"
@@ -34,8 +34,8 @@ def source(tmp_path, monkeypatch):
     (folder / "b.txt").write_text("\n\n".join(rng.sample(pages, 10)))
     (folder / "c.jsonl.gz").write_bytes(gzip.compress("\n".join(lines[:20]).encode())[:-12])
     (folder / "d.txt").write_bytes(b"\xff")
-    monkeypatch.setattr(crawl, "PART", 2_000)
-    assert len(crawl.find_parts(folder)) > 10
+    monkeypatch.setattr(pages, "PART", 2_000)
+    assert len(pages.find_parts(folder)) > 10
     return folder
 
 
@@ -58,12 +58,12 @@ def cleaned_files(source, runs, **settings):
     ids=str,
 )
 def test_beam_and_the_pool_write_the_same_bytes_and_counts(source, settings, monkeypatch):
-    from lm.data.corpora import beam
+    from lm.c4 import beam
 
     hosts = source.parent / "hosts"
     hosts.write_text("a.org\nb.org\n")
     if "rules" in settings:
-        settings = settings | {"rules": cleaning.Rules(domains=str(hosts))}
+        settings = settings | {"rules": filters.Rules(domains=str(hosts))}
     monkeypatch.setattr(beam, "RANGE_BYTES", 5_000)
     pool = cleaned_files(source, "pool", workers=1, **settings)
     assert cleaned_files(source, "beam", beam_options=(DIRECT,), **settings) == pool
@@ -82,10 +82,10 @@ def test_two_worker_processes_write_the_bytes_of_one(source):
 
 @needs_beam
 def test_which_copy_stays_does_not_depend_on_the_order_in_which_a_runner_delivers(source):
-    from lm.data.corpora import beam
+    from lm.c4 import beam
 
-    parts, rng = crawl.find_parts(source), random.Random(1)
-    settings = sieve.Cleaning(str(source), "", OFF, "spans", 0.2, cleaning.Rules())
+    parts, rng = pages.find_parts(source), random.Random(1)
+    settings = passes.Cleaning(str(source), "", OFF, "spans", 0.2, filters.Rules())
     elements = [
         element
         for i, part in enumerate(parts)
@@ -122,7 +122,7 @@ def test_after_a_job_that_failed_the_pool_and_a_second_job_write_the_bytes_of_an
     source, monkeypatch
 ):
     undisturbed = cleaned_files(source, "undisturbed", workers=1)
-    write_shards = sieve.write_shards
+    write_shards = passes.write_shards
 
     def broken(work, settings, part, rows, repeated):
         if part == 5:
@@ -130,11 +130,11 @@ def test_after_a_job_that_failed_the_pool_and_a_second_job_write_the_bytes_of_an
         write_shards(work, settings, part, rows, repeated)
 
     for runs, settings in (("pool", {"workers": 1}), ("beam", {"beam_options": (DIRECT,)})):
-        monkeypatch.setattr(sieve, "write_shards", broken)
+        monkeypatch.setattr(passes, "write_shards", broken)
         with pytest.raises(Exception, match="no room"):
             cleaned_files(source, runs, beam_options=(DIRECT,))
         assert not (source.parent / runs / "cache" / "tfds" / "pages").exists()
-        monkeypatch.setattr(sieve, "write_shards", write_shards)
+        monkeypatch.setattr(passes, "write_shards", write_shards)
         assert cleaned_files(source, runs, **settings) == undisturbed
 
 
@@ -157,7 +157,7 @@ def test_options_that_no_runner_reads_are_refused_before_anything_starts(options
 
 @needs_beam
 def test_options_of_a_job_server_are_left_to_it():
-    from lm.data.corpora import beam
+    from lm.c4 import beam
 
     options = beam.runner_options(
         ["runner=FlinkRunner", "flink_master=localhost:8081", "state_backend=rocksdb"]
@@ -172,7 +172,7 @@ def test_options_of_a_job_server_are_left_to_it():
         ({"workers": 2}, "workers=2 are of this machine"),
         ({"source": "tests"}, "source='tests' should be an absolute path"),
         (
-            {"rules": cleaning.Rules(domains="README.md")},
+            {"rules": filters.Rules(domains="README.md")},
             "rules.domains='README.md' should be an absolute path",
         ),
     ],
@@ -189,8 +189,8 @@ def test_what_other_machines_cannot_share_is_refused(settings, message, source, 
 
 def test_without_beam_its_options_are_refused_with_the_extra_that_brings_it(source, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    monkeypatch.delitem(sys.modules, "lm.data.corpora.beam", raising=False)
-    monkeypatch.delattr("lm.data.corpora.beam", raising=False)
+    monkeypatch.delitem(sys.modules, "lm.c4.beam", raising=False)
+    monkeypatch.delattr("lm.c4.beam", raising=False)
     with pytest.raises(SettingError, match=r"pip install --constraint constraints-beam.txt '\.\[beam\]'"):
         cleaned_files(source, "runs", beam_options=(DIRECT,))
     assert not (source.parent / "runs").exists()
@@ -198,14 +198,14 @@ def test_without_beam_its_options_are_refused_with_the_extra_that_brings_it(sour
 
 @needs_beam
 def test_a_range_of_hashes_that_all_differ_has_no_repeats():
-    from lm.data.corpora import beam
+    from lm.c4 import beam
 
-    tables = [sieve.sorted_spans(part, [np.arange(3, dtype="<u8") + 3 * part]) for part in range(2)]
+    tables = [passes.sorted_spans(part, [np.arange(3, dtype="<u8") + 3 * part]) for part in range(2)]
     assert not [*beam.repeats_by_part(0, [table.tobytes() for table in tables])]
     again = [
         (part, np.frombuffer(numbers, "<u4").tolist())
         for part, numbers in beam.repeats_by_part(
-            0, [table.tobytes() for table in [*tables, sieve.sorted_spans(2, [np.array([4, 9, 4], "<u8")])]]
+            0, [table.tobytes() for table in [*tables, passes.sorted_spans(2, [np.array([4, 9, 4], "<u8")])]]
         )
     ]
     assert again == [(2, [0, 2])]

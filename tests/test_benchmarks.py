@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from lm.data.corpora.documentation import PreparedSet
+from lm.data.documentation.corpus import PreparedSet
 from lm.data.tasks.benchmarks import TASKS
 
 SHARED = Path(__file__).parents[1].parent / "shared"

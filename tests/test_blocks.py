@@ -8,14 +8,14 @@ import pytest
 from flax import nnx
 from test_nn import POSITIONS, TINY, example, features, influence, make, padded, run
 
-from lm.evaluate.decode import greedy
-from lm.evaluate.likelihood import continuation_log_probs
-from lm.nn.config import ModelConfig
+from lm.config.attention import SparsityConfig
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
+from lm.evaluate.generate import greedy
+from lm.evaluate.loglikelihood import continuation_log_probs
 from lm.nn.transformer import Transformer
-from lm.ops.config import SparsityConfig
-from lm.settings import SettingError
 from lm.sharding import named
-from lm.train.throughput import step_flops
+from lm.train.flops import step_flops
 
 DECODER = replace(TINY, architecture="decoder", positions="none", dropout=0.0)
 ALL_POSITIONS = [TINY.positions, *POSITIONS]

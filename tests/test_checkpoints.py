@@ -25,13 +25,13 @@ from hypothesis import strategies as st
 from experiments.cli.doctor import verify
 from experiments.runs.stages import save_settings, stages
 from experiments.study.registry import build
+from lm.config.base import SettingError
+from lm.config.training import CheckpointConfig, GuardConfig, OptimizerConfig
 from lm.files import seal
-from lm.settings import SettingError
-from lm.train import manifest
-from lm.train.checkpoints import CheckpointError, Checkpoints, SaveError
-from lm.train.config import CheckpointConfig, GuardConfig, OptimizerConfig
 from lm.train.loop import _scores_and_losses
-from lm.train.manifest import MANIFEST
+from lm.train.runtime import manifest
+from lm.train.runtime.checkpoints import CheckpointError, Checkpoints, SaveError
+from lm.train.runtime.manifest import MANIFEST
 
 
 def opened(folder, **settings):

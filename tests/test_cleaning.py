@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from lm.data.corpora import cleaning
+from lm.c4 import filters
 
-RULES = cleaning.Rules()
+RULES = filters.Rules()
 
 
 def clean_page(text, rules):
     """The page's clean lines, or None when it is dropped."""
-    steps = cleaning.filters(rules, (*cleaning.LINE_FILTERS, "sentences-per-page"))
-    lines = cleaning.cleaned(text.splitlines(), steps)
+    steps = filters.filters(rules, (*filters.LINE_FILTERS, "sentences-per-page"))
+    lines = filters.cleaned(text.splitlines(), steps)
     return lines and "\n".join(lines)
 
 
@@ -35,24 +35,24 @@ def test_the_filters_stand_in_the_order_of_tfds():
         "page-length paragraphs blanks long-words citations terminal-punctuation words-per-line lorem-ipsum"
     )
     names += " javascript curly-braces policy sentences-per-page bad-words language"
-    assert [*cleaning.FILTERS] == names.split()
+    assert [*filters.FILTERS] == names.split()
 
 
 def test_a_page_in_another_language_or_in_none_is_dropped():
     english = "This is an English page about nothing at all. " * 8
-    assert cleaning.is_language(english, "en", 0.99)
-    assert not cleaning.is_language(english, "de", 0.99)
-    assert not cleaning.is_language("Home | About | Contact", "en", 0.99)
+    assert filters.is_language(english, "en", 0.99)
+    assert not filters.is_language(english, "de", 0.99)
+    assert not filters.is_language("Home | About | Contact", "en", 0.99)
 
 
 def test_each_filter_counts_what_it_removed(tmp_path):
     (tmp_path / "words").write_text("heck\n")
-    steps = cleaning.filters(
-        cleaning.Rules(bad_words=str(tmp_path / "words")), (*cleaning.LINE_FILTERS, "bad-words")
+    steps = filters.filters(
+        filters.Rules(bad_words=str(tmp_path / "words")), (*filters.LINE_FILTERS, "bad-words")
     )
     counts = {name: np.zeros(3, np.int64) for name in steps}
     lines = ["  We go on and on.[1]", "Short.", "Use javascript or do not.", "What the heck is it?"]
-    assert cleaning.cleaned(lines, steps, counts) is None
+    assert filters.cleaned(lines, steps, counts) is None
     found = {name: row.tolist() for name, row in counts.items() if row.any()}
     assert found == {
         "blanks": [0, 0, 2],
@@ -64,14 +64,14 @@ def test_each_filter_counts_what_it_removed(tmp_path):
 
 
 def test_all_switches_off_all_but_the_language():
-    assert set(cleaning.switched_off(["all"])) == {*cleaning.FILTERS, "duplicates"} - {"language"}
+    assert set(filters.switched_off(["all"])) == {*filters.FILTERS, "duplicates"} - {"language"}
 
 
 def test_thresholds_are_settings():
     page = "One two three.\nFour five six.\nSeven eight nine."
     assert clean_page(page, RULES) is None
-    assert clean_page(page, cleaning.Rules(words_per_line=3)) == page
-    assert clean_page(page, cleaning.Rules(words_per_line=3, sentences_per_page=4)) is None
+    assert clean_page(page, filters.Rules(words_per_line=3)) == page
+    assert clean_page(page, filters.Rules(words_per_line=3, sentences_per_page=4)) is None
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,6 @@ def test_thresholds_are_settings():
     ],
 )
 def test_sentences_end_at_a_mark_before_a_capital(text, count):
-    found = cleaning.sentences(text)
+    found = filters.sentences(text)
     assert len(found) == count
     assert " ".join(found) == text

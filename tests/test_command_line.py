@@ -23,8 +23,8 @@ from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import REGISTRY, build, run_folder
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_words
-from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError, changes, diff, leaves
+from lm.config.base import SettingError, changes, diff, leaves
+from lm.config.decoding import Decoding
 
 ROW, RUN = "t5/1-baseline/baseline", "runs/nano/t5/1-baseline/baseline/seed-0"
 MISTAKES = [  # a command line, and what its one line of error names

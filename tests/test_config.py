@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from lm.settings import SettingError, change, changes, comments, diff, from_json, leaves, nearest, to_json
+from lm.config.base import SettingError, change, changes, comments, diff, from_json, leaves, nearest, to_json
 
 
 @dataclass(frozen=True)

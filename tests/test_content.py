@@ -11,13 +11,13 @@ from golden.make_batches import VOCABULARY, OneWindow, examples, pretraining
 from experiments.runs.scores import held_out, total
 from lm.data.batches import Batches
 from lm.data.content import without_context
-from lm.data.denoised import pretraining_rows
-from lm.data.objectives import OBJECTIVES, Lengths
+from lm.data.corpus.sampler import Streams
+from lm.data.corpus.token_cache import Tokens
 from lm.data.packing import DECODERS
-from lm.data.supervised import Mixed, Unsupervised
-from lm.data.text.streams import Streams
-from lm.data.text.tokens import Tokens
+from lm.data.pretraining import pretraining_rows
+from lm.data.seq2seq import Mixed, Unsupervised
 from lm.files import seal_lines
+from lm.objectives.denoising import OBJECTIVES, Lengths
 
 SENTINELS = VOCABULARY.size - VOCABULARY.num_sentinels
 DENOISING = [name for name, one in OBJECTIVES.items() if not one.in_place and one.has_inputs]

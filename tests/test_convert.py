@@ -18,17 +18,17 @@ from safetensors.numpy import load_file, save_file
 from experiments.cli.convert import export_checkpoint, import_checkpoint
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
+from lm.config.base import SettingError, change
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
+from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.convert import load, save
 from lm.convert.config_json import config_json, model_config, pretraining_heads_in
 from lm.convert.families import FAMILIES
-from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError, change
 from lm.sharding import make_mesh, named
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, OptimizerConfig
+from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.step import StepSpec, build
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -22,16 +22,16 @@ from experiments.runs.prepare import fingerprints
 from experiments.runs.stages import stages
 from experiments.runs.vocabularies import find_vocabulary
 from experiments.study.experiment import Experiment
+from lm.c4 import pages
+from lm.config.base import DataError, SettingError, change, changes
 from lm.data import batches
-from lm.data.corpora import crawl
-from lm.data.corpora.corpus import corpus_shards
-from lm.data.text import tfds as rows
-from lm.data.text import tokens
-from lm.data.text.own import Bytes
-from lm.data.text.shards import documents_of
-from lm.data.text.vocabulary import TRAINED_KINDS, UNK
+from lm.data.corpus import tfds as rows
+from lm.data.corpus import token_cache
+from lm.data.corpus.shards import documents_of
+from lm.data.corpus.spec import corpus_shards
 from lm.files import complete, is_sealed, seal, unseal, write_sealed
-from lm.settings import DataError, SettingError, change, changes
+from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.tokenizer import TRAINED_KINDS, UNK
 
 MINE = [f"text {i} " + "words and more words " * (i % 7) for i in range(40)]
 
@@ -181,7 +181,7 @@ def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behi
     place, lengths = tmp_path / "tokens", [len(text.encode()) for text in MINE]
     for corrupt in ("skip", "stop"):  # what one keeps the other does not read
         shards = corpus_shards("tfds:mine", "train", tmp_path, corrupt)
-        made = replace(tokens.encoded_corpus(shards, Bytes(100), place, 1), corrupt=corrupt)
+        made = replace(token_cache.encoded_corpus(shards, Bytes(100), place, 1), corrupt=corrupt)
         if corrupt == "skip":
             assert (len(made.first().tokens), made.first().left_out) == (sum(lengths) - lengths[7], 1)
             kept = files(place)
@@ -215,7 +215,7 @@ def files(folder):
 
 
 def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made_anew(tmp_path, capsys):
-    made = tokens.encode_texts(TEXTS, Bytes(100), tmp_path)
+    made = token_cache.encode_texts(TEXTS, Bytes(100), tmp_path)
     good, path = made.first(), made.path(0, 0)
     content, draw = path.read_bytes(), random.Random(0)
     broken = [content[: len(content) * k // 8] for k in range(8)]
@@ -224,7 +224,7 @@ def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made
         broken += [content[:place] + other + content[place + 1 :]]
     for damaged in broken:
         path.write_bytes(damaged)
-        again = tokens.encode_texts(TEXTS, Bytes(100), tmp_path).first()
+        again = token_cache.encode_texts(TEXTS, Bytes(100), tmp_path).first()
         assert (again.tokens.tolist(), again.offsets.tolist()) == (
             good.tokens.tolist(),
             good.offsets.tolist(),
@@ -300,16 +300,16 @@ def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
 
 
 ENCODE = """
-import sys; from pathlib import Path; from lm.data.text import tokens
-from lm.data.text.own import Bytes
-from lm.data.text.shards import documents_of
+import sys; from pathlib import Path; from lm.data.corpus import token_cache
+from lm.tokenizers.sentencepiece import Bytes
+from lm.data.corpus.shards import documents_of
 class Said(Bytes):
     def encode_batch(self, texts):
         print("encodes", flush=True)
         return super().encode_batch(texts)
-tokens.ENCODED_AT_ONCE = 10_000
+token_cache.ENCODED_AT_ONCE = 10_000
 print("go", flush=True); sys.stdin.read(1)
-made = tokens.encode_texts([f"{n} " * 50 for n in range(4000)], Said(100), Path(sys.argv[1])).first()
+made = token_cache.encode_texts([f"{n} " * 50 for n in range(4000)], Said(100), Path(sys.argv[1])).first()
 print(len(made.tokens), int(made.tokens.sum()))
 """
 
@@ -339,9 +339,9 @@ def test_processes_that_encode_at_once_or_are_killed_do_no_harm(tmp_path):
     assert 0 < encoded <= alone.count("encodes"), "no window is encoded by both"
 
 
-def pages(path):
-    found = list(crawl.read_pages(crawl.Piece(str(path), 0, os.path.getsize(path))))
-    return [f for f in found if isinstance(f, crawl.Page)], [f for f in found if isinstance(f, crawl.Damage)]
+def read(path):
+    found = list(pages.read_pages(pages.Piece(str(path), 0, os.path.getsize(path))))
+    return [f for f in found if isinstance(f, pages.Page)], [f for f in found if isinstance(f, pages.Damage)]
 
 
 @pytest.mark.parametrize(
@@ -364,11 +364,11 @@ def pages(path):
     ],
 )
 def test_a_malformed_line_is_named_and_the_others_are_read(tmp_path, line, monkeypatch):
-    monkeypatch.setattr(crawl, "LONGEST_PAGE", 4096)
+    monkeypatch.setattr(pages, "LONGEST_PAGE", 4096)
     for name, opened in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
         with opened(tmp_path / name, "wb") as file:
             file.write(b'{"text": "first"}\n' + line + b'\n{"text": "last", "text": "twice"}\n')
-        found, wrong = pages(tmp_path / name)
+        found, wrong = read(tmp_path / name)
         assert [page.text for page in found] == ["first", "twice"]
         assert [place.endswith("line 2") for place, _ in wrong] == [True]
 
@@ -378,7 +378,7 @@ def test_a_wet_record_of_no_sensible_length_is_named(tmp_path, length):
     whole = "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n"
     bad = f"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: {length}\r\n\r\nlost\r\n\r\n"
     (tmp_path / "a.wet").write_text(bad + whole)
-    found, wrong = pages(tmp_path / "a.wet")
+    found, wrong = read(tmp_path / "a.wet")
     assert [page.text for page in found] == ["text"]
     assert len(wrong) == 1
 
@@ -387,11 +387,11 @@ def test_a_gzip_that_is_cut_short_gives_what_is_before_and_is_named(tmp_path):
     content = gzip.compress(b"".join(b'{"text": "page %d"}\n' % n for n in range(20_000)))
     for end in (5, len(content) // 2, len(content) - 3):
         (tmp_path / "a.jsonl.gz").write_bytes(content[:end])
-        found, wrong = pages(tmp_path / "a.jsonl.gz")
+        found, wrong = read(tmp_path / "a.jsonl.gz")
         assert [page.text for page in found] == [f"page {n}" for n in range(len(found))]
         assert len(wrong) == 1
     (tmp_path / "a.jsonl.gz").write_bytes(b"not gzip")
-    assert pages(tmp_path / "a.jsonl.gz")[1]
+    assert read(tmp_path / "a.jsonl.gz")[1]
 
 
 def test_text_that_changed_since_it_was_listed_is_an_error(tmp_path):

@@ -12,7 +12,7 @@ from experiments.cli.show import binary
 from lm.nn.layers import count
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
-from lm.train.throughput import cache_bytes, costs, step_flops
+from lm.train.flops import cache_bytes, costs, step_flops
 
 KIB = 1024
 

@@ -20,14 +20,14 @@ from experiments.runs.result import read_result
 from experiments.runs.stages import COUNTS_FILE, saved_steps, stages, stages_of
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
-from lm.counts.markov import tag
-from lm.counts.ngrams import count_ngrams, kneser_ney, token_log_probs
-from lm.data.corpora import documentation
+from lm.classical.hmm import tag
+from lm.classical.ngram import count_ngrams, kneser_ney, token_log_probs
+from lm.config.base import DataError, SettingError
+from lm.data.documentation import corpus
 from lm.data.tasks.labelled import find_labelled
-from lm.data.text.vocabulary import EOS
 from lm.files import is_sealed
-from lm.settings import DataError, SettingError
-from lm.train.log import records
+from lm.tokenizers.tokenizer import EOS
+from lm.train.runtime.log import records
 
 BIGRAM, NETWORK, TAGGER = "history/bigram", "history/rnn", "tagging/hmm-beam"
 SMALL = (
@@ -42,8 +42,8 @@ QUIET = SimpleNamespace(
 def runs(tmp_path_factory):
     """A folder of runs whose cache holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs")
-    documentation.prepare_sets(folder / "cache", packages=documentation.STDLIB)
-    documentation.prepare_sets(folder / "cache", name="roles", packages=["asyncio", "email", "json"])
+    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
+    corpus.prepare_sets(folder / "cache", name="roles", packages=["asyncio", "email", "json"])
     SCALES["tiny"] = SMALL
     yield folder
     del SCALES["tiny"]

@@ -17,8 +17,8 @@ import pytest
 from feeding import documents
 
 from experiments.cli import clean as command
-from lm.data.corpora import cleaning, crawl
-from lm.settings import SettingError
+from lm.c4 import filters, pages
+from lm.config.base import SettingError
 
 OFF = ("language",)  # whose detector takes a second to load; it has a test of its own
 
@@ -90,16 +90,16 @@ def test_every_article_is_there_once_and_all_else_is_counted(source):
 @pytest.mark.parametrize("deduplicate", ["spans", "lines"])
 def test_parts_and_ranges_change_no_page(source, deduplicate, monkeypatch):
     whole = texts(clean(source, deduplicate=deduplicate))
-    monkeypatch.setattr(crawl, "PART", 300)
+    monkeypatch.setattr(pages, "PART", 300)
     monkeypatch.setattr(command, "RANGE", 7)
-    assert len(crawl.find_parts(source)) > 10
+    assert len(pages.find_parts(source)) > 10
     cache = clean(source, "other", deduplicate=deduplicate)
     assert sorted(texts(cache, "other")) == sorted(whole)
     assert json.loads(files(cache, "other")["clean.json"])["damaged"] == 0
 
 
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(source, monkeypatch):
-    monkeypatch.setattr(crawl, "PART", 1000)
+    monkeypatch.setattr(pages, "PART", 1000)
     undisturbed = files(clean(source))
     (source.parent / "runs").rename(source.parent / "before")
     replace, rng, done, kills = os.replace, random.Random(1), [], []
@@ -181,7 +181,7 @@ def test_a_source_of_damage_alone_is_an_error_that_names_it(tmp_path):
 
 def test_only_listed_hosts_are_kept_and_their_subdomains(source, tmp_path):
     (tmp_path / "hosts").write_text("b.org\n")
-    cache = clean(source, rules=cleaning.Rules(domains=str(tmp_path / "hosts")))
+    cache = clean(source, rules=filters.Rules(domains=str(tmp_path / "hosts")))
     assert sorted(texts(cache)) == sorted(map(article, range(20, 30)))
 
 
@@ -200,8 +200,8 @@ def test_unfiltered_pages_stay_as_they_are(source):
         ({"name": "No-Name"}, "small letters"),
         ({"validation": 1.0}, "between 0 and 1"),
         ({"workers": -1}, "workers=-1"),
-        ({"rules": cleaning.Rules(bad_words="missing")}, "rules.bad_words='missing'"),
-        ({"without": (), "rules": cleaning.Rules(language="xx")}, "rules.language='xx'"),
+        ({"rules": filters.Rules(bad_words="missing")}, "rules.bad_words='missing'"),
+        ({"without": (), "rules": filters.Rules(language="xx")}, "rules.language='xx'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_read(settings, message, tmp_path):
@@ -215,7 +215,7 @@ def test_a_finished_set_is_left_alone_and_other_settings_are_refused_with_the_di
     before = files(clean(source))
     assert files(clean(source)) == before
     with pytest.raises(SettingError, match="rules.words_per_line was 5, is 3"):
-        clean(source, rules=cleaning.Rules(words_per_line=3))
+        clean(source, rules=filters.Rules(words_per_line=3))
 
 
 def test_other_pages_in_files_of_the_same_size_and_time_are_told_from_those_that_a_set_was_made_of(source):
@@ -229,16 +229,16 @@ def test_other_pages_in_files_of_the_same_size_and_time_are_told_from_those_that
         clean(source)
 
 
-@pytest.mark.parametrize("unit", cleaning.UNITS)
+@pytest.mark.parametrize("unit", filters.UNITS)
 def test_without_repeated_spans_no_sentence_is_lost_and_a_page_seen_before_is_empty(unit):
     rng = random.Random(0)
     pages = [[sentence(rng.randrange(12)) for _ in range(rng.randrange(1, 8))] for _ in range(200)]
-    hashes = [cleaning.span_hashes(lines, unit) for lines in [*pages, *pages]]
+    hashes = [filters.span_hashes(lines, unit) for lines in [*pages, *pages]]
     marked = np.zeros(sum(map(len, hashes)), bool)
-    marked[cleaning.repeated(np.concatenate(hashes))] = True
+    marked[filters.repeated(np.concatenate(hashes))] = True
     ends = np.cumsum([len(part) for part in hashes])[:-1]
     left = [
-        cleaning.without_spans(*page, unit)
+        filters.without_spans(*page, unit)
         for page in zip([*pages, *pages], np.split(marked, ends), strict=True)
     ]
     assert {line for lines in left for line in lines} == {line for lines in pages for line in lines}

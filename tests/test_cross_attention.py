@@ -14,22 +14,22 @@ import test_nn
 import test_sharding
 from flax import nnx
 
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig, SpecialTokens
+from lm.config.training import OptimizerConfig
 from lm.convert.config_json import config_json
-from lm.evaluate.decode import beam_search
-from lm.mesh import MeshConfig
+from lm.evaluate.generate import beam_search
 from lm.nn.attention_inputs import AttentionInputs, last_encoder_states
-from lm.nn.config import ModelConfig, SpecialTokens
 from lm.nn.mixers import CROSS_ATTENTION
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.ops.attention import additive_attention, additive_scores
-from lm.ops.decoding.config import Decoding
 from lm.ops.recurrence import CELLS, StateWeights, rnn_scan, segment_resets
-from lm.settings import SettingError
 from lm.sharding import make_mesh
-from lm.train.config import OptimizerConfig
+from lm.train.flops import cache_bytes, step_flops
 from lm.train.step import StepSpec, build
-from lm.train.throughput import cache_bytes, step_flops
 
 STATES = ("dot", "multiplicative", "additive")  # kinds that read the encoder's states as they are
 

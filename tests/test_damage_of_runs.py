@@ -21,13 +21,13 @@ from experiments.runs.scores import best_of, write_example_values
 from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
 from experiments.study.registry import REGISTRY, build, run_folder
+from lm.config.base import SettingError
 from lm.data.tasks.task import Scored
-from lm.data.text.own import SentencePiece, train_sentencepiece
-from lm.evaluate.questions import write_predictions
+from lm.evaluate.evaluator import write_predictions
 from lm.files import seal, seal_line, unseal, unseal_lines
-from lm.settings import SettingError
-from lm.train import manifest
-from lm.train.log import status
+from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
+from lm.train.runtime import manifest
+from lm.train.runtime.log import status
 
 VALUE = {
     "name": "ä\n\u2028",

@@ -19,13 +19,13 @@ from experiments.runs.checks import declared_tasks
 from experiments.runs.prepare import fingerprints, tasks_of
 from experiments.runs.stages import save_settings, stages
 from experiments.study.experiment import Experiment
+from lm.config.base import SettingError, changes
 from lm.data.tasks.benchmarks import find_task
 from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import LabelledTask
-from lm.data.text.own import Bytes
-from lm.settings import SettingError, changes
+from lm.tokenizers.sentencepiece import Bytes
 
 DOCS = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"```\w+\n# (\S+)\n(.*?)```", DOCS, re.DOTALL))

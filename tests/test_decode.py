@@ -14,14 +14,14 @@ import pytest
 from test_nn import ARCHITECTURES, make, run
 from test_peer_cases import PEERS, left_out
 
-from lm.evaluate import decode as decoding
-from lm.evaluate.decode import beam_search, decode, greedy
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+from lm.config.model import ModelConfig, SpecialTokens
+from lm.evaluate import generate as decoding
+from lm.evaluate.beam_search import T5_RULES, TRANSFORMERS_RULES, Search, highest
+from lm.evaluate.generate import beam_search, decode, greedy
+from lm.evaluate.sampling import next_token, warp
 from lm.nn.cache import Cache
-from lm.nn.config import ModelConfig, SpecialTokens
-from lm.ops.decoding.beams import T5_RULES, TRANSFORMERS_RULES, Search, highest
-from lm.ops.decoding.config import Decoding
-from lm.ops.decoding.sampling import next_token, warp
-from lm.settings import SettingError
 
 EOS, ENDLESS = 1, SpecialTokens(eos=None)
 WRITING = [architecture for architecture in ARCHITECTURES if architecture != "encoder"]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.base import SettingError, change
+from lm.config.model import ModelConfig, SideConfig
 from lm.convert.config_json import config_json, model_config
-from lm.nn.config import ModelConfig, SideConfig
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
-from lm.ops.config import RotaryConfig, SparsityConfig
-from lm.settings import SettingError, change
 from lm.sharding import named
 
 BASE = ModelConfig(

@@ -18,7 +18,7 @@ ASKED = "import jax\njax.devices()"
 @pytest.mark.parametrize("first", ["", "import jax"])
 def test_a_library_that_only_plans_for_tpus_prints_nothing_where_there_is_none(first):
     unset = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    program = f"{first}\nimport lm.nn.config\n{ASKED}"
+    program = f"{first}\nimport lm.config.model\n{ASKED}"
     done = subprocess.run([sys.executable, "-c", program], env=unset, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -18,7 +18,7 @@ from experiments.cli import COMMANDS
 from experiments.drawings import DRAWINGS
 from experiments.study.experiment import BASELINE
 from experiments.study.registry import find
-from lm.settings import leaves
+from lm.config.base import leaves
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lm.data.corpora import cleaning, documentation, exercises, harvest
+from lm.c4 import filters
+from lm.config.base import SettingError
+from lm.data.corpus import tfds as rows
+from lm.data.documentation import corpus, docstrings, tasks
 from lm.data.tasks.labelled import LABELLED
-from lm.data.text import tfds as rows
-from lm.settings import SettingError
 
-TASKS = documentation.FEATURES.keys() - {"corpus", *documentation.ALONE}
+TASKS = corpus.FEATURES.keys() - {"corpus", *corpus.ALONE}
 SOME = (  # packages of the standard library that are rich in prose and quick to read
     "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random "
     "smtplib"
@@ -31,13 +32,13 @@ SOME = (  # packages of the standard library that are rich in prose and quick to
 
 @pytest.fixture(scope="module")
 def documents():
-    return list(harvest.harvest(SOME.split()))
+    return list(docstrings.harvest(SOME.split()))
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
-    documentation.prepare_sets(folder, packages=SOME.split())
+    corpus.prepare_sets(folder, packages=SOME.split())
     return folder
 
 
@@ -54,14 +55,14 @@ def test_docstrings_are_those_that_python_finds():
         owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, owners)]
         expected = {text for node in nodes if (text := ast.get_docstring(node))}
-        found = {inspect.cleandoc(text) for text in harvest.docstrings(source)}
+        found = {inspect.cleandoc(text) for text in docstrings.docstrings(source)}
         # escapes are not resolved, "..." is not looked for
         assert len(expected ^ found) <= 0.15 * len(expected)
 
 
 def test_strings_that_open_nothing_are_no_docstrings():
     source = 'x = [\n    """An entry of a list."""\n]\n\n\ndef f():  # why\n    """What f does."""\n'
-    assert list(harvest.docstrings(source)) == ["What f does."]
+    assert list(docstrings.docstrings(source)) == ["What f does."]
 
 
 def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
@@ -86,7 +87,7 @@ def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
     -----
     A heading is no part of it.
     """
-    assert list(filter(None, map(harvest.prose, harvest.paragraphs(docstring)))) == [
+    assert list(filter(None, map(docstrings.prose, docstrings.paragraphs(docstring)))) == [
         "Return the mean of the values.",
         "The numbers whose mean is wanted by the caller.",
         "first point of a list that goes on here.",
@@ -99,7 +100,7 @@ def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
     "text", ["See https://x.org for more of it.", "x = y + 1.", "A set {a}.", "a | b | c.", "Ünïcödé."]
 )
 def test_code_and_addresses_are_no_prose(text):
-    assert harvest.prose(text) is None
+    assert docstrings.prose(text) is None
 
 
 def test_every_line_passes_the_rules_and_a_name_is_there_once(documents):
@@ -107,12 +108,12 @@ def test_every_line_passes_the_rules_and_a_name_is_there_once(documents):
     assert any(document.name.startswith("help.") for document in documents)
     for _, text in documents:
         lines = [line for line in text.split("\n") if line]
-        assert cleaning.cleaned(lines, harvest.PARAGRAPH_FILTERS) == lines
+        assert filters.cleaned(lines, docstrings.PARAGRAPH_FILTERS) == lines
 
 
 def test_no_sentence_is_in_two_documents_or_twice_in_one(documents):
     found = [
-        one.lower() for _, text in documents for line in text.split("\n") for one in cleaning.sentences(line)
+        one.lower() for _, text in documents for line in text.split("\n") for one in filters.sentences(line)
     ]
     found = [sentence for sentence in found if len(sentence.split()) >= 5]
     assert len(found) > 1000
@@ -130,13 +131,10 @@ def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
 
 
 def test_no_part_trains_on_what_another_is_evaluated_on(cache):
-    documentation.prepare_sets(cache, name="unfiltered", packages=SOME.split())
+    corpus.prepare_sets(cache, name="unfiltered", packages=SOME.split())
     assert not names("corpus", "validation+test", cache) & names("unfiltered", "train", cache)
     whole = {split: feeding.documents("documentation", split, cache) for split in ("train", "validation")}
-    parts = {
-        name: feeding.documents(f"documentation/{name}", "train", cache)
-        for name in documentation.CORPUS_PARTS
-    }
+    parts = {name: feeding.documents(f"documentation/{name}", "train", cache) for name in corpus.CORPUS_PARTS}
     assert len(parts["science"]) == 0 < len(parts["topics"]) < len(parts["libraries"])
     assert len(parts["topics"]) + len(parts["libraries"]) == len(whole["train"])
     assert set(parts["topics"]) | set(parts["libraries"]) == set(whole["train"])
@@ -151,16 +149,14 @@ def test_no_part_trains_on_what_another_is_evaluated_on(cache):
 )
 def test_a_corpus_is_written_when_it_is_first_read(part, written, tmp_path, monkeypatch):
     """Also by a row that has no tasks of the documentation."""
-    write, few = documentation.prepare_sets, SOME.split()
-    monkeypatch.setattr(
-        documentation, "prepare_sets", lambda *given, **named: write(*given, packages=few, **named)
-    )
+    write, few = corpus.prepare_sets, SOME.split()
+    monkeypatch.setattr(corpus, "prepare_sets", lambda *given, **named: write(*given, packages=few, **named))
     feeding.documents(f"documentation{part}", "train", tmp_path)
     assert (tmp_path / "tfds" / "documentation" / written).is_dir()
 
 
 def test_unfiltered_documents_keep_what_the_rules_remove(documents):
-    assert ">>>" in dict(harvest.unfiltered(["json"]))["json"]
+    assert ">>>" in dict(docstrings.unfiltered(["json"]))["json"]
     assert ">>>" not in dict(documents)["json"]
 
 
@@ -173,14 +169,14 @@ def test_answers_are_where_the_task_says_and_nowhere_else(cache):
         assert row["answers"][0] in row["context"] and row["context"].split().count(row["question"]) == 1
     for row in stored("cloze", "report", cache):
         candidates, (answer,) = row["candidates"], row["answers"]
-        assert len(set(candidates)) == exercises.CANDIDATES and answer in candidates
-        words = {exercises.bare(word) for word in f"{row['question']} {row['context']}".split()}
+        assert len(set(candidates)) == tasks.CANDIDATES and answer in candidates
+        words = {tasks.bare(word) for word in f"{row['question']} {row['context']}".split()}
         assert not words & set(candidates) and row["question"].count("_") >= 1
     for row in stored("restore", "report", cache):
-        left = [word for word in row["summary"].split() if word not in exercises.SMALL_WORDS]
+        left = [word for word in row["summary"].split() if word not in tasks.SMALL_WORDS]
         assert left == row["document"].split() != row["summary"].split()
     for row in stored("next", "report", cache):
-        assert len(set(row["sentences"])) == exercises.SENTENCES > row["label"]
+        assert len(set(row["sentences"])) == tasks.SENTENCES > row["label"]
 
 
 def test_a_minimal_pair_has_the_same_words_in_another_order(cache):
@@ -193,7 +189,7 @@ def test_how_frequent_and_how_long_a_candidate_is_does_not_tell_the_answer(docum
     """Bits above chance of a guesser that knows the corpus and the answers of training, and no context."""
     corpus_words, learnt = Counter(), Counter()
     for _, text in documents:
-        corpus_words.update(map(exercises.bare, text.split()))
+        corpus_words.update(map(tasks.bare, text.split()))
     learnt.update(row["answers"][0] for row in stored("cloze", "train", cache))
     rows = stored("cloze", "report", cache) + stored("cloze", "validation", cache)
     for weight in (lambda word: corpus_words[word], lambda word: learnt[word] + 1, len):
@@ -210,13 +206,13 @@ def above_chance(weights, row):
 def test_no_place_is_right_more_often_than_another(cache):
     cloze = [row["candidates"].index(row["answers"][0]) for row in stored("cloze", "report", cache)]
     following = [row["label"] for row in stored("next", "report", cache)]
-    for places, count in ((cloze, exercises.CANDIDATES), (following, exercises.SENTENCES)):
+    for places, count in ((cloze, tasks.CANDIDATES), (following, tasks.SENTENCES)):
         counts = np.bincount(places, minlength=count)
         assert scipy.stats.chisquare(counts).pvalue > 1e-4, counts
 
 
 def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
-    documentation.prepare_sets(tmp_path, packages=SOME.split())
+    corpus.prepare_sets(tmp_path, packages=SOME.split())
     prints = [feeding.fingerprint("documentation", "train", folder) for folder in (cache, tmp_path)]
     assert prints[0] == prints[1]
     assert prints[0] != feeding.fingerprint("documentation", "validation", cache)
@@ -225,7 +221,7 @@ def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
 WRITE = """
 import sys
 from pathlib import Path
-from lm.data.corpora.documentation import write_set
+from lm.data.documentation.corpus import write_set
 row = {"name": "a", "document": "One.", "summary": "Two."}
 write_set("restore", {"train": [row] * 3}, Path(sys.argv[1]), Path(sys.argv[1], "set"))
 """
@@ -240,16 +236,16 @@ def test_every_process_writes_the_same_bytes(tmp_path):
 
 def test_too_little_documentation_is_an_error():
     with pytest.raises(SettingError, match="too few"):
-        documentation.make_sets(harvest.harvest(["json"]))
+        corpus.make_sets(docstrings.harvest(["json"]))
 
 
 FULL = """
 import resource, sys
-from lm.settings import SettingError
-from lm.data.corpora import documentation
+from lm.config.base import SettingError
+from lm.data.documentation import corpus
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # of a file: as a full disk has it
 try:
-    documentation.prepare_sets(sys.argv[1], packages=sys.argv[2:])
+    corpus.prepare_sets(sys.argv[1], packages=sys.argv[2:])
 except SettingError as error:
     print(error)
 """
@@ -271,7 +267,7 @@ def test_a_full_disk_is_told_in_a_line_with_the_set_and_leaves_nothing(tmp_path)
 @pytest.mark.slow
 def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     start = time.process_time()
-    documentation.prepare_sets(tmp_path)
+    corpus.prepare_sets(tmp_path)
     seconds = time.process_time() - start
     parts = [feeding.documents("documentation", split, tmp_path) for split in ("train", "validation")]
     assert sum(len(text) for part in parts for text in part) > 7.2e6  # and the test split
@@ -283,8 +279,8 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
 
 
 def test_tagged_code_is_written_alone_and_read_as_a_labelled_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(documentation, "EVALUATED", {"validation": 50, "report": 70})
-    documentation.prepare_sets(tmp_path, name="roles", packages=["asyncio", "email", "numpy"])
+    monkeypatch.setattr(corpus, "EVALUATED", {"validation": 50, "report": 70})
+    corpus.prepare_sets(tmp_path, name="roles", packages=["asyncio", "email", "numpy"])
     assert [path.name for path in (tmp_path / "tfds" / "documentation").iterdir()] == ["roles"]
     task = LABELLED["roles"]
     splits = {split: task.rows(split, tmp_path) for split in ("train", "validation", "report")}

@@ -28,18 +28,18 @@ from experiments.drawings.with_run import (
 )
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
-from lm.data.objectives import OBJECTIVES
-from lm.data.text.own import Bytes
-from lm.data.text.published import find_tokenizer
+from lm.config.attention import RotaryConfig
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
 from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
-from lm.evaluate.states import gates, reading_layers, state_gradients
-from lm.nn.config import ModelConfig
+from lm.evaluate.rnn_states import gates, reading_layers, state_gradients
 from lm.nn.heads import LayerMixture
 from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
-from lm.ops.config import RotaryConfig
+from lm.objectives.denoising import OBJECTIVES
 from lm.ops.recurrence import CELLS, rnn_scan
-from lm.settings import SettingError
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.sentencepiece import Bytes
 
 DECODER = replace(test_nn.TINY, architecture="decoder", dropout=0.0, positions="none")
 SENTENCE = "a key of a set"

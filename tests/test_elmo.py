@@ -13,18 +13,18 @@ from experiments.runs.checks import check_heads
 from experiments.runs.recipes import head_spec, prefix_of, pretraining_spec
 from experiments.runs.stages import stages
 from experiments.study.registry import build
+from lm.config.base import SettingError
+from lm.config.model import HeadConfig
+from lm.config.training import LossConfig
 from lm.data.packing import shift_right
 from lm.data.tasks.labelled import find_labelled
-from lm.nn.config import HeadConfig
 from lm.nn.elmo import BidirectionalLM
 from lm.nn.finetune import ModelWithHead
 from lm.nn.heads import LayerMixture
-from lm.settings import SettingError
 from lm.sharding import named
-from lm.train.config import LossConfig
+from lm.train.flops import step_flops
 from lm.train.losses import both_directions, language_model
 from lm.train.optimizers import GradualUnfreezing
-from lm.train.throughput import step_flops
 
 CONFIG = replace(
     TINY,

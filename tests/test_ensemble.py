@@ -9,12 +9,12 @@ from flax import nnx
 from test_decode import prompts
 from test_nn import TINY, make
 
-from lm.evaluate.decode import beam_search, greedy
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+from lm.evaluate.beam_search import T5_RULES
+from lm.evaluate.generate import beam_search, greedy
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
-from lm.ops.decoding.beams import T5_RULES
-from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError
 
 BATCH = prompts("decoder")
 

@@ -8,7 +8,7 @@ from test_scoring import run_of
 
 from experiments import __main__ as cli
 from experiments.cli import EXAMPLES
-from lm.data.corpora import documentation
+from lm.data.documentation import corpus
 
 RUN, VECTORS = "t5/1-baseline/baseline/seed-0", "vectors/negative/seed-0"
 GPT = "gpt/base/seed-0"
@@ -29,7 +29,7 @@ HERE = [
 def home(tmp_path_factory):
     """A folder with a book, and ``runs`` with the documentation's data and two runs, never trained."""
     folder = tmp_path_factory.mktemp("home")
-    documentation.prepare_sets(folder / "runs" / "cache", packages=documentation.STDLIB)
+    corpus.prepare_sets(folder / "runs" / "cache", packages=corpus.STDLIB)
     run_of(folder / "runs", RUN, MIXTURES)
     run_of(folder / "runs", GPT, MIXTURES | {"model.architecture": "decoder"})
     (folder / "book.txt").write_text("A first paragraph.\n\nA second one.\n")

@@ -17,12 +17,12 @@ from experiments.study import extension, own, registry
 from experiments.study.extension import load_study
 from experiments.study.own import STUDY, place_in_study, without_study
 from experiments.study.registry import build, find
-from lm import settings
-from lm.data.noise import NOISES
-from lm.data.objectives import Objective
+from lm.config import base
+from lm.config.base import SettingError, from_json, set_choices, to_json
+from lm.config.training import OPTIMIZERS, Schedule
 from lm.data.tasks.mixtures import mixture
-from lm.settings import SettingError, from_json, set_choices, to_json
-from lm.train.config import OPTIMIZERS, Schedule
+from lm.objectives.corruption import NOISES
+from lm.objectives.denoising import Objective
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs/extending.md").read_text("utf-8")
@@ -35,7 +35,7 @@ def loads(tmp_path, monkeypatch):
     """Loads modules of this text; afterwards the study is what it was."""
     tables, added = (
         dict(extension._tables("MIXERS")),
-        {field: dict(names) for field, names in settings._ADDED.items()},
+        {field: dict(names) for field, names in base._ADDED.items()},
     )
     before, lists = {name: dict(table) for name, table in tables.items()}, [*registry.TABLES]
     modules = dict(sys.modules)
@@ -56,8 +56,8 @@ def loads(tmp_path, monkeypatch):
     registry.TABLES[:] = lists
     set_choices(Objective, "noise", NOISES)
     set_choices(Schedule, "name", OPTIMIZERS)
-    settings._ADDED.clear()
-    settings._ADDED.update(added)
+    base._ADDED.clear()
+    base._ADDED.update(added)
     for name in sys.modules.keys() - modules.keys():
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
@@ -135,7 +135,7 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:2: row 'a/b c' should be named in letters",
         ),
         (
-            "from lm.data.noise import NOISES\nNOISES['iid'] = None\n",
+            "from lm.objectives.corruption import NOISES\nNOISES['iid'] = None\n",
             r"my\.py:2: NOISES\['iid'\] is the project's own; choose another name",
         ),
         (
@@ -262,8 +262,8 @@ def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tm
 
 def test_an_error_in_what_a_module_added_names_its_line(loads):
     loads(
-        mine="from lm.data.noise import NOISES, Noise\n\n\ndef mask(amount, text):\n    return text.no\n"
-        "\n\nNOISES['mine'] = Noise(mask)\n"
+        mine="from lm.objectives.corruption import NOISES, Noise\n\n\ndef mask(amount, text):\n"
+        "    return text.no\n\n\nNOISES['mine'] = Noise(mask)\n"
     )
     with pytest.raises(AttributeError) as caught:
         NOISES["mine"].mask(None, None)
@@ -288,7 +288,10 @@ def test_a_run_is_not_resumed_without_its_modules_or_with_others(loads, tmp_path
 
 
 def test_settings_that_only_a_module_knows_are_said_to_need_it(loads, tmp_path):
-    loads(mine="from lm.data.noise import NOISES, Noise\nNOISES['mine'] = Noise(NOISES['iid'].mask)\n")
+    loads(
+        mine="from lm.objectives.corruption import NOISES, Noise\n"
+        "NOISES['mine'] = Noise(NOISES['iid'].mask)\n"
+    )
     run = tmp_path / "run"
     save_settings(run, build("gpt/base", "nano", {"objective.noise": "mine"}))
     origin.record(run / "pretraining", {"code": origin.code()})

@@ -12,12 +12,12 @@ import pytest
 from golden.drawn import drawn
 from safetensors.numpy import load_file, save_file
 
+from lm.config.base import SettingError
 from lm.convert import load, save
 from lm.convert.config_json import model_config, pretraining_heads_in, semantic_settings
 from lm.convert.families import FAMILIES
 from lm.convert.known_fields import IGNORED, check_fields, known_fields, read_fields, unknown_fields
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
 
 GOLDEN = Path(__file__).parent / "golden"
 FIELDS: dict[str, dict[str, dict]] = {}  # family: field: its default, another value, and the effect

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_nn import make
 
-from lm.evaluate.fill import answered_spans, fill, gibbs, infill, mask_predict
-from lm.evaluate.likelihood import continuation_log_probs
-from lm.nn.config import ModelConfig
+from lm.config.model import ModelConfig
+from lm.evaluate.loglikelihood import continuation_log_probs
+from lm.evaluate.mask_filling import answered_spans, fill, gibbs, infill, mask_predict
 
 MASK, VOCABULARY = 1, 8
 TEXT = {

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lm.mesh import MeshConfig
+from lm.config.base import SettingError, change
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import choose_implementation
-from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.ops.attention import AttentionOptions
 from lm.ops.kernels import short_rows
@@ -26,7 +27,6 @@ from lm.ops.kernels.tile_sweep import BACKENDS
 from lm.ops.kernels.xla import xla_attention
 from lm.ops.masks import AttentionMask, MaskSpec, Window, key_segments
 from lm.ops.positions import AlibiBias, BucketedBias
-from lm.settings import SettingError, change
 from lm.sharding import make_mesh
 
 INTERPRETED = {

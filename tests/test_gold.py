@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lm.config.model import ModelConfig
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.choices import choices_of
 from lm.data.tasks.mixtures import MIXTURES
-from lm.data.text.own import Bytes
-from lm.data.text.vocabulary import EOS
-from lm.evaluate import gold
-from lm.nn.config import ModelConfig
+from lm.evaluate import ranked_choice
 from lm.nn.transformer import Transformer
+from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.tokenizer import EOS
 
 INPUTS_LENGTH, TARGETS_LENGTH = 20, 8
 CLOZE = {"question": "a _ c", "context": "b", "answers": ["bc"], "candidates": ["x", "bc", "äö"]}
@@ -53,11 +53,11 @@ def test_candidates_are_answers_and_premises_inputs_and_the_right_one_is_the_row
 @pytest.mark.parametrize("chances", [(0.5, 0.25, 0.25), (0.1, 0.1, 0.8), (1e-9, 1e-9, 1e-9)])
 def test_bits_above_chance_are_none_for_a_guesser_and_log2_of_the_candidates_for_one_who_knows(chances):
     logs = np.log2(np.array(chances)) - 1_000  # unlikely texts: their likelihood alone would be 0
-    bits = [gold.above_chance(logs, right) for right in range(3)]
+    bits = [ranked_choice.above_chance(logs, right) for right in range(3)]
     shares = np.array(chances) / sum(chances)
     assert bits == pytest.approx((math.log2(3) + np.log2(shares)).tolist())
     assert np.mean(bits) <= 1e-9  # on average over what is right, no fixed preference pays
-    assert gold.above_chance(np.array([0.0, -np.inf]), 0) == 1
+    assert ranked_choice.above_chance(np.array([0.0, -np.inf]), 0) == 1
 
 
 def test_sharpness_is_what_suits_other_rows_and_makes_a_guesser_come_to_chance():
@@ -66,11 +66,13 @@ def test_sharpness_is_what_suits_other_rows_and_makes_a_guesser_come_to_chance()
     chances = np.exp(truth) / np.exp(truth).sum(1, keepdims=True)
     right = [random.choice(4, p=row) for row in chances]
     for power in (0.5, 3.0):  # of a model that is too sure, or not sure enough
-        found = gold.sharpness(list(zip(power * truth / math.log(2), right, strict=True)))
+        found = ranked_choice.sharpness(list(zip(power * truth / math.log(2), right, strict=True)))
         assert found == pytest.approx(1 / power, rel=0.2)
     blind = list(zip(truth[:500] * 20, random.integers(4, size=500), strict=True))
-    power = gold.sharpness(blind)
-    assert np.mean([gold.above_chance(power * logs, k) for logs, k in blind]) == pytest.approx(0, abs=0.01)
+    power = ranked_choice.sharpness(blind)
+    assert np.mean([ranked_choice.above_chance(power * logs, k) for logs, k in blind]) == pytest.approx(
+        0, abs=0.01
+    )
 
 
 def test_what_is_measured_is_the_models_and_the_metrics_are_means_of_rows(monkeypatch):
@@ -80,24 +82,28 @@ def test_what_is_measured_is_the_models_and_the_metrics_are_means_of_rows(monkey
     def candidates(model, contexts, answers, put):
         return [likelihood(model, [(None, one) for one in each], put) for each in answers]
 
-    monkeypatch.setattr(gold, "continuation_log_probs", likelihood)
-    monkeypatch.setattr(gold, "candidate_log_probs", candidates)
-    values = gold.gold_values(None, asked("cloze", CLOZE, CLOZE | {"answers": ["x"]}), None)
+    monkeypatch.setattr(ranked_choice, "continuation_log_probs", likelihood)
+    monkeypatch.setattr(ranked_choice, "candidate_log_probs", candidates)
+    values = ranked_choice.gold_values(None, asked("cloze", CLOZE, CLOZE | {"answers": ["x"]}), None)
     # a bit a token, EOS counted, of 1, 2 and 4 bytes: by bytes the longest answer is the likeliest
     assert values["gold"].tolist() == [3, 2] and values["bytes"].tolist() == [2, 1]
     assert values["ranked"].tolist() == [0, 0]
-    sharp = gold.sharpness([(np.array([-2.0, -3, -5]), right) for right in (1, 0)])
+    sharp = ranked_choice.sharpness([(np.array([-2.0, -3, -5]), right) for right in (1, 0)])
     logs = sharp * np.array([-2.0, -3, -5])
-    assert values["bits"] == pytest.approx([gold.above_chance(logs, right) for right in (1, 0)])
-    found = gold.gold_metrics(values)
+    assert values["bits"] == pytest.approx([ranked_choice.above_chance(logs, right) for right in (1, 0)])
+    found = ranked_choice.gold_metrics(values)
     assert found["bits_per_byte"] == pytest.approx(5 / 3)
     assert found["bits_above_chance"] == pytest.approx(values["bits"].mean())
-    kept = gold.example_values(values)
+    kept = ranked_choice.example_values(values)
     assert set(kept) == {"bits", "ranked"} and kept["bits"].mean() == found["bits_above_chance"]
-    values = gold.gold_values(None, asked("restore", RESTORE), None)
-    kept = gold.example_values(values)
-    assert kept["bits"].sum() / kept["bytes"].sum() == gold.gold_metrics(values)["bits_per_byte"] == 8 / 7
-    values = gold.gold_values(None, asked("next", NEXT), None)
+    values = ranked_choice.gold_values(None, asked("restore", RESTORE), None)
+    kept = ranked_choice.example_values(values)
+    assert (
+        kept["bits"].sum() / kept["bytes"].sum()
+        == ranked_choice.gold_metrics(values)["bits_per_byte"]
+        == 8 / 7
+    )
+    values = ranked_choice.gold_values(None, asked("next", NEXT), None)
     assert values["bits"] == pytest.approx([0])  # the same answer everywhere: chance
 
 
@@ -112,7 +118,7 @@ def test_a_model_that_does_not_read_its_inputs_is_at_chance_where_inputs_are_cho
     )
     assert re.search("cross", str(jax.tree_util.tree_leaves_with_path(state)))
     nnx.update(model, silent)
-    values = gold.gold_values(model, asked("next", NEXT), jax.device_put)
+    values = ranked_choice.gold_values(model, asked("next", NEXT), jax.device_put)
     assert values["bits"] == pytest.approx([0], abs=1e-4) and values["gold"][0] > 1
 
 

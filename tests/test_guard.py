@@ -17,11 +17,11 @@ import pytest
 import toy
 
 from lm import sharding
-from lm.settings import SettingError
-from lm.train.config import GuardConfig
-from lm.train.log import NonFiniteLoss, records
+from lm.config.base import SettingError
+from lm.config.training import GuardConfig
+from lm.train.runtime.log import NonFiniteLoss, records
+from lm.train.runtime.preemption import STUCK, Interrupted, Stopping
 from lm.train.state import check_update, new_guard
-from lm.train.stopping import STUCK, Interrupted, Stopping
 
 GOLDEN = Path(__file__).parent / "golden"
 SKIP = GuardConfig(non_finite="skip", in_a_row=3)

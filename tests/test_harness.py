@@ -14,11 +14,11 @@ from experiments.cli.likelihood import harness
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run, texts_of_run
 from lm import convert
-from lm.data.text.published import find_tokenizer
-from lm.evaluate.texts import decoding_of, rolling_windows, until
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+from lm.evaluate.text_model import decoding_of, rolling_windows, until
 from lm.notebook import text_model
-from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError
+from lm.tokenizers.huggingface import find_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 KNOWN = json.loads((GOLDEN / "harness" / "answers.json").read_text())

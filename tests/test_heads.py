@@ -12,16 +12,16 @@ from test_nn import CONFIGS, example, joined, padded, tiny
 from experiments.runs.prepare import reader_of
 from experiments.runs.recipes import head_spec
 from experiments.study.registry import build
+from lm.config.model import HeadConfig
+from lm.config.training import LossConfig
 from lm.data.tasks.labelled import find_labelled
-from lm.data.text.own import Bytes
-from lm.nn.config import HeadConfig
 from lm.nn.electra import Electra
 from lm.nn.finetune import ModelWithHead
 from lm.nn.heads import POOLINGS, LayerMixture
 from lm.nn.transformer import Transformer
 from lm.sharding import named
+from lm.tokenizers.sentencepiece import Bytes
 from lm.train import losses
-from lm.train.config import LossConfig
 
 RECURRENT = {
     f"{mixer} {architecture}": replace(

@@ -16,8 +16,8 @@ from experiments.processes.jobs import Jobs
 from experiments.runs.result import read_result
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
-from lm.data.corpora import documentation
-from lm.settings import SettingError
+from lm.config.base import SettingError
+from lm.data.documentation import corpus
 
 ROOT = Path(__file__).parents[1]
 ROW = "t5/1-baseline/baseline"
@@ -61,7 +61,7 @@ def sweep(runs, *options):
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "cache"
-    documentation.prepare_sets(folder, packages=documentation.STDLIB)
+    corpus.prepare_sets(folder, packages=corpus.STDLIB)
     return folder
 
 

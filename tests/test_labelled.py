@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lm.config.base import SettingError
 from lm.data.batches import Batches
-from lm.data.labelled import GPT_MARKS, Labelled, Reader, labelled_eval_batches, shortened
+from lm.data.classification import GPT_MARKS, Labelled, Reader, labelled_eval_batches, shortened
 from lm.data.tasks.labelled import LABELLED, behind_cue, find_labelled, halves, pairs
-from lm.data.text.own import Bytes
-from lm.data.text.vocabulary import EOS
-from lm.settings import SettingError
+from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.tokenizer import EOS
 
 TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
 VOCABULARY = Bytes(100)

@@ -12,14 +12,14 @@ from golden.make_batches import pretraining
 
 from experiments.runs.prepare import check_lasting
 from experiments.study.registry import build
+from lm.config.base import SettingError
+from lm.config.mesh import MeshConfig
+from lm.config.training import GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.batches import Batches, LastingRows, stream
-from lm.data.objectives import OBJECTIVES
-from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
+from lm.objectives.denoising import OBJECTIVES
 from lm.sharding import make_mesh
 from lm.train import step as training
-from lm.train.config import GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.train.step import StepSpec
 
 PARTS, LENGTH, ROWS = 3, 16, 6

@@ -8,8 +8,11 @@ import pytest
 from test_nn import ARCHITECTURES, CONFIGS, TINY, make, run
 
 from lm import sharding
-from lm.evaluate import likelihood, shapes
-from lm.evaluate.likelihood import (
+from lm.config.base import SettingError
+from lm.config.mesh import MeshConfig
+from lm.config.model import SpecialTokens
+from lm.evaluate import bucketing, loglikelihood
+from lm.evaluate.loglikelihood import (
     Masking,
     Window,
     candidate_log_probs,
@@ -18,10 +21,7 @@ from lm.evaluate.likelihood import (
     text_log_prob,
     windows,
 )
-from lm.mesh import MeshConfig
-from lm.nn.config import SpecialTokens
 from lm.nn.ensemble import Ensemble
-from lm.settings import SettingError
 from lm.train.step import StepSpec, build
 
 BERT = Masking(39, (2,), (3,))
@@ -186,23 +186,23 @@ def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
 
 
 def test_questions_of_all_lengths_compile_few_programs(monkeypatch):
-    monkeypatch.setattr(shapes, "PROGRAM", 300)
+    monkeypatch.setattr(bucketing, "PROGRAM", 300)
     sizes = np.random.default_rng(0).integers(0, 60, (1_000, 3))
-    parts = shapes.batches_by_length(sizes, lambda lengths: lengths.sum(-1), 2, 64)
+    parts = bucketing.batches_by_length(sizes, lambda lengths: lengths.sum(-1), 2, 64)
     lengths = {part.lengths for part in parts}
-    assert 1 < len(lengths) <= len({(part.rows, *part.lengths) for part in parts}) <= shapes.MOST
+    assert 1 < len(lengths) <= len({(part.rows, *part.lengths) for part in parts}) <= bucketing.MOST
     assert sorted(np.concatenate([part.questions for part in parts])) == [*range(1_000)]
     for part in parts:
         assert part.rows % 2 == 0 and len(part.questions) <= part.rows and max(part.lengths) <= 64
         assert (sizes[part.questions] <= part.lengths).all()
-    before = likelihood._log_probs._cache_size()
+    before = loglikelihood._log_probs._cache_size()
     pairs = asked(8, 60, most=9)
     model = make("decoder")
     continuation_log_probs(model, pairs, put)
-    compiled = likelihood._log_probs._cache_size() - before
-    assert 1 <= compiled <= shapes.MOST
+    compiled = loglikelihood._log_probs._cache_size() - before
+    assert 1 <= compiled <= bucketing.MOST
     continuation_log_probs(model, pairs[::-1], put)
-    assert likelihood._log_probs._cache_size() - before == compiled
+    assert loglikelihood._log_probs._cache_size() - before == compiled
 
 
 @pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2, "data": 2}])

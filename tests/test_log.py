@@ -15,9 +15,9 @@ import toy
 from experiments.processes import progress
 from experiments.processes.progress import Tools
 from experiments.runs.session import finished
-from lm.settings import DataError, SettingError
-from lm.train import log
-from lm.train.log import Log, records
+from lm.config.base import DataError, SettingError
+from lm.train.runtime import log
+from lm.train.runtime.log import Log, records
 
 
 def write(folder, first, last):

@@ -15,19 +15,19 @@ from experiments.runs.stages import stages
 from experiments.starts import imported
 from experiments.study.experiment import Experiment
 from lm import convert, sharding
+from lm.config.base import SettingError, changes
+from lm.config.mesh import MeshConfig
+from lm.config.model import HeadConfig, LoraConfig, ModelConfig
+from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.data.tasks.labelled import find_labelled
-from lm.mesh import MeshConfig
-from lm.nn.config import HeadConfig, LoraConfig, ModelConfig
 from lm.nn.finetune import ModelWithHead, merge_lora
 from lm.nn.layers import count
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError, changes
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, OptimizerConfig
+from lm.train.flops import step_flops
 from lm.train.optimizers import train_lora
+from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.step import StepSpec, build
-from lm.train.throughput import step_flops
 
 ALL = LoraConfig(rank=2, alpha=3.0, matrices=("query", "key", "value", "out", "mlp"))
 MODELS = {

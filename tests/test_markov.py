@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.counts.config import MarkovConfig
-from lm.counts.markov import (
+from lm.classical.hmm import (
     Lattice,
     beam,
     estimate_tagger,
@@ -17,8 +16,9 @@ from lm.counts.markov import (
     save_tagger,
     tag,
 )
+from lm.config.base import DataError, SettingError
+from lm.config.counts import MarkovConfig
 from lm.metrics import token_accuracy
-from lm.settings import DataError, SettingError
 
 
 def read(line):

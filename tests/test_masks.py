@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm.config.attention import SparsityConfig
+from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import make_attention_inputs, make_decode_inputs
-from lm.nn.config import ModelConfig
-from lm.ops.config import SparsityConfig
 from lm.ops.masks import (
     AttentionMask,
     MaskSpec,

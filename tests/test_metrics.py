@@ -3,7 +3,7 @@
 import pytest
 
 from lm import metrics
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 ALL = {
     name: getattr(metrics, name)

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from lm.counts.config import HIGHEST_ORDER
-from lm.counts.ngrams import (
+from lm.classical.ngram import (
     count_ngrams,
     kneser_ney,
     load_kneser_ney,
@@ -16,9 +15,10 @@ from lm.counts.ngrams import (
     save_kneser_ney,
     token_log_probs,
 )
-from lm.counts.tables import load_tables, save_tables
+from lm.classical.tables import load_tables, save_tables
+from lm.config.base import DataError, SettingError
+from lm.config.counts import HIGHEST_ORDER
 from lm.metrics import Likelihood
-from lm.settings import DataError, SettingError
 
 V, BEGIN = 7, 7
 ORDERS = range(1, HIGHEST_ORDER + 1)
@@ -151,7 +151,7 @@ def test_a_text_scored_at_once_is_scored_as_token_by_token(monkeypatch):
     model = kneser_ney(count_ngrams(*flat(drawn_documents(6)), 4, V))
     each = [math.log(next_probs(model, d[:t])[token]) for d in documents for t, token in enumerate(d)]
     np.testing.assert_allclose(token_log_probs(model, *flat(documents)), each, rtol=1e-12)
-    monkeypatch.setattr("lm.counts.ngrams.SCORED_AT_ONCE", 3)  # blocks end within contexts
+    monkeypatch.setattr("lm.classical.ngram.SCORED_AT_ONCE", 3)  # blocks end within contexts
     np.testing.assert_allclose(token_log_probs(model, *flat(documents)), each, rtol=1e-12)
 
 

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lm.evaluate.decode import greedy
-from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
+from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.base import SettingError
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
+from lm.evaluate.generate import greedy
 from lm.nn.dropout import draw_dropout_masks, dropout
 from lm.nn.layers import count
 from lm.nn.positions import RelativePositionBias
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
-from lm.ops.config import RotaryConfig, SparsityConfig
 from lm.ops.losses import cross_entropy
 from lm.ops.masks import relative_positions
 from lm.ops.positions import AlibiBias, BucketedBias
-from lm.settings import SettingError
 from lm.sharding import axes, make_mesh, named, parameters
 
 TINY = ModelConfig(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from lm import convert
-from lm.data.text.own import Bytes
-from lm.data.text.published import find_tokenizer
-from lm.data.text.vocabulary import EOS, PAD
-from lm.nn.config import ModelConfig, SpecialTokens
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig, SpecialTokens
+from lm.config.training import OptimizerConfig
 from lm.notebook import PairTraining, load_model, make_model, text_model, train_model
-from lm.settings import SettingError
-from lm.train.config import OptimizerConfig
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.tokenizer import EOS, PAD
 
 ROOT = Path(__file__).parents[1]
 DOCS = (ROOT / "docs" / "notebook.md").read_text("utf-8")

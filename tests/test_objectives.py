@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm.config.base import SettingError
 from lm.data.batches import uniforms
-from lm.data.denoised import denoise, noise_mask
-from lm.data.noise import NOISES, Drawn, NoiseName, length_mask, prefix_lengths
-from lm.data.objectives import OBJECTIVES, Lengths, Objective, lengths_of, sizes
 from lm.data.packing import Ragged
-from lm.data.text.vocabulary import EOS, UNK
-from lm.data.views import INPUTS, InputsName
-from lm.settings import SettingError
+from lm.data.pretraining import denoise, noise_mask
+from lm.objectives.corruption import NOISES, Drawn, NoiseName, length_mask, prefix_lengths
+from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, lengths_of, sizes
+from lm.objectives.formatting import INPUTS, InputsName
+from lm.tokenizers.tokenizer import EOS, UNK
 
 
 def symbols(size=1000, num_sentinels=100):

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm.config.attention import RotaryConfig
+from lm.config.decoding import Decoding
+from lm.config.model import ModelConfig
+from lm.evaluate.sampling import next_token
 from lm.nn.attention import attention_scale
-from lm.nn.config import ModelConfig
 from lm.ops.attention import attention_weights, bilinear_query
-from lm.ops.config import RotaryConfig
-from lm.ops.decoding.config import Decoding
-from lm.ops.decoding.sampling import next_token
 from lm.ops.losses import accuracy, cross_entropy
 from lm.ops.positions import AlibiBias, alibi_slopes, rotate, sinusoids
 

@@ -14,10 +14,10 @@ import toy
 from flax import nnx
 
 from lm import sharding
-from lm.nn.config import ModelConfig
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
+from lm.config.training import OPTIMIZERS, OptimizerConfig
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
-from lm.train.config import OPTIMIZERS, OptimizerConfig
 from lm.train.optimizers import (
     average_parameters,
     learning_rate,

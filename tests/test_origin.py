@@ -32,11 +32,11 @@ from experiments.runs.vocabularies import find_vocabulary
 from experiments.study.experiment import BASELINE, result_settings
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
-from lm.data.text.own import train_sentencepiece
-from lm.data.text.published import find_tokenizer
+from lm.config.base import SettingError, change
 from lm.files import seal
-from lm.settings import SettingError, change
-from lm.train.log import records
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.sentencepiece import train_sentencepiece
+from lm.train.runtime.log import records
 
 runs = test_run.runs
 
@@ -44,14 +44,14 @@ NOW = {
     "settings": result_settings(BASELINE),
     "vocabulary": {"fingerprint": "v"},
     "data": {"corpus": "c"},
-    "code": {"lm/settings.py": "1", "lm/old.py": "1"},
+    "code": {"lm/config/base.py": "1", "lm/old.py": "1"},
     "packages": {"jax": "0.10"},
 }
 OTHER = {
     "settings": NOW["settings"] | {"model.d_ff": 9},
     "vocabulary": {"fingerprint": "w"},
     "data": {"corpus": "d"},
-    "code": {"lm/settings.py": "2", "lm/new.py": "1"},
+    "code": {"lm/config/base.py": "2", "lm/new.py": "1"},
     "packages": {"jax": "0.11"},
 }
 SAID = {
@@ -59,7 +59,7 @@ SAID = {
     "vocabulary": ["vocabulary: fingerprint: v -> w"],
     "data": ["data: corpus: c -> d"],
     "packages": ["packages: jax: 0.10 -> 0.11"],
-    "code": ["code: lm/settings.py: 1 -> 2", "code: lm/new.py: none -> 1", "code: lm/old.py: 1 -> none"],
+    "code": ["code: lm/config/base.py: 1 -> 2", "code: lm/new.py: none -> 1", "code: lm/old.py: 1 -> none"],
 }
 NONE = frozenset()
 ROW = "t5/1-baseline/baseline"
@@ -390,7 +390,7 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     assert len(json.loads((folder / "run.json").read_text())["starts"]) == 1
     about = json.loads((folder / "origin.json").read_text())
     assert about.keys() == {*origin.ORIGINS, "allowed", "sha256"}
-    assert about["code"].keys() >= {"lm/settings.py", "lm/nn/stack.py", "experiments/runs/recipes.py"}
+    assert about["code"].keys() >= {"lm/config/base.py", "lm/nn/stack.py", "experiments/runs/recipes.py"}
     origin.record(folder, about | {"data": about["data"] | {"corpus train": "other"}})
     said = "trained with other data:\n  data: corpus train: other"
     with reporting(0) as reporter, pytest.raises(SettingError, match=said):

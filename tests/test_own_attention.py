@@ -8,17 +8,17 @@ import pytest
 from flax import nnx
 
 from experiments.plan import estimate
-from lm.data.objectives import Lengths
+from lm.config.attention import SparsityConfig
+from lm.config.base import SettingError, unread
+from lm.config.model import WITH_SCORES, LoraConfig, ModelConfig
 from lm.nn.attention import Attention
-from lm.nn.config import WITH_SCORES, LoraConfig, ModelConfig
 from lm.nn.layers import Linear
 from lm.nn.mixers import MIXERS
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
-from lm.ops.config import SparsityConfig
-from lm.settings import SettingError, unread
+from lm.objectives.denoising import Lengths
 from lm.sharding import named
-from lm.train.throughput import costs, step_flops
+from lm.train.flops import costs, step_flops
 
 TINY = ModelConfig("decoder", 40, 2, 2, d_model=16, d_ff=24, d_kv=8, num_heads=2, dropout=0.0)
 

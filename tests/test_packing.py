@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers import from_lists, packed
 
-from lm.data.objectives import Lengths
+from lm.config.base import SettingError
 from lm.data.packing import Ragged, fill_rows, join_sides
-from lm.settings import SettingError
+from lm.objectives.denoising import Lengths
 
 
 def test_padding_is_told_by_length_and_not_by_id():

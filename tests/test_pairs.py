@@ -11,17 +11,17 @@ import pytest
 from golden.make_batches import OneWindow
 from scipy.stats import poisson
 
+from lm.config.base import SettingError
 from lm.data.batches import Batches, uniforms
-from lm.data.denoised import denoise, pretraining_rows
-from lm.data.noise import geometric
-from lm.data.objectives import OBJECTIVES, lengths_of
+from lm.data.corpus.sampler import Streams
+from lm.data.corpus.token_cache import Tokens
 from lm.data.packing import Ragged
-from lm.data.text.own import Bytes
-from lm.data.text.streams import Streams
-from lm.data.text.tokens import Tokens
-from lm.data.text.vocabulary import EOS
-from lm.data.views import permutation, sentence_starts
-from lm.settings import SettingError
+from lm.data.pretraining import denoise, pretraining_rows
+from lm.objectives.corruption import geometric
+from lm.objectives.denoising import OBJECTIVES, lengths_of
+from lm.objectives.formatting import permutation, sentence_starts
+from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.tokenizer import EOS
 
 MASK, CLS = 19_999, 19_998
 IDS = np.arange(20_000)

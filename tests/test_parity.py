@@ -16,15 +16,15 @@ import pytest
 from flax import nnx
 from jax.flatten_util import ravel_pytree
 
+from lm.config.decoding import Decoding
+from lm.config.model import SpecialTokens
 from lm.convert import load
 from lm.convert.config_json import config_json
 from lm.convert.families import FAMILIES
 from lm.convert.tensors import tensors
-from lm.evaluate.decode import beam_search, decode
-from lm.nn.config import SpecialTokens
+from lm.evaluate.beam_search import TRANSFORMERS_RULES
+from lm.evaluate.generate import beam_search, decode
 from lm.nn.transformer import Transformer
-from lm.ops.decoding.beams import TRANSFORMERS_RULES
-from lm.ops.decoding.config import Decoding
 from lm.sharding import named
 
 GOLDEN = Path(__file__).parent / "golden"

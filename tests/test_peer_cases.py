@@ -15,15 +15,15 @@ import pytest
 from test_cleaning import clean_page
 
 from lm import metrics
-from lm.data.corpora import cleaning
+from lm.c4 import filters
 from lm.data.tasks import benchmarks
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.mixtures import rates
 from lm.data.tasks.task import to_class
-from lm.data.text.own import Bytes
 from lm.nn.layers import ACTIVATIONS
 from lm.ops.masks import CAUSAL
 from lm.ops.positions import alibi_slopes, relative_position_bucket
+from lm.tokenizers.sentencepiece import Bytes
 
 PEERS = json.loads((Path(__file__).parent / "golden" / "peer_cases.json").read_text())
 SQUAD = {"em": metrics.exact_match, "f1": metrics.answer_f1}
@@ -80,16 +80,16 @@ ADAPTERS = {
     ),
     "seqio.ByteVocabulary.encode": lambda text, extra_ids: Bytes(extra_ids).encode(text),
     "seqio.ByteVocabulary.decode": lambda ids, extra_ids: Bytes(extra_ids).decode(ids),
-    "c4.clean_page": lambda text, **_: {"text": clean_page(text, cleaning.Rules())},
+    "c4.clean_page": lambda text, **_: {"text": clean_page(text, filters.Rules())},
     "c4.remove_duplicate_lines": peers.deduplicated,
     "c4.badwords_filter": lambda text, language, badwords: {
-        "keep": cleaning.without_bad_words(badwords.get(language, ()), language)(text)
+        "keep": filters.without_bad_words(badwords.get(language, ()), language)(text)
     },
     "c4.is_valid_length": lambda n_chars: bool(
-        cleaning.cleaned(["x" * n_chars], cleaning.filters(cleaning.Rules(), ("page-length",)))
+        filters.cleaned(["x" * n_chars], filters.filters(filters.Rules(), ("page-length",)))
     ),
-    "c4.normalize_url": cleaning.normalize_url,
-    "c4.paragraph_filter": lambda text, min_paragraphs, min_paragraph_len: cleaning.has_paragraphs(
+    "c4.normalize_url": filters.normalize_url,
+    "c4.paragraph_filter": lambda text, min_paragraphs, min_paragraph_len: filters.has_paragraphs(
         text.split("\n"), min_paragraphs, min_paragraph_len
     ),
     "t5.preprocessors.glue": peers.glue,

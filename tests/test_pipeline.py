@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lm.config.base import SettingError
 from lm.data.batches import Batches, stream
-from lm.data.denoised import pretraining_rows
-from lm.data.objectives import OBJECTIVES, Lengths
+from lm.data.corpus.sampler import Streams, WindowPlace
+from lm.data.corpus.shards import Texts, deal
+from lm.data.corpus.token_cache import EncodedCorpus, encode_texts
 from lm.data.packing import ENCODER_DECODERS
+from lm.data.pretraining import pretraining_rows
 from lm.data.segments import Corpus, running
-from lm.data.supervised import Mixed, Unsupervised, eval_batches
-from lm.data.text.own import Bytes
-from lm.data.text.shards import Texts, deal
-from lm.data.text.streams import Streams, WindowPlace
-from lm.data.text.tokens import EncodedCorpus, encode_texts
-from lm.data.text.vocabulary import EOS
-from lm.settings import SettingError
+from lm.data.seq2seq import Mixed, Unsupervised, eval_batches
+from lm.objectives.denoising import OBJECTIVES, Lengths
+from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.tokenizer import EOS
 
 VOCABULARY = Bytes(100)
 PAIRS = [

@@ -21,11 +21,11 @@ from experiments.plan.slices import CHIPS, find_slice, shapes_of
 from experiments.plan.step import Compiled, PlannedStep
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
-from lm.data.objectives import Lengths
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError, changes
-from lm.train.config import OPTIMIZERS, OptimizerConfig
-from lm.train.throughput import PEAK
+from lm.config.base import SettingError, changes
+from lm.config.model import ModelConfig
+from lm.config.training import OPTIMIZERS, OptimizerConfig
+from lm.objectives.denoising import Lengths
+from lm.train.flops import PEAK
 
 libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 MESH = {"slice": 1, "data": 2, "fsdp": 2, "sequence": 1, "tensor": 2}

@@ -19,9 +19,9 @@ from test_run import SMALL
 from experiments.processes import place
 from experiments.processes.place import Place, find_place
 from experiments.study.scales import SCALES
-from lm.data.corpora import documentation
-from lm.settings import SettingError
-from lm.train.log import Log, records
+from lm.config.base import SettingError
+from lm.data.documentation import corpus
+from lm.train.runtime.log import Log, records
 from lm.train.step import build
 
 
@@ -167,7 +167,7 @@ def row(runs, count, signals=()):
 
 @pytest.mark.slow
 def test_a_row_comes_to_the_same_with_one_process_and_with_two_however_they_are_stopped(tmp_path):
-    documentation.prepare_sets(tmp_path / "cache", packages=documentation.STDLIB)
+    corpus.prepare_sets(tmp_path / "cache", packages=corpus.STDLIB)
     for each in ("one", "two"):
         shutil.copytree(tmp_path / "cache", tmp_path / each / "cache")
     codes, due, there = row(tmp_path / "one", 1, [signal.SIGTERM])

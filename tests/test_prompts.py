@@ -2,9 +2,9 @@
 
 import pytest
 
+from lm.config.base import SettingError
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.prompts import TEMPLATES, draw_examples, find_prompted
-from lm.settings import SettingError
 
 SQUAD = {"context": "A b c d.", "question": "What?", "answers": {"text": ["b c", "c"]}}
 COPA = {

@@ -18,8 +18,8 @@ from experiments.drawings.claims import WORDS, ClaimsPicture, claims_of, read_ta
 from experiments.report.report import write_report
 from experiments.study.registry import REGISTRY, find, tables, twin
 from experiments.study.t5.scores import BASELINE_STD, COLUMNS
+from lm.config.base import SettingError
 from lm.files import unseal
-from lm.settings import SettingError
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results/mini.json"

@@ -12,10 +12,10 @@ from flax import nnx
 from golden.drawn import drawn
 from safetensors.numpy import load_file
 
+from lm.config.base import SettingError
+from lm.config.model import HeadConfig
 from lm.convert import class_of, load, save
-from lm.nn.config import HeadConfig
 from lm.nn.finetune import ModelWithHead
-from lm.settings import SettingError
 from lm.sharding import named
 
 GOLDEN = Path(__file__).parent / "golden"

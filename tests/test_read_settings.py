@@ -11,9 +11,7 @@ from experiments.study import registry
 from experiments.study.experiment import Experiment, apply
 from experiments.study.registry import REGISTRY, build, check_given, check_row, read_changes
 from experiments.study.scales import SCALES
-from lm.nn.config import ModelConfig
-from lm.nn.presets import PRESETS
-from lm.settings import (
+from lm.config.base import (
     ABOVE_0,
     GIVEN,
     SettingError,
@@ -27,6 +25,8 @@ from lm.settings import (
     to_json,
     unread,
 )
+from lm.config.model import ModelConfig
+from lm.nn.presets import PRESETS
 
 # Settings of how a run is done: its numbers are the same, so that no other setting decides who reads them.
 HOW = {

@@ -13,22 +13,22 @@ import test_sharding
 import toy
 from flax import nnx
 
-from lm.evaluate.decode import beam_search
-from lm.mesh import MeshConfig
+from lm.config.attention import SparsityConfig
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig, SpecialTokens
+from lm.config.training import OptimizerConfig
+from lm.evaluate.generate import beam_search
 from lm.nn.attention_inputs import AttentionInputs
-from lm.nn.config import ModelConfig, SpecialTokens
 from lm.nn.layers import count
 from lm.nn.mixers import MIXERS
 from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
-from lm.ops.config import SparsityConfig
-from lm.ops.decoding.config import Decoding
 from lm.ops.recurrence import CELLS, StateWeights, rnn_scan, segment_resets
-from lm.settings import SettingError
 from lm.sharding import make_mesh
-from lm.train.config import OptimizerConfig
+from lm.train.flops import step_flops
 from lm.train.step import StepSpec, build
-from lm.train.throughput import step_flops
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "recurrent.npz")
 CELL_NAMES = sorted(CELLS)

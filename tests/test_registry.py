@@ -24,8 +24,8 @@ from experiments.study.registry import REGISTRY, baseline_of, build, find, find_
 from experiments.study.scales import SCALES
 from experiments.study.t5.scores import COLUMNS
 from experiments.study.t5.tables import TABLES
-from lm.data.objectives import OBJECTIVES
-from lm.settings import SettingError, change, comments, diff, from_json, leaves, to_json
+from lm.config.base import SettingError, change, comments, diff, from_json, leaves, to_json
+from lm.objectives.denoising import OBJECTIVES
 
 PAPER = Path(__file__).parents[1].parent / "shared" / "t5" / "tables.json"
 

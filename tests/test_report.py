@@ -44,10 +44,10 @@ from experiments.study.registry import (
     tables,
 )
 from experiments.study.t5 import claims as paper
+from lm.config.base import SettingError, change, leaves
 from lm.data.tasks.benchmarks import TASKS
 from lm.files import seal, seal_lines, unseal
 from lm.metrics import Undefined
-from lm.settings import SettingError, change, leaves
 
 RATES = tables(find("t5/6-corruption-rate"))
 NAMES = [row.name for row in RATES[0].rows]
@@ -56,7 +56,7 @@ RECORD = {
     "settings": {},
     "vocabulary": {"fingerprint": "v"},
     "data": {"corpus train": "c", "cloze validation": "d"},
-    "code": {"lm/settings.py": "1"},
+    "code": {"lm/config/base.py": "1"},
     "packages": {"jax": "0.10"},
 }
 ATTACK = "<script>document.title = 1</script>"
@@ -378,7 +378,7 @@ def test_a_bucket_that_cannot_be_read_is_said_to_be_one_of_the_runs(watched, mon
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"code": {"lm/settings.py": "2"}}, "other code than {first}: lm/settings.py 1 -> 2"),
+        ({"code": {"lm/config/base.py": "2"}}, "other code than {first}: lm/config/base.py 1 -> 2"),
         ({"packages": {"jax": "0.11"}}, "other packages than {first}: jax 0.10 -> 0.11"),
         ({"vocabulary": {"fingerprint": "w"}}, "other vocabulary than {first}: fingerprint v -> w"),
         (
@@ -411,12 +411,12 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
 def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_path):
     study(tmp_path, seeds=1)
     baseline = run_folder(tmp_path, "nano", FIRST.removesuffix(" seed 0"), 0, {})
-    origin.record(baseline / "finetuning" / "cloze", RECORD | {"code": {"lm/settings.py": "2"}})
+    origin.record(baseline / "finetuning" / "cloze", RECORD | {"code": {"lm/config/base.py": "2"}})
     shutil.rmtree(run_folder(tmp_path, "nano", NAMES[3], 0, {}))
     made, text = written(tmp_path)
     rows = [cell.text for cell in made.sheets[RATES[0].name][""]["row"]]
     assert [row for row in rows if "≠" in row] == ["15% ≠"], "which is the baseline, and one run of three"
-    assert f"{FIRST}: other code than {NAMES[0]} seed 0: lm/settings.py 1 -> 2" in text
+    assert f"{FIRST}: other code than {NAMES[0]} seed 0: lm/config/base.py 1 -> 2" in text
 
 
 def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():

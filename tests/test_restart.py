@@ -10,7 +10,7 @@ import pytest
 from waiting import gone, wait_for
 
 from experiments.processes.supervisor import supervise
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 ROOT = Path(__file__).parents[1]
 LIVES = """

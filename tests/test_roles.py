@@ -2,9 +2,9 @@
 
 import pytest
 
-from lm.data.corpora import roles
-from lm.data.corpora.harvest import share
-from lm.data.corpora.roles import LENGTHS, ROLES, role_rows, tagged_lines
+from lm.data.documentation import code_tags
+from lm.data.documentation.code_tags import LENGTHS, ROLES, role_rows, tagged_lines
+from lm.data.documentation.docstrings import share
 
 SOURCE = '''
 """Too short."""
@@ -92,7 +92,7 @@ def test_a_module_is_in_one_split_by_its_name_alone(splits):
     alone = role_rows(["logging"])
     for split, rows in alone.items():
         assert {row["name"] for row in rows} == {name for name in names[split] if name.startswith("logging")}
-    assert all(share(name, "roles") < roles.TRAIN_SHARE for name in names["train"])
+    assert all(share(name, "roles") < code_tags.TRAIN_SHARE for name in names["train"])
 
 
 def test_no_line_is_in_the_set_twice_and_every_role_occurs(splits):

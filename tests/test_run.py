@@ -28,17 +28,17 @@ from experiments.study import registry
 from experiments.study.registry import REGISTRY, build, run_folder
 from experiments.study.scales import SCALES
 from lm import sharding
-from lm.data.corpora import documentation
-from lm.data.objectives import lengths_of
+from lm.config.base import SettingError, change
+from lm.config.decoding import Decoding
+from lm.config.mesh import MeshConfig
+from lm.config.training import CheckpointConfig
+from lm.data.documentation import corpus
 from lm.data.tasks.task import Scored
 from lm.files import seal_lines
-from lm.mesh import MeshConfig
 from lm.nn.transformer import Transformer
-from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError, change
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig
-from lm.train.log import records
+from lm.objectives.denoising import lengths_of
+from lm.train.runtime.checkpoints import Checkpoints
+from lm.train.runtime.log import records
 from lm.train.step import StepSpec, check_mesh
 from lm.train.step import build as build_steps
 
@@ -64,7 +64,7 @@ TEXT = {"tuning.mixtures": ("documentation",), "tuning.heads": ()}
 def runs(tmp_path_factory):
     """A folder of runs whose cache holds a small documentation corpus, and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs")
-    documentation.prepare_sets(folder / "cache", packages=documentation.STDLIB)
+    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
     (folder / "words").mkdir()
     (folder / "words" / "vocab.txt").write_text("[PAD]\n[UNK]\n</s>\n[CLS]\n[SEP]\n[MASK]\n")
     SCALES["tiny"] = SMALL

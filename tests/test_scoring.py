@@ -27,18 +27,18 @@ from experiments.starts import started_from
 from experiments.study.experiment import Experiment
 from experiments.study.folders import cache_of
 from lm import sharding
+from lm.config.base import SettingError, changes
+from lm.config.decoding import Decoding
+from lm.config.training import CheckpointConfig
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
-from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
-from lm.data.text.vocabulary import EOS
-from lm.evaluate.decode import greedy
-from lm.evaluate.likelihood import continuation_log_probs
-from lm.evaluate.questions import predict
+from lm.evaluate.evaluator import predict
+from lm.evaluate.generate import greedy
+from lm.evaluate.loglikelihood import continuation_log_probs
 from lm.metrics import defined, reasons
-from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError, changes
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig
+from lm.tokenizers.sentencepiece import Bytes, SentencePiece, train_sentencepiece
+from lm.tokenizers.tokenizer import EOS
+from lm.train.runtime.checkpoints import Checkpoints
 
 SMALL = TINY | {
     "data.vocabulary": "bytes",
@@ -494,7 +494,9 @@ def test_a_text_is_shown_once_with_the_probability_of_all_answers_that_read_so(r
     folder, *_ = run_of(runs, "gaps-alike", DENOISING)
     encode = open_run(folder, stages_of(folder)).vocabulary.encode
     answers = np.array([[encode("a b"), encode("a c"), encode("a b")]])
-    monkeypatch.setattr("lm.evaluate.fill.infill", lambda *_, **__: (answers, np.array([[1e-5, 4e-5, 0.0]])))
+    monkeypatch.setattr(
+        "lm.evaluate.mask_filling.infill", lambda *_, **__: (answers, np.array([[1e-5, 4e-5, 0.0]]))
+    )
     fill_in("a [MASK]", None, Filling(top=3), runs)
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.endswith("of the newest run that fills gaps; --run names another")

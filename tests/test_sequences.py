@@ -5,11 +5,11 @@ import pytest
 from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm import metrics
-from lm.data.corpora import sequences
-from lm.data.corpora.sequences import DRAWN_WORDS, LONGEST_SEQUENCES, random_sequences
+from lm.config.base import diff
+from lm.data.documentation import drawn_words
+from lm.data.documentation.drawn_words import DRAWN_WORDS, LONGEST_SEQUENCES, random_sequences
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.mixtures import mixture
-from lm.settings import diff
 
 FEW = {"train": 300, "validation": 20, "report": 30}
 KINDS = ("none", "dot", "multiplicative", "additive")
@@ -17,7 +17,7 @@ KINDS = ("none", "dot", "multiplicative", "additive")
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(sequences, "ROWS_BY_SPLIT", FEW)
+    monkeypatch.setattr(drawn_words, "ROWS_BY_SPLIT", FEW)
 
 
 @pytest.mark.parametrize("longest", LONGEST_SEQUENCES)

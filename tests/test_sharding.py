@@ -20,13 +20,13 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from lm import sharding
-from lm.evaluate.decode import greedy
-from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
+from lm.config.base import SettingError
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
+from lm.config.training import OptimizerConfig
+from lm.evaluate.generate import greedy
 from lm.nn.layers import param
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
-from lm.train.config import OptimizerConfig
 from lm.train.optimizers import update_direction
 from lm.train.step import StepSpec, build, check_mesh
 

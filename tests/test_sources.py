@@ -11,12 +11,11 @@ import pytest
 from feeding import documents, fingerprint
 from test_benchmarks import TEXT, prepare
 
-from lm.data.corpora import corpus
-from lm.data.text import readers
-from lm.data.text import tfds as rows
-from lm.data.text.shards import documents_of, fingerprint_of
-from lm.data.text.tfds import prepared_rows, tfds_folders
-from lm.settings import SettingError
+from lm.config.base import SettingError
+from lm.data.corpus import readers, spec
+from lm.data.corpus import tfds as rows
+from lm.data.corpus.shards import documents_of, fingerprint_of
+from lm.data.corpus.tfds import prepared_rows, tfds_folders
 
 TFDS = Path(__file__).parents[1].parent / "shared" / "data" / "tfds"
 needs_data = pytest.mark.skipif(not TFDS.exists(), reason="no prepared data")
@@ -134,7 +133,7 @@ def test_the_nearest_split_is_offered(tmp_path):
 def test_prepared_texts_are_read(name, tmp_path):
     train, validation = (documents(f"tfds:{name}", split, tmp_path) for split in ("train", "validation"))
     assert isinstance(train[-1], str) and not {*train} & {*validation}
-    shards = [corpus.corpus_shards(f"tfds:{name}", split, tmp_path) for split in ("train", "validation")]
+    shards = [spec.corpus_shards(f"tfds:{name}", split, tmp_path) for split in ("train", "validation")]
     assert fingerprint_of(shards[0]) != fingerprint_of(shards[1])
     assert [*documents_of(pickle.loads(pickle.dumps(shards[0])))] == train
 
@@ -190,7 +189,7 @@ def test_without_a_validation_split_the_last_rows_of_train_are_held_out(tmp_path
 @needs_data
 def test_reading_imports_neither_tensorflow_nor_jax(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from lm.data.corpora import corpus\n"
+        "import sys; from pathlib import Path; from lm.data.corpus import spec\n"
         f"corpus.examples('glue/rte', 'train', Path({str(tmp_path)!r}))[0]\n"
         "print([name for name in ('tensorflow', 'jax', 'torch') if name in sys.modules])"
     )

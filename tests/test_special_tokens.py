@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
-from lm.data.text.published import find_tokenizer
-from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK
-from lm.data.text.wordpiece import WordPiece, train_wordpieces
-from lm.data.views import INPUTS
+from lm.objectives.formatting import INPUTS
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.sentencepiece import Bytes, SentencePiece, train_sentencepiece
+from lm.tokenizers.tokenizer import BLANK, EOS, PAD, UNK
+from lm.tokenizers.wordpiece import WordPiece, train_wordpieces
 
 HARNESS = Path(__file__).parent / "golden" / "harness"
 DOCS, TRAINED_ON = Path(__file__).parents[1] / "docs", ("code.md", "choices.md", "tasks.md")

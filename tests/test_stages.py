@@ -16,12 +16,12 @@ from experiments.runs.trained import answering, chosen
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
 from lm import sharding
-from lm.data.corpora import documentation
-from lm.settings import SettingError
-from lm.train import manifest
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig
-from lm.train.log import records
+from lm.config.base import SettingError
+from lm.config.training import CheckpointConfig
+from lm.data.documentation import corpus
+from lm.train.runtime import manifest
+from lm.train.runtime.checkpoints import Checkpoints
+from lm.train.runtime.log import records
 
 BASELINE = "t5/1-baseline/baseline"
 UPDATES = {"pretraining.steps": 200}
@@ -35,7 +35,7 @@ SMALL |= {"tuning.branches": (0.125, 1.0)}
 def cache(tmp_path_factory):
     """A cache that holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs") / "cache"
-    documentation.prepare_sets(folder, packages=documentation.STDLIB)
+    corpus.prepare_sets(folder, packages=corpus.STDLIB)
     SCALES["tiny"] = SMALL
     yield folder
     del SCALES["tiny"]

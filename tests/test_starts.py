@@ -19,16 +19,16 @@ from experiments.runs.stages import save_settings, stages, stages_of, start_of
 from experiments.starts import started_from
 from experiments.study.registry import build, by_hand, check_start, named_changes
 from experiments.study.scales import SCALES
+from lm.config.base import SettingError
+from lm.config.training import CheckpointConfig
 from lm.convert import load
-from lm.data.corpora import documentation
-from lm.data.labelled import Reader
+from lm.data.classification import Reader
+from lm.data.documentation import corpus
 from lm.data.tasks.labelled import LABELLED
-from lm.data.text.published import find_tokenizer
 from lm.nn.finetune import BODY, source_parameter
-from lm.settings import SettingError
 from lm.sharding import make_mesh, named
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.train.runtime.checkpoints import Checkpoints
 
 ROW = "t5/1-baseline/baseline"
 TEXT = {"tuning.mixtures": ("documentation-words",), "tuning.heads": ()}
@@ -39,7 +39,7 @@ WRITERS = ("t5", "bart", "gpt2", "llama")
 def runs(tmp_path_factory):
     """A folder of runs with a small documentation corpus."""
     folder = tmp_path_factory.mktemp("started")
-    documentation.prepare_sets(folder / "cache", packages=documentation.STDLIB)
+    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
     SCALES["tiny"] = SCALES["nano"] | TINY | {"tuning.inputs_length": 60, "finetuning.steps": 2}
     yield folder
     del SCALES["tiny"]

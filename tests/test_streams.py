@@ -19,15 +19,15 @@ from pyarrow import parquet
 
 from experiments.runs import checks
 from experiments.study.registry import build
+from lm.config.base import DataError, SettingError
 from lm.data.batches import stream
-from lm.data.corpora.corpus import corpus_shards
-from lm.data.text import bulk
-from lm.data.text import tokens as encoding
-from lm.data.text.ahead import encoding_ahead
-from lm.data.text.shards import LARGEST_WINDOW, Texts, WindowText, documents_of, sample_documents
-from lm.data.text.streams import Streams, read_notes, stream_count
-from lm.data.text.tokens import EncodedCorpus
-from lm.settings import DataError, SettingError
+from lm.data.corpus import precompute
+from lm.data.corpus import token_cache as encoding
+from lm.data.corpus.prefetch import encoding_ahead
+from lm.data.corpus.sampler import Streams, read_notes, stream_count
+from lm.data.corpus.shards import LARGEST_WINDOW, Texts, WindowText, documents_of, sample_documents
+from lm.data.corpus.spec import corpus_shards
+from lm.data.corpus.token_cache import EncodedCorpus
 
 
 def text_of(batch):
@@ -218,11 +218,11 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
 
 FULL = """
 import resource, sys; from pathlib import Path
-from lm.data.text import tokens
-from lm.data.text.own import Bytes
+from lm.data.corpus import token_cache
+from lm.tokenizers.sentencepiece import Bytes
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # of a file: as a full disk has it
 try:
-    tokens.encode_texts(["word " * 10_000], Bytes(100), Path(sys.argv[1])).first()
+    token_cache.encode_texts(["word " * 10_000], Bytes(100), Path(sys.argv[1])).first()
 except OSError as error:
     print(error)
 """
@@ -304,16 +304,16 @@ def test_another_number_of_hosts_goes_on_with_the_same_data(tmp_path, name):
 
 def test_a_part_that_another_process_has_claimed_is_left_to_it_while_that_runs(tmp_path):
     corpus = EncodedCorpus((Texts(tuple(WORDS)),), VOCABULARY, tmp_path, 1000, 1)
-    task = bulk.Windows(0, 0, 3)
+    task = precompute.Windows(0, 0, 3)
     claim = corpus.path(0, 0).with_suffix(".claim")
-    assert bulk.claimed(claim)
-    assert bulk.encode_windows(corpus, task) is None and not corpus.is_kept(0, 0)
+    assert precompute.claimed(claim)
+    assert precompute.encode_windows(corpus, task) is None and not corpus.is_kept(0, 0)
     dead = subprocess.Popen(["true"])
     dead.wait()
     claim.write_text(f"{platform.node()} {dead.pid}")
-    assert bulk.encode_windows(corpus, task) == 3 and corpus.is_kept(0, 2) and not claim.exists()
+    assert precompute.encode_windows(corpus, task) == 3 and corpus.is_kept(0, 2) and not claim.exists()
     claim.write_text(f"{platform.node()}-other {dead.pid}")
-    assert bulk.encode_windows(corpus, task) is None
+    assert precompute.encode_windows(corpus, task) is None
 
 
 def test_what_is_to_be_encoded_ahead_is_what_the_streams_read_first_and_as_much_as_is_asked_for(tmp_path):
@@ -321,7 +321,7 @@ def test_what_is_to_be_encoded_ahead_is_what_the_streams_read_first_and_as_much_
     size = sum(shard.size for shard in shards)
     for window in (200, 10_000):
         corpus = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path / str(window), window, 4)
-        tasks = bulk.windows_of(Streams(corpus, 4, 3), size // 2)
+        tasks = precompute.windows_of(Streams(corpus, 4, 3), size // 2)
         stored = sum(shards[number].size for number in {task.shard for task in tasks})
         assert size // 2 <= stored < size * 0.7
         first = [Streams(corpus, 4, 3).shards(stream, 0)[0] for stream in range(4)]
@@ -352,7 +352,7 @@ def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
 def test_after_a_corpus_is_prepared_nothing_is_read_of_it(tmp_path):
     made = rows_in_streams([Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)], tmp_path / "kept")
     done = []
-    assert bulk.encode_ahead(made.rows.reading.streams, None, 2, done.append) == []
+    assert precompute.encode_ahead(made.rows.reading.streams, None, 2, done.append) == []
     assert sum(done) == len([*(tmp_path / "kept").rglob("*.npz")]) - 8  # behind each shard its end is kept
     watched = Watched.several()
     again = rows_in_streams(watched, tmp_path / "kept")

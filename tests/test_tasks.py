@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from experiments.study.experiment import PAPER_MIXTURES
-from lm.data.supervised import Encoded
+from lm.config.base import DataError, SettingError
+from lm.data.seq2seq import Encoded
 from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.mixtures import MIXTURES, mixture, rates
 from lm.data.tasks.task import label_of
-from lm.data.text.own import Bytes
-from lm.settings import DataError, SettingError
+from lm.tokenizers.sentencepiece import Bytes
 
 COLUMNS = {"GLUE": 8, "SGLUE": 8, "SQuAD": 1, "CNNDM": 1, "EnDe": 1, "EnFr": 1, "EnRo": 1}
 PLAIN = {"kind": "proportional", "limit": None, "temperature": 1.0}

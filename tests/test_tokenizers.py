@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from lm.data.text.own import SentencePiece, train_sentencepiece
-from lm.data.text.published import PublishedPieces, find_tokenizer
-from lm.settings import SettingError
+from lm.config.base import SettingError
+from lm.tokenizers.huggingface import PublishedPieces, find_tokenizer
+from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = ["the cat sat on the mat", "a dog ran to the house. it was late!", "who is there?"]

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 import toy
 
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
+from lm.config.training import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.sharding import named
-from lm.train import manifest
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, LossConfig, OptimizerConfig
-from lm.train.log import Log, NonFiniteLoss, records
+from lm.train.flops import step_flops
 from lm.train.loop import TRIES
-from lm.train.stopping import Interrupted
-from lm.train.throughput import step_flops
+from lm.train.runtime import manifest
+from lm.train.runtime.checkpoints import Checkpoints
+from lm.train.runtime.log import Log, NonFiniteLoss, records
+from lm.train.runtime.preemption import Interrupted
 
 NO_DROPOUT = replace(toy.MODEL, dropout=0.0)
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from lm import sharding
+from lm.config.mesh import MeshConfig
+from lm.config.training import LossConfig, OptimizerConfig
 from lm.convert import load
 from lm.convert.config_json import config_json
 from lm.convert.families import FAMILIES
 from lm.convert.tensors import tensors
-from lm.mesh import MeshConfig
 from lm.sharding import named
-from lm.train.config import LossConfig, OptimizerConfig
 from lm.train.losses import language_model, masked_lm
 from lm.train.step import StepSpec, build
 

@@ -11,13 +11,13 @@ from test_nn import TINY
 from test_sharding import transformer_batch
 
 from lm import sharding
-from lm.mesh import MeshConfig
-from lm.nn.config import HeadConfig
+from lm.config.mesh import MeshConfig
+from lm.config.model import HeadConfig
+from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, OptimizerConfig
 from lm.train.optimizers import GradualUnfreezing, freeze_body, train_adapters
+from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.step import StepSpec, build
 
 MODEL = replace(TINY, num_encoder_layers=3, adapter_width=4, dropout=0.0)

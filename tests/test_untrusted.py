@@ -23,14 +23,14 @@ from test_tokenizers import TEXTS, byte_pairs
 from experiments.cli.score import Rows, score_file
 from experiments.runs.stages import load_settings
 from experiments.study.experiment import BASELINE, Experiment
+from lm.c4 import pages
+from lm.config.base import SettingError, from_json, leaves, to_json
 from lm.convert import load
 from lm.convert.families import FAMILIES
-from lm.data.corpora import crawl
-from lm.data.text import tfds as rows
-from lm.data.text.own import SentencePiece, train_sentencepiece
-from lm.data.text.published import find_tokenizer
+from lm.data.corpus import tfds as rows
 from lm.files import seal
-from lm.settings import SettingError, from_json, leaves, to_json
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDENS = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "gpt_neo", "qwen2", "longformer", "marian_sinusoidal"]
@@ -247,8 +247,8 @@ def test_a_crawl_of_any_kind_is_pages_and_damage_that_can_be_written(tmp_path, n
     wet = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 4\r\n\r\ntext\r\n\r\n" * 3
 
     def use():
-        for found in crawl.read_pages(crawl.Piece(str(path), 0, os.path.getsize(path))):
-            assert isinstance(found, crawl.Page | crawl.Damage)
+        for found in pages.read_pages(pages.Piece(str(path), 0, os.path.getsize(path))):
+            assert isinstance(found, pages.Page | pages.Damage)
             str(found).encode()
 
     fuzz(count, path, broken(lines if "json" in name else wet), use)

@@ -16,12 +16,12 @@ from experiments.runs.trained import answering, open_run
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm import sharding
-from lm.data.corpora import documentation
+from lm.classical.word2vec import Tables, as_large
+from lm.config.base import SettingError
+from lm.data.documentation import corpus
 from lm.nn.finetune import source_parameter
-from lm.settings import SettingError
-from lm.train import manifest
-from lm.train.log import NonFiniteLoss, records
-from lm.vectors.training import Tables, as_large
+from lm.train.runtime import manifest
+from lm.train.runtime.log import NonFiniteLoss, records
 
 ROW = "vectors/window+vectors"
 # Batches are small since words of a small vocabulary are frequent, and the model moves from the first step.
@@ -32,7 +32,7 @@ BRIEF = {"vectors.epochs": 2, "vectors.batch": 16, "pretraining.optimizer.warmup
 def cache(tmp_path_factory):
     """A cache that holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs") / "cache"
-    documentation.prepare_sets(folder, packages=documentation.STDLIB)
+    corpus.prepare_sets(folder, packages=corpus.STDLIB)
     SCALES["tiny"] = SCALES["nano"] | TINY | {"pretraining.steps": 2, "vectors.tokens": 20_000}
     yield folder
     del SCALES["tiny"]

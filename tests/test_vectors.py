@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.settings import DataError, SettingError
-from lm.vectors.config import SkipGramConfig
-from lm.vectors.skipgram import negative_gradients, negative_loss, softmax_gradients, softmax_loss
-from lm.vectors.training import Tables, context_windows, draw_noise, mean_loss, train_skipgram
-from lm.vectors.windows import join_documents, keep_probabilities, noise_of, pad_text
-from lm.vectors.words import WordVectors, load_word_vectors, number_words, train_word_vectors
+from lm.classical.skipgram import negative_gradients, negative_loss, softmax_gradients, softmax_loss
+from lm.classical.windows import join_documents, keep_probabilities, noise_of, pad_text
+from lm.classical.word2vec import Tables, context_windows, draw_noise, mean_loss, train_skipgram
+from lm.classical.word_vectors import WordVectors, load_word_vectors, number_words, train_word_vectors
+from lm.config.base import DataError, SettingError
+from lm.config.skipgram import SkipGramConfig
 
 B, C, K, V, D = 4, 3, 5, 7, 6
 TINY = SkipGramConfig(d_model=8, window=2, epochs=6, batch=16, learning_rate=0.1)

@@ -13,7 +13,7 @@ from experiments.report.records import table_data
 from experiments.runs.result import Result
 from experiments.runs.scores import write_example_values
 from experiments.study.registry import REGISTRY, build, find, tables
-from lm.settings import change
+from lm.config.base import change
 
 (TABLE,) = tables(find("t5/4-objective"))
 NAMES = [row.name for row in TABLE.rows]

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lm.data.denoised import pretraining_rows
-from lm.data.objectives import OBJECTIVES
-from lm.data.text import own as vocabularies
-from lm.data.text.own import Bytes, SentencePiece, train_sentencepiece
-from lm.data.text.published import open_vocabulary
-from lm.data.text.streams import Streams
-from lm.data.text.tokens import encode_texts
-from lm.data.text.vocabulary import BLANK, EOS, PAD, UNK
-from lm.settings import SettingError
+from lm.config.base import SettingError
+from lm.data.corpus.sampler import Streams
+from lm.data.corpus.token_cache import encode_texts
+from lm.data.pretraining import pretraining_rows
+from lm.objectives.denoising import OBJECTIVES
+from lm.tokenizers import sentencepiece as vocabularies
+from lm.tokenizers.huggingface import open_vocabulary
+from lm.tokenizers.sentencepiece import Bytes, SentencePiece, train_sentencepiece
+from lm.tokenizers.tokenizer import BLANK, EOS, PAD, UNK
 
 WORDS = re.findall(
     "[a-z]+", "the quick brown fox jumps over a lazy dog while seven wizards mix potions and quote verse"

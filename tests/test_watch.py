@@ -17,7 +17,7 @@ from experiments.processes.line import Line
 from experiments.processes.meeting import Meeting, listen, proof
 from experiments.processes.place import Place
 from experiments.processes.supervisor import ABORTED, Supervisor
-from lm.train.log import records
+from lm.train.runtime.log import records
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from test_vocabulary import TEXTS
 
 from experiments.runs.prepare import store_vocabulary
 from experiments.study.experiment import Experiment
-from lm.data.text import wordpiece
-from lm.data.text.published import find_tokenizer, open_vocabulary
-from lm.data.text.vocabulary import EOS, PAD, UNK
-from lm.data.text.wordpiece import CONTINUES, WordPiece, train_wordpieces
-from lm.settings import SettingError, changes
+from lm.config.base import SettingError, changes
+from lm.tokenizers import wordpiece
+from lm.tokenizers.huggingface import find_tokenizer, open_vocabulary
+from lm.tokenizers.tokenizer import EOS, PAD, UNK
+from lm.tokenizers.wordpiece import CONTINUES, WordPiece, train_wordpieces
 
 SIZE = 90
 LETTERS = sorted({*"".join(TEXTS)} - {" "})
@@ -105,7 +105,7 @@ def test_text_is_normalised_by_nfkc_and_loses_its_control_characters(ascii_piece
 
 def test_two_processes_train_the_same_pieces_with_the_same_ids(vocabulary, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from lm.data.text.wordpiece import train_wordpieces\n"
+        "import sys; from pathlib import Path; from lm.tokenizers.wordpiece import train_wordpieces\n"
         f"train_wordpieces(sys.stdin.read().split('|'), {SIZE}, Path(sys.argv[1]))"
     )
     for threads in ("1", "3"):

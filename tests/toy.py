@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
+from lm.config.training import EVERY_UPDATE, CheckpointConfig, LoopConfig, OptimizerConfig
 from lm.nn.layers import param
 from lm.sharding import constrain, make_mesh, named, rows_of_process
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import EVERY_UPDATE, CheckpointConfig, LoopConfig, OptimizerConfig
-from lm.train.log import Log
 from lm.train.loop import Run, train
+from lm.train.runtime.checkpoints import Checkpoints
+from lm.train.runtime.log import Log
 from lm.train.step import StepSpec, build
 
 MODEL = ModelConfig(

@@ -23,16 +23,16 @@ from experiments.cli.usage.arguments import FLAT
 from experiments.console import RUNS
 from experiments.processes.jobs import cores
 from experiments.processes.progress import Reporter, reporting
-from lm.data.corpora import cleaning, crawl, sieve
-from lm.data.corpora.sieve import BOTH_SPLITS, Cleaning
-from lm.data.text.shards import HELD_OUT
-from lm.settings import SettingError, diff, from_json, to_json
+from lm.c4 import filters, pages, passes
+from lm.c4.passes import BOTH_SPLITS, Cleaning
+from lm.config.base import SettingError, diff, from_json, to_json
+from lm.data.corpus.shards import HELD_OUT
 
 VERSION = "1.0.0"
-COUNTED = ("read", "domains", *cleaning.FILTERS, cleaning.DUPLICATES, "kept")
+COUNTED = ("read", "domains", *filters.FILTERS, filters.DUPLICATES, "kept")
 RANGE = 1 << 21  # hashes that one process compares at a time [spans]
 Tasks = dict[Path, tuple]  # arguments by the file that a task writes
-Parts = list[list[crawl.Piece]]
+Parts = list[list[pages.Piece]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +43,8 @@ class CleanOptions:
     # filters to switch off, such as policy or duplicates; all: all but the language ("unfiltered")
     without: tuple[str, ...] = ()
     # keep one of each span of three sentences (the paper), or of each line (TFDS)
-    deduplicate: cleaning.Unit = "spans"
-    rules: cleaning.Rules = cleaning.Rules()  # thresholds, language, lists
+    deduplicate: filters.Unit = "spans"
+    rules: filters.Rules = filters.Rules()  # thresholds, language, lists
     validation: float = HELD_OUT  # share of the pages held out
     workers: int = 0  # processes; 0: one a core
     # KEY=VALUE of an Apache Beam runner instead, such as runner=DataflowRunner project=mine; needs '.[beam]'
@@ -66,8 +66,8 @@ class CleanOptions:
             path = getattr(rules, field)
             if path and not Path(path).is_file():
                 raise SettingError(f"rules.{field}={path!r} does not exist; name a file with an entry a line")
-        language, switched_off = rules.language, cleaning.switched_off(self.without)
-        if "language" not in switched_off and language not in (known := cleaning.identifier().labels):
+        language, switched_off = rules.language, filters.switched_off(self.without)
+        if "language" not in switched_off and language not in (known := filters.identifier().labels):
             raise SettingError(f"rules.language={language!r} should be one of {', '.join(known)}")
 
 
@@ -85,12 +85,12 @@ def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
         options: name and settings.
         runs: folder that holds the runs and the prepared data.
     """
-    run = passes(source, options)
-    parts = crawl.find_parts(source)
+    run = build_pipeline(source, options)
+    parts = pages.find_parts(source)
     settings = Cleaning(
         str(source.resolve()),
         digest(parts, options.rules),
-        cleaning.switched_off(options.without),
+        filters.switched_off(options.without),
         **{name: getattr(options, name) for name in ("deduplicate", "validation", "rules")},
     )
     folder = runs / "cache" / "tfds" / options.name / VERSION
@@ -103,7 +103,7 @@ def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
     print(f"{folder} holds it; to train on it: --data.corpus tfds:{options.name}")
 
 
-def passes(source: Path, options: CleanOptions) -> Callable[[Path, Cleaning, Parts, Reporter], Path]:
+def build_pipeline(source: Path, options: CleanOptions) -> Callable[[Path, Cleaning, Parts, Reporter], Path]:
     """What writes the shards and counts of all parts, and returns the folder that holds them."""
     if not options.beam_options:
         return functools.partial(run_in_pool, workers=options.workers)
@@ -114,7 +114,7 @@ def passes(source: Path, options: CleanOptions) -> Callable[[Path, Cleaning, Par
             raise SettingError(
                 f"{field}={path!r} should be an absolute path, the same on all of Beam's machines"
             )
-    from lm.data.corpora import beam  # an extra
+    from lm.c4 import beam  # an extra
 
     flags = beam.runner_options(options.beam_options)
     return functools.partial(run_in_beam, pipeline=functools.partial(beam.run_pipeline, options=flags))
@@ -133,20 +133,20 @@ def run_in_beam(
 def run_in_pool(work: Path, settings: Cleaning, parts: Parts, report: Reporter, *, workers: int) -> Path:
     report.start("filtering")
     tasks: Tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
-    in_parallel(sieve.filter_part, tasks, workers, lambda: report.advance(1))
+    in_parallel(passes.filter_part, tasks, workers, lambda: report.advance(1))
     totals = [json.loads(path.read_text())["spans"] for path in tasks]
     report.start("comparing")
     ranges = -(-sum(totals) // RANGE)
     bounds = itertools.pairwise(i * 2**64 // max(1, ranges) for i in range(ranges + 1))
     tasks = {work / "repeats" / f"{i}.npy": (work, pair, i, len(parts)) for i, pair in enumerate(bounds)}
-    in_parallel(sieve.find_repeats, tasks, workers, lambda: None)
+    in_parallel(passes.find_repeats, tasks, workers, lambda: None)
     report.start("writing")
     tasks = {work / "written" / f"{i}.json": (work, settings, i, total) for i, total in enumerate(totals)}
-    in_parallel(sieve.write_part, tasks, workers, lambda: report.advance(1))
+    in_parallel(passes.write_part, tasks, workers, lambda: report.advance(1))
     return work
 
 
-def digest(parts: Parts, rules: cleaning.Rules) -> str:
+def digest(parts: Parts, rules: filters.Rules) -> str:
     """Of the bytes of every file that is read, and of how they are split."""
     pieces = [*itertools.chain.from_iterable(parts)]
     paths = [*dict.fromkeys(piece.path for piece in pieces), *filter(None, (rules.bad_words, rules.domains))]
@@ -247,9 +247,9 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
         infos.append(tfds.core.SplitInfo(split, list(pages), sum(lengths)))
     description = {"version": folder.name, "description": f"Pages of {settings.source}, cleaned."}
     tfds.folder_dataset.write_metadata(
-        data_dir=draft, features=sieve.PAGE_FEATURES, split_infos=infos, check_data=False, **description
+        data_dir=draft, features=passes.PAGE_FEATURES, split_infos=infos, check_data=False, **description
     )
-    sieve.write_json(draft / "clean.json", record)
+    passes.write_json(draft / "clean.json", record)
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.replace(draft, folder)
 
@@ -262,7 +262,7 @@ def totals(settings: Cleaning, read: list[dict], written: list[dict]) -> dict[st
         "settings": dataclasses.asdict(settings),
         "counts": {name: np.sum([part.get(name, [0, 0, 0]) for part in counts], axis=0) for name in names},
         "damaged": sum(part["damaged"] for part in read),
-        "damages": [damage for part in read for damage in part["damages"]][: sieve.LISTED_DAMAGES],
+        "damages": [damage for part in read for damage in part["damages"]][: passes.LISTED_DAMAGES],
     }
 
 

@@ -13,8 +13,8 @@ from experiments.console import UNBROKEN
 from experiments.runs.prepare import FOLDER, stored_vocabulary
 from experiments.runs.stages import PRETRAINING, stages_of
 from experiments.starts import import_published
-from lm.settings import SettingError, nearest
-from lm.train.config import Weights
+from lm.config.base import SettingError, nearest
+from lm.config.training import Weights
 
 if TYPE_CHECKING:
     from lm.nn.finetune import ModelWithHead
@@ -44,7 +44,7 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
         folder: holds config.json, safetensors and the tokenizer.
         run: folder of the run to make.
     """
-    from lm.train import manifest
+    from lm.train.runtime import manifest
 
     if run.exists():
         raise SettingError(f"{run} already exists; choose another folder")

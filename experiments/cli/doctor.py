@@ -16,13 +16,13 @@ from experiments.console import CONSOLE, RUNS, UNBROKEN, Cell, Sheet, show_sheet
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import has_glibc, tunables
 from experiments.runs.stages import COUNTS_FILE, stages_of
+from lm.config.base import DataError, SettingError, nearest
+from lm.data.corpus import tfds
+from lm.data.corpus.token_cache import TOKENS_FOLDER, kept_bytes
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
-from lm.data.text import tfds
-from lm.data.text.tokens import TOKENS_FOLDER, kept_bytes
 from lm.files import is_sealed
-from lm.settings import DataError, SettingError, nearest
-from lm.train import manifest
+from lm.train.runtime import manifest
 
 SHOWN = "jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets sentencepiece".split()  # versions
 

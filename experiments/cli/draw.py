@@ -10,7 +10,7 @@ from experiments.cli.usage.arguments import name_first, parse
 from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import UNBROKEN
 from experiments.drawings import DRAWINGS
-from lm.settings import SettingError, nearest
+from lm.config.base import SettingError, nearest
 
 
 def draw(arguments: Sequence[str]) -> None:

@@ -17,16 +17,16 @@ from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
 from experiments.study.folders import cache_of
 from lm import files
-from lm.data.corpora.corpus import corpus_shards
-from lm.data.text.readers import WINDOW_READERS
-from lm.data.text.shards import documents_of
-from lm.data.text.sources import Split
-from lm.data.text.vocabulary import Vocabulary
-from lm.settings import SettingError, at_least, parse_json
+from lm.config.base import SettingError, at_least, parse_json
+from lm.data.corpus.files import Split
+from lm.data.corpus.readers import WINDOW_READERS
+from lm.data.corpus.shards import documents_of
+from lm.data.corpus.spec import corpus_shards
+from lm.tokenizers.tokenizer import Vocabulary
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
-    from lm.evaluate.likelihood import Continued, Masking
+    from lm.evaluate.loglikelihood import Continued, Masking
 
 SHOWN_TEXT = 60  # of a text [characters]
 HARNESS_HELP = """Evaluate a run by lm-evaluation-harness, which pip install 'lm-study[harness]' brings.
@@ -127,7 +127,7 @@ def by_counts(
     """Log-probability and tokens of each continuation by n-grams; a context begins a document."""
     from experiments.runs.counted import counts_of, texts_as_counted
     from experiments.runs.prepare import stored_vocabulary
-    from lm.counts.ngrams import token_log_probs
+    from lm.classical.ngram import token_log_probs
 
     stage = stages[0]
     if stage.settings.counts.model != "ngram":
@@ -155,7 +155,7 @@ def by_network(
 ) -> list[dict[str, Any]]:
     """Log-probability and tokens of each continuation."""
     from experiments.runs.trained import open_run
-    from lm.evaluate.likelihood import continuation_log_probs
+    from lm.evaluate.loglikelihood import continuation_log_probs
 
     trained = open_run(run, stages, scoring.mixture)
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
@@ -213,7 +213,7 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
 
 def masking_of(run: "Trained") -> "Masking | None":
     """Return how an encoder's rows are framed, None for other models."""
-    from lm.evaluate.likelihood import Masking
+    from lm.evaluate.loglikelihood import Masking
 
     if run.config.has_decoder:
         return None
@@ -225,7 +225,7 @@ def masking_of(run: "Trained") -> "Masking | None":
 def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Continued]":
     """Ids of a context, framed as in training, and those behind it; a text without a context by windows."""
     from experiments.runs.trained import frame
-    from lm.evaluate.likelihood import Window, windows
+    from lm.evaluate.loglikelihood import Window, windows
 
     config = run.config
     begin, _ = frame(run.stage, run.vocabulary) if config.has_decoder else (None, None)

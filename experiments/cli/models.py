@@ -32,16 +32,16 @@ from experiments.starts import started_from
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build, check_start
 from experiments.study.scales import DEFAULT_SCALE
+from lm.config.base import SettingError, at_least, changes, check_seed
+from lm.config.decoding import Decoding
 from lm.data.batches import Batch
-from lm.data.objectives import Lengths
-from lm.data.supervised import eval_batches
+from lm.data.seq2seq import eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
-from lm.data.text.vocabulary import BLANK, MASK, Vocabulary
-from lm.framing import text_frame
-from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError, at_least, changes, check_seed
+from lm.objectives.denoising import Lengths
+from lm.special_tokens import text_frame
+from lm.tokenizers.tokenizer import BLANK, MASK, Vocabulary
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -254,7 +254,7 @@ def _writer(decoding: Decoding, seed: int) -> Callable:
     """(model, batch) -> the best answers, int32 [B,max_length]."""
     import jax
 
-    from lm.evaluate.decode import beam_search, decode
+    from lm.evaluate.generate import beam_search, decode
 
     if decoding.beams > 1:
         return lambda model, batch: np.asarray(beam_search(model, batch, decoding)[0][:, 0])
@@ -315,7 +315,7 @@ def fill_in(
 
 def _guessed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield an encoder's likeliest tokens for each mask, with their probabilities."""
-    from lm.evaluate.fill import fill
+    from lm.evaluate.mask_filling import fill
 
     vocabulary = run.vocabulary
     ids, _ = run.encode_gaps(text)
@@ -330,7 +330,7 @@ def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield the text that an encoder fills in several passes, or several texts by Gibbs sampling."""
     import jax
 
-    from lm.evaluate.fill import gibbs, mask_predict
+    from lm.evaluate.mask_filling import gibbs, mask_predict
 
     vocabulary, iterations = run.vocabulary, filling.iterations
     ids, _ = run.encode_gaps(text)
@@ -346,7 +346,7 @@ def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
 
 def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield the likeliest texts of an encoder-decoder, each once, with the probability of all its answers."""
-    from lm.evaluate.fill import answered_spans, infill
+    from lm.evaluate.mask_filling import answered_spans, infill
 
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)

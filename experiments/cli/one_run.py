@@ -15,7 +15,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.folders import home_of, lead_to
 from experiments.study.registry import by_hand, row_folder, run_folder
 from experiments.study.scales import DEFAULT_SCALE
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 
 @dataclass(frozen=True)

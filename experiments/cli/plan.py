@@ -26,8 +26,8 @@ from experiments.starts import started_from
 from experiments.study.experiment import BASELINE, Experiment, apply
 from experiments.study.registry import build, check_given, find
 from experiments.study.scales import DEFAULT_SCALE
-from lm.data.text.bulk import cost_of, encode_ahead
-from lm.settings import at_least
+from lm.config.base import at_least
+from lm.data.corpus.precompute import cost_of, encode_ahead
 
 
 def plan(arguments: Sequence[str]) -> None:

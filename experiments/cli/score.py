@@ -19,6 +19,7 @@ from experiments.runs.stages import Stage, load_settings, stages_of
 from experiments.runs.vocabularies import rows_of
 from experiments.study.folders import cache_of
 from lm import files
+from lm.config.base import SettingError, nearest, parse_json
 from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask, find_labelled
@@ -27,7 +28,6 @@ from lm.data.tasks.names import is_task_file, task_name
 from lm.data.tasks.prompts import Prompted, draw_examples, find_prompted, is_prompted
 from lm.data.tasks.task import Row, Scored, Task
 from lm.metrics import Undefined, Value, reasons, shown
-from lm.settings import SettingError, nearest, parse_json
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -96,7 +96,7 @@ def score(
 def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> None:
     """Print what a run's models score on tasks; answers and scores go to ``scores`` in its folder."""
     from experiments.runs.trained import open_run
-    from lm.evaluate.questions import write_predictions
+    from lm.evaluate.evaluator import write_predictions
 
     width, prepared, lines = load_settings(folder).tuning.inputs_length, cache_of(folder), []
     opened = cache(lambda stage: open_run(folder, [stage]))
@@ -165,7 +165,7 @@ def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> li
     """One for each row, of the kind that the task has."""
     from experiments.runs.recipes import questions, steps_of, trained
     from lm import sharding
-    from lm.evaluate.questions import predict
+    from lm.evaluate.evaluator import predict
 
     experiment = stage.settings
     mesh = sharding.make_mesh(experiment.mesh)
@@ -193,8 +193,8 @@ def written(
     models: "Sequence[Trained]", task: Task, rows: Sequence[Row], inputs: Sequence[Any], length: int
 ) -> list[str]:
     """Return what a model, or several together, write greedily to batches of inputs."""
-    from lm.evaluate.decode import greedy
-    from lm.evaluate.questions import Questions, predict
+    from lm.evaluate.evaluator import Questions, predict
+    from lm.evaluate.generate import greedy
 
     first = models[0]
     output, decoded = partial(greedy, max_length=length), lambda row, ids: first.vocabulary.decode(ids)
@@ -238,7 +238,7 @@ def answers_to_prompts(
     models: "Sequence[Trained]", task: Prompted, rows: Sequence[Row]
 ) -> tuple[list[str], dict[str, Value]]:
     """Return the answers written or chosen after each row's prompt, and how likely the right ones are."""
-    from lm.evaluate.gold import gold_metrics, likeliest, log_probs, measured
+    from lm.evaluate.ranked_choice import gold_metrics, likeliest, log_probs, measured
 
     run = models[0]
     texts = [task.texts(row) for row in rows]

@@ -37,9 +37,9 @@ from experiments.study.registry import (
 )
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_words
-from lm.nn.config import ModelConfig
+from lm.config.base import SettingError, at_least, comments, leaves
+from lm.config.model import ModelConfig
 from lm.nn.presets import PRESETS
-from lm.settings import SettingError, at_least, comments, leaves
 
 STARTS = {"count": "no counts"}  # kind of a stage without a parent -> what it starts from
 
@@ -148,7 +148,7 @@ def show_settings(settings: Any, title: str) -> None:
 
 def show_costs(model: ModelConfig, title: str, rows: CostedRows) -> None:
     """Print the costs of training and decoding, from the settings alone: nothing is compiled."""
-    from lm.train.throughput import cache_bytes, costs, longest_row  # needs jax, which settings do not
+    from lm.train.flops import cache_bytes, costs, longest_row  # needs jax, which settings do not
 
     at_least(rows, "--", length=1, batch=1, tokens=0)
     model = replace(model, dtype=rows.dtype, attention="auto")

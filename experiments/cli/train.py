@@ -53,9 +53,9 @@ from experiments.study.registry import (
     twin,
 )
 from experiments.study.words import setting_words
+from lm.config.base import SettingError, leaves
 from lm.devices import has_accelerator
 from lm.files import write
-from lm.settings import SettingError, leaves
 
 ONE_CORE = 1e11  # between the steps of mini-real (3e10) and small (5e11), which all cores share [FLOP]
 
@@ -129,7 +129,7 @@ def started_by(arguments: Sequence[str]) -> Changes:
 
 def fits_one_core(experiment: Experiment) -> bool:
     """Return whether a core to each run trains more than cores that share one, by the FLOPs of a step."""
-    from lm.train.throughput import step_flops  # with jax
+    from lm.train.flops import step_flops  # with jax
 
     length, size = experiment.data.inputs_length, experiment.pretraining.batch_size
     return step_flops(experiment.model, size, length, length) < ONE_CORE
@@ -232,7 +232,7 @@ def _train_in_jobs(
     wanted: Sequence[RowRun], todo: Sequence[int], options: Options, reporter: Reporter, count: int
 ) -> list[int]:
     """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
-    from lm.train.log import came_to_its_end
+    from lm.train.runtime.log import came_to_its_end
 
     several = len({run.experiment.seed for run in wanted}) > 1
     shown: dict[int, JobReporter] = {}
@@ -273,9 +273,9 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
     """The same, but for a SettingError, which is raised."""
     from experiments.runs.run import RunDeleted
     from experiments.runs.run import run as train
-    from lm.train.checkpoints import CheckpointError
-    from lm.train.log import NonFiniteLoss
-    from lm.train.stopping import Interrupted
+    from lm.train.runtime.checkpoints import CheckpointError
+    from lm.train.runtime.log import NonFiniteLoss
+    from lm.train.runtime.preemption import Interrupted
 
     began = time.perf_counter()
     try:

@@ -17,8 +17,8 @@ from experiments.report.columns import Frame
 from experiments.report.comparison import UNCOMPARED
 from experiments.study.registry import REGISTRY
 from experiments.study.t5.claims import in_deviations
+from lm.config.base import SettingError
 from lm.files import unseal
-from lm.settings import SettingError
 
 WORDS = ("confirmed", "contradicted", "undecided", "not compared")
 # told apart with every kind of colour vision, and in gray (Okabe and Ito 2008)

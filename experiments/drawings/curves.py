@@ -10,14 +10,14 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 from experiments.drawings.panels import Plot, plots
-from lm.evaluate.states import state_gradients
-from lm.nn.config import ModelConfig
+from lm.config.attention import RotaryConfig
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
+from lm.evaluate.rnn_states import state_gradients
 from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
-from lm.ops.config import RotaryConfig
 from lm.ops.positions import AlibiBias, alibi_slopes, relative_position_bucket, rotate
 from lm.ops.recurrence import States
-from lm.settings import SettingError
 
 DISTANCE = "distance, key's position − query's [tokens]"
 Curve = tuple[np.ndarray, np.ndarray]  # places and heights

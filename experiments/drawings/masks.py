@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm.config.attention import SparsityConfig
+from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import Batch, make_attention_inputs, make_cross_mask
-from lm.nn.config import ModelConfig
 from lm.ops.attention import attention_weights
-from lm.ops.config import SparsityConfig
 from lm.ops.masks import CAUSAL, materialize_mask
 
 

@@ -12,11 +12,11 @@ from flax import nnx
 from jax import Array
 from jax.stages import Compiled
 
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import Batch, make_attention_inputs
-from lm.nn.config import ModelConfig
 from lm.nn.mixers import MIXERS, Mixer
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
 
 TIMINGS = 15  # of which the least counts: others use the machine too
 SOURCE = 32  # what the encoder of an encoder-decoder reads [tokens]

@@ -13,8 +13,8 @@ from matplotlib import colormaps
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure  # without pyplot nothing looks for a display
 
+from lm.config.base import SettingError
 from lm.files import write
-from lm.settings import SettingError
 
 Heights = Sequence[float] | np.ndarray
 ENDINGS = (".png", ".svg", ".pdf")  # of pictures

@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.drawings.panels import Heat, Scale, heatmaps
-from lm.data.text.vocabulary import Vocabulary
-from lm.evaluate.fill import likeliest_tokens
+from lm.config.base import SettingError
 from lm.evaluate.lens import logit_lens
-from lm.evaluate.states import MEMORY, STATES, gates, reading_layers
+from lm.evaluate.mask_filling import likeliest_tokens
+from lm.evaluate.rnn_states import MEMORY, STATES, gates, reading_layers
 from lm.nn.attention_inputs import Batch
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
+from lm.tokenizers.tokenizer import Vocabulary
 
 PANELS_A_LINE = 2  # of a few chosen heads
 READABLE = 40  # longest text that is drawn with words in cells [tokens]

@@ -26,15 +26,15 @@ from experiments.runs.recipes import trained
 from experiments.runs.stages import Stage, stages_of
 from experiments.runs.trained import Trained, open_run
 from lm import sharding
-from lm.data.text.vocabulary import Vocabulary
-from lm.evaluate.decode import greedy
+from lm.config.base import SettingError, at_least
+from lm.evaluate.generate import greedy
 from lm.evaluate.lens import mean_similarity, word_similarity
-from lm.evaluate.states import reading_layers, state_gradients
+from lm.evaluate.rnn_states import reading_layers, state_gradients
 from lm.nn.attention_inputs import Batch
 from lm.nn.elmo import BidirectionalLM
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError, at_least
+from lm.tokenizers.tokenizer import Vocabulary
 
 WRITTEN = 16  # longest answer that a decoder is watched writing [tokens]
 LONGEST_PIECE_RUN = 12  # of the longest word

@@ -10,10 +10,10 @@ from experiments.drawings.curves import DISTANCE, alibi_curves, bucket_curves, r
 from experiments.drawings.masks import MASKS, score_stages
 from experiments.drawings.measured import machine, milliseconds, mixer_costs
 from experiments.drawings.panels import Heat, Picture, Plot, Scale, heatmaps, plots
-from lm.nn.config import ModelConfig
-from lm.ops.config import RotaryConfig, SparsityConfig
+from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.base import SettingError, at_least
+from lm.config.model import ModelConfig
 from lm.ops.positions import sinusoids
-from lm.settings import SettingError, at_least
 
 SEEN = Scale("", 0, 1, two=("hidden", "seen"))
 

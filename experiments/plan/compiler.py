@@ -20,12 +20,12 @@ from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs import origin
 from experiments.runs.prepare import Prepared, pretraining_batches, tuning_lengths
 from experiments.study.experiment import BASELINE, Experiment
-from lm.data.objectives import Lengths
-from lm.data.supervised import eval_batches
-from lm.data.text.own import Bytes
-from lm.data.text.tokens import encode_texts
+from lm.config.base import SettingError, to_json
+from lm.data.corpus.token_cache import encode_texts
+from lm.data.seq2seq import eval_batches
 from lm.files import write
-from lm.settings import SettingError, to_json
+from lm.objectives.denoising import Lengths
+from lm.tokenizers.sentencepiece import Bytes
 
 WORKER = "experiments.plan.worker"  # started by name: only its process imports what trains
 # libtpu compiles without a TPU, asks no cloud machine what it is, and logs to standard error alone

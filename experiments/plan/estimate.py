@@ -16,19 +16,19 @@ from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.prepare import tuning_lengths
 from experiments.runs.stages import stages
 from lm import sharding
-from lm.data.objectives import Lengths, lengths_of
+from lm.config.base import SettingError
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
+from lm.config.training import OptimizerConfig
 from lm.data.packing import row_length
-from lm.mesh import MeshConfig
 from lm.nn.attention_dispatch import SHORT, fits_short_rows
-from lm.nn.config import ModelConfig
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
+from lm.objectives.denoising import Lengths, lengths_of
 from lm.ops.recurrence import CELLS
-from lm.settings import SettingError
-from lm.train.config import OptimizerConfig
+from lm.train.flops import cache_bytes
 from lm.train.optimizers import optimizer_state_size
 from lm.train.step import check_mesh
-from lm.train.throughput import cache_bytes
 
 BOUNDS = ("compute", "HBM", "network", "compiler")
 ASSUMPTIONS = """\

@@ -19,10 +19,10 @@ from experiments.study.registry import build, find_one
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_words
 from lm import sharding
+from lm.config.base import SettingError, change, diff, leaves, nearest
+from lm.config.model import ModelConfig
 from lm.data.packing import row_length
-from lm.nn.config import ModelConfig
 from lm.nn.presets import PRESETS
-from lm.settings import SettingError, change, diff, leaves, nearest
 from lm.train.step import check_mesh
 
 PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 from math import ceil, log, prod
 
-from lm.settings import SettingError, nearest
+from lm.config.base import SettingError, nearest
 
 GIB = 2**30
 

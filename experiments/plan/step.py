@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from experiments.plan.slices import Slice
 from experiments.study.experiment import Experiment
-from lm.data.objectives import Lengths
 from lm.data.packing import row_length
-from lm.train.throughput import step_flops
+from lm.objectives.denoising import Lengths
+from lm.train.flops import step_flops
 
 Features = dict[str, tuple[list[int], str]]  # of a batch: shape and dtype
 

@@ -23,9 +23,9 @@ from experiments.plan.step import Compiled, Features
 from experiments.runs.recipes import pretraining_spec
 from experiments.study.experiment import Experiment
 from lm import sharding
+from lm.config.base import SettingError, from_json
+from lm.config.model import ModelConfig
 from lm.files import write
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError, from_json
 from lm.train.step import build
 
 

@@ -2,7 +2,7 @@
 
 import signal
 
-from lm.train.stopping import STUCK
+from lm.train.runtime.preemption import STUCK
 
 EXIT_CODES = {
     "done": 0,

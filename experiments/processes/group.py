@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.processes.line import Line
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 _supervisor: Line | None = None  # of this process, if it is one of several
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from lm.config.base import SettingError
 from lm.devices import has_tpu
-from lm.settings import SettingError
 
 STARTED = time.monotonic()  # of this process, near enough
 PORT = 8483  # where the processes of a TPU meet

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from experiments.processes.place import STARTED
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from experiments.processes.exit_codes import AGAIN, EXIT_CODES, Ended, killed_by
 from experiments.processes.line import Line
 from experiments.processes.meeting import Meeting
 from experiments.processes.place import Place, find_place, is_loopback, wait
-from lm.settings import SettingError
-from lm.train.stopping import TWICE
+from lm.config.base import SettingError
+from lm.train.runtime.preemption import TWICE
 
 RESUMABLE = ("run", "sweep")  # the commands that resume where they stopped
 FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite", "interrupted")}

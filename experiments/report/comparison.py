@@ -35,7 +35,7 @@ from experiments.runs.result import Result
 from experiments.study.experiment import Experiment, Row, Table
 from experiments.study.t5.claims import TOLD_APART, Claim, claims
 from experiments.study.t5.scores import COLUMNS
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 SIGNAL = 3.0  # spread of the rows over the deviation of a repeat: a column below that is not averaged
 FROM_CHANCE = 3.0  # of the baseline: nor is one whose baseline guesses [standard errors]

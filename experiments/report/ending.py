@@ -13,10 +13,10 @@ from experiments.study.experiment import Experiment
 from experiments.study.own import study_words
 from experiments.study.registry import REGISTRY, equal_rows, row_folder
 from experiments.study.scales import SCALES
+from lm.config.base import SettingError
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.names import task_name
-from lm.settings import SettingError
 
 CURVES = "curves"  # picture in the folder of a run
 UNIFORM_BYTE = 8.0  # of 256 bytes [bits]

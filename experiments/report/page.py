@@ -16,8 +16,8 @@ from experiments.report.comparison import Curves
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment, Row, told_changes
 from experiments.study.registry import baseline_of, build
+from lm.config.base import SettingError
 from lm.files import unseal_lines
-from lm.settings import SettingError
 
 REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page again [s]
 PNG = "data:image/png;base64,"

@@ -21,8 +21,8 @@ from experiments.runs.result import Result
 from experiments.study.experiment import Experiment, Row, Table
 from experiments.study.registry import file_name
 from experiments.study.t5.claims import in_deviations
+from lm.config.base import leaves
 from lm.files import write
-from lm.settings import leaves
 
 PAPER = "Raffel et al. 2020"
 COMBINED = "combined [deviations of a repeat]"

@@ -44,8 +44,8 @@ from experiments.study.registry import (
     with_overrides,
 )
 from experiments.study.t5.claims import Counts, repeat_of_paper
+from lm.config.base import SettingError
 from lm.files import seal, write
-from lm.settings import SettingError
 
 LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 

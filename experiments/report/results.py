@@ -15,9 +15,9 @@ from experiments.runs.result import Result, check_settings, read_result
 from experiments.runs.stages import group_of, is_main
 from experiments.study.experiment import Changes, Experiment, Row
 from experiments.study.registry import build, by_hand, read_changes, run_folder
-from lm.data.text.vocabulary import TRAINED_KINDS
+from lm.config.base import DataError, SettingError
 from lm.files import unseal_lines
-from lm.settings import DataError, SettingError
+from lm.tokenizers.tokenizer import TRAINED_KINDS
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 Complain = Callable[[str], object]  # is called with each thing that does not count, and why

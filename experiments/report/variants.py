@@ -16,7 +16,7 @@ from experiments.study.registry import (
     row_folder,
     start_changes,
 )
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 
 def with_variants(tables: list[Table], scale: str, runs: Folders, complain: Complain) -> list[Table]:

@@ -28,22 +28,22 @@ from experiments.runs.stages import Stage, stages, start_of
 from experiments.study.experiment import Experiment, setting_changes
 from experiments.study.folders import home_of
 from lm import sharding
+from lm.config.base import SettingError, check_numbers, leaves
 from lm.data.batches import check_size
 from lm.data.checks import check_architecture
-from lm.data.corpora.corpus import corpus_shards
-from lm.data.objectives import Lengths
+from lm.data.corpus.spec import corpus_shards
+from lm.data.corpus.token_cache import GIGABYTE, kept_bytes
 from lm.data.packing import row_length
 from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
-from lm.data.text.tokens import GIGABYTE, kept_bytes
-from lm.evaluate.likelihood import check_mask
-from lm.framing import text_frame
-from lm.settings import SettingError, check_numbers, leaves
-from lm.train import manifest
-from lm.train.log import packages
+from lm.evaluate.loglikelihood import check_mask
+from lm.objectives.denoising import Lengths
+from lm.special_tokens import text_frame
+from lm.train.runtime import manifest
+from lm.train.runtime.log import packages
 from lm.train.step import check_memory, check_mesh, check_rows, device_memory
 
 

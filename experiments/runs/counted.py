@@ -10,8 +10,8 @@ from experiments.runs.prepare import Prepared, held_out_text, rows_of_half, task
 from experiments.runs.result import recorded
 from experiments.runs.scores import score_values
 from experiments.runs.stages import COUNTS_FILE, Stage
-from lm.counts.markov import MarkovTagger, estimate_tagger, load_tagger, save_tagger, tag
-from lm.counts.ngrams import (
+from lm.classical.hmm import MarkovTagger, estimate_tagger, load_tagger, save_tagger, tag
+from lm.classical.ngram import (
     KneserNey,
     count_ngrams,
     kneser_ney,

@@ -14,9 +14,9 @@ from typing import Any
 
 from experiments.study.experiment import setting_changes
 from experiments.study.own import ORIGIN_FILE, STUDY_OPTION, study_files
-from lm import settings as config
+from lm.config import base as config
+from lm.config.base import SettingError, nearest
 from lm.files import seal, unseal, write
-from lm.settings import SettingError, nearest
 
 FILE = ORIGIN_FILE
 
@@ -79,7 +79,7 @@ def check(
 
     SettingError with the differences that are not in ``allow``; allowed ones are reported and recorded.
     """
-    from lm.train import log  # brings jax along, which comparing settings need not wait for
+    from lm.train.runtime import log  # brings jax along, which comparing settings need not wait for
 
     changes: dict[str, list[str]] = {}
     past, unknown = [], ""
@@ -112,7 +112,7 @@ def code() -> dict[str, str]:
 
     A digest is of what Python does, so that another comment, docstring or layout is no other code.
     """
-    root = Path(config.__file__).parents[1]
+    root = Path(config.__file__).parents[2]
     files = [*sorted(root.glob("lm/**/*.py")), *(root / f"experiments/runs/{name}.py" for name in CODE)]
     named = {str(file.relative_to(root)): file for file in files}
     named |= {f"{STUDY_OPTION} {file.name}": file for file in study_files()}

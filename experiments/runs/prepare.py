@@ -20,27 +20,27 @@ from experiments.runs.vocabularies import (
     vocabulary_corpus,
 )
 from experiments.study.experiment import Experiment
+from lm.config.base import SettingError
+from lm.config.model import RECURRENT
 from lm.data.batches import Batches, LastingRows
-from lm.data.corpora.corpus import corpus_shards
-from lm.data.denoised import Denoised, pretraining_rows
-from lm.data.labelled import Reader
-from lm.data.masked import Masked
-from lm.data.objectives import Lengths, lengths_of
-from lm.data.supervised import Encoded, Example, Mixed, Unsupervised
+from lm.data.classification import Reader
+from lm.data.corpus.files import Split
+from lm.data.corpus.sampler import LEAST_ROWS, Streams, largest_divisor, stream_count
+from lm.data.corpus.shards import Shard, Texts, fingerprint_of, sample_documents
+from lm.data.corpus.spec import corpus_shards
+from lm.data.corpus.token_cache import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
+from lm.data.masked_lm import Masked
+from lm.data.pretraining import Denoised, pretraining_rows
+from lm.data.seq2seq import Encoded, Example, Mixed, Unsupervised
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Scored, Task
-from lm.data.text.published import open_vocabulary
-from lm.data.text.shards import Shard, Texts, fingerprint_of, sample_documents
-from lm.data.text.sources import Split
-from lm.data.text.streams import LEAST_ROWS, Streams, largest_divisor, stream_count
-from lm.data.text.tokens import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
-from lm.data.text.vocabulary import Vocabulary
 from lm.files import write
-from lm.framing import check_special, text_frame
 from lm.metrics import Likelihood
-from lm.nn.config import RECURRENT
-from lm.settings import SettingError
+from lm.objectives.denoising import Lengths, lengths_of
+from lm.special_tokens import check_special, text_frame
+from lm.tokenizers.huggingface import open_vocabulary
+from lm.tokenizers.tokenizer import Vocabulary
 
 NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture

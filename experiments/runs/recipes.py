@@ -29,27 +29,27 @@ from experiments.runs.prepare import (
 from experiments.runs.stages import Stage
 from experiments.study.experiment import Experiment
 from lm import sharding
+from lm.config.base import SettingError
+from lm.config.model import HeadConfig
+from lm.config.training import CheckpointConfig, Weights
 from lm.data.batches import Batch, Batches, stream
+from lm.data.classification import Labelled, labelled_eval_batches
 from lm.data.content import without_context
-from lm.data.labelled import Labelled, labelled_eval_batches
-from lm.data.objectives import Lengths
-from lm.data.supervised import Mixed, eval_batches
+from lm.data.seq2seq import Mixed, eval_batches
 from lm.data.tasks.choices import choices_of
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Task
-from lm.data.text.vocabulary import Vocabulary
-from lm.evaluate.decode import greedy
-from lm.evaluate.questions import Questions
-from lm.framing import text_frame
+from lm.evaluate.evaluator import Questions
+from lm.evaluate.generate import greedy
 from lm.nn import electra, elmo, finetune
-from lm.nn.config import HeadConfig
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
+from lm.objectives.denoising import Lengths
+from lm.special_tokens import text_frame
+from lm.tokenizers.tokenizer import Vocabulary
 from lm.train import optimizers
-from lm.train.checkpoints import CheckpointError, Checkpoints
-from lm.train.config import CheckpointConfig, Weights
 from lm.train.losses import both_directions, labelled, masked_lm, replaced_tokens
+from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 

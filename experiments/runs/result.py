@@ -13,9 +13,9 @@ import numpy as np
 from etils import epath
 
 from experiments.study.experiment import Experiment, flatten, result_settings, setting_changes
+from lm.config.base import DataError, SettingError
 from lm.files import checksum, seal, unseal, write
 from lm.metrics import Likelihood
-from lm.settings import DataError, SettingError
 
 SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
 # metrics that are no shares -> least and largest value

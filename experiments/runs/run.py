@@ -54,15 +54,15 @@ from experiments.runs.session import (
 from experiments.runs.stages import COUNTS_FILE, Stage, save_settings, stages
 from experiments.study.experiment import Experiment
 from experiments.study.folders import home_of
+from lm.config.base import SettingError
+from lm.config.training import LoopConfig
 from lm.data.tasks.labelled import AnyTask
-from lm.evaluate.likelihood import Window, documents_log_prob
-from lm.evaluate.questions import score_task, write_predictions
+from lm.evaluate.evaluator import score_task, write_predictions
+from lm.evaluate.loglikelihood import Window, documents_log_prob
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
-from lm.train import manifest
-from lm.train.config import LoopConfig
 from lm.train.loop import Run, train
+from lm.train.runtime import manifest
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec
 

@@ -15,7 +15,7 @@ from experiments.runs.stages import Stage
 from lm.data.tasks.task import Scored
 from lm.files import seal, unseal, write
 from lm.metrics import Undefined, Value, defined, reasons
-from lm.train.log import records
+from lm.train.runtime.log import records
 
 BITS = "bits_per_byte"  # of the right answers of a task: decides between equal scores
 EXIT = 0.2  # below a model without context: one that has left the plateau [nats a content token]

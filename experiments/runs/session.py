@@ -22,22 +22,22 @@ from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store
 from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding
+from lm.classical.word2vec import Tables, as_large, initial_tables, mean_loss, train_epoch
 from lm.data.batches import Batch, Batches, LastingRows, stream
-from lm.data.denoised import Denoised
-from lm.data.masked import Masked
-from lm.data.objectives import Lengths
+from lm.data.corpus.prefetch import encoding_ahead
+from lm.data.corpus.token_cache import Tokens
+from lm.data.masked_lm import Masked
 from lm.data.packing import row_length
+from lm.data.pretraining import Denoised
 from lm.data.segments import SEGMENTS
-from lm.data.supervised import Mixed, Unsupervised
-from lm.data.text.ahead import encoding_ahead
-from lm.data.text.tokens import Tokens
-from lm.train.checkpoints import Checkpoints
-from lm.train.log import Log, NonFiniteLoss, came_to_its_end, now, packages, records
+from lm.data.seq2seq import Mixed, Unsupervised
+from lm.objectives.denoising import Lengths
+from lm.train.flops import step_flops
+from lm.train.runtime.checkpoints import Checkpoints
+from lm.train.runtime.log import Log, NonFiniteLoss, came_to_its_end, now, packages, records
+from lm.train.runtime.preemption import Stopping
 from lm.train.state import State
 from lm.train.step import Steps
-from lm.train.stopping import Stopping
-from lm.train.throughput import step_flops
-from lm.vectors.training import Tables, as_large, initial_tables, mean_loss, train_epoch
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import Any, Literal
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from experiments.study.folders import cache_of, home_of, start_folder
 from experiments.study.own import needed_study
+from lm.config.base import SettingError, diff, from_json, nearest, to_json
 from lm.data.tasks.names import task_name
 from lm.files import is_sealed, seal, unseal, write
-from lm.settings import SettingError, diff, from_json, nearest, to_json
-from lm.train import manifest
+from lm.train.runtime import manifest
 
 PRETRAINING = "pretraining"  # what the stages and folders of pre-training are called, and what follows it
 COUNTS = "counts"  # what the stage and folder of n-grams are called, and the folder of taggers

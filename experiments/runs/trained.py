@@ -17,18 +17,18 @@ from experiments.runs.stages import Stage, load_settings, model_of_run, stages_o
 from experiments.study.experiment import Experiment
 from experiments.study.folders import cache_of
 from lm import sharding
-from lm.data.text.vocabulary import MASK, Vocabulary
-from lm.evaluate.decode import decode
-from lm.evaluate.texts import TextModel
+from lm.classical.word_vectors import WordVectors
+from lm.config.base import SettingError, nearest
+from lm.config.decoding import Decoding
+from lm.config.model import ModelConfig
+from lm.evaluate.generate import decode
+from lm.evaluate.text_model import TextModel
 from lm.nn.attention_inputs import Batch
-from lm.nn.config import ModelConfig
 from lm.nn.transformer import Transformer
 from lm.notebook import text_model
-from lm.ops.decoding.config import Decoding
-from lm.settings import SettingError, nearest
-from lm.train.manifest import manifests
+from lm.tokenizers.tokenizer import MASK, Vocabulary
 from lm.train.optimizers import EMBEDDING
-from lm.vectors.words import WordVectors
+from lm.train.runtime.manifest import manifests
 
 T = TypeVar("T")
 LOOKED_AT = 16  # examples, for one to show [rows]
@@ -101,7 +101,7 @@ class Trained:
         return [token for token in ids if token is not None], sentinels
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """Ids of a prompt, for ``lm.evaluate.likelihood``, and of an answer behind it and a blank."""
+        """Ids of a prompt, for ``lm.evaluate.loglikelihood``, and of an answer behind it and a blank."""
         config, encode, ids = self.config, self.vocabulary.encode, self.encode_data(prompt)
         if config.has_encoder:  # which ends an answer
             return ids, [*encode(answer), *([] if config.special.eos is None else [config.special.eos])]

@@ -6,17 +6,17 @@ from itertools import chain
 from pathlib import Path
 
 from experiments.study.experiment import Experiment
-from lm.data.corpora.corpus import corpus_shards, examples
-from lm.data.corpora.tables import TableRows
+from lm.data.corpus.shards import fingerprint_of, sample_documents
+from lm.data.corpus.spec import corpus_shards, examples
+from lm.data.corpus.tables import TableRows
+from lm.data.corpus.tfds import StoredRows
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Scored, Task
-from lm.data.text.own import REQUIRED, train_sentencepiece
-from lm.data.text.published import open_vocabulary
-from lm.data.text.shards import fingerprint_of, sample_documents
-from lm.data.text.tfds import StoredRows
-from lm.data.text.vocabulary import TRAINED_KINDS, UNK, Vocabulary
-from lm.data.text.wordpiece import train_wordpieces
 from lm.files import is_sealed
+from lm.tokenizers.huggingface import open_vocabulary
+from lm.tokenizers.sentencepiece import REQUIRED, train_sentencepiece
+from lm.tokenizers.tokenizer import TRAINED_KINDS, UNK, Vocabulary
+from lm.tokenizers.wordpiece import train_wordpieces
 
 LOOKED_AT = 200  # of a task, to see what the vocabulary lacks [answers]
 Say = Callable[[str], object]

@@ -7,7 +7,7 @@ scale read; encoders and BART answer labelled tasks through heads, as their pape
 
 from experiments.study.experiment import Changes, Experiment, objective, table, times
 from experiments.study.families import ADAMW, BERT, GPT, HEADS, family
-from lm.ops.config import SparsityConfig
+from lm.config.attention import SparsityConfig
 
 
 def two_thirds(number: int, _experiment: Experiment) -> int:

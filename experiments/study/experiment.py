@@ -10,13 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from lm.counts.config import CountsConfig
-from lm.data.objectives import OBJECTIVES, Objective
-from lm.data.tasks.names import task_name
-from lm.data.text.vocabulary import Layout
-from lm.mesh import MeshConfig
-from lm.nn.config import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
-from lm.settings import (
+from lm.config.base import (
     ABOVE_0,
     GIVEN,
     INT32,
@@ -33,8 +27,14 @@ from lm.settings import (
     leaves,
     setting,
 )
-from lm.train.config import EVERY_UPDATE, GuardConfig, OptimizerConfig, TruncatedBPTT
-from lm.vectors.config import VectorsConfig
+from lm.config.counts import CountsConfig
+from lm.config.mesh import MeshConfig
+from lm.config.model import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
+from lm.config.skipgram import VectorsConfig
+from lm.config.training import EVERY_UPDATE, GuardConfig, OptimizerConfig, TruncatedBPTT
+from lm.data.tasks.names import task_name
+from lm.objectives.denoising import OBJECTIVES, Objective
+from lm.tokenizers.tokenizer import Layout
 
 # ``read_if`` of settings: on which others they depend
 NETWORK: Condition = {"counts.model": Values(("none",), said="networks")}

@@ -16,7 +16,7 @@ from typing import Any
 from experiments.study.experiment import Row
 from experiments.study.folders import check_row_name, check_scale_name, check_task_name
 from experiments.study.own import STUDY_OPTION, place_in_study, shown, study_files
-from lm.settings import SettingError, set_choices
+from lm.config.base import SettingError, set_choices
 
 
 def load_study() -> None:
@@ -99,14 +99,14 @@ def _reason(error: BaseException) -> str:
 def _tables(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """All that a module can add to, by name; mixers, whose import takes seconds, if the source names them."""
     from experiments.study import registry, scales
-    from lm.data import noise, objectives
+    from lm.config import training
     from lm.data.tasks import benchmarks, declared, labelled, mixtures
-    from lm.train import config
+    from lm.objectives import corruption, denoising
 
     yield from (("REGISTRY", registry.REGISTRY), ("SCALES", scales.SCALES))
-    yield from (("OBJECTIVES", objectives.OBJECTIVES), ("NOISES", noise.NOISES))
+    yield from (("OBJECTIVES", denoising.OBJECTIVES), ("NOISES", corruption.NOISES))
     yield from (
-        ("OPTIMIZERS", config.OPTIMIZERS),
+        ("OPTIMIZERS", training.OPTIMIZERS),
         ("TASKS", benchmarks.TASKS),
         ("LABELLED", labelled.LABELLED),
     )
@@ -132,11 +132,11 @@ def _added(
 
 def _let_settings_take(added: Mapping[str, Mapping[str, Any]]) -> None:
     """Settings that choose by name take the new names, and tasks that can be tuned on alone are mixtures."""
-    from lm.data.noise import NOISES
-    from lm.data.objectives import Objective
+    from lm.config.model import ModelConfig
+    from lm.config.training import OPTIMIZERS, Schedule
     from lm.data.tasks.mixtures import MIXTURES, alone
-    from lm.nn.config import ModelConfig
-    from lm.train.config import OPTIMIZERS, Schedule
+    from lm.objectives.corruption import NOISES
+    from lm.objectives.denoising import Objective
 
     MIXTURES |= {name: one for name, one in alone().items() if name not in MIXTURES}
     set_choices(Objective, "noise", NOISES)
@@ -149,10 +149,10 @@ def _let_settings_take(added: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _go_along() -> None:
     """What names an entry of these tables has a process that it is sent to run the modules first."""
-    from lm.data.objectives import Objective
     from lm.data.tasks.benchmarks import find_task
     from lm.data.tasks.labelled import find_labelled
     from lm.data.tasks.task import LabelledTask, Task
+    from lm.objectives.denoising import Objective
 
     copyreg.pickle(Objective, lambda objective: (_received, (Objective, *astuple(objective))))
     copyreg.pickle(Task, lambda task: (_received, (find_task, task.handle)))

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from lm.data.objectives import OBJECTIVES
+from lm.config.base import leaves, unread
 from lm.nn.presets import PRESETS
-from lm.settings import leaves, unread
+from lm.objectives.denoising import OBJECTIVES
 
 # What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
 _OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads d_embed

@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from lm.settings import SettingError
+from lm.config.base import SettingError
 
 STARTS_FOLDER = "starts"  # the folder of what runs start from, in the folder of all runs
 CACHED = ("compiled", "corrupt", "lock", "tfds", "tokens", "vocabulary")  # what a cache may hold

@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from lm.config.base import SettingError
 from lm.files import unseal
-from lm.settings import SettingError
 
 STUDY_OPTION = "--study"
 ORIGIN_FILE = "origin.json"  # in the folder of each stage of a run

@@ -16,8 +16,8 @@ from experiments.study.experiment import table as new_table
 from experiments.study.folders import check_row_name
 from experiments.study.scales import SCALES
 from experiments.study.t5 import tables as t5
-from lm.data.objectives import OBJECTIVES
-from lm.settings import SettingError, check_read, diff, leaves, nearest, unread
+from lm.config.base import SettingError, check_read, diff, leaves, nearest, unread
+from lm.objectives.denoising import OBJECTIVES
 
 # where a row starts from a checkpoint, these settings of a model stay the row's, those of data are not
 OF_TRAINING = ("dropout", "dtype", "attention", "layers", "remat")

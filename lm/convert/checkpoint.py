@@ -15,6 +15,8 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from lm.config.base import SettingError, leaves, read_object
+from lm.config.model import ModelConfig
 from lm.convert.config_json import (
     config_json,
     family_of,
@@ -26,11 +28,9 @@ from lm.convert.heads import body_tensors, has_head, head_json, head_tensors, is
 from lm.convert.schema import Family, HFConfig
 from lm.convert.tensors import Tensor, is_buffer, tensors
 from lm.files import complete_folder
-from lm.nn.config import ModelConfig
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
 from lm.ops.positions import sinusoids
-from lm.settings import SettingError, leaves, read_object
 from lm.sharding import named
 
 SHARD_BYTES = 5 * 10**9  # larger models are written as several files, as the hub does [bytes]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from operator import attrgetter
 
+from lm.config.base import SettingError, from_json, leaves, nearest
+from lm.config.model import ModelConfig
 from lm.convert.families import FAMILIES
 from lm.convert.fields import unused_rope_settings
 from lm.convert.known_fields import check_fields
 from lm.convert.schema import Family, HFConfig, PretrainingHead, Settings
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError, from_json, leaves, nearest
 
 # The parameter of each pre-training head whose tensor shows that a checkpoint has the head.
 HEAD_PARAMETERS: dict[PretrainingHead, str] = {

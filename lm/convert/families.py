@@ -7,6 +7,8 @@ block; names of fields and tensors, and defaults of fields, are those of ``confi
 
 from dataclasses import replace
 
+from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.model import ModelConfig, SpecialTokens
 from lm.convert.fields import (
     GATED_ACTIVATIONS,
     POSITIONS_AFTER_PADDING,
@@ -48,8 +50,6 @@ from lm.convert.schema import (
     without,
 )
 from lm.convert.windows import gpt_neo_windows, longformer_windows, mistral_window, qwen_windows
-from lm.nn.config import ModelConfig, SpecialTokens
-from lm.ops.config import RotaryConfig, SparsityConfig
 
 # Names of sizes that many families share.
 SIZE_FIELDS: Fields = (

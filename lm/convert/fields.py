@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lm.config.base import SettingError, nearest
+from lm.config.model import ModelConfig
 from lm.convert.schema import REQUIRED, Field, FieldGroup, HFConfig, Settings
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError, nearest
 
 
 def check_boolean(name: str, value: Any) -> None:

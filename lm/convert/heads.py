@@ -4,13 +4,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from lm.config.base import SettingError
+from lm.config.model import HeadConfig, ModelConfig
 from lm.convert.config_json import config_json, family_of
 from lm.convert.schema import SAME, TASK_CLASS_ENDINGS, TRANSPOSE, HFConfig
 from lm.convert.tensors import Shape, Tensor
-from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
 
 # Published modules that are fine-tuned heads.
 HEAD_MODULES = ("classifier", "pre_classifier", "qa_outputs", "score", "classification_head")

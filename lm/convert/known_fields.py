@@ -6,8 +6,8 @@ A field that no one knows is refused if its name suggests that it changes the ou
 import re
 from typing import Any
 
+from lm.config.base import SettingError, nearest
 from lm.convert.schema import Family, HFConfig
-from lm.settings import SettingError, nearest
 
 # Fields of every family that are read outside of ``Family.fields``.
 _READ_ELSEWHERE = ("model_type", "architectures", "tie_word_embeddings")

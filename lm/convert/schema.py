@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from lm.nn.config import HeadKind, ModelConfig
-from lm.settings import SettingError, leaves
+from lm.config.base import SettingError, leaves
+from lm.config.model import HeadKind, ModelConfig
 
 HFConfig = dict[str, Any]  # the contents of a config.json: field -> value
 Settings = dict[str, Any]  # dotted path of a setting of ModelConfig -> value

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_dtypes import finfo
 
+from lm.config.model import ModelConfig
 from lm.convert.schema import Family, Transform
-from lm.nn.config import ModelConfig
 from lm.ops.positions import sinusoids
 
 Shape = tuple[int, ...]

@@ -7,10 +7,10 @@ before the position; None: the layer sees everything.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
 from lm.convert.fields import check_boolean
 from lm.convert.schema import FieldGroup, HFConfig, Settings
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError
 
 Window = int | None
 MAX_LAYERS = 10_000  # for which a list of windows is made

@@ -11,8 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from lm.data.objectives import Lengths
-from lm.settings import SettingError
+from lm.config.base import SettingError
+from lm.objectives.denoising import Lengths
 
 Batch = dict[str, np.ndarray]
 BatchFunction = Callable[[int, slice], Batch]

@@ -1,10 +1,10 @@
 """Which settings of data go together: refused by name before any work is done."""
 
-from lm.data.noise import NOISES
-from lm.data.objectives import IN_PLACE, Objective
+from lm.config.base import SettingError, nearest
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
-from lm.data.text.vocabulary import Vocabulary
-from lm.settings import SettingError, nearest
+from lm.objectives.corruption import NOISES
+from lm.objectives.denoising import IN_PLACE, Objective
+from lm.tokenizers.tokenizer import Vocabulary
 
 ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
 

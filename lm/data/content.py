@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.data.batches import Batch
-from lm.data.text.vocabulary import Vocabulary
+from lm.tokenizers.tokenizer import Vocabulary
 
 TOP = 10  # of the most frequent pieces, which a model that does not yet learn from its context predicts
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.noise import length_mask
-from lm.data.objectives import Lengths
-from lm.data.text.vocabulary import PAD, T5_FRAME, TextFrame
-from lm.settings import SettingError
+from lm.config.base import SettingError
+from lm.objectives.corruption import length_mask
+from lm.objectives.denoising import Lengths
+from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
 DECODERS = ("decoder", "prefix-decoder")  # read inputs and targets in one row

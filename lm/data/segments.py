@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.data.batches import Uncached, generator
-from lm.data.objectives import Lengths, Objective
-from lm.data.text.streams import Streams, Walk, WindowPlace
-from lm.data.text.tokens import Tokens
-from lm.data.text.vocabulary import Vocabulary
+from lm.data.corpus.sampler import Streams, Walk, WindowPlace
+from lm.data.corpus.token_cache import Tokens
+from lm.objectives.denoising import Lengths, Objective
+from lm.tokenizers.tokenizer import Vocabulary
 
 SEGMENTS = "segments"  # what is counted of a window, if not what they are packed into
 DRAWS = 1 << 41  # set in the keys of the segments' first random numbers, and in none that orders segments

@@ -7,9 +7,9 @@ import jax
 from flax import nnx
 from jax import Array
 
+from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import KeyValue
-from lm.nn.config import ModelConfig
 from lm.nn.dropout import dropout_factors
 from lm.nn.layers import Identity, Linear, Module, normal, param
 from lm.ops.attention import (

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import attend
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import KeyValue, LayerCache
-from lm.nn.config import ModelConfig
 from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
 from lm.nn.layers import Identity, Linear, Module, make_norm, normal, param
 from lm.ops.attention import AttentionOptions, attention_weights, bilinear_query

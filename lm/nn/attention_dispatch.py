@@ -8,13 +8,13 @@ import jax
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
 from lm.nn.cache import KeyValue
-from lm.nn.config import ModelConfig
 from lm.ops.attention import AttentionOptions, repeat_heads
 from lm.ops.kernels import cudnn, xla
 from lm.ops.masks import CAUSAL, AnyMask, AttentionMask
 from lm.ops.positions import AnyBias
-from lm.settings import SettingError
 from lm.sharding import ACTIVATION_AXES, mesh_axes
 
 SHORT = 1_024  # longest row for which storing the logits is faster than a tiled kernel [tokens]

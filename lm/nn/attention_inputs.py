@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lm.config.base import SettingError, nearest
+from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import choose_implementation
-from lm.nn.config import ModelConfig
 from lm.nn.positions import RelativePositionBias
 from lm.ops.attention import AttentionOptions
 from lm.ops.masks import (
@@ -21,7 +22,6 @@ from lm.ops.masks import (
     key_segments,
 )
 from lm.ops.positions import AlibiBias, AnyBias, PositionBias, alibi_slopes
-from lm.settings import SettingError, nearest
 
 Batch = dict[str, Array]  # features by name, such as decoder_input_tokens [B,T]
 

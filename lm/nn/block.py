@@ -6,10 +6,10 @@ import jax
 from flax import nnx
 from jax import Array
 
+from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry, LayerCache
-from lm.nn.config import ModelConfig
 from lm.nn.dropout import DropoutMasks, Shapes, dropout
 from lm.nn.layers import Module, make_norm
 from lm.nn.lora import add_lora

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from flax import nnx
 from jax import Array
 
+from lm.config.base import SettingError
 from lm.nn.attention_inputs import Batch
 from lm.nn.cache import Cache
 from lm.nn.layers import Module
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
 
 
 class Ensemble(Module):

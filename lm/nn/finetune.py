@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.config.model import HeadConfig, LoraConfig, ModelConfig
 from lm.nn.attention_inputs import Batch
-from lm.nn.config import HeadConfig, LoraConfig, ModelConfig
 from lm.nn.dropout import split_key
 from lm.nn.electra import DISCRIMINATOR
 from lm.nn.elmo import FORWARD, BidirectionalLM

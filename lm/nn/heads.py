@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from lm.nn.config import HeadConfig, ModelConfig
+from lm.config.model import HeadConfig, ModelConfig
 from lm.nn.dropout import dropout
 from lm.nn.layers import ACTIVATIONS, Linear, Module, make_norm, param
 

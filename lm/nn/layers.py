@@ -11,8 +11,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from lm.nn.config import ModelConfig
-from lm.settings import SettingError
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
 from lm.sharding import PARAMETER_AXES, constrain
 
 M = TypeVar("M", bound=nnx.Module)

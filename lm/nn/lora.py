@@ -4,7 +4,7 @@ from typing import Any
 
 from flax import nnx
 
-from lm.nn.config import ModelConfig
+from lm.config.model import ModelConfig
 from lm.nn.layers import Linear, LowRankUpdate
 
 

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.config.base import SettingError
+from lm.config.model import MIXERS, ModelConfig
 from lm.nn.alignment import BahdanauAttention, LuongAttention
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry
-from lm.nn.config import MIXERS, ModelConfig
 from lm.nn.dropout import DropoutMasks, Shapes
 from lm.nn.layers import Identity, Linear, Module
 from lm.nn.rnn import Recurrent
-from lm.settings import SettingError
 from lm.sharding import constrain
 
 

@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 from jax import Array
 
-from lm.nn.config import ModelConfig
+from lm.config.model import ModelConfig
 from lm.nn.dropout import dropout
 from lm.nn.layers import ACTIVATIONS, Linear, Module, make_norm, remat
 from lm.sharding import constrain

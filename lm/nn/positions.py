@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import nnx
 
-from lm.nn.config import ModelConfig
+from lm.config.model import ModelConfig
 from lm.nn.layers import Module, normal, param
 from lm.ops.positions import BucketedBias, initial_slopes
 

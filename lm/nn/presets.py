@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from lm.nn.config import ModelConfig, SpecialTokens
-from lm.ops.config import RotaryConfig, SparsityConfig
+from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.model import ModelConfig, SpecialTokens
 
 
 def _family(

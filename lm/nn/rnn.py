@@ -9,8 +9,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
-from lm.nn.config import ModelConfig
 from lm.nn.dropout import DropoutMasks, Shapes
 from lm.nn.layers import Identity, Linear, Module, broadcast_to_rank, dense, normal, param
 from lm.ops.recurrence import CELLS, RecurrentCell, States, StateWeights, rnn_scan, segment_resets

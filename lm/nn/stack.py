@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.block import REMAT_POLICIES, Block
 from lm.nn.cache import Carry, LayerCache
-from lm.nn.config import ModelConfig
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
 from lm.nn.positions import RelativePositionBias

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import (
     AttentionInputs,
     Batch,
@@ -17,12 +19,10 @@ from lm.nn.attention_inputs import (
     make_decode_inputs,
 )
 from lm.nn.cache import Cache, Carry
-from lm.nn.config import ModelConfig
 from lm.nn.dropout import split_key
 from lm.nn.heads import PAIR_CLASSES, MLMTransform, ReplacedTokenHead
 from lm.nn.layers import Embed, Identity, Linear, Module, broadcast_to_rank, dense, embedding_std, param
 from lm.nn.stack import Stack, split_layers
-from lm.settings import SettingError
 from lm.sharding import constrain
 
 

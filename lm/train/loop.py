@@ -17,15 +17,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.config.base import SettingError
+from lm.config.training import LoopConfig
 from lm.nn.attention_inputs import Batch
-from lm.settings import SettingError
-from lm.train.checkpoints import CheckpointError, Checkpoints
-from lm.train.config import LoopConfig
-from lm.train.log import Log, NonFiniteLoss
-from lm.train.meter import Meter, Profile
+from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
+from lm.train.runtime.log import Log, NonFiniteLoss
+from lm.train.runtime.meter import Meter, Profile
+from lm.train.runtime.preemption import Stopping
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
-from lm.train.stopping import Stopping
 
 # Tries of an evaluation during which the process is killed. Two kills from outside may hit the same one by
 # chance, three hardly: then it is the evaluation's fault, such as too much memory.

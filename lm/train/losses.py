@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from lm.config.training import LossConfig
 from lm.nn.attention_inputs import Batch
 from lm.ops.losses import accuracy, cross_entropy, is_known
-from lm.train.config import LossConfig
 
 Sums = dict[str, tuple[Array, Array]]
 LossAndSums = tuple[Array, Sums]

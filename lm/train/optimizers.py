@@ -12,10 +12,10 @@ import optax
 from flax import nnx
 
 from lm import sharding
-from lm.nn.config import ModelConfig
+from lm.config.model import ModelConfig
+from lm.config.training import Axes, OptimizerConfig
 from lm.nn.elmo import FORWARD
 from lm.nn.finetune import BODY
-from lm.train.config import Axes, OptimizerConfig
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Transform: TypeAlias = optax.GradientTransformation

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from lm import sharding
-from lm.train.config import GuardConfig, TruncatedBPTT
+from lm.config.training import GuardConfig, TruncatedBPTT
 from lm.train.optimizers import Optimizer
 
 LOSS_HISTORY = 128  # losses of the last updates, by which a spike is recognised [steps]

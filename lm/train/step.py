@@ -15,12 +15,12 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.config.base import SettingError
+from lm.config.model import HeadConfig, ModelConfig
+from lm.config.training import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
 from lm.nn.attention_inputs import Batch
 from lm.nn.cache import Carry
-from lm.nn.config import HeadConfig, ModelConfig
 from lm.nn.transformer import Transformer
-from lm.settings import SettingError
-from lm.train.config import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
 from lm.train.losses import Loss, language_model
 from lm.train.optimizers import (
     Freeze,
@@ -30,8 +30,8 @@ from lm.train.optimizers import (
     make_optimizer,
     train_all,
 )
+from lm.train.runtime.preemption import alive
 from lm.train.state import State, abstract_state, check_update, create_state, shardings_of
-from lm.train.stopping import alive
 
 COMPILER_OPTIONS = {  # by platform
     # The partitioner otherwise splits products with fsdp-sharded matrices into up to 240 small permutes, a

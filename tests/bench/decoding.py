@@ -31,10 +31,10 @@ def our_call(shape: str) -> Step:
     import numpy as np
     from flax import nnx
 
-    from lm.evaluate.decode import beam_search, decode
+    from lm.config.decoding import Decoding
+    from lm.evaluate.generate import beam_search, decode
     from lm.nn.presets import PRESETS
     from lm.nn.transformer import Transformer
-    from lm.ops.decoding.config import Decoding
 
     size, rows, beams, read, written = SHAPES[shape]
     config = PRESETS[size]

@@ -25,10 +25,10 @@ import numpy as np
 from experiments.runs.prepare import prepare, pretraining_batches, training_streams
 from experiments.runs.vocabularies import find_vocabulary
 from experiments.study.registry import build
-from lm.data.corpora.corpus import corpus_shards
-from lm.data.text.bulk import encode_ahead
-from lm.data.text.own import SentencePiece
-from lm.data.text.shards import documents_of
+from lm.data.corpus.precompute import encode_ahead
+from lm.data.corpus.shards import documents_of
+from lm.data.corpus.spec import corpus_shards
+from lm.tokenizers.sentencepiece import SentencePiece
 
 DOCUMENT = 2_200  # mean of C4 [bytes]
 DOCUMENTS = 30_000  # that the tokenizer alone encodes

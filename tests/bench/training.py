@@ -74,8 +74,8 @@ def our_step(shape: str) -> Step:
     import jax
 
     from lm import sharding
-    from lm.mesh import MeshConfig
-    from lm.train.config import OptimizerConfig
+    from lm.config.mesh import MeshConfig
+    from lm.config.training import OptimizerConfig
     from lm.train.step import StepSpec, build
 
     model, loss = our_settings(shape)

@@ -22,7 +22,7 @@ BLOCKS = 5
 
 def read(path: str) -> tuple[tuple[str, ...], list]:
     """Words, and the documents as their numbers."""
-    from lm.vectors.words import number_words
+    from lm.classical.word_vectors import number_words
 
     return number_words(Path(path).read_text().splitlines(), LEAST)
 
@@ -31,8 +31,8 @@ def skipgram(path: str) -> Step:
     """A pass over the text; passes follow each other as epochs do."""
     import jax
 
-    from lm.vectors.config import SkipGramConfig
-    from lm.vectors.training import initial_tables, train_epoch
+    from lm.classical.word2vec import initial_tables, train_epoch
+    from lm.config.skipgram import SkipGramConfig
 
     words, documents = read(path)
     config = SkipGramConfig(epochs=100)
@@ -60,7 +60,7 @@ def ngrams(path: str, scoring: bool) -> Step:
     """Count nine tenths of the documents, or score the last tenth."""
     import numpy as np
 
-    from lm.counts.ngrams import count_ngrams, kneser_ney, token_log_probs
+    from lm.classical.ngram import count_ngrams, kneser_ney, token_log_probs
 
     words, documents = read(path)
     cut = len(documents) * 9 // 10
@@ -92,8 +92,8 @@ def main() -> None:
     if options.cores is not None:
         os.sched_setaffinity(0, options.cores)
     from experiments.processes.memory import tunables
-    from lm.data.corpora.harvest import DEFAULT, harvest
-    from lm.vectors.words import split_words
+    from lm.classical.word_vectors import split_words
+    from lm.data.documentation.docstrings import DEFAULT, harvest
 
     texts = [split_words(document.text) for document in harvest(DEFAULT)]
     with tempfile.TemporaryDirectory() as folder:

@@ -6,14 +6,14 @@ from functools import cache
 import lives
 import pytest
 
-from lm.data.corpora import documentation
+from lm.data.documentation import corpus
 
 
 @pytest.fixture(scope="session")
 def prepare(tmp_path_factory):
     """A new folder of runs each time, with one cache of data, vocabularies and compiled steps."""
     shared = tmp_path_factory.mktemp("shared")
-    documentation.prepare_sets(shared, packages=documentation.STDLIB)
+    corpus.prepare_sets(shared, packages=corpus.STDLIB)
 
     def new(name):
         runs = tmp_path_factory.mktemp(name)

@@ -54,8 +54,8 @@ SMALL = TINY | {
 MOMENTS = {
     "preparing": ("experiments.runs.run", "check"),
     "compiling": ("jax.stages:Lowered", "compile"),
-    "training": ("lm.train.log:Log", "write"),
-    "saving": ("lm.train.checkpoints:Checkpoints", "save"),
+    "training": ("lm.train.runtime.log:Log", "write"),
+    "saving": ("lm.train.runtime.checkpoints:Checkpoints", "save"),
     "evaluating": ("experiments.runs.run", "score_task"),
 }
 

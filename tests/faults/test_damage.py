@@ -16,10 +16,10 @@ import toy
 
 from experiments.runs.recipes import steps_of
 from experiments.runs.stages import stages_of
-from lm.mesh import MeshConfig
+from lm.config.mesh import MeshConfig
+from lm.config.training import CheckpointConfig
 from lm.sharding import make_mesh
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig
+from lm.train.runtime.checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="module")

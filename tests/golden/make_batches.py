@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
+from lm.config.base import SettingError
 from lm.data.batches import Batch, Batches, stream
-from lm.data.denoised import pretraining_rows
-from lm.data.labelled import Labelled, Reader, labelled_eval_batches
-from lm.data.objectives import OBJECTIVES, Lengths, Objective
+from lm.data.classification import Labelled, Reader, labelled_eval_batches
+from lm.data.corpus.sampler import Streams
+from lm.data.corpus.token_cache import Tokens
 from lm.data.packing import ARCHITECTURES
-from lm.data.supervised import Mixed, Unsupervised, eval_batches
+from lm.data.pretraining import pretraining_rows
+from lm.data.seq2seq import Mixed, Unsupervised, eval_batches
 from lm.data.tasks.labelled import LABELLED
-from lm.data.text.streams import Streams
-from lm.data.text.tokens import Tokens
-from lm.settings import SettingError
+from lm.objectives.denoising import OBJECTIVES, Lengths, Objective
 
 PLACE = Path(__file__).with_name("batches.json")
 STEPS = (

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from lm import sharding
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
+from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.files import seal
-from lm.mesh import MeshConfig
-from lm.nn.config import ModelConfig
-from lm.train import manifest
-from lm.train.checkpoints import Checkpoints
-from lm.train.config import CheckpointConfig, OptimizerConfig
+from lm.train.runtime import manifest
+from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 

@@ -18,7 +18,7 @@ from experiments.cli import COMMANDS
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
-from lm.settings import leaves
+from lm.config.base import leaves
 
 PLACE = Path(__file__).with_name("study.json")
 ROW = "t5/1-baseline/baseline"  # for the commands whose options depend on a row

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_dispatch import IMPLEMENTATIONS, choose_implementation
 from lm.nn.attention_inputs import AttentionInputs
-from lm.nn.config import ModelConfig
 from lm.ops.attention import (
     AttentionOptions,
     attention_logits,
@@ -26,7 +27,6 @@ from lm.ops.kernels.tile_sweep import BACKENDS
 from lm.ops.kernels.xla import xla_attention
 from lm.ops.masks import AttentionMask, MaskSpec, Window, key_segments, materialize_mask
 from lm.ops.positions import AlibiBias, BucketedBias, materialize_bias
-from lm.settings import SettingError
 
 ROWS, LENGTH, KEY_LENGTH, HEADS, WIDTH = 2, 21, 28, 4, 8  # neither length is a multiple of a tile
 SEGMENTS = jnp.array([[1] * 8 + [2] * 9 + [0] * 4, [1] * 16 + [2] * 5])

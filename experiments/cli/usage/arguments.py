@@ -29,7 +29,7 @@ from experiments.cli.usage.page import HELP_WORDS, help_page
 from experiments.study.experiment import Changes, Experiment
 from experiments.study.registry import BASELINE_ROW
 from experiments.study.scales import DEFAULT_SCALE, SCALES
-from lm.settings import SettingError, leaves, nearest
+from lm.config.base import SettingError, leaves, nearest
 
 NUMBERS = ConstructorRegistry()
 FLAT = tyro.conf.arg(name="")  # Annotated[Options, FLAT]: the fields of Options are options of their own

@@ -8,7 +8,7 @@ from math import inf
 
 from experiments.cli.usage.options import NO_DEFAULT, Taken
 from experiments.cli.usage.page import opposite, usage
-from lm.settings import SettingError, nearest
+from lm.config.base import SettingError, nearest
 
 OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 BOTH = ("pretraining", "finetuning")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lm.settings import comments
+from lm.config.base import comments
 
 NO_DEFAULT = inspect.Parameter.empty  # the default of what has none
 NAMED = {  # last part of a name -> what its value is called

@@ -12,11 +12,11 @@ from operator import itemgetter
 from typing import Any
 
 from lm import metrics
+from lm.config.base import SettingError, nearest
 from lm.data.tasks.declared import declared_task
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.sequences import COPY, REVERSE
 from lm.data.tasks.task import NO_CLASS, UNKNOWN, Column, Row, Task, fields, label_of, label_word, to_class
-from lm.settings import SettingError, nearest
 
 ACCURACY = {"accuracy": metrics.accuracy}
 MATTHEWS = {"matthews": metrics.matthews}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm.data.tasks.task import Row, Task
-from lm.data.text.vocabulary import T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import T5_FRAME, TextFrame, Vocabulary
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 

@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lm import metrics
-from lm.data.corpora.tables import TableRows
+from lm.config.base import DataError, SettingError, nearest
+from lm.data.corpus.tables import TableRows
+from lm.data.corpus.tfds import stamp
 from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, field_texts, to_class
-from lm.data.text.tfds import stamp
-from lm.data.text.vocabulary import Vocabulary
-from lm.settings import DataError, SettingError, nearest
+from lm.tokenizers.tokenizer import Vocabulary
 
 SOURCES = ("tfds", "hf")  # of sets; without a source the splits are files
 PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # of a column in a template, or a brace that stands for itself

@@ -7,12 +7,12 @@ from operator import itemgetter
 from typing import Any
 
 from lm import metrics
-from lm.data.corpora.roles import ROLES
+from lm.config.base import SettingError, nearest
+from lm.data.documentation.code_tags import ROLES
 from lm.data.tasks.benchmarks import ACCEPTABLE, ACCURACY, CLASS, TASKS, TRUTH
 from lm.data.tasks.declared import declared_head
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Kind, LabelledTask, Row, Task, Texts
-from lm.settings import SettingError, nearest
 
 HALVES = ("sentence", "damaged")  # of a minimal pair
 UPOS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split())

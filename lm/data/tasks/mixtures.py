@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lm.config.base import SettingError, nearest
 from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.sequences import COPY, REVERSE, TARGETS_LENGTH
 from lm.data.tasks.task import Task
-from lm.settings import SettingError, nearest
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from lm.config.base import SettingError, nearest
 from lm.data.tasks.benchmarks import EXACT, TASKS
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Row, Task
-from lm.settings import SettingError, nearest
 
 BETWEEN = "\n\n"  # examples
 AT = "@"  # between the name of a task and the number of its examples

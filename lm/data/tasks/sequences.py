@@ -7,7 +7,7 @@ text, and one with attention as much of each (Sutskever et al. 2014; Bahdanau et
 from collections.abc import Callable
 
 from lm import metrics
-from lm.data.corpora.sequences import LONGEST_SEQUENCES
+from lm.data.documentation.drawn_words import LONGEST_SEQUENCES
 from lm.data.tasks.task import Row, Task
 
 TARGETS_LENGTH = 40  # of all, so that they share compiled programs; EOS counted [tokens]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lm.data.corpora.corpus import examples
-from lm.data.corpora.tables import TableRows
-from lm.data.text.tfds import Corrupt, Row
+from lm.config.base import DataError, SettingError
+from lm.data.corpus.spec import examples
+from lm.data.corpus.tables import TableRows
+from lm.data.corpus.tfds import Corrupt, Row
 from lm.metrics import Metric, Value, check_lengths, overall
-from lm.settings import DataError, SettingError
 
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
-# What counts of a task: the mean of its metrics, or one of those by likelihood (lm.evaluate.gold).
+# What counts of a task: the mean of its metrics, or one of those by likelihood (lm.evaluate.ranked_choice).
 Measure = Literal["score", "bits_above_chance", "bits_per_byte"]
 LOWER = {"bits_per_byte"}  # measures of which less is better
 NO_CLASS = -1  # an answer that is no class; it is wrong whatever the label
@@ -28,7 +28,7 @@ class Scored:
     """What tasks have in common, whether a model answers in words or through a head."""
 
     name: str
-    source: str  # of lm.data.corpora.corpus.examples
+    source: str  # of lm.data.corpus.spec.examples
     column: str | None  # in which its score counts: of the paper, or its own name; None: in none
     target: Callable[[Row], Any]  # what metrics compare with; None: the row has no label
     metrics: Mapping[str, Metric]  # by name

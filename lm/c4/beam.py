@@ -1,0 +1,127 @@
+"""`lm clean` on many machines: the passes of ``sieve`` as an Apache Beam pipeline.
+
+    parts - filter -+- pages ------------------------------+
+                    +- spans, cut by hash - find repeats --+- by part - write
+                    +- record ------------------------------+
+
+Beam's runner carries what the passes exchange; only the source and the finished shards are files, which all
+machines have to see under the same paths. Pages are numbered, and the tables of a range of hashes are put in
+order of part before they are compared: which copy stays does not depend on who was faster, and the bytes are
+those that one machine writes.
+"""
+
+import contextlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lm import files
+from lm.c4 import pages, passes
+from lm.c4.passes import SPAN, Cleaning
+from lm.config.base import SettingError, nearest
+
+try:
+    import apache_beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.runners.portability.portable_runner import PortableRunner
+except ImportError as error:
+    raise SettingError(
+        f"beam_options need Apache Beam ({error}): pip install --constraint constraints-beam.txt '.[beam]'"
+    ) from error
+
+# Of the source, as stored, for each range of hashes: with a span in 100 bytes, 20 million spans of 16 bytes
+# where no filter drops any page, and as much again while they are sorted.
+RANGE_BYTES = 1 << 31
+PAGES, SPANS, RECORDS, REPEATS = "pages", "spans", "records", "repeats"
+
+
+def runner_options(pairs: Iterable[str]) -> PipelineOptions:
+    """Beam's options of ``KEY=VALUE ...`` (``KEY`` alone: a flag); SettingError for one that nothing reads.
+
+    Job servers of Flink and Spark have options of their own: of what they do not know, Beam warns.
+    """
+    flags = []
+    for pair in pairs:
+        if not pair[:1].isalpha():  # Beam would ignore it
+            raise SettingError(f"beam_options: {pair!r} should be KEY or KEY=VALUE, without dashes")
+        flags.append(f"--{pair}")
+    options, said = PipelineOptions(flags), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            every = options.get_all_options(retain_unknown_options=True)
+            runner = apache_beam.Pipeline(options=options).runner  # checks what the runner needs
+    except SystemExit:
+        reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+        raise SettingError(f"beam_options: {reason}") from None
+    except (ValueError, ImportError, AttributeError, RuntimeError) as error:
+        raise SettingError(f"beam_options: {error}") from error
+    known = PipelineOptions([]).get_all_options()
+    for name in sorted(every.keys() - known.keys()):
+        if not isinstance(runner, PortableRunner):
+            raise SettingError(f"beam_options: {type(runner).__name__} has no {name!r}{nearest(name, known)}")
+    return options
+
+
+def run_pipeline(
+    work: Path, settings: Cleaning, parts: list[list[pages.Piece]], options: PipelineOptions
+) -> None:
+    """counts/PART.json, written/PART.json and the shards of every part; returns when the job is done."""
+    ranges = 1 + sum(piece.end - piece.start for part in parts for piece in part) // RANGE_BYTES
+    numbered = [(i, json.dumps(part)) for i, part in enumerate(parts)]  # a path may be no UTF-8
+    with apache_beam.Pipeline(options=options) as pipeline:
+        filtering = apache_beam.FlatMap(filtered_elements, settings, ranges)
+        comparing = apache_beam.FlatMapTuple(repeats_by_part)
+        writing = apache_beam.Map(write_group, str(work), settings)
+        outputs = (
+            pipeline
+            | "parts" >> apache_beam.Create(numbered)
+            | "spread" >> apache_beam.Reshuffle()
+            | "filter" >> filtering.with_outputs(PAGES, SPANS, RECORDS)
+        )
+        repeats = outputs[SPANS] | "by hash" >> apache_beam.GroupByKey() | "compare" >> comparing
+        streams = {PAGES: outputs[PAGES], RECORDS: outputs[RECORDS], REPEATS: repeats}
+        _ = streams | "by part" >> apache_beam.CoGroupByKey() | "write" >> writing
+
+
+def filtered_elements(numbered: tuple[int, str], settings: Cleaning, ranges: int) -> Iterator[Any]:
+    """PAGES: part, (number, text, address, spans); SPANS: range, SPAN bytes; RECORDS: part, JSON.
+
+    ``numbered``: a part, and its pieces as JSON.
+    """
+    part, pieces = numbered
+    record, hashes = passes.new_record(), []
+    rows = passes.filtered(settings, [pages.Piece(*piece) for piece in json.loads(pieces)], record)
+    for number, (text, url, of_page) in enumerate(rows):
+        hashes.append(of_page)
+        yield apache_beam.pvalue.TaggedOutput(PAGES, (part, (number, text, url, len(of_page))))
+    spans = passes.sorted_spans(part, hashes)
+    starts = np.array([i * 2**64 // ranges for i in range(1, ranges)], "<u8")
+    for number, table in enumerate(np.split(spans, np.searchsorted(spans["hash"], starts))):
+        if len(table):
+            yield apache_beam.pvalue.TaggedOutput(SPANS, (number, table.tobytes()))
+    text = json.dumps(record, default=np.ndarray.tolist)
+    yield apache_beam.pvalue.TaggedOutput(RECORDS, (part, text))
+
+
+def repeats_by_part(_range: int, tables: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The spans of a range of hashes that occurred before: part, their numbers in it as uint32 bytes."""
+    in_order = sorted((np.frombuffer(table, SPAN) for table in tables), key=lambda spans: spans["part"][0])
+    repeated = passes.repeated_spans(in_order)
+    parts, starts = np.unique(repeated["part"], return_index=True)
+    for part, numbers in zip(parts, np.split(repeated["number"], starts)[1:], strict=True):
+        yield int(part), numbers.tobytes()
+
+
+def write_group(joined: tuple[int, Mapping[str, Iterable[Any]]], work: str, settings: Cleaning) -> None:
+    part, group = joined
+    (record,) = group[RECORDS]
+    repeated = np.zeros(json.loads(record)["spans"], bool)
+    for numbers in group[REPEATS]:
+        repeated[np.frombuffer(numbers, "<u4")] = True
+    rows = [row for _, *row in sorted(group[PAGES])]
+    passes.write_shards(Path(work), settings, part, rows, repeated)
+    files.write(Path(work) / "counts" / f"{part}.json", record)

@@ -1,0 +1,164 @@
+"""Pages of text files, JSON lines and WET files (C4's own input), a part at a time; damage is named."""
+
+import functools
+import gzip
+import itertools
+import json
+import mmap
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from lm.config.base import SettingError
+from lm.data.corpus.readers import BLANK_LINE, document, pieces
+
+# what one process reads at a time, of small sources less; a compressed file is never split [bytes]
+PART = 1 << 26
+PART_COUNT = 64  # of a source, if they have a mebibyte at least
+LONGEST_PAGE = 1 << 27  # in JSON lines [bytes]
+FIELDS = 1_000  # no record of a WET file has as many headers
+LONGEST_RECORD = 1 << 30  # in a WET file [bytes]
+
+
+class Piece(NamedTuple):
+    path: str
+    start: int  # first byte
+    end: int  # byte behind the last, as stored
+
+
+class Page(NamedTuple):
+    text: str
+    url: str
+
+
+class Damage(NamedTuple):
+    location: str
+    reason: str
+
+
+def find_parts(source: Path) -> list[list[Piece]]:
+    """The files below ``source`` by name, split and grouped into parts of equal size, at most PART."""
+    paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    usable = [path for path in paths if kind(path) and path.stat().st_size]
+    if not usable:
+        reason = f"none of its {len(paths)} files does" if source.exists() else "it does not exist"
+        raise SettingError(f"source={source} should hold files that end in {', '.join(READERS)}: {reason}")
+    size = min(PART, max(1 << 20, sum(path.stat().st_size for path in usable) // PART_COUNT))
+    parts: list[list[Piece]] = []
+    room = 0
+    for piece in itertools.chain.from_iterable(split_file(path, size) for path in usable):
+        if (room := room - (piece.end - piece.start)) < 0:
+            parts.append([])
+            room = size - (piece.end - piece.start)
+        parts[-1].append(piece)
+    return parts
+
+
+def kind(path: Path) -> str | None:
+    """The ending that says how to read a file; None if no reader does."""
+    name = path.name.lower()
+    end = Path(name.removesuffix(".gz")).suffix
+    return end if end in READERS and not name.endswith(".txt.gz") else None
+
+
+def split_file(path: Path, part: int) -> Iterator[Piece]:
+    """Cut at the first mark behind each multiple of ``part``; compressed and WET files stay in one piece."""
+    size, mark, cuts = path.stat().st_size, MARKS.get(path.suffix.lower()), [0]
+    if mark and size > part:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for start in range(part, size, part):
+                if start >= cuts[-1] and (match := mark.search(data, start)) and match.end() < size:
+                    cuts.append(match.end())
+    yield from (Piece(str(path), *ends) for ends in itertools.pairwise([*cuts, size]))
+
+
+def read_pages(piece: Piece) -> Iterator[Page | Damage]:
+    """The pages of a piece that hold text, and what could not be read."""
+    try:
+        for page in READERS[kind(Path(piece.path)) or ""](piece):
+            if isinstance(page, Damage):
+                yield page
+            elif page.text.strip():  # JSON may hold half characters
+                yield Page(*(text.encode(errors="replace").decode() for text in page))
+    except (OSError, EOFError, zlib.error, SettingError) as error:
+        yield Damage(piece.path, f"{error}; the rest of it is skipped")
+
+
+def _decompressed(path: str) -> gzip.GzipFile | BinaryIO:
+    return gzip.open(path) if path.lower().endswith(".gz") else open(path, "rb")
+
+
+def _lines(file: gzip.GzipFile | BinaryIO) -> Iterator[bytes]:
+    """The lines, cut to LONGEST_PAGE bytes: a longer one is not JSON."""
+    for line in iter(lambda: file.readline(LONGEST_PAGE), b""):
+        end = line
+        while len(end) == LONGEST_PAGE and not end.endswith(b"\n"):
+            end = file.readline(LONGEST_PAGE)
+        yield line
+
+
+def text_pages(piece: Piece) -> Iterator[Page]:
+    """Documents cut as the corpus ``text:PATH`` cuts them."""
+    for start, end, _ in pieces(Path(piece.path), piece.start, piece.end):
+        yield Page(document(Path(piece.path), start, end), "")
+
+
+def json_pages(piece: Piece) -> Iterator[Page | Damage]:
+    compressed = piece.path.lower().endswith(".gz")
+    with _decompressed(piece.path) as file:
+        file.seek(piece.start)
+        for number, line in enumerate(_lines(file), 1):
+            try:
+                row = json.loads(line) if line.strip() else {"text": ""}
+                yield Page(row["text"] + "", (row.get("url") or "") + "")
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                location = f"{piece.path}, line {_lines_before(piece) + number}"
+                yield Damage(location, f'no {{"text": ...}}: {error!r:.200}')
+            if not compressed and file.tell() >= piece.end:
+                return
+
+
+@functools.lru_cache(maxsize=1)  # every line of a damaged file may ask
+def _lines_before(piece: Piece) -> int:
+    with open(piece.path, "rb") as file:
+        chunks = iter(lambda: file.read(min(1 << 20, piece.start - file.tell())), b"")
+        return sum(chunk.count(b"\n") for chunk in chunks)
+
+
+def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
+    """The records of WARC/1.0 (ISO 28500) that hold the text of a page."""
+    with _decompressed(piece.path) as file:
+        number, lost = 1, False
+        for line in _lines(file):
+            location = f"{piece.path}, record {number}"
+            if not line.startswith(b"WARC/"):
+                if line.strip() and not lost:
+                    lost = True
+                    yield Damage(location, f"begins with {line[:40]!r}, not with 'WARC/'")
+                continue
+            number, lost = number + 1, False
+            head = itertools.islice(iter(lambda: next(_lines(file), b"").strip(), b""), FIELDS)
+            rows = (row.decode(errors="replace").partition(":") for row in head)
+            headers = {name.lower(): value.strip() for name, _, value in rows}
+            length = headers.get("content-length", "")
+            if not re.fullmatch("[0-9]{1,10}", length) or int(length) >= LONGEST_RECORD:
+                lost = True
+                yield Damage(location, f"Content-Length is {length[:40]!r}")
+                continue
+            body = file.read(int(length))
+            if len(body) < int(length):
+                yield Damage(location, f"ends after {len(body)} of {length} bytes")
+            elif headers.get("warc-type") == "conversion":
+                yield Page(body.decode(errors="replace"), headers.get("warc-target-uri", ""))
+
+
+PageReader = Callable[[Piece], Iterator[Page] | Iterator[Page | Damage]]
+JSON_ENDINGS = (".jsonl", ".json")
+READERS: Mapping[str, PageReader] = {
+    ".txt": text_pages,
+    **dict.fromkeys(JSON_ENDINGS, json_pages),
+    ".wet": wet_pages,
+}
+MARKS = {".txt": BLANK_LINE, **dict.fromkeys(JSON_ENDINGS, re.compile(rb"\n"))}

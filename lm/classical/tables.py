@@ -1,0 +1,49 @@
+"""Arrays by name in one file (npz), with its checksum beside it."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lm.config.base import DataError
+from lm.files import SEAL, is_sealed, write_sealed
+
+KIND = "kind"  # the array that says of what model a file has the tables
+
+
+def save_tables(path: Path, kind: str, tables: Mapping[str, np.ndarray]) -> None:
+    """Write the tables of a model of that kind completely, and their SHA-256 beside them."""
+    contents = io.BytesIO()
+    arrays: dict[str, Any] = {KIND: packed([kind]), **tables}
+    np.savez(contents, **arrays)
+    write_sealed(path, contents.getvalue())
+
+
+def load_tables(path: Path, kind: str) -> dict[str, np.ndarray]:
+    """What ``save_tables`` wrote; DataError if the file is missing, damaged or of a model of another kind."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; estimate the model again, or name the file that it is in")
+    if not is_sealed(path):
+        why = f"it does not fit its checksum in {path.name}.{SEAL}"
+        raise DataError(
+            f"{path} is damaged: {why}; estimate the model again, or put back a copy that is whole"
+        )
+    with np.load(path) as arrays:  # objects it refuses by default
+        tables = dict(arrays)
+    found = unpacked(tables.pop(KIND)) if KIND in tables else ["something else"]
+    if found != [kind]:
+        raise DataError(f"{path} holds the tables of {found[0]!r}, not of {kind!r}; name another file")
+    return tables
+
+
+def packed(texts: Sequence[str]) -> np.ndarray:
+    """uint8 [bytes]: texts as one array, which takes as much room as they do."""
+    return np.frombuffer(json.dumps(texts).encode(), np.uint8)
+
+
+def unpacked(array: np.ndarray) -> list[str]:
+    """The texts that ``packed`` put into an array."""
+    return json.loads(array.tobytes())

@@ -1,0 +1,106 @@
+"""Settings of rotary positions and of sparse masks.
+
+Sources: the papers named beside them and, where these are silent, the configurations of released weights.
+"""
+
+from dataclasses import dataclass
+from math import ceil, floor, inf, log, pi
+from typing import Literal
+
+import numpy as np
+
+from lm.config.base import GIVEN, Condition, Conditions, SettingError, above_0, at_least, setting
+
+# ``read_if`` of settings: which others they depend on
+STRETCHED: Condition = {"scaling": ("linear", "llama3", "yarn")}
+LLAMA3: Condition = {"scaling": ("llama3",)}
+YARN: Condition = {"scaling": ("yarn",)}
+WINDOWED: Conditions = ({"window": GIVEN}, {"layer_windows": GIVEN})
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """How rotary positions turn queries and keys, and are stretched to rows longer than in training."""
+
+    base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
+    fraction: float = 1.0  # share of a head's features that are turned, from the first on
+    # which of the R features turn together: i and i + R/2 (GPT-NeoX, Llama), or neighbours (Su et al., GPT-J)
+    layout: Literal["halves", "pairs"] = "halves"
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # which wavelengths are stretched
+    factor: float = setting(1.0, STRETCHED)  # how many times longer rows get than original_length
+    original_length: int = setting(2_048, {"scaling": ("llama3", "yarn")})  # row length of training [tokens]
+    # "llama3": wavelengths above original_length over this are stretched
+    low_frequency_factor: float = setting(1.0, LLAMA3)
+    # "llama3": wavelengths below original_length over this are not
+    high_frequency_factor: float = setting(4.0, LLAMA3)
+    beta_fast: float = setting(32.0, YARN)  # "yarn": features that turn more often are not stretched [turns]
+    # "yarn": features that turn less often are stretched wholly [turns]
+    beta_slow: float = setting(1.0, YARN)
+
+    def __post_init__(self):
+        above_0(self, "model.rotary.", "base factor low_frequency_factor beta_slow")
+        at_least(self, "model.rotary.", original_length=1)
+        for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
+            least, most = getattr(self, low), getattr(self, high)
+            if not least < most:
+                raise SettingError(f"model.rotary.{low}={least} should be below model.rotary.{high}={most}")
+
+    def frequencies(self, width: int) -> tuple[np.ndarray, float]:
+        """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.
+
+        A scaling decides which share of each frequency stays; the rest is divided by ``factor``, so that the
+        angles of ``factor`` times longer rows are those of the rows trained on. It goes by the turns in
+        ``original_length``.
+        """
+        width = int(self.fraction * width)
+        frequencies = self.base ** -(np.arange(0, width, 2) / width)
+        turns = self.original_length * frequencies / (2 * pi)
+
+        def llama3():  # linear in the turns, between those that are stretched wholly and not at all
+            low, high = self.low_frequency_factor, self.high_frequency_factor
+            return (turns - low) / (high - low)
+
+        def yarn():  # Peng et al. 2023: linear in the number of the feature, whole features at the ends
+            betas = self.beta_slow, self.beta_fast
+            last, first = (width * log(turns[0] / beta) / (2 * log(self.base)) for beta in betas)
+            first, last = max(floor(first), 0), min(ceil(last), width - 1)
+            return 1 - (np.arange(width // 2) - first) / max(last - first, 1e-3)
+
+        share = {"none": lambda: 1.0, "linear": lambda: 0.0, "llama3": llama3, "yarn": yarn}[self.scaling]()
+        frequencies *= 1 / self.factor + np.clip(share, 0, 1) * (1 - 1 / self.factor)
+        # Longer rows spread attention thinner; yarn sharpens it again.
+        sharpening = 0.1 * log(max(self.factor, 1)) + 1 if self.scaling == "yarn" else 1.0
+        return frequencies.astype(np.float32), sharpening
+
+
+@dataclass(frozen=True)
+class SparsityConfig:
+    """Which positions self-attention skips; distances are counted in blocks of ``block`` positions."""
+
+    window: int | None = None  # how far is seen to each side; None: everything [blocks]
+    dilation: int = setting(1, WINDOWED)  # step of the window; 2 leaves out every other block [blocks]
+    # first blocks of a row, which see and are seen by all [blocks]
+    global_tokens: int = setting(0, {"window": GIVEN})
+    block: int = setting(1, WINDOWED)  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
+    # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
+    random_blocks: int = setting(0, {"window": GIVEN})
+    projections: Literal["shared", "separate"] = "shared"  # of global positions; separate: in Longformer
+    # of each layer, the widest being window; None: that layer sees everything; empty: window in all [blocks]
+    layer_windows: tuple[int | None, ...] = ()
+
+    def __post_init__(self):
+        at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
+        windows = [inf if window is None else window for window in self.layer_windows]
+        if windows and (max(windows) != (inf if self.window is None else self.window) or min(windows) < 0):
+            raise SettingError(
+                f"model.sparsity.layer_windows={self.layer_windows} should be from 0 to "
+                f"model.sparsity.window={self.window}, the widest (None: without end)"
+            )
+        for name in ("global_tokens", "random_blocks"):
+            if self.window is None and getattr(self, name):
+                raise SettingError(f"model.sparsity.{name}={getattr(self, name)} needs model.sparsity.window")
+
+    @property
+    def has_window(self) -> bool:
+        """Whether there is one in any layer."""
+        return self.window is not None or bool(self.layer_windows)

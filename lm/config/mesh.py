@@ -1,0 +1,45 @@
+"""How devices are arranged: settings only, so that listing experiments needs no jax."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+
+from lm.config.base import SettingError
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How the devices are arranged; one size may be -1: all the devices that the others leave.
+
+    The axes are in the order of their traffic, the least first: what is far apart talks the least.
+    """
+
+    # slices of a TPU that only a data-centre network joins; each holds all parameters [slices]
+    slice: int = 1
+    data: int = -1  # groups of devices that share out the batch and each hold all parameters [devices]
+    fsdp: int = 1  # devices that share out the batch and the parameters' "embed" axis [devices]
+    # devices that share out the positions of a row; for rows too long for one device [devices]
+    sequence: int = 1
+    tensor: int = 1  # devices that share out heads, feed-forward width and vocabulary [devices]
+
+    def sizes(self, devices: int) -> dict[str, int]:
+        """``{mesh axis: size}`` on so many devices; SettingError if the sizes do not multiply to that."""
+        sizes = asdict(self)
+        rest = [name for name, size in sizes.items() if size == -1]
+        fixed = prod(size for size in sizes.values() if size != -1)
+        if len(rest) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+            raise SettingError(
+                f"{describe_mesh(sizes)} should be sizes of at least 1, of which one may be -1"
+            )
+        if rest and devices % fixed == 0:
+            sizes[rest[0]] = devices // fixed
+        elif fixed != devices:
+            needed = f"{'a multiple of ' if rest else ''}{fixed} devices"
+            raise SettingError(f"{describe_mesh(sizes)} needs {needed} and there are {devices}")
+        return sizes
+
+
+def describe_mesh(sizes: Mapping[str, int]) -> str:
+    """``"mesh.data=2, mesh.fsdp=4"``: the axes that are used, or else ``"mesh.data=1"``."""
+    used = {axis: size for axis, size in sizes.items() if size != 1} or {"data": 1}
+    return ", ".join(f"mesh.{axis}={size}" for axis, size in used.items())

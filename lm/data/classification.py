@@ -1,0 +1,275 @@
+"""Rows of labelled tasks -> features and labels for a head, and a head's outputs -> what metrics compare.
+
+A row reads [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last
+token; a published tokenizer puts its own tokens around texts, as RoBERTa's <s> A </s></s> B </s>. Both sides
+of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1). A decoder may read START A
+DELIM B EXTRACT instead, and its head EXTRACT (Radford et al. 2018, section 3.3). Words whose labels or places
+matter are encoded one by one: for most tokenizers that gives the pieces of the whole text.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm.config.base import SettingError
+from lm.data.batches import Batch, in_parts, shuffled
+from lm.data.checks import check_architecture, check_symbols
+from lm.data.packing import DECODERS
+from lm.data.tasks.labelled import LabelledTask
+from lm.data.tasks.task import Row
+from lm.objectives.corruption import length_mask
+from lm.objectives.denoising import Lengths
+from lm.tokenizers.tokenizer import PAD, Layout, Vocabulary
+
+WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
+ANSWER_WORDS = 30  # words; in the code of Devlin et al. 2019 pieces
+SHORTEST_ROW = 8  # tokens
+GPT_MARKS = ("start", "delim", "extract")  # the tokens of its layout
+NONE = -1  # the label of a word that was cut off or has no pieces
+
+
+class RowFrame(NamedTuple):
+    """The ids around the texts of a row."""
+
+    begin: tuple[int, ...]
+    between: tuple[int, ...]  # behind each text but the last
+    end: tuple[int, ...]  # behind the last
+    second_type: int = 1  # token type of the second text
+
+
+class Framed(NamedTuple):
+    """A row of tokens and their types, and where in it the last part of the text begins and ends."""
+
+    tokens: np.ndarray
+    types: np.ndarray
+    begin: int
+    end: int
+
+
+class Words(NamedTuple):
+    """The words of the last part of a row; where each begins and ends in the row, int [words]."""
+
+    row: Framed
+    begin: np.ndarray
+    end: np.ndarray
+    spans: list[tuple[int, int]]  # where each stands in a context [characters)
+
+    def visible(self, pieces: np.ndarray) -> np.ndarray:
+        """bool [words]: the word has pieces, and that at this place is in the row."""
+        return (self.end > self.begin) & (pieces < self.row.end)
+
+
+class LabelledExample(NamedTuple):
+    """One row or, of a choice, one for each candidate; their label [...] and its weight [...]."""
+
+    rows: list[Framed]
+    label: Any
+    weight: Any
+
+
+def shortened(sizes: Sequence[int], room: int) -> list[int]:
+    """One part or two, of which the longest loses its end until both fit."""
+    if len(sizes) == 1:
+        return [min(sizes[0], room)]
+    first = min(sizes[0], max(room - sizes[1], (room + 1) // 2))
+    return [first, min(sizes[1], room - first)]
+
+
+@functools.lru_cache(maxsize=100_000)
+def word_pieces(vocabulary: Vocabulary, lead: str, word: str) -> tuple[int, ...]:
+    """A word behind the character ``lead``: behind a blank, which most tokenizers read into the word, as it
+    is; else as the pieces that follow those of ``lead``, since a word may have other pieces within text than
+    alone."""
+    whole, head = vocabulary.encode(lead + word), vocabulary.encode(lead) if lead.strip() else []
+    follows = len(whole) > len(head) and whole[: len(head)] == head
+    return tuple(whole[len(head) :] if follows else vocabulary.encode(word))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """From a task's rows to examples, and from a head's outputs to answers."""
+
+    task: LabelledTask
+    vocabulary: Vocabulary
+    architecture: str
+    length: int
+    layout: Layout = "ended"
+
+    def __post_init__(self) -> None:
+        check_architecture(self.architecture)
+        check_symbols(self.vocabulary, [] if self.layout == "ended" else [*GPT_MARKS], self.architecture)
+        if self.layout != "ended" and self.architecture not in DECODERS:
+            needs = f"model.architecture={' or '.join(map(repr, DECODERS))}, not {self.architecture!r}"
+            raise SettingError(f"tuning.layout={self.layout!r} needs {needs}")
+        if self.length < SHORTEST_ROW:
+            due = f"should be at least {SHORTEST_ROW}, such as 128"
+            raise SettingError(f"tuning.inputs_length={self.length} {due}")
+
+    def example(self, row: Row) -> LabelledExample:
+        if self.task.kind == "tokens":
+            return self._labels(self._words(row), self.task.target(row))
+        if self.task.kind == "span":
+            return self._span(self._words(row), self.task.answer_span(row) if self.task.answer_span else None)
+        texts = self.task.texts(row) if self.task.kind == "choice" else (self.task.texts(row),)
+        rows = [self._framed([self._encoded(text) for text in parts]) for parts in texts]
+        target = self.task.target(row)
+        known = target is not None  # a row of a test set is read and has no weight
+        if self.task.kind == "classes" and known and target >= len(self.task.labels):
+            raise SettingError(
+                f"task {self.task.name!r} has a row with label {target}; its labels are 0 to "
+                f"{len(self.task.labels) - 1}: {', '.join(self.task.labels)}"
+            )
+        return LabelledExample(rows, target if known else 0, float(known))
+
+    def answer(self, row: Row, output: np.ndarray) -> Any:
+        """classes [classes], choice [C]: the highest; regression []: the number; tokens [L,classes]: the
+        classes of all words, NONE for one that was cut off; span [2,L]: the text of the best place in the
+        context."""
+        if self.task.kind == "regression":
+            return float(output)
+        if self.task.kind in ("classes", "choice"):
+            return int(np.argmax(output))
+        words = self._words(row)
+        if self.task.kind == "tokens":
+            visible = words.visible(words.begin)
+            labels = np.argmax(output, axis=-1)[np.where(visible, words.begin, 0)]
+            return np.where(visible, labels, NONE).tolist()
+        complete = np.flatnonzero(words.visible(words.end - 1))
+        if not len(complete):
+            return ""
+        begin, end = output[0][words.begin[complete]], output[1][words.end[complete] - 1]
+        count = len(complete)
+        near = np.tri(count, k=ANSWER_WORDS - 1) * np.tri(count).T > 0  # no end before its start
+        best = np.argmax(np.where(near, begin[:, None] + end, -np.inf))
+        first, last = complete[best // count], complete[best % count]
+        return self.task.texts(row)[-1][words.spans[first][0] : words.spans[last][1]]
+
+    def _encoded(self, text: str) -> np.ndarray:
+        return np.asarray(self.vocabulary.encode(text), np.int32)
+
+    @property
+    def _frame(self) -> RowFrame:
+        if self.layout != "ended":
+            start, delim, extract = (getattr(self.vocabulary, name) for name in GPT_MARKS)
+            return RowFrame((start,), (delim,), (extract,))
+        affixes, eos, sep = self.vocabulary.affixes, (self.vocabulary.eos,), (self.vocabulary.sep,)
+        if affixes is not None and affixes.behind:
+            return RowFrame(*affixes)
+        if self.architecture == "encoder":
+            return RowFrame((self.vocabulary.cls,), sep, sep)
+        return RowFrame(affixes.before if affixes else (), eos, eos)  # of Llama only <s> before it
+
+    def _framed(self, parts: Sequence[np.ndarray]) -> Framed:
+        begin, between, end, second_type = self._frame
+        ends = [between] * (len(parts) - 1) + [end]
+        room = self.length - len(begin) - sum(map(len, ends))
+        counts = shortened([len(part) for part in parts], room)
+        pieces = [
+            np.append(part[:count], last).astype(np.int32)
+            for part, count, last in zip(parts, counts, ends, strict=True)
+        ]
+        tokens = np.concatenate([np.array(begin, np.int32), *pieces])
+        types = np.repeat(np.arange(len(parts)) * second_type, [len(piece) for piece in pieces])
+        types = np.concatenate([np.zeros(len(begin), np.int32), types])
+        return Framed(tokens, types, len(tokens) - len(pieces[-1]), len(tokens) - len(end))
+
+    def _words(self, row: Row) -> Words:
+        """The last part of the text, word by word."""
+        *before, words = self.task.texts(row)
+        leads, spans = ["", *[" "] * (len(words) - 1)], []
+        if isinstance(words, str):
+            text, spans = words, [match.span() for match in WORD.finditer(words)]
+            words = [text[start:end] for start, end in spans]
+            leads = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
+        pieces = [word_pieces(self.vocabulary, *both) for both in zip(leads, words, strict=True)]
+        counts = np.array([len(word) for word in pieces], np.int64)
+        last = np.fromiter(chain.from_iterable(pieces), np.int32)
+        framed = self._framed([*map(self._encoded, before), last])
+        end = framed.begin + np.cumsum(counts)
+        return Words(framed, end - counts, end, spans)
+
+    def _labels(self, words: Words, target: Sequence[int] | None) -> LabelledExample:
+        """The first piece of each word has its label."""
+        labels, weights = np.zeros(self.length, np.int32), np.zeros(self.length, np.float32)
+        if target is None:
+            return LabelledExample([words.row], labels, weights)
+        visible = words.visible(words.begin)
+        labels[words.begin[visible]] = np.asarray(target, np.int32)[visible]
+        weights[words.begin[visible]] = 1
+        return LabelledExample([words.row], labels, weights)
+
+    @staticmethod
+    def _span(words: Words, answer: tuple[int, int] | None) -> LabelledExample:
+        """First and last piece of the words that the answer touches; weight 0 unless all are in the row."""
+        start, stop = answer or (0, 0)
+        touched = [i for i, (begin, end) in enumerate(words.spans) if begin < stop and end > start]
+        touched = [i for i in touched if words.end[i] > words.begin[i]]
+        if not touched or words.end[touched[-1]] > words.row.end:
+            return LabelledExample([words.row], [0, 0], 0.0)
+        return LabelledExample([words.row], [words.begin[touched[0]], words.end[touched[-1]] - 1], 1.0)
+
+    def batch(self, rows: Sequence[Row], size: int) -> Batch:
+        """Features of ``size`` rows, those behind ``rows`` being padding, and their ``labels``."""
+        examples = [self.example(row) for row in rows]
+        choices = len(examples[0].rows)
+        tokens, types = (np.full((size * choices, self.length), PAD, np.int32) for _ in range(2))
+        counts = np.zeros(size * choices, np.int64)
+        for i, row in enumerate(chain.from_iterable(example.rows for example in examples)):
+            counts[i] = len(row.tokens)
+            tokens[i, : counts[i]], types[i, : counts[i]] = row.tokens, row.types
+        text = length_mask(counts, self.length).astype(np.int32)
+        features = self._features(tokens, types, text)
+        shape = (size, choices, self.length) if self.task.kind == "choice" else (size, self.length)
+        batch = {name: values.reshape(shape) for name, values in features.items()}
+        number = np.float32 if self.task.kind == "regression" else np.int32
+        labels = np.array([example.label for example in examples], number)
+        weights = np.array([example.weight for example in examples], np.float32)
+        for name, values in (("labels", labels), ("label_loss_weights", weights)):
+            batch[name] = np.zeros((size, *values.shape[1:]), values.dtype)
+            batch[name][: len(values)] = values
+        return batch
+
+    def _features(self, tokens: np.ndarray, types: np.ndarray, text: np.ndarray) -> Batch:
+        """Of each side that the architecture has."""
+        positions = np.arange(self.length, dtype=np.int32) * text
+        side = {"input_tokens": tokens, "segment_ids": text, "positions": positions}
+        if self.architecture == "encoder":
+            return {f"encoder_{name}": values for name, values in (side | {"token_types": types}).items()}
+        if self.architecture == "prefix-decoder":
+            side["causal_attention"] = text  # all of the text sees all of it
+        sides = ("decoder",) if self.architecture in DECODERS else ("encoder", "decoder")
+        return {f"{which}_{name}": values for which in sides for name, values in side.items()}
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Every row of a labelled task once an epoch, each epoch in an order of its own."""
+
+    reader: Reader
+    rows: Sequence[Row]
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_architecture(self.reader.architecture, self.seed)
+        if not len(self.rows):
+            raise SettingError(f"task {self.reader.task.name!r} has no examples to train on")
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(self.reader.length, self.reader.length, self.reader.length)
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        places = shuffled(numbers, len(self.rows), self.seed).tolist()
+        rows = [self.rows[place] for place in places]
+        self.reader.task.check_labels(rows, places)
+        return self.reader.batch(rows, len(rows))
+
+
+def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
+    """All rows in order; the last batch is filled up with padding, whose labels have no weight."""
+    return [reader.batch(part, batch_size) for part in in_parts(rows, batch_size)]

@@ -1,0 +1,70 @@
+"""A corpus or a dataset by its name. The documentation is written when it is first needed.
+
+A corpus is ``documentation`` (what is installed here) or ``documentation/PART``, ``text:PATH``,
+``jsonl:PATH`` or ``parquet:PATH`` (a file, a folder or a glob; of the last two the field "text"), or
+``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as ``tfds:c4/en``), or several with " + "
+between them.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from lm.config.base import SettingError, nearest
+from lm.data.corpus import tfds
+from lm.data.corpus.files import Split, file_shards
+from lm.data.corpus.readers import WINDOW_READERS
+from lm.data.corpus.shards import Shard, tfds_shards
+from lm.data.corpus.tables import TableRows, read_hub, read_table
+from lm.data.corpus.tfds import Corrupt, StoredRows
+
+
+def corpus_shards(spec: str, split: Split, cache: Path, corrupt: Corrupt = "stop") -> tuple[Shard, ...]:
+    """The shards of a corpus, ``train`` or ``validation``; next to nothing of them is read.
+
+    ``corrupt="skip"`` skips records that cannot be read.
+    """
+    if split not in ("train", "validation"):
+        raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
+    if " + " in spec:
+        parts = (corpus_shards(part.strip(), split, cache, corrupt) for part in spec.split(" + "))
+        return sum(parts, ())
+    kind, _, name = spec.partition(":")
+    if kind.partition("/")[0] == "documentation" and not name:
+        from lm.data.documentation import corpus  # imports TFDS, which takes seconds
+
+        part = kind.partition("/")[2]
+        write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
+        return corpus.documentation_shards(part, split, cache, corrupt)
+    if kind == "tfds" and name:
+        write_documentation(name, cache)
+        return tfds_shards(name, split, cache, corrupt)
+    if kind in WINDOW_READERS and name:
+        return file_shards(kind, name, split, corrupt)
+    kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in WINDOW_READERS), "tfds:NAME")
+    is_path = ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec))
+    why = f"should be 'text:{spec}'" if is_path else f"is unknown{nearest(kind, kinds)}"
+    raise SettingError(f"data.corpus={spec!r} {why}")
+
+
+def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> StoredRows | TableRows:
+    """``prepared_rows`` of a dataset; those of the documentation are written first if need be.
+
+    Of ``file:FOLDER`` a split is a file there; ``hf:NAME`` is a set of the Hugging Face Hub.
+    """
+    kind, _, place = name.partition(":")
+    if kind == "file":
+        return read_table(Path(place) / split)
+    if kind == "hf":
+        return read_hub(place, split)
+    write_documentation(name, cache)
+    return tfds.prepared_rows(name, split, cache, corrupt)
+
+
+def write_documentation(name: str, cache: Path) -> None:
+    """Writes ``documentation/SET`` unless it is there; does nothing for any other name."""
+    kind, _, part = name.partition(":")[0].partition("/")
+    if kind == "documentation" and part:
+        from lm.data.documentation import corpus
+
+        corpus.prepare_sets(cache, name=part, report=lambda line: print(line, file=sys.stderr))

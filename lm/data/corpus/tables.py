@@ -1,0 +1,167 @@
+"""Rows of a user's own tables: CSV, JSON lines and parquet files, and data sets of the Hugging Face Hub.
+
+A row is ``{column: value}``; values of CSV are texts. All rows are read at once: these are the examples of a
+task, and no corpus. What is not of the columns is a DataError with its file and line.
+"""
+
+import csv
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm.config.base import DataError, SettingError, nearest, parse_json
+from lm.data.corpus.readers import COMPRESSED
+from lm.data.corpus.tfds import Row, stamp
+
+LARGEST_CELL = 1 << 27  # of CSV [characters]
+
+
+class TableRow(NamedTuple):
+    """A row, and where it stands."""
+
+    line: int  # of its file, from 1; of parquet and the Hub its number
+    row: Row
+
+
+@dataclass(frozen=True)
+class TableRows(Sequence[Row]):
+    """The rows of one split, in the interface of ``StoredRows``."""
+
+    name: str  # of the file, or of the set and its split
+    numbered: tuple[TableRow, ...]
+    fingerprint: str  # of their contents
+    left_out: tuple[int, ...] = ()  # nothing is: a bad row is an error
+
+    def __len__(self) -> int:
+        return len(self.numbered)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.numbered[index].row
+
+    def location(self, index: int) -> str:
+        """Such as ``train.csv, line 7``."""
+        return f"{self.name}, line {self.numbered[index].line}"
+
+
+def read_table(path: Path) -> TableRows:
+    """All rows of a file, by the kind that its ending names; read once while it does not change.
+
+    SettingError for a file that is missing, empty, or of another kind.
+    """
+    if not path.is_file():
+        raise SettingError(f"{path} is missing{nearest(path.name, _beside(path))}")
+    return _read_table(path, *stamp(path))
+
+
+@functools.lru_cache(maxsize=32)
+def _read_table(path: Path, size: int, _changed: int) -> TableRows:
+    ending = path.suffix.lower()
+    kind = Path(path.stem).suffix.lower() if ending in COMPRESSED else ending
+    if kind not in TABLE_READERS:
+        raise SettingError(f"{path} should end in {', '.join(TABLE_READERS)}, or these with {_packed()}")
+    try:
+        rows = tuple(TABLE_READERS[kind](path)) if size else ()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not rows:
+        raise SettingError(f"{path} is empty: it has no rows")
+    return TableRows(path.name, rows, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _beside(path: Path) -> list[str]:
+    """The tables in the folder of a file."""
+    files = path.parent.iterdir() if path.parent.is_dir() else ()
+    return [file.name for file in files if TABLE_READERS.keys() & set(file.suffixes)]
+
+
+def _packed() -> str:
+    return ", ".join(COMPRESSED)
+
+
+def _text(path: Path, **kind: Any) -> Any:
+    return COMPRESSED.get(path.suffix.lower(), open)(path, "rt", encoding="utf-8-sig", **kind)
+
+
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
+    """Of a file whose first line names the columns; lines without anything are left out."""
+    csv.field_size_limit(LARGEST_CELL)
+    with _text(path, newline="") as file:
+        lines = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            header = next(lines, [])
+            if len(set(header)) < len(header):
+                twice = next(name for name in header if header.count(name) > 1)
+                raise DataError(f"{path}, line 1: two columns are called {twice!r}")
+            begin = lines.line_num + 1  # a quoted cell may hold newlines
+            for cells in lines:
+                if cells and len(cells) != len(header):
+                    found = f"{len(cells)} cells, and the header names {len(header)} columns"
+                    raise DataError(f"{path}, line {begin}: {found} ({', '.join(header)})")
+                if cells:
+                    yield TableRow(begin, dict(zip(header, cells, strict=True)))
+                begin = lines.line_num + 1
+        except csv.Error as error:
+            raise DataError(f"{path}, line {lines.line_num}: {error}") from error
+
+
+def _read_tsv(path: Path) -> Iterator[TableRow]:
+    return _read_csv(path, "\t")
+
+
+def _read_objects(path: Path) -> Iterator[TableRow]:
+    with _text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                row = parse_json(line, f"{path}, line {number},")
+                if not isinstance(row, dict):
+                    raise DataError(f'{path}, line {number}: {line.strip():.40} is no {{"column": value}}')
+                yield TableRow(number, row)
+
+
+def _read_parquet(path: Path) -> Iterator[TableRow]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} cannot be read as parquet: {error}") from error
+    return map(TableRow, range(1, len(rows) + 1), rows)
+
+
+TABLE_READERS: Mapping[str, Callable[[Path], Iterator[TableRow]]] = {  # by the ending of a file's name
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".jsonl": _read_objects,
+    ".json": _read_objects,
+    ".parquet": _read_parquet,
+}
+
+
+@functools.lru_cache(maxsize=32)
+def read_hub(name: str, split: str) -> TableRows:
+    """All rows of a split of ``NAME`` or ``NAME:CONFIG`` on the Hub, by the package ``datasets``.
+
+    SettingError without that package, without a network, and for a set or a split that there is not.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise SettingError(f"hf:{name} needs the package datasets: pip install 'lm-study[hub]'") from error
+    path, _, config = name.partition(":")
+    try:
+        rows = [dict(row) for row in load_dataset(path, config or None, split=split)]
+    except Exception as error:  # of the network, of the Hub, of the set: it has dozens
+        reason = next(iter(str(error).splitlines()), "")
+        raise SettingError(
+            f"hf:{name}, split {split!r}, cannot be loaded: {reason or repr(error)}"
+        ) from error
+    if not rows:
+        raise SettingError(f"hf:{name}, split {split!r}, has no rows")
+    contents = json.dumps(rows, sort_keys=True, default=str)
+    numbered = tuple(map(TableRow, range(1, len(rows) + 1), rows))
+    return TableRows(f"hf:{name} {split}", numbered, hashlib.sha256(contents.encode()).hexdigest())

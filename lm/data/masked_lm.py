@@ -1,0 +1,170 @@
+"""Rows of an encoder: running text or pairs of pieces, in which some tokens are hidden and predicted.
+
+A row reads [CLS] text [SEP], its text running on through the documents with a [SEP] between two (RoBERTa's
+full sentences: Liu et al. 2019, section 4.2); or [CLS] A [SEP] B [SEP], where A and B are cut from one
+document. Half of the pairs are changed, and the model classifies which: next-sentence (Devlin et al. 2019)
+takes B from another document, sentence-order (Lan et al. 2020) puts B first.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.data.batches import Batch, uniforms
+from lm.data.segments import SEGMENTS, Corpus, CorpusReading, WindowRows
+from lm.objectives.corruption import Drawn, length_mask
+from lm.objectives.denoising import Lengths
+from lm.objectives.formatting import INPUTS, cuts
+from lm.tokenizers.tokenizer import PAD
+
+CHANGED = 0.5  # share of pairs that are not as in the text [Devlin et al. 2019, 3.1; Lan et al. 2020, 3.1]
+
+
+class Pair(NamedTuple):
+    """Of each row two stretches of the text, int64 [B,2]; the second is empty where there is one piece."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+
+
+class Shown(NamedTuple):
+    """The texts of rows, before any of it is hidden."""
+
+    text: np.ndarray  # int32 [B,raw]: the first piece, the second, and then whatever follows
+    lengths: np.ndarray  # of both pieces, int64 [B,2]
+    changed: np.ndarray  # bool [B]: the pair is not as in the text
+    at: np.ndarray  # their rows in the batch, int64 [B]
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Every segment once an epoch, one a row."""
+
+    reading: CorpusReading
+
+    @property
+    def lengths(self) -> Lengths:
+        return self.reading.lengths
+
+    kind = SEGMENTS  # what is counted of a window
+
+    @property
+    def paired(self) -> bool:
+        return self.reading.objective.pairs != "none"
+
+    def rows_of_epoch(self, most: int) -> int:
+        """Of the first epoch of a corpus in one stream, at most ``most``."""
+        return self.reading.rows_of_epoch(most, self.reading.segments_of, self.kind)
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        draws = self.reading.objective.draws + self.paired
+        u = uniforms(self.reading.seed, numbers, draws, self.lengths.raw)
+        found = self.reading.rows(numbers, self.reading.segments_of, self.kind)
+        parts = [self._shown(rows, u) for rows in found]
+        order = np.argsort(np.concatenate([part.at for part in parts]))
+        shown = Shown(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
+        batch = self._features(shown, u[:, : len(u[0]) - self.paired])
+        if not self.paired:
+            return batch
+        weights = np.ones(len(numbers), np.float32)
+        return batch | {"sentence_labels": shown.changed.astype(np.int32), "sentence_loss_weights": weights}
+
+    def _shown(self, rows: WindowRows, u: np.ndarray) -> Shown:
+        segments = self.reading.order(rows.place)[rows.numbers]
+        pairs = Pieces(self.reading.corpus(rows.place), self.lengths.raw)
+        pair, changed = pairs.of(segments, u[rows.at, -1]) if self.paired else pairs.alone(segments)
+        return Shown(pairs.read(pair), pair.lengths, changed, rows.at)
+
+    def _noise(self, shown: Shown, u: np.ndarray) -> np.ndarray:
+        """bool [B,raw]; a [SEP] between documents is never hidden."""
+        objective, vocabulary, starts = self.reading.objective, self.reading.vocabulary, None
+        text = shown.text
+        between = text == vocabulary.sep
+        if objective.falls.on_words:  # and a piece or a document begins one, whatever came before it
+            second = np.arange(self.lengths.raw) == shown.lengths[:, :1]
+            starts = vocabulary.word_starts[text] | second | between
+            starts[:, 1:] |= between[:, :-1]
+        lengths = shown.lengths.sum(1)
+        mask = objective.falls.mask(objective, Drawn(lengths, u, 0, starts))
+        return mask & length_mask(lengths, self.lengths.raw) & ~between
+
+    def _features(self, shown: Shown, u: np.ndarray) -> Batch:
+        objective, vocabulary, paired = self.reading.objective, self.reading.vocabulary, int(self.paired)
+        text, first = shown.text, shown.lengths[:, :1]
+        noise = self._noise(shown, u)
+        visible, _ = INPUTS[objective.inputs].show(text, noise, u[:, -1], vocabulary)
+        positions = np.arange(self.lengths.inputs)
+        second = paired * (positions > first + 1)
+        end = shown.lengths.sum(1)[:, None] + 1 + paired  # where the last [SEP] stands
+        row = positions <= end
+        words = (positions > 0) & (positions < end) & ((positions != first + 1) | (not paired))
+        frame = np.where(positions > 0, vocabulary.sep, vocabulary.cls) * row + PAD * ~row
+        source = np.clip(positions - 1 - second, 0, self.lengths.raw - 1)
+        visible, text, noise = (np.take_along_axis(side, source, axis=1) for side in (visible, text, noise))
+        batch = {
+            "encoder_input_tokens": np.where(words, visible, frame).astype(np.int32),
+            "encoder_target_tokens": np.where(words, text, frame).astype(np.int32),
+            "encoder_loss_weights": (words & noise).astype(np.float32),
+            "encoder_content": words & noise,
+            "encoder_segment_ids": row.astype(np.int32),
+            "encoder_positions": (positions * row).astype(np.int32),
+        }
+        if paired:
+            batch["encoder_token_types"] = (second * row).astype(np.int32)
+        if objective.targets == "replaced":  # the discriminator judges every token
+            batch["text_loss_weights"] = row.astype(np.float32)
+        return batch
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What pieces of the documents of a window rows consist of."""
+
+    corpus: Corpus
+    raw: int
+
+    def alone(self, segments: np.ndarray) -> tuple[Pair, np.ndarray]:
+        """Segments [B] as they are."""
+        pair = Pair(*(values[segments, None] * np.array([1, 0]) for values in self.corpus.segments[:2]))
+        return pair, np.zeros(len(segments), bool)
+
+    def read(self, pair: Pair) -> np.ndarray:
+        """int32 [B,raw]: the first piece, the second, and then whatever follows."""
+        positions = np.arange(self.raw)
+        first, second = pair.starts[:, :1], pair.starts[:, 1:] - pair.lengths[:, :1]
+        if pair.lengths[:, 1].any():
+            first = np.where(positions < pair.lengths[:, :1], first, second)
+        return self.corpus.text.read(first + positions)
+
+    def _cuts(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
+        lengths = self.corpus.segments.lengths[segments]
+        return cuts(self.read(self.alone(segments)[0]), lengths, u, self.corpus.vocabulary)
+
+    def of(self, segments: np.ndarray, u: np.ndarray) -> tuple[Pair, np.ndarray]:
+        """Segments [B], uniforms [B,4 or more] -> their pieces, and which pairs are not as in the text.
+
+        The numbers: where it is cut, whether it is changed, what by, where that is cut. The label of changed
+        pairs is 1: of next-sentence as in the code of BERT, where 0 is "is next".
+        """
+        begin, length = self.corpus.segments.starts[segments], self.corpus.segments.lengths[segments]
+        cut, changed = self._cuts(segments, u[:, 0]), u[:, 1] < CHANGED
+        starts, lengths = np.stack([begin, begin + cut], axis=1), np.stack([cut, length - cut], axis=1)
+        if self.corpus.objective.pairs == "sentence-order":
+            swap = np.where(changed[:, None], [1, 0], [0, 1])
+            swapped = (np.take_along_axis(values, swap, axis=1) for values in (starts, lengths))
+            return Pair(*swapped), changed
+        place, room = self._elsewhere(segments, u[:, 2:])
+        starts[:, 1] = np.where(changed, place, starts[:, 1])
+        # of true pairs too, or short ones would give away the others
+        lengths[:, 1] = np.minimum(lengths[:, 1], room)
+        return Pair(starts, lengths), changed
+
+    def _elsewhere(self, segments: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[B]: where in another document a second piece could begin, and how much of the document follows."""
+        documents = self.corpus.segments.documents  # ascending, so that those of one document are neighbours
+        low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
+        other = (u[:, 0] * (len(documents) - high + low)).astype(np.int64)
+        other += (other >= low) * (high - low)
+        start = self.corpus.segments.starts[other] + self._cuts(other, u[:, 1])
+        return start, self.corpus.tokens.offsets[documents[other] + 1] - start

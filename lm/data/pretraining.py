@@ -1,0 +1,234 @@
+"""Pre-training rows of models with a decoder: inputs and targets of noisy text, packed several to a row.
+
+Shapes: B examples of at most L raw tokens. A batch is a function of (seed, row numbers) alone: every random
+number is drawn by the number of its example.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.data.batches import Batch, Uncached, uniforms
+from lm.data.checks import check_architecture, check_objective
+from lm.data.corpus.sampler import Streams, WindowPlace
+from lm.data.masked_lm import Masked
+from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room, with_start
+from lm.data.segments import KEPT, SEGMENTS, CorpusReading, WindowRows
+from lm.objectives.corruption import Drawn, length_mask, limit_runs, limit_targets
+from lm.objectives.denoising import Lengths, Objective, lengths_of, sizes
+from lm.objectives.formatting import INPUTS, TARGETS, permutation
+from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame, Vocabulary
+
+
+def pretraining_rows(
+    streams: Streams,
+    objective: Objective,
+    *,
+    architecture: str,
+    inputs_length: int,
+    batch_size: int,
+    frame: TextFrame = T5_FRAME,
+) -> "Denoised | Masked":
+    """The rows of a corpus under an objective, of encoders ``Masked``; checks every setting first."""
+    check_architecture(architecture, streams.seed or 0)
+    check_objective(objective, architecture, streams.corpus.vocabulary)
+    lengths = lengths_of(objective, inputs_length)
+    if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
+        # A prefix LM puts inputs and targets into one row, both with an EOS: one raw token less makes room.
+        lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
+    reading = CorpusReading(streams, objective, lengths, batch_size)
+    return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture, frame)
+
+
+def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
+    """bool [B,L], True on noise, whose targets take at most ``room`` tokens, EOS included."""
+    inside = length_mask(text.lengths, text.u.shape[2])
+    mask = objective.falls.mask(objective, text) & inside
+    if not objective.falls.bounded:
+        if "sentinels" in (objective.inputs, objective.targets):
+            mask = limit_runs(mask, inside, text.u[:, 0], text.num_sentinels)
+        if objective.targets in ("sentinels", "drop"):
+            mask = limit_targets(mask, inside, objective.targets == "sentinels", room)
+    return mask
+
+
+def denoise(
+    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Vocabulary, limits: Lengths
+) -> tuple[Ragged, Ragged]:
+    """text [B,L], random numbers u [B,draws,L] -> inputs and targets that fit in ``limits``, ending with EOS.
+
+    The last of the ``draws`` numbers per token orders sentences, if the objective permutes them, the one
+    before it decides what inputs show, and the first ones where noise falls. Content of the inputs is what
+    they show of the text, content of the targets what they do not show of it.
+    """
+    tokens, lengths, words = text
+    eos, inside, order = None if objective.separates else vocabulary.eos, text.mask, None
+    if objective.sentences == "permuted":
+        order, u = permutation(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+        tokens, words = (np.take_along_axis(side, order, axis=1) for side in (tokens, words))
+    if objective.falls.infill:
+        source, keep, noise = objective.falls.infill(objective, lengths, u)
+        shown = np.where(source < 0, vocabulary.mask, np.take_along_axis(tokens, source, axis=1))
+        inputs = _gather(shown, keep, (source >= 0) & np.take_along_axis(words, source, axis=1), eos)
+    else:
+        starts = vocabulary.word_starts[tokens] if objective.falls.on_words else None
+        noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
+        shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], vocabulary)
+        inputs = _gather(shown, keep & inside, words & ~noise, eos if objective.has_inputs else None)
+    if order is not None:  # targets keep the order of the text
+        noise[np.arange(len(order))[:, None], order] = noise.copy()
+    targets = TARGETS["everything" if objective.falls.infill else objective.targets]
+    predicted, keep = targets.show(text.tokens, noise, u[:, -1], vocabulary)
+    return inputs, _gather(predicted, keep & inside, text.content & noise, eos)
+
+
+def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int | None) -> Ragged:
+    """Each [B,L] -> the tokens to keep from the left and, unless it is None, ``eos``."""
+    counts = np.count_nonzero(keep, axis=1).astype(np.int32)
+    shape = len(tokens), int(counts.max(initial=0)) + (eos is not None)
+    gathered, marks = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
+    # 3 x as fast as [keep]
+    room, kept = length_mask(counts, shape[1]), np.flatnonzero(keep)
+    gathered[room], marks[room] = tokens.ravel()[kept], content.ravel()[kept]
+    if eos is not None:
+        gathered[np.arange(len(tokens)), counts] = eos
+    return Ragged(gathered, counts + np.int32(eos is not None), marks)
+
+
+def _prefixed(text: Ragged, before: tuple[int, ...]) -> Ragged:
+    """The texts [B,L] behind the ids ``before``."""
+    count, rows = len(before), len(text.lengths)
+    tokens = np.concatenate([np.tile(np.array(before, np.int32), (rows, 1)), text.tokens], axis=1)
+    content = np.concatenate([np.zeros((rows, count), bool), text.content], axis=1)
+    return Ragged(tokens, text.lengths + np.int32(count), content) if count else text
+
+
+class Packed(NamedTuple):
+    """The rows that the segments of a window fill in their order, and numbers that decide how many fit."""
+
+    bounds: np.ndarray  # each row's first place in the order [rows + 1]
+    draws: np.ndarray  # first random number of each place [segments]
+
+
+@dataclass(frozen=True)
+class Denoised(Uncached):
+    """Inputs and targets of segments, packed unless their objective concatenates documents.
+
+    Concatenated segments fill a row each. Documents that are kept apart are packed in the order of the epoch,
+    within a window: their noise decides how many fit.
+    """
+
+    reading: CorpusReading
+    architecture: str
+    frame: TextFrame = T5_FRAME
+
+    @property
+    def lengths(self) -> Lengths:
+        before, lengths = len(self.frame.before), self.reading.lengths
+        return lengths._replace(inputs=lengths.inputs + before, targets=lengths.targets + before)
+
+    @property
+    def objective(self) -> Objective:
+        return self.reading.objective
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        packs = not self.objective.concatenates
+        found = self.reading.rows(numbers, self.rows_of, self.kind)
+        parts = [self._packed_texts(rows) if packs else self._texts(rows, numbers) for rows in found]
+        text, seeds, keys, draws, at = _joined(parts)
+        sides = self._denoised(text, seeds, keys, draws if packs else None)
+        inputs, targets = (_prefixed(side, self.frame.before) for side in sides)
+        batch = features(inputs, targets, at, self.architecture, self.lengths, len(numbers))
+        return with_start(batch, self.frame.start)
+
+    def rows_of_epoch(self, most: int) -> int:
+        """Of the first epoch of a corpus in one stream, at most ``most``."""
+        return self.reading.rows_of_epoch(most, self.rows_of, self.kind)
+
+    @property
+    def kind(self) -> str:
+        """What is counted of a window: the rows that it fills."""
+        return SEGMENTS if self.objective.concatenates else f"packed {self.architecture}"
+
+    def rows_of(self, place: WindowPlace) -> int:
+        """How many rows a window fills."""
+        if self.objective.concatenates:
+            return self.reading.segments_of(place)
+        return len(self.packed(place).bounds) - 1
+
+    def _texts(self, rows: WindowRows, numbers: np.ndarray) -> "Excerpts":
+        """One segment a row."""
+        segments = self.reading.order(rows.place)[rows.numbers]
+        seeds = np.full(len(segments), self.reading.seed)
+        return Excerpts(self._read(rows.place, segments), seeds, numbers[rows.at], None, rows.at)
+
+    def _packed_texts(self, rows: WindowRows) -> "Excerpts":
+        packed, order = self.packed(rows.place), self.reading.order(rows.place)
+        begins, ends = packed.bounds[rows.numbers], packed.bounds[rows.numbers + 1]
+        places = np.concatenate([np.arange(*pair) for pair in zip(begins, ends, strict=True)])
+        keys, at = rows.place.key + places, np.repeat(rows.at, ends - begins)
+        seeds = np.full(len(places), rows.place.seed(self.reading.seed))
+        return Excerpts(self._read(rows.place, order[places]), seeds, keys, packed.draws[places], at)
+
+    def _read(self, place: WindowPlace, segments: np.ndarray) -> Ragged:
+        corpus, raw = self.reading.corpus(place), self.lengths.raw
+        starts, counts = corpus.segments.starts[segments], corpus.segments.lengths[segments]
+        tokens = corpus.text.read(starts[:, None] + np.arange(raw))
+        return Ragged(tokens, counts.astype(np.int32), tokens != corpus.vocabulary.eos)
+
+    def _denoised(
+        self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, draws: np.ndarray | None
+    ) -> tuple[Ragged, Ragged]:
+        """Inputs and targets of texts whose noise is drawn by seed and key; ``draws``: the first uniforms."""
+        u = uniforms(seeds, keys, self.objective.draws, self.lengths.raw)
+        if draws is not None:
+            u[:, 0, 0] = draws
+        return denoise(self.objective, text, u, self.reading.vocabulary, self.reading.lengths)
+
+    def example(self, number: int) -> tuple[Ragged, Ragged]:
+        """An example alone, of a mixture: the streams take turns, each goes on through its segments."""
+        count = np.array([self.reading.streams.count])
+        (rows,) = self.reading.at(number % count, number // count, self.reading.segments_of, SEGMENTS)
+        segments = self.reading.order(rows.place)[rows.numbers]
+        text = self._read(rows.place, segments)
+        return self._denoised(text, self.reading.seed, np.array([number]), None)
+
+    @functools.cached_property
+    def packed(self) -> Callable[[WindowPlace], Packed]:
+        """The rows of a window."""
+        return functools.lru_cache(maxsize=KEPT * self.reading.streams.count)(self._packed)
+
+    def _packed(self, place: WindowPlace) -> Packed:
+        order = self.reading.order(place)
+        draws = self.reading.first_draws(place)
+        counts = self.reading.corpus(place).segments.lengths[order]
+        sides = np.stack(sizes(self.objective, counts, draws), axis=1) + len(self.frame.before)
+        if self.architecture not in ENCODER_DECODERS:
+            sides = sides.sum(axis=1, keepdims=True)
+        return Packed(fill_rows(sides, row_room(self.architecture, self.lengths)), draws)
+
+
+class Excerpts(NamedTuple):
+    """Segments of one or more windows."""
+
+    text: Ragged
+    seeds: np.ndarray  # of their noise, int64 [B]
+    keys: np.ndarray  # of their noise under that seed, int64 [B]
+    draws: np.ndarray | None  # the first uniforms of each, float32 [B], where they are known already
+    at: np.ndarray  # their rows in the batch, int64 [B]
+
+
+def _joined(parts: Sequence[Excerpts]) -> Excerpts:
+    """In the order of their rows."""
+    at = np.concatenate([part.at for part in parts])
+    order = np.argsort(at, kind="stable")
+    text = Ragged(
+        *(np.concatenate(sides)[order] for sides in zip(*(part.text for part in parts), strict=True))
+    )
+    draws = [part.draws for part in parts if part.draws is not None]
+    seeds = np.concatenate([part.seeds for part in parts])[order]
+    keys = np.concatenate([part.keys for part in parts])[order]
+    return Excerpts(text, seeds, keys, np.concatenate(draws)[order] if draws else None, at[order])

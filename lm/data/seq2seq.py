@@ -1,0 +1,165 @@
+"""Rows of tasks as text: mixtures of tasks, with a corpus among them if there is one, and evaluation sets."""
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from lm.config.base import SettingError
+from lm.data.batches import Batch, Uncached, in_parts
+from lm.data.checks import check_architecture
+from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room, with_start
+from lm.data.pretraining import Denoised
+from lm.data.tasks.task import Row, Task
+from lm.objectives.denoising import Lengths
+from lm.tokenizers.tokenizer import T5_FRAME, TextFrame, Vocabulary
+
+Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
+
+ROWS_A_BLOCK = 128  # whose examples are read together, to know where a row begins [rows]
+ENDLESS = 2**31  # examples of a corpus; grain numbers fewer than 2^32
+
+
+@dataclass(frozen=True)
+class Unsupervised(Sequence[Example]):
+    """A corpus as one task of a mixture: its segments in random order, in every epoch with other noise."""
+
+    source: Denoised
+
+    def __post_init__(self) -> None:
+        if self.source.objective.separates:
+            why = "where mixing.pretraining reads tasks too: an example of a mixture ends with EOS"
+            raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, number: Any) -> Any:
+        inputs, targets = self.source.example(number)
+        return _without_eos(inputs), _without_eos(targets)
+
+
+@dataclass(frozen=True)
+class Encoded(Sequence[Example]):
+    """The rows of a task as (input ids, target ids), encoded as they are asked for; DataError for one without
+    a label.
+    """
+
+    task: Task
+    rows: Sequence[Row]
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        row = self.rows[place]
+        self.task.check_labels([row], [place])
+        inputs, targets = self.task.to_text(row)
+        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
+
+
+def _without_eos(example: Ragged) -> Marked:
+    count = max(example.lengths[0] - 1, 0)
+    return Marked(example.tokens[0, :count], example.content[0, :count])
+
+
+@dataclass(frozen=True)
+class Mixed(Uncached):
+    """Examples of tasks in fixed proportions, each task reshuffled every epoch, packed: a row holds as many
+    as fit in their order (Raffel et al. 2020, section 3.1.2).
+
+    Inputs and targets that are too long lose their end, but keep their EOS. Rows are filled in blocks, each
+    of which begins as many examples after the last as fill the first: a row is made without all those before
+    it, and where blocks meet an example in fifty or so is left out or comes twice.
+    """
+
+    examples_by_task: Mapping[str, Sequence[Example]]
+    rates: Mapping[str, float]
+    architecture: str
+    lengths: Lengths
+    seed: int
+    frame: TextFrame = T5_FRAME
+
+    def __post_init__(self) -> None:
+        check_architecture(self.architecture, self.seed, writes=True)
+        for name, examples in self.examples_by_task.items():
+            if not (rate := self.rates.get(name, 0)) > 0:
+                raise SettingError(f"the rate of task {name!r} is {rate} and should be above 0")
+            if not len(examples):
+                raise SettingError(f"task {name!r} has no examples to train on")
+        if not self.examples_by_task:
+            raise SettingError("tasks=() names no task to train on")
+
+    @functools.cached_property
+    def _dataset(self) -> Any:
+        """All rows there will ever be, by number; shuffled before repeated, each epoch has its own order."""
+        import grain
+
+        def endless(name: str) -> grain.MapDataset:
+            examples = grain.MapDataset.source(self.examples_by_task[name])
+            if isinstance(self.examples_by_task[name], Unsupervised):  # has an order of its own
+                return examples.repeat()
+            return examples.shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode())).repeat()
+
+        tasks = [endless(name) for name in self.examples_by_task]
+        return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        rows = [self._block(number // ROWS_A_BLOCK)[number % ROWS_A_BLOCK] for number in numbers.tolist()]
+        examples = [example for row in rows for example in row]
+        places = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        sides = _sides(examples, self.lengths, self.frame)
+        batch = features(*sides, places, self.architecture, self.lengths, len(rows))
+        return with_start(batch, self.frame.start)
+
+    @functools.cached_property
+    def _block(self) -> Callable[[int], list[list[Example]]]:
+        """Number of a block -> the examples of each of its rows."""
+        return functools.lru_cache(2)(self._fill)
+
+    @functools.cached_property
+    def _examples_a_block(self) -> int:
+        return sum(map(len, self._block(0)))
+
+    def _fill(self, block: int) -> list[list[Example]]:
+        begin = block and block * self._examples_a_block
+        examples: list[Example] = []
+        starts = np.zeros(1, np.int64)
+        while len(starts) < ROWS_A_BLOCK + 2:  # the last row may have room for more
+            count = begin + len(examples)
+            examples += [self._dataset[number] for number in range(count, count + ROWS_A_BLOCK)]
+            inputs, targets = _sides(examples, self.lengths, self.frame)
+            sizes = np.stack([inputs.lengths, targets.lengths], axis=1)
+            if self.architecture in DECODERS:
+                sizes = sizes.sum(axis=1, keepdims=True)
+            starts = fill_rows(sizes, row_room(self.architecture, self.lengths))
+        return [examples[start:end] for start, end in pairwise(starts[: ROWS_A_BLOCK + 1].tolist())]
+
+
+def eval_batches(
+    examples: Sequence[Example],
+    *,
+    architecture: str,
+    lengths: Lengths,
+    batch_size: int,
+    frame: TextFrame = T5_FRAME,
+) -> list[Batch]:
+    """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
+    check_architecture(architecture, writes=True)
+    parts = in_parts(examples, batch_size)
+    batches = [
+        features(*_sides(part, lengths, frame), np.arange(len(part)), architecture, lengths, batch_size)
+        for part in parts
+    ]
+    return [with_start(batch, frame.start) for batch in batches]
+
+
+def _sides(examples: Sequence[Example], lengths: Lengths, frame: TextFrame) -> tuple[Ragged, Ragged]:
+    """The inputs and the targets of examples, cut to these lengths."""
+    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, frame)
+    return inputs, ragged([targets for _, targets in examples], lengths.targets, frame)

@@ -1,0 +1,132 @@
+"""What beam search remembers, and one step of it, for any model: only log-probabilities come in.
+
+B rows, each with K running beams and the K best finished sequences; a score is the sum of a sequence's
+log-probabilities, its EOS included, over a penalty for its length.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+
+
+@dataclass(frozen=True)
+class BeamRules:
+    """In what implementations of beam search differ."""
+
+    penalty: Callable[[Any, float], Any]  # (tokens of a sequence, exponent) -> what its sum is divided by
+    ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
+    # Beams without EOS at the end count like finished ones, or only for want of those.
+    cut: Literal["finished", "spare"]
+    # With K finished, stop: True at once; False when no running beam, as long as it is then, could score
+    # higher; "never" when none could at any length.
+    early_stopping: bool | Literal["never"]
+
+    def __post_init__(self):
+        if self.early_stopping not in (True, False, "never"):
+            raise SettingError(f"early_stopping={self.early_stopping!r} should be True, False or 'never'")
+
+
+T5_RULES = BeamRules(  # Wu et al. 2016; T5X
+    lambda length, alpha: ((5 + length) / 6) ** alpha, ending=2, cut="spare", early_stopping="never"
+)
+# By these one beam is greedy decoding; by T5's a sequence may also end in its second-best token.
+TRANSFORMERS_RULES = BeamRules(lambda length, alpha: length**alpha, 1, cut="finished", early_stopping=False)
+
+
+class Search(NamedTuple):
+    """A beam search by some implementation's rules."""
+
+    decoding: Decoding
+    rules: BeamRules
+
+    def score(self, sums: Array, length: Array | int) -> Array:
+        """The scores of sequences of ``length`` tokens."""
+        return sums / self.rules.penalty(jnp.float32(length), self.decoding.length_penalty)
+
+
+class Beams(NamedTuple):
+    """The state of a search; sums and scores are minus infinity where there is no sequence."""
+
+    tokens: Array  # int32 [B,K,T] of the running beams, best first
+    sums: Array  # float32 [B,K]
+    finished: Array  # int32 [B,K,T], best first
+    scores: Array  # float32 [B,K]
+    done: Array  # bool [B]: nothing running can change what is finished
+
+
+def begin(search: Search, rows: Array, pad: int) -> Beams:
+    """One empty beam for each of ``rows`` bool [B] that is True; the others are done."""
+    shape = (rows.shape[0], search.decoding.beams)
+    tokens, none = jnp.full((*shape, search.decoding.max_length), pad, jnp.int32), jnp.full(shape, -jnp.inf)
+    return Beams(tokens, none.at[:, 0].set(jnp.where(rows, 0.0, -jnp.inf)), tokens, none, ~rows)
+
+
+def advance(
+    search: Search, beams: Beams, log_probabilities: Array, step: Array, eos: int | None
+) -> tuple[Beams, Array, Array]:
+    """The beams after token number ``step`` of [B,K,V], and of each running one [B,K] parent and token."""
+    count, vocabulary, length = search.decoding.beams, log_probabilities.shape[-1], step + 1
+    sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
+    sums, index = highest(sums, 2 * count)  # so that K can run on even if K end
+    parent, token = index // vocabulary, (index % vocabulary).astype(jnp.int32)
+    tokens = _take(beams.tokens, parent).at[:, :, step].set(token)
+    ends = jnp.zeros_like(token, bool) if eos is None else token == eos
+
+    finishing = ends & (jnp.arange(2 * count) < search.rules.ending * count)[None]
+    if search.rules.cut == "finished":
+        finishing |= (length == search.decoding.max_length) & (jnp.arange(2 * count) < count)[None]
+    new = jnp.where(finishing & ~beams.done[:, None], search.score(sums, length), -jnp.inf)
+    scores, chosen = jax.lax.top_k(jnp.concatenate([beams.scores, new], axis=1), count)
+    finished = _take(jnp.concatenate([beams.finished, tokens], axis=1), chosen)
+
+    sums, chosen = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), count)
+    done = beams.done | _settled(search, sums[:, 0], scores[:, -1], length)
+    parent, token = _take(parent, chosen), _take(token, chosen)
+    return Beams(_take(tokens, chosen), sums, finished, scores, done), parent, token
+
+
+def highest(values: Array, count: int) -> tuple[Array, Array]:
+    """As ``jax.lax.top_k`` of values [B,L], which sorts all: here only ``count`` blocks with highest maxima.
+
+    No other block can hold one of the highest values.
+    """
+    block = 128
+    if values.shape[1] // block <= count:
+        return jax.lax.top_k(values, count)
+    padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % block)), constant_values=-jnp.inf)
+    padded = padded.reshape(len(values), -1, block)
+    chosen = jnp.sort(jax.lax.top_k(padded.max(-1), count)[1], axis=1)  # of equal values the first counts
+    best, place = jax.lax.top_k(_take(padded, chosen).reshape(len(values), -1), count)
+    return best, _take(chosen, place // block) * block + place % block
+
+
+def _settled(search: Search, best: Array, worst: Array, length: Array) -> Array:
+    """bool [B]: K are finished, and by the rule no running beam counts; from the best sum and worst score."""
+    bound = search.score(best, length)
+    if search.rules.early_stopping == "never":  # sums only fall, but a longer sequence may divide by more
+        bound = jnp.maximum(bound, search.score(best, search.decoding.max_length))
+    settled = worst >= bound
+    return settled | (worst > -jnp.inf) if search.rules.early_stopping is True else settled
+
+
+def ranked(search: Search, beams: Beams, length: Array, pad: int) -> tuple[Array, Array]:
+    """tokens [B,K,T] and scores [B,K], best first; running beams of ``length`` tokens come last."""
+    scores = jnp.concatenate([beams.scores, search.score(beams.sums, length)], axis=1)
+    count = search.decoding.beams
+    unfinished = (jnp.arange(scores.shape[1]) >= count)[None] | (scores == -jnp.inf)
+    order = jnp.lexsort((-scores, unfinished), axis=-1)[:, :count]
+    tokens = _take(jnp.concatenate([beams.finished, beams.tokens], axis=1), order)
+    scores = _take(scores, order)
+    return jnp.where((scores == -jnp.inf)[:, :, None], pad, tokens), scores
+
+
+def _take(values: Array, index: Array) -> Array:
+    """[B,L,...] of values [B,K,...] at index [B,L]."""
+    return jnp.take_along_axis(values, index.reshape(*index.shape, *(1,) * (values.ndim - 2)), axis=1)

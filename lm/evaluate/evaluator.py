@@ -1,0 +1,74 @@
+"""Task -> a model's answers, and how likely it finds the right ones -> metrics."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.experimental import multihost_utils
+
+from lm import files
+from lm.data.tasks.choices import Choices
+from lm.data.tasks.labelled import AnyTask
+from lm.data.tasks.task import Row
+from lm.evaluate.ranked_choice import Values, example_values, gold_metrics, gold_values
+from lm.metrics import Value
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The examples of a task to evaluate on, as batches that are made once and used at every checkpoint."""
+
+    task: AnyTask
+    rows: Sequence[Row]  # to answer; may be fewer than those of ``choices``
+    batches: Sequence[dict[str, np.ndarray]]  # this process's parts of the global batches
+    output: Callable[[Any, Any], Array]  # model, batch -> for each row tokens, or what a head gives
+    answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
+    choices: Choices | None = None  # the right answers in words whose likelihood is measured; None: none
+    fit: Choices | None = None  # of rows that tell how sharp its choices should be; None: the same
+
+    @property
+    def size(self) -> int:
+        """Rows that are measured or answered."""
+        return max(len(self.rows), len(self.choices.right) if self.choices else 0)
+
+
+def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
+    """The model's prediction for every row, in order; ``put`` places this process's part of a batch."""
+    outputs: list[np.ndarray] = []
+    for batch in map(put, questions.batches):
+        with jax.set_mesh(next(iter(batch.values())).sharding.mesh):  # by which a model places activations
+            outputs.extend(multihost_utils.process_allgather(questions.output(model, batch), tiled=True))
+    pairs = zip(questions.rows, outputs, strict=False)  # the last batch is filled up with rows of padding
+    return [questions.answer(row, np.asarray(output)) for row, output in pairs]
+
+
+def score_task(
+    model: Any, questions: Questions, put: Callable, path: Path | None
+) -> tuple[dict[str, Value], Values]:
+    """Metrics of the model's answers, which go to ``path``, and of the right ones; and values of each row.
+
+    ``score`` is what counts of the task, its ``measure``.
+    """
+    task, metrics, values = questions.task, dict[str, Value](), Values()
+    if questions.rows:
+        predictions = predict(model, questions, put)
+        if path is not None:
+            write_predictions(path, task, questions.rows, predictions)
+        metrics = task.evaluate(questions.rows, predictions)
+    if questions.choices is not None:
+        values = gold_values(model, questions.choices, put, questions.fit)
+        metrics |= gold_metrics(values)
+        values = example_values(values)
+    return metrics | ({} if task.measure == "score" else {"score": metrics[task.measure]}), values
+
+
+def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], predictions: Iterable[Any]) -> None:
+    """As JSON lines, each with a checksum of itself and of the line before; the first process writes them."""
+    if jax.process_index() == 0:
+        pairs = zip(map(task.to_text, rows), predictions, strict=True)
+        lines = ({"inputs": text, "target": target, "prediction": answer} for (text, target), answer in pairs)
+        files.write(path, files.seal_lines(lines))

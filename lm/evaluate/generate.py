@@ -1,0 +1,162 @@
+"""Writing tokens one after another, over a cache: greedily, by sampling, or with beams.
+
+A batch is encoder features, or the prompts of a decoder, shifted, so that the last token is the one that the
+first answer follows. Rows may differ in length and be padded on either side: padding is where segment ids are
+0, whatever the tokens there are. A row that is all padding gets no answer.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+from lm.config.model import SpecialTokens
+from lm.evaluate import beam_search as beam_steps
+from lm.evaluate.beam_search import T5_RULES, BeamRules, Search
+from lm.evaluate.sampling import next_token
+from lm.nn.attention_inputs import Batch, check_features
+from lm.nn.cache import Cache
+from lm.nn.ensemble import Ensemble
+from lm.nn.transformer import Transformer
+
+# Features of a prompt; positions follow from them.
+PROMPT = ("input_tokens", "segment_ids", "token_types", "causal_attention", "global_attention")
+
+Model = Transformer | Ensemble
+
+
+class Decoded(NamedTuple):
+    """What was written."""
+
+    tokens: Array  # int32 [B,max_length], padded after EOS
+    lengths: Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
+    record: Array | None  # [B,max_length,...]: ``record`` of each step's logits, until all rows are done
+
+
+def greedy(model: Model, batch: Batch, *, max_length: int) -> Array:
+    """int32 [B,max_length]: the likeliest token at each step, up to and with EOS, then padding."""
+    return decode(model, batch, Decoding(max_length)).tokens
+
+
+def decode(
+    model: Model,
+    batch: Batch,
+    decoding: Decoding,
+    *,
+    key: Array | None = None,
+    special: SpecialTokens | None = None,
+    record: Callable[[Array], Array] | None = None,
+) -> Decoded:
+    """The likeliest tokens, or sampled ones; compiles once for equal shapes, ``decoding`` and ``record``.
+
+    ``key`` is needed to sample. ``special``: ids that pad, end and start, the model's own by default.
+    ``record`` maps the logits [B,V] of a step to what is recorded of them.
+    """
+    special = special or model.config.special
+    return _decode(model, _prompt(model, batch), key, decoding=decoding, special=special, record=record)
+
+
+def beam_search(
+    model: Model,
+    batch: Batch,
+    decoding: Decoding,
+    *,
+    rules: BeamRules = T5_RULES,
+    special: SpecialTokens | None = None,
+) -> tuple[Array, Array]:
+    """tokens int32 [B,beams,max_length], padded after EOS, and scores float32 [B,beams], best first."""
+    special = special or model.config.special
+    return _beam_search(model, _prompt(model, batch), search=Search(decoding, rules), special=special)
+
+
+def _prompt(model: Model, batch: Batch) -> Batch:
+    """The features that are read; others may change without anything being compiled anew."""
+    if not model.config.has_decoder:
+        raise SettingError("model.architecture='encoder' has no decoder to write with")
+    check_features(batch)
+    side = "encoder" if model.config.has_encoder else "decoder"
+    return {f"{side}_{name}": batch[f"{side}_{name}"] for name in PROMPT if f"{side}_{name}" in batch}
+
+
+@partial(jax.jit, static_argnames=("decoding", "special", "record"))
+def _decode(model, batch, key, *, decoding, special, record):
+    logits, cache, done = _first_logits(model, batch, decoding.max_length, special)
+    model, cache = model.unstack(cache)
+
+    def unfinished(state):
+        decoded, done, *_ = state
+        return (decoded.lengths.max() < decoding.max_length) & ~done.all()
+
+    def write(decoded, done, logits):
+        step = decoded.lengths.max()  # every row that is not done has as many
+        token = next_token(decoding, logits, None if key is None else jax.random.fold_in(key, step))
+        token = jnp.where(done, special.pad, token)
+        recorded = None if record is None else decoded.record.at[:, step].set(record(logits))
+        decoded = Decoded(decoded.tokens.at[:, step].set(token), decoded.lengths + ~done, recorded)
+        return decoded, done if special.eos is None else done | (token == special.eos), token
+
+    def advance(state):
+        decoded, done, token, cache = state
+        logits, cache = model.step(token, cache)
+        return *write(decoded, done, logits), cache
+
+    tokens = jnp.full((len(done), decoding.max_length), special.pad, jnp.int32)
+    recorded = None if record is None else jax.eval_shape(record, logits)
+    recorded = recorded and jnp.zeros((*tokens.shape, *recorded.shape[1:]), recorded.dtype)
+    decoded = Decoded(tokens, jnp.zeros(len(done), jnp.int32), recorded)
+    return jax.lax.while_loop(unfinished, advance, (*write(decoded, done, logits), cache))[0]
+
+
+def _first_logits(model, batch, max_length, special):
+    """Logits [B,V] of the first token, the cache for the others, and which rows [B] are all padding."""
+    side = "encoder" if model.config.has_encoder else "decoder"
+    tokens = batch[f"{side}_input_tokens"]
+    segments = batch.get(f"{side}_segment_ids", jnp.ones_like(tokens))
+    # A cache holds a row's text from its first slot on, so padding moves to the right.
+    order = jnp.argsort(segments == 0, axis=1, stable=True)
+    batch = {name: jnp.take_along_axis(values, order, axis=1) for name, values in batch.items()}
+    if model.config.has_encoder:
+        if special.start is None:
+            message = "model.special.start=None: an encoder-decoder needs a token to start answers with"
+            raise SettingError(message)
+        batch["decoder_input_tokens"] = jnp.full((len(tokens), 1), special.start, jnp.int32)
+    logits, cache = model.prefill(batch, batch["decoder_input_tokens"].shape[1] + max_length - 1)
+    return logits, cache, ~(segments > 0).any(-1)
+
+
+@partial(jax.jit, static_argnames=("search", "special"))
+def _beam_search(model, batch, *, search, special):
+    count, max_length = search.decoding.beams, search.decoding.max_length
+    logits, cache, done = _first_logits(model, batch, max_length, special)
+    rows = jnp.arange(len(done))
+
+    def choose(beams, logits, step):
+        log_probabilities = jax.nn.log_softmax(logits).reshape(len(done), count, -1)
+        return beam_steps.advance(search, beams, log_probabilities, step, special.eos)
+
+    def unfinished(state):
+        step, beams, *_ = state
+        return (step < max_length) & ~beams.done.all()
+
+    def advance(state):
+        step, beams, parent, token, cache = state
+        order = (rows[:, None] * count + parent).reshape(-1)
+        cache = _map_caches(lambda cache: cache.reorder(order), cache)
+        logits, cache = model.step(token.reshape(-1), cache)
+        return step + 1, *choose(beams, logits, step), cache
+
+    beams = beam_steps.begin(search, ~done, special.pad)
+    first = choose(beams, jnp.repeat(logits, count, axis=0), 0)
+    model, cache = model.unstack(_map_caches(lambda cache: cache.repeat_beams(count), cache))
+    step, beams, *_ = jax.lax.while_loop(unfinished, advance, (1, *first, cache))
+    return beam_steps.ranked(search, beams, step, special.pad)
+
+
+def _map_caches(change, cache):
+    """``change`` of a cache, or of each member's of an ensemble."""
+    return change(cache) if isinstance(cache, Cache) else tuple(map(change, cache))

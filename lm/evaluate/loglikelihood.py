@@ -1,0 +1,319 @@
+"""Log-probabilities of texts under a model: of continuations, of candidates, of a long text by windows.
+
+Texts are ids. What the caller does not put there is not scored: an EOS belongs to a continuation whose end
+counts. What a model reads before its first token, and what frames an encoder's row, is added here. A prefix
+decoder sees the context both ways, an encoder-decoder reads it in the encoder. An encoder has no probability
+of a text: each token of the continuation is masked in turn, and predicted from all others (pseudo-likelihood:
+Salazar et al. 2020).
+
+All are asked in batches of few shapes (``lm.evaluate.bucketing``), which ``put`` places as that of a
+``Steps`` does, and answered in the order of the questions. Logits are computed of scored positions only.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental import multihost_utils
+
+from lm import sharding
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
+from lm.evaluate.bucketing import Asked, batches_by_length
+from lm.evaluate.generate import Model
+from lm.nn.attention_inputs import FEATURES, Batch
+from lm.nn.ensemble import Ensemble
+
+TokenIds = Sequence[int] | np.ndarray
+Continued = tuple[TokenIds, TokenIds]  # a context, and what continues it
+Put = Callable[[dict[str, np.ndarray]], Batch]
+
+
+class Masking(NamedTuple):
+    """How an encoder reads a text, and a token of it that it shall predict."""
+
+    mask: int  # the id that hides a token
+    begin: tuple[int, ...] = ()  # ids in front of every row, such as [CLS]
+    end: tuple[int, ...] = ()  # ids behind it, such as [SEP]
+
+
+FEATURES.update(("asked", "asked_lengths", "place"))  # of a batch, besides what the model reads
+
+
+class Window(NamedTuple):
+    """How a text that may be longer than a row is cut."""
+
+    length: int  # tokens of a row, scored or context
+    stride: int  # tokens that each row but the first scores; the others before them are their context
+
+
+class _Row(NamedTuple):
+    """What a model reads, and what it is then asked about."""
+
+    encoder: TokenIds  # read by the encoder
+    decoder: TokenIds  # read by the decoder, up to what it is asked about: the prompt
+    asked: tuple[TokenIds, ...]  # what may follow, a candidate each; of an encoder the token behind the mask
+    place: int = 0  # of an encoder's mask
+    question: int = 0  # to which the answer belongs
+
+
+def continuation_log_probs(
+    model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
+) -> np.ndarray:
+    """float64 [N] nats: log-probability of each continuation given its context; encoders need ``masking``.
+
+    SettingError for a row that is too long for the model, or a first token that nothing comes before.
+    """
+    return scored_continuations(model, pairs, put, masking)[0]
+
+
+def scored_continuations(
+    model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """``continuation_log_probs``, and bool [N]: whether every token is the likeliest in its place."""
+    rows = [
+        row
+        for number, (context, continuation) in enumerate(pairs)
+        for row in _rows(model.config, context, (continuation,), number, masking)
+    ]
+    totals, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
+    sizes = np.array([[len(row.encoder), len(row.decoder), len(row.asked[0])] for row in rows], np.int64)
+    sizes = sizes.reshape(-1, 3)
+    if model.config.has_decoder:
+        sizes[:, 1] += np.maximum(sizes[:, 2] - 1, 0)
+    for row, answer in zip(rows, _asked(_log_probs, model, rows, sizes, put), strict=True):
+        totals[row.question] += answer[0]
+        greedy[row.question] &= answer[1] == 0
+    return totals, greedy
+
+
+def candidate_log_probs(
+    model: Model,
+    contexts: Sequence[TokenIds],
+    candidates: Sequence[Sequence[TokenIds]],
+    put: Put,
+    masking: Masking | None = None,
+) -> list[np.ndarray]:
+    """float64 [C] nats for each context: as ``continuation_log_probs`` of each of its C candidates.
+
+    A model with a decoder reads the context once for all of them.
+    """
+    if not model.config.has_decoder or model.config.sparsity.random_blocks or isinstance(model, Ensemble):
+        pairs = [(context, one) for context, all in zip(contexts, candidates, strict=True) for one in all]
+        ends = np.cumsum([len(all) for all in candidates])
+        return np.split(continuation_log_probs(model, pairs, put, masking), ends[:-1])
+    rows = [
+        row
+        for number, (context, all) in enumerate(zip(contexts, candidates, strict=True))
+        for row in _rows(model.config, context, tuple(all), number, masking)
+    ]
+    lengths = [max(map(len, row.asked), default=0) for row in rows]
+    sizes = [
+        (len(row.encoder), len(row.decoder), len(row.asked), length)
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+    answers = _asked(_candidate_log_probs, model, rows, np.array(sizes, np.int64).reshape(-1, 4), put)
+    return [answer[: len(row.asked)] for row, answer in zip(rows, answers, strict=True)]
+
+
+def text_log_prob(
+    model: Model, ids: TokenIds, window: Window, put: Put, masking: Masking | None = None
+) -> tuple[float, int]:
+    """(nats, tokens): log-probability of a text by ``windows``, and how many of its tokens were scored."""
+    pairs = list(windows(ids, window, model.config))
+    log_probs = continuation_log_probs(model, pairs, put, masking)
+    return float(log_probs.sum()), sum(len(scored) for _, scored in pairs)
+
+
+def documents_log_prob(
+    model: Model, documents: Sequence[Sequence[int]], window: Window, eos: int, put: Put
+) -> float:
+    """Nats: log-probability of whole documents by ``windows``, each behind an ``eos``, which is not scored.
+
+    So documents begin where models of running text read them: behind the end of another.
+    """
+    pairs: list[Continued] = []
+    for ids in documents:
+        text = [eos, *ids]
+        for context, scored in windows(text, window, model.config):
+            pairs.append((context, scored) if len(context) else (text[:1], scored[1:]))
+    return float(continuation_log_probs(model, pairs, put).sum())
+
+
+def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Continued]:
+    """Pairs in which every token of a text is scored once, but for a first one that nothing comes before."""
+    if not 0 < window.stride <= window.length:
+        raise SettingError(f"a window of {window.length} tokens cannot be moved by {window.stride}")
+    begin, end = 0, window.length
+    if config.special.start is None and not config.has_encoder:
+        begin = 1
+    while begin < len(ids):
+        yield ids[max(end - window.length, 0) : begin], ids[begin:end]
+        begin, end = end, end + window.stride
+
+
+def _rows(
+    config: ModelConfig,
+    context: TokenIds,
+    asked: tuple[TokenIds, ...],
+    question: int,
+    masking: Masking | None,
+) -> Iterator[_Row]:
+    """The row of a context and what is asked about it; of an encoder, one for each token."""
+    check_mask(config)
+    start = [] if config.special.start is None else [config.special.start]
+    if config.architecture == "encoder":
+        if masking is None:
+            raise SettingError("an encoder predicts masks: masking should name their id")
+        (continuation,) = asked
+        text = [*masking.begin, *context, *continuation, *masking.end]
+        _check_length(config, len(text))
+        for place, token in enumerate(continuation, len(masking.begin) + len(context)):
+            yield _Row([*text[:place], masking.mask, *text[place + 1 :]], (), ([token],), place, question)
+        return
+    prompt = start if config.has_encoder else [*start, *context]
+    if not prompt:
+        what = "an encoder-decoder needs it" if config.has_encoder else "a text without a context needs it"
+        raise SettingError(f"model.special.start=None: {what}, to give its first token a probability")
+    encoder = context if config.has_encoder else ()
+    _check_length(config, max(len(encoder), len(prompt) + max(map(len, asked), default=0) - 1))
+    yield _Row(encoder, prompt, asked, question=question)
+
+
+def check_mask(config: ModelConfig) -> None:
+    """SettingError if a model reads the very tokens whose probability is asked for."""
+    if config.mask == "none":
+        raise SettingError(
+            "model.mask='none' reads the tokens whose likelihood it should tell: choose 'causal', or generate"
+        )
+
+
+def _check_length(config: ModelConfig, length: int) -> None:
+    if length > (most := _longest(config)):
+        raise SettingError(f"a row of {length} tokens exceeds model.max_length={most}")
+
+
+def _longest(config: ModelConfig) -> int:
+    """The longest row that a model reads [tokens]."""
+    bounded = config.positions == "learned" or config.sparsity.random_blocks
+    return config.max_length if bounded else 2**31
+
+
+def _asked(
+    program: Callable, model: Model, rows: list[_Row], sizes: np.ndarray, put: Put
+) -> list[np.ndarray]:
+    """``program``'s answer float64 for each row, in order, from batches of few shapes; ``sizes`` [N,...]."""
+    config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
+    multiple = 1 if mesh is None else sharding.batch_parts(mesh.shape)
+    parts = batches_by_length(sizes, partial(_cost, config), multiple, _longest(config))
+    outputs = []
+    for part in parts:
+        batch = _batch(config, [rows[k] for k in part.questions], part)
+        if mesh is not None:
+            mine = np.concatenate(
+                [np.arange(part.rows)[s] for s in sharding.rows_of_process(mesh, part.rows)]
+            )
+            batch = {name: values[mine] for name, values in batch.items()}
+        with nullcontext() if mesh is None else jax.set_mesh(mesh):
+            outputs.append(program(model, put(batch)))
+    answers: list[Any] = [None] * len(rows)
+    for part, output in zip(parts, outputs, strict=True):
+        values = np.asarray(multihost_utils.process_allgather(output, tiled=True), np.float64)
+        for number, value in zip(part.questions, values, strict=False):  # the last rows are padding
+            answers[number] = value
+    return answers
+
+
+def _cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
+    """Tokens that a row of these lengths [...,3|4] costs; logits count by the memory that they take."""
+    logit = 1 + config.vocab_size / (16 * config.d_model)
+    encoder, decoder, *candidates, asked = np.moveaxis(lengths, -1, 0)
+    if not candidates:
+        return encoder + decoder + logit * asked
+    return encoder + decoder + (1 + logit) * asked * candidates[0]
+
+
+def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> dict[str, np.ndarray]:
+    """Features of ``part.rows`` rows, those behind ``rows`` being padding, and what is asked.
+
+    ``asked`` int32 [B,C,T] with ``asked_lengths`` [B,C]; [B,T] and [B] where each row has one continuation,
+    which its decoder then reads too. ``place`` [B]: where the first token is predicted.
+    """
+    source, target, *candidates, length = part.lengths
+    batch: dict[str, np.ndarray] = {}
+    if config.has_encoder:
+        tokens, lengths = _padded([row.encoder for row in rows], (part.rows, source))
+        segments = np.arange(source)[None] < lengths[:, None]
+        batch |= {"encoder_input_tokens": tokens, "encoder_segment_ids": segments.astype(np.int32)}
+    prompts = np.zeros(part.rows, np.int32)
+    prompts[: len(rows)] = [len(row.decoder) for row in rows]
+    if config.has_decoder:
+        read = [row.decoder if candidates else [*row.decoder, *row.asked[0][:-1]] for row in rows]
+        batch["decoder_input_tokens"], _ = _padded(read, (part.rows, target))
+        visible = (np.arange(target)[None] < prompts[:, None]).astype(np.int32)
+        if candidates:
+            batch["decoder_segment_ids"] = visible
+        if config.architecture == "prefix-decoder":
+            batch["decoder_causal_attention"] = visible
+    count = candidates[0] if candidates else 1
+    asked = [row.asked[k] if k < len(row.asked) else () for row in rows for k in range(count)]
+    tokens, lengths = _padded(asked, (part.rows * count, length))
+    if candidates:
+        tokens, lengths = tokens.reshape(part.rows, count, length), lengths.reshape(part.rows, count)
+    place = np.maximum(prompts - 1, 0)
+    if not config.has_decoder:
+        place[: len(rows)] = [row.place for row in rows]
+    return batch | {"asked": tokens, "asked_lengths": lengths, "place": place}
+
+
+def _padded(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """int32 [B,L] and the lengths [B] of texts, in rows from the left."""
+    tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
+    for number, text in enumerate(texts):
+        tokens[number, : len(text)], lengths[number] = text, len(text)
+    return tokens, lengths
+
+
+@jax.jit
+def _log_probs(model, batch):
+    """float32 [B,2]: of what is asked, ``asked`` [B,T]; and how many of it are not the likeliest tokens."""
+    asked = batch["asked"]
+    places = jnp.arange(asked.shape[1])[None] + batch["place"][:, None]
+
+    def logits(member):
+        x = member.features(batch)
+        places_in = jnp.minimum(places, x.shape[1] - 1)[:, :, None]
+        return member.logits(jnp.take_along_axis(x, places_in, axis=1))
+
+    members = model.members if isinstance(model, Ensemble) else [model]
+    found = sum(map(logits, members)) / len(members)
+    lengths = batch["asked_lengths"]
+    others = (found.argmax(-1) != asked) & (jnp.arange(asked.shape[1])[None] < lengths[:, None])
+    return jnp.stack([_sums(found, asked, lengths), others.sum(-1).astype(jnp.float32)], axis=-1)
+
+
+@jax.jit
+def _candidate_log_probs(model, batch):
+    """float32 [B,C]: of each candidate, ``asked`` [B,C,T], after a prompt that is read once."""
+    asked, lengths = batch["asked"], batch["asked_lengths"]
+    rows, count, length = asked.shape
+    first, cache = model.prefill(batch, batch["decoder_input_tokens"].shape[1] + length - 1)
+    first = jax.nn.log_softmax(first)
+    total = jnp.where(lengths > 0, jnp.take_along_axis(first, asked[:, :, 0], axis=1), 0.0)
+    if length > 1:
+        asked, lengths = asked.reshape(-1, length), jnp.maximum(lengths.reshape(-1) - 1, 0)
+        x, _ = model.extend(asked[:, :-1], cache.repeat_beams(count), lengths)
+        total += _sums(model.logits(x), asked[:, 1:], lengths).reshape(rows, count)
+    return total
+
+
+def _sums(logits: Array, targets: Array, lengths: Array) -> Array:
+    """float32 [B]: the log-probabilities of the first ``lengths`` [B] targets [B,T] by logits [B,T,V]."""
+    target = jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0]
+    log_probs = target - jax.nn.logsumexp(logits, axis=-1)
+    return jnp.where(jnp.arange(targets.shape[1])[None] < lengths[:, None], log_probs, 0.0).sum(-1)

@@ -1,0 +1,115 @@
+"""What a model puts in place of what is hidden: candidates for each mask, or whole texts.
+
+A masked language model gives tokens for each mask, or a text over several passes; an encoder-decoder writes,
+and has as many tokens for a mask as it likes.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lm.config.decoding import Decoding
+from lm.evaluate.generate import beam_search
+from lm.nn.attention_inputs import Batch
+from lm.nn.transformer import Transformer
+
+
+def fill(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ``k`` likeliest tokens int32 [M,k] and their probabilities [M,k] at each of M masks, row by row."""
+    tokens, probabilities = likeliest_tokens(model, batch, k=min(k, model.config.vocab_size))
+    masked = np.asarray(_masked(batch, mask))
+    return np.asarray(tokens)[masked], np.asarray(probabilities)[masked]
+
+
+@partial(jax.jit, static_argnames="k")
+def likeliest_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array, Array]:
+    """The ``k`` likeliest tokens int32 [B,T,k] of every position, the first most, and their probabilities."""
+    probabilities, tokens = jax.lax.top_k(jax.nn.softmax(model(batch)), k)
+    return tokens, probabilities
+
+
+def _masked(batch: Batch, mask: int) -> Array:
+    """bool [B,S]: the masks of the text."""
+    tokens = jnp.asarray(batch["encoder_input_tokens"])
+    return (tokens == mask) & (jnp.asarray(batch.get("encoder_segment_ids", jnp.ones_like(tokens))) > 0)
+
+
+@partial(jax.jit, static_argnames=("iterations", "mask"))
+def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> Array:
+    """int32 [B,S]: the text with every mask filled (Ghazvininejad et al. 2019).
+
+    Each pass predicts all that is masked at once. Of n positions that were masked at first, the n (T - t) / T
+    that the model was least sure of are masked again before pass t of T.
+    """
+    first = _masked(batch, mask)
+    count = first.sum(-1)
+
+    def predict_again(t, state):
+        tokens, confidence = state
+        remaining = count * (iterations - t) // iterations
+        rank = jnp.argsort(jnp.argsort(jnp.where(first, confidence, jnp.inf), axis=-1), axis=-1)
+        masked = (rank < remaining[:, None]) & first
+        inputs = batch | {"encoder_input_tokens": jnp.where(masked, mask, tokens)}
+        probabilities = jax.nn.softmax(model(inputs).at[:, :, mask].set(-jnp.inf))
+        tokens = jnp.where(masked, probabilities.argmax(-1), tokens).astype(jnp.int32)
+        return tokens, jnp.where(masked, probabilities.max(-1), confidence)
+
+    tokens = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
+    confidence = jnp.zeros(tokens.shape, jnp.float32)
+    return jax.lax.fori_loop(0, iterations, predict_again, (tokens, confidence))[0]
+
+
+@partial(jax.jit, static_argnames="mask")
+def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask: int) -> Array:
+    """int32 [B,S]: the text with every mask filled by Gibbs sampling (Wang and Cho 2019); ``key`` repeats it.
+
+    Each pass visits all that was masked at first, one position after another, in another order for each row
+    and pass: the position is masked again, and its token sampled from what the model then gives. If these are
+    the conditional probabilities of one joint distribution, the text is drawn from that in the end.
+    """
+    first = _masked(batch, mask)
+    count = first.sum(-1)
+    visits = jnp.maximum(count.max(), 1)
+
+    def visit(step, tokens):
+        place = step % visits
+        shuffled = jax.random.uniform(jax.random.fold_in(key, 2 * (step // visits)), first.shape)
+        position = jnp.argsort(jnp.where(first, shuffled, jnp.inf), axis=-1)[:, place]
+        here = (jnp.arange(first.shape[1])[None] == position[:, None]) & (place < count)[:, None]
+        inputs = batch | {"encoder_input_tokens": jnp.where(here, mask, tokens)}
+        logits = jnp.take_along_axis(model(inputs), position[:, None, None], axis=1)[:, 0]
+        drawn = jax.random.categorical(
+            jax.random.fold_in(key, 2 * step + 1), logits.at[:, mask].set(-jnp.inf)
+        )
+        return jnp.where(here, drawn[:, None], tokens).astype(jnp.int32)
+
+    tokens = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
+    return jax.lax.fori_loop(0, iterations * visits, visit, tokens)
+
+
+def infill(model: Transformer, batch: Batch, *, max_length: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Answers int32 [B,k,max_length] of an encoder-decoder, the likeliest by beams, and probabilities [B,k].
+
+    One of BART is the whole text (Lewis et al. 2020), one of T5 what the sentinels hide (``answered_spans``).
+    """
+    tokens, scores = beam_search(model, batch, Decoding(max_length, beams=k, length_penalty=0.0))
+    return np.asarray(tokens), np.exp(np.asarray(scores))
+
+
+def answered_spans(answer: Sequence[int], sentinels: Sequence[int], end: int) -> list[list[int] | None]:
+    """The ids that an answer of T5 has behind each of ``sentinels`` (Raffel et al. 2020); None: it lacks it.
+
+    A span ends where another sentinel stands, one of the ids from ``end`` on, or the answer.
+    """
+    found: dict[int, list[int]] = {}
+    span: list[int] = []
+    for token in answer:
+        if token >= end:
+            span = found.setdefault(token, []) if token not in found else []
+        else:
+            span.append(token)
+    return [found.get(sentinel) for sentinel in sentinels]

@@ -1,0 +1,34 @@
+"""From the logits of the next token to the token."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lm.config.decoding import Decoding
+
+
+def next_token(decoding: Decoding, logits: Array, key: Array | None) -> Array:
+    """int32 [B]: the likeliest token of logits [B,V], or with a temperature one sampled with ``key``."""
+    if not decoding.temperature:
+        return logits.argmax(-1).astype(jnp.int32)
+    assert key is not None, "sampling needs a key"
+    return jax.random.categorical(key, warp(decoding, logits)).astype(jnp.int32)
+
+
+def warp(decoding: Decoding, logits: Array) -> Array:
+    """Logits [B,V] over the temperature, minus infinity where a token is not to be sampled.
+
+    ``top_k`` tokens stay (0: all), and of these as many of the likeliest as it takes to reach the share
+    ``top_p`` of their probability, the one that crosses it included (Holtzman et al. 2020). Equals of the
+    last one stay too.
+    """
+    logits = logits / decoding.temperature
+    if decoding.top_k or decoding.top_p < 1:
+        size = logits.shape[-1]
+        ranked = jax.lax.top_k(logits, min(decoding.top_k or size, size))[0]
+        if decoding.top_p < 1:
+            probabilities = jax.nn.softmax(ranked)
+            before = jnp.cumsum(probabilities, axis=-1) - probabilities
+            ranked = jnp.where(before < decoding.top_p, ranked, jnp.inf)
+        logits = jnp.where(logits < ranked.min(-1, keepdims=True), -jnp.inf, logits)
+    return logits

@@ -1,0 +1,202 @@
+"""Pre-training objectives: which tokens are hidden, what is predicted of them, and how long that gets.
+
+A denoising objective is three independent choices: which tokens are noise, what stands for them in the
+inputs, and what the targets are. Short words here: L tokens of a text, p = ``rate``, a run or span is
+consecutive tokens of noise, a sentinel is the special token that stands for one.
+Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
+(SpanBERT) and Clark et al. 2020 (ELECTRA); of text infilling Lewis et al. 2020 (BART). T5 differs in two
+points, both because nothing may be cut and inputs and targets must together give back the text:
+
+* *Too few sentinels.* T5 let them run over into word pieces. Here "spans" draws at most as many spans as
+  there are sentinels (fewer and longer; the number of noise tokens stays), and noise by chance loses runs,
+  chosen uniformly, until those that stay can be told apart on both sides.
+* *Too long targets.* T5 cut them. Here ``lengths_of`` leaves room for all but about 1 in 30,000 draws of
+  noise by chance, and such a draw loses the noise that does not fit.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from lm.config.base import Conditions, SettingError, Values, setting
+from lm.objectives.corruption import NOISES, Noise, NoiseName
+from lm.objectives.formatting import INPUTS, TARGETS, InputsName, TargetsName
+
+IN_PLACE = ("in-place", "replaced")  # targets of encoders: predicted at the position where they are hidden
+DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
+HIGHEST_RATE = 0.99  # beyond it a row of inputs stands for texts of more than 100 rows
+LONGEST_MEAN = 10_000  # of spans of noise [tokens]
+SHORTEST_INPUTS = 3  # one token that stays, one for noise, EOS [tokens]
+SHORTEST_MASKED = 7  # [CLS], two [SEP], and a token for each random number that a pair takes
+
+
+def _reads(field: str) -> Values:
+    """The kinds of noise that read a setting of their amount."""
+    return Values(tuple(name for name, noise in NOISES.items() if field not in noise.ignores))
+
+
+# A causal LM has no inputs, and one kind of targets: as ``Objective.has_inputs`` says.
+WITH_INPUTS: Conditions = ({"noise": Values(but=("everything",))}, {"inputs": Values(but=("drop",))})
+# Documents are joined, so that EOS may stand between them: as ``Objective.concatenates`` says.
+CONCATENATED: Conditions = (
+    {"noise": Values(tuple(name for name, noise in NOISES.items() if not noise.per_document))}
+    | {"pairs": ("none",)},
+    {"noise": ("everything",), "inputs": ("drop",)},
+)
+
+# T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal
+# model that finds EOS at the same place of every row learns the place, and stops there.
+Ends = Literal["each-example", "between-documents"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which tokens of a text are hidden, and what is predicted of them."""
+
+    noise: NoiseName = "iid"  # which tokens are noise
+    inputs: InputsName = "sentinels"  # what replaces noise
+    # what replaces the tokens that are not noise
+    targets: TargetsName = setting("sentinels", WITH_INPUTS)
+    # share of tokens that are noise; not of "suffix" and "everything"
+    rate: float = setting(0.15, {"noise": _reads("rate")})
+    # of noise in spans [tokens]
+    mean_span_length: float = setting(3.0, {"noise": _reads("mean_span_length")})
+    # of inputs; targets keep the text's order
+    sentences: Literal["in-order", "permuted"] = setting("in-order", WITH_INPUTS)
+    # what an encoder classifies about two pieces of text
+    pairs: Literal["none", "next-sentence", "sentence-order"] = setting("none", {"targets": IN_PLACE})
+    eos: Ends = setting("each-example", CONCATENATED)  # where EOS stands, of encoders [SEP]
+
+    def __post_init__(self):
+        if not 0 < self.rate <= HIGHEST_RATE:
+            due = f"should lie between 0 and {HIGHEST_RATE}, such as 0.15"
+            raise SettingError(f"objective.rate={self.rate} {due}")
+        if not 1 <= (length := self.mean_span_length) <= LONGEST_MEAN:
+            due = f"should be from 1 to {LONGEST_MEAN:,}, such as 3.0"
+            raise SettingError(f"objective.mean_span_length={length} {due}")
+
+    @property
+    def falls(self) -> Noise:
+        """The kind of noise: which tokens it takes, and whether their number is fixed."""
+        return NOISES[self.noise]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether targets stand where the inputs hide them, as encoders predict them."""
+        return self.targets in IN_PLACE
+
+    @property
+    def has_inputs(self) -> bool:
+        """False for the causal LM, whose inputs are absent: not even an EOS."""
+        return (self.noise, self.inputs) != ("everything", "drop")
+
+    @property
+    def concatenates(self) -> bool:
+        """Whether documents are concatenated before they are split into segments.
+
+        Not for pairs of sentences, nor where the split of a document is what is learnt (prefix LM).
+        """
+        return self.pairs == "none" and not (self.falls.per_document and self.has_inputs)
+
+    @property
+    def separates(self) -> bool:
+        """Whether EOS stands between concatenated documents, and not at the end of examples."""
+        return self.concatenates and self.eos == "between-documents"
+
+    @property
+    def draws(self) -> int:
+        """Random numbers per token: for the noise, for what inputs show of it, for the order of sentences."""
+        return self.falls.draws + INPUTS[self.inputs].draws + (self.sentences == "permuted")
+
+
+_CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
+_INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentences="permuted")
+_MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
+
+OBJECTIVES = {
+    "baseline": Objective(),  # "replace spans" of i.i.d. noise: the baseline of all tables
+    "replace-spans": Objective(),
+    "span-corruption": Objective(noise="spans"),
+    "drop-tokens": Objective(inputs="drop", targets="drop"),
+    "mass-style": Objective(inputs="masks", targets="everything"),
+    "bert-style": Objective(inputs="masks-or-random", targets="everything"),
+    "deshuffling": Objective(noise="everything", inputs="shuffle", targets="everything"),
+    "prefix-lm": Objective(noise="suffix", inputs="drop", targets="drop"),
+    "language-model": _CAUSAL_LM,  # of the T5 paper's tables
+    "causal-lm": replace(_CAUSAL_LM, eos="between-documents"),
+    "text-infilling": replace(_INFILLING, eos="between-documents"),
+    "masked-lm": _MASKED_LM,
+    "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
+    "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
+    "electra": Objective(inputs="masks", targets="replaced", eos="between-documents"),
+}
+
+
+class Lengths(NamedTuple):
+    """Tokens of a row: of raw text before noise, and the room for inputs and for targets, EOS included."""
+
+    raw: int
+    inputs: int
+    targets: int
+
+
+def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens of inputs, tokens of targets) [B] with EOS, of raw lengths [B] and first random numbers u [B].
+
+    Not for noise whose amount is left to chance. A run costs a sentinel, in inputs and in targets.
+    """
+    assert objective.falls.counts is not None, "the amount of noise is left to chance"
+    noise, runs = objective.falls.counts(objective, lengths, u)
+    inputs = INPUTS[objective.inputs].size(lengths, noise, np.where(noise, runs, 0)) + 1
+    targets = TARGETS[objective.targets].size(lengths, noise, np.where(noise < lengths, runs, 0)) + 1
+    return inputs if objective.has_inputs else np.zeros_like(inputs), targets
+
+
+def lengths_of(objective: Objective, inputs_length: int) -> Lengths:
+    """The most raw tokens whose inputs fit in ``inputs_length``, and the room for their targets."""
+    shortest = SHORTEST_MASKED if objective.in_place else SHORTEST_INPUTS
+    if inputs_length < shortest:
+        raise SettingError(f"data.inputs_length={inputs_length} should be at least {shortest}, such as 512")
+    if objective.in_place:  # all but [CLS] and the [SEP] behind each piece is text
+        return Lengths(inputs_length - (2 if objective.pairs == "none" else 3), inputs_length, 0)
+    if objective.falls.counts and not objective.falls.per_document:
+        return _fixed_lengths(objective, inputs_length)
+    raw = inputs_length - (not objective.separates)  # one token less, for EOS at the end
+    targets = inputs_length
+    if not objective.falls.bounded and objective.targets != "everything":
+        targets = min(targets, _room_by_chance(objective, raw))
+    return Lengths(raw, inputs_length if objective.has_inputs else 0, targets)
+
+
+def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
+    """Of a fixed amount of noise: at 15 %, in spans of 3, 512 inputs read 568 tokens and have 114 targets."""
+    # A share of 1 - rate of the raw tokens stays in the inputs, so that far longer texts cannot fit; the
+    # factor 2 leaves room for rounding.
+    raw = np.arange(2, math.ceil(inputs_length * 2 / (1 - objective.rate)) + 2)
+    inputs, targets = sizes(objective, raw, np.zeros(len(raw)))
+    last = int(np.flatnonzero(inputs <= inputs_length)[-1])
+    # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
+    over = objective.rate == 0.5 and targets[last] > inputs[last]
+    return Lengths(int(raw[last]) - over, inputs_length, int(targets[last]) - over)
+
+
+def _room_by_chance(objective: Objective, raw: int) -> int:
+    """Room for targets of L raw tokens, each noise with probability p: the mean plus DEVIATIONS deviations.
+
+    "drop" predicts the noise: binomial, mean Lp, variance Lp(1-p). "sentinels" has a target where a token is
+    noise or the one before it is (and one at the very start, either way): all L but those with
+    q_i q_{i-1} = 1, where q = 1 for no noise. With P(q) = Q = 1-p the mean is L - (L-1)Q^2; each of the L-1
+    products has variance Q^2 - Q^4, each of the L-2 pairs of neighbours the covariance Q^3 - Q^4.
+
+    512 inputs at 10/15/25/50 %: 149/200/287/435 with EOS. T5's 103/192/256/512 cut 35 % of the examples at
+    10 %, 2 % at 25 %; its 104 for "drop" at 15 %, where this gives 110, cut 0.07 %.
+    """
+    p, q = objective.rate, 1 - objective.rate
+    if objective.targets == "drop":
+        mean, variance = raw * p, raw * p * q
+    else:
+        mean = raw - (raw - 1) * q**2
+        variance = (raw - 1) * (q**2 - q**4) + 2 * max(raw - 2, 0) * (q**3 - q**4)
+    return math.ceil(mean + DEVIATIONS * math.sqrt(variance)) + 1

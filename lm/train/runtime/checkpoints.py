@@ -1,0 +1,325 @@
+"""The checkpoints of a run: written by orbax in the background, with checksums, verified before use."""
+
+import logging
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from errno import ECHILD
+from functools import cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from lm import sharding
+from lm.config.base import SettingError
+from lm.config.training import EVERY_UPDATE, CheckpointConfig, GuardConfig, Weights
+from lm.train.runtime import manifest
+from lm.train.runtime.manifest import UNFINISHED, Manifest
+from lm.train.state import State
+
+GUARD = "guard."  # before the names of what the guard remembers
+NOTHING, ALL_BAD = -1, -2  # in place of a step
+
+Scores = Mapping[str, float | None]
+
+
+class CheckpointError(RuntimeError):
+    """There are checkpoints and none can be used; the message lists them with what is wrong with each."""
+
+
+class SaveError(CheckpointError):
+    """A step was not saved; the message says why, which checkpoint is the newest good one, and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save.
+
+    Without ``guard.failed_save="retry"``, a save that fails is a SaveError of whatever is called next; with
+    it, of ``wait`` alone if no other ``save`` came since, so that what is saved last is saved.
+    """
+
+    def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = EVERY_UPDATE):
+        self.folder, self.config, self._stops = Path(folder).absolute(), config, guard.failed_save == "stop"
+        ocp = _orbax()
+        _silence_orbax()
+        # Parameters hardly get smaller: by a twelfth, for which saving takes twice the time of the processor.
+        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: tuple[int, Future[Exception | None]] | None = None  # its step and this process's error
+        self._failed: SaveError | None = None  # of the last save, which the next one makes good
+        self._drafts = 0  # folders that were written into, in all processes alike
+        self._before: set[int] = set()  # steps that were there when the last save began
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, *_):
+        try:
+            if kind is None:
+                self.wait()
+            elif self._saving is not None and (error := self._saving[1].result()) is not None:
+                print(f"warning: {self._message(self._saving[0], error)}", flush=True)  # the first is raised
+        finally:
+            self._thread.shutdown()
+            self._orbax.close()
+
+    def steps(self) -> list[int]:
+        """The steps that were saved completely, in order; they may have been damaged since."""
+        return [*manifest.steps(self.folder)]
+
+    def save(self, state: State) -> None:
+        """Start saving; returns when the state may be changed."""
+        self.settle()
+        self._failed = None
+        arrays, step = sharding.named(state), int(state.step)
+        size = sum(array.nbytes for array in arrays.values())
+        shapes = {name: _shape(array) for name, array in arrays.items()}
+        header = {"step": step, "saved": time.time(), "scores": {}, "losses": {}, "arrays": shapes}
+        error = None
+        if jax.process_index() == 0:
+            error = _error(manifest.make_room, self.folder, size)
+            self._before = set(self._steps_there())
+        self._drafts += 1  # a save that failed may still be writing into its own
+        error, draft = self._agreed(error), self.folder / f"{UNFINISHED}{step}-{self._drafts}"
+        if error is None:
+            error = _error(self._orbax.save, draft, args=_orbax().args.PyTreeSave(arrays), force=True)
+            if error is not None and jax.process_count() > 1:  # the others wait for this one, inside of orbax
+                raise SaveError(self._message(step, error)) from error
+        self._saving = step, self._thread.submit(self._finish, draft, header, error)
+        if error is not None and self._stops:
+            self.wait()
+
+    def score(self, step: int, scores: Scores, losses: Scores = MappingProxyType({})) -> None:
+        """Rank the checkpoint of ``step``, if it was saved, by those of these ``scores`` that are finite.
+
+        ``losses``: by the name of the score, decide where it ties. SaveError if they cannot be written.
+        """
+        self.settle()
+        ranks = {} if jax.process_index() else {"scores": _finite(scores), "losses": _finite(losses)}
+        if (error := self._agreed(_error(manifest.rank, self.folder, step, ranks))) is not None:
+            message = f"the scores of {self.folder / str(step)} could not be written: {error}"
+            raise SaveError(message) from error
+        self.tidy(step)
+
+    def settle(self) -> None:
+        """Return when the last save is complete; SaveError if it failed and will not be retried."""
+        self._settle(self._stops)
+
+    def wait(self) -> None:
+        """Return when the last save is complete and verified; SaveError if it failed."""
+        self._settle(stops=True)
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def restore(self, abstract: State, step: int | None = None) -> State | None:
+        """The newest good state, or that of ``step``, placed as ``abstract``; None if nothing was saved.
+
+        A bad checkpoint is skipped with a warning. CheckpointError where there are some and none is good.
+        The guard may differ from the one that it was saved with.
+        """
+        step = self._good_step(step)
+        if step is None:
+            return None
+        like = sharding.named(abstract)
+        arrays = self._read(step, like, complete=True)
+        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in like])
+
+    def restore_model(
+        self,
+        state: State,
+        step: int | None = None,
+        source: Callable[[str], str | None] = str,
+        weights: Weights = "scored",
+    ) -> State:
+        """``state`` with only the parameters from here; CheckpointError if there is no checkpoint.
+
+        ``source`` gives the name here of a parameter of ``state``, None for one that stays as it is.
+        """
+        step = self._good_step(step)
+        if step is None:
+            raise CheckpointError(f"there is no checkpoint in {self.folder}")
+        arrays_there = manifest.read_manifest(self._path(step), step)["arrays"]
+        has_mean = any(name.startswith("average.") for name in arrays_there)
+        if weights == "average" and not has_mean:
+            raise CheckpointError(f"{self.folder} keeps no average of the parameters (optimizer.ema=0)")
+        kind = "average" if has_mean and weights != "last" else "params"
+        sources = {name: f"{kind}.{saved}" for name in state.params if (saved := source(name)) is not None}
+        like = sharding.described(state.params)
+        arrays = self._read(step, {saved: like[name] for name, saved in sources.items()}, complete=False)
+        params = state.params | {name: arrays[saved] for name, saved in sources.items()}
+        return replace(state, params=params, average=None)
+
+    def parameters(self, step: int) -> frozenset[str]:
+        """The names of the parameters that were saved after ``step``; CheckpointError if it is not there."""
+        if step not in self.steps():
+            raise CheckpointError(f"there is no checkpoint {step} in {self.folder}")
+        saved = manifest.read_manifest(self._path(step), step)["arrays"]
+        return frozenset(name.removeprefix("params.") for name in saved if name.startswith("params."))
+
+    def best(self, name: str = "score") -> int | None:
+        """The step with the best score of this name; None if no step has one."""
+        return manifest.best(manifest.manifests(self.folder), name, self.config.best)
+
+    def tidy(self, last: int) -> None:
+        """Remove what is not retained now that ``last`` is the newest step; a warning where that fails."""
+        if jax.process_index() == 0:
+            try:
+                manifest.tidy(self.folder, last, self.config)
+            except OSError as error:
+                print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
+
+    def _steps_there(self) -> list[int]:
+        """Return ``steps``, none where the folder cannot be read."""
+        try:
+            return self.steps()
+        except OSError:
+            return []
+
+    def _path(self, step: int) -> Path:
+        return manifest.steps(self.folder).get(step, self.folder / str(step))
+
+    def _good_step(self, step: int | None) -> int | None:
+        """The newest good step, or ``step`` if that is good; the first process looks and tells the others."""
+        self.wait()
+        good, faults = NOTHING, {}
+        if jax.process_index() == 0:
+            paths = manifest.steps(self.folder)
+            for candidate in reversed(paths) if step is None else [step]:
+                path = self.folder / str(candidate)
+                fault = manifest.fault(paths.get(candidate, path), candidate)
+                if fault is None:
+                    good = candidate
+                    break
+                faults[path], good = fault, ALL_BAD
+                print(f"warning: checkpoint {path} is skipped: {fault}", flush=True)
+        good = int(multihost_utils.broadcast_one_to_all(np.int32(good)))
+        if good == ALL_BAD:
+            listed = "".join(f"\n  {path}: {fault}" for path, fault in faults.items())
+            older = f"without {self.folder / str(step)} training resumes from an older one"
+            mend = f"remove {self.folder} to start from scratch" if step is None else older
+            raise CheckpointError(f"no checkpoint is good; {mend}:{listed}")
+        return None if good == NOTHING else good
+
+    def _read(self, step: int, like: Mapping[str, Any], complete: bool) -> dict[str, jax.Array]:
+        """The arrays named in ``like``, bit for bit: orbax would cast another dtype without a word.
+
+        Of a ``complete`` state the checkpoint may hold no others. What the guard remembers may be missing or
+        superfluous: it begins with zeros.
+        """
+        folder = self._path(step)
+        saved = manifest.read_manifest(folder, step)["arrays"]
+        missing = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
+        like = {name: leaf for name, leaf in like.items() if name not in missing}
+        shapes = {name: _shape(leaf) for name, leaf in like.items()}
+        others = {name for name in saved if complete and not name.startswith(GUARD)}
+        pairs = {name: (saved.get(name), shapes.get(name)) for name in sorted(shapes.keys() | others)}
+        wrong = [f"\n  {name}: saved {old}, needed {new}" for name, (old, new) in pairs.items() if old != new]
+        if wrong:
+            raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
+        ocp = _orbax()
+        arguments = ocp.checkpoint_utils.construct_restore_args(like)
+        how = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
+        arrays = self._orbax.restore(folder, args=how)
+        for name, leaf in missing.items():
+            zeros = partial(jnp.zeros, leaf.shape, leaf.dtype)
+            arrays[name] = jax.jit(zeros, out_shardings=leaf.sharding)()
+        return arrays
+
+    def _settle(self, stops: bool) -> None:
+        """Wait for the last save; if it failed, raise where that ``stops``, else warn; all alike."""
+        saving, self._saving = self._saving, None
+        if saving is None or (error := self._agreed(saving[1].result())) is None:
+            return
+        if jax.process_index() == 0:
+            with suppress(OSError):
+                manifest.clear_leftovers(self.folder)
+        message = self._message(saving[0], error)
+        if stops:
+            raise SaveError(message) from error
+        self._failed = SaveError(message)
+        print(f"warning: {message}, or with the next save", flush=True)
+
+    def _agreed(self, error: Exception | None) -> Exception | None:
+        """The error of this process or, where all continue after one, that of another.
+
+        Where it stops, the process that failed ends at once, and so do the others, which may wait for it.
+        """
+        if jax.process_count() == 1 or self._stops:
+            return error
+        failed = multihost_utils.process_allgather(np.asarray(error is not None)).any()
+        other = ChildProcessError(ECHILD, "another process could not write its part")
+        return error or (other if failed else None)
+
+    def _message(self, step: int, error: Exception) -> str:
+        code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it, among much else
+        why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or f"{error!r:.300}"
+        if not self.folder.exists() or self._before - set(self._steps_there()):
+            why = "the folder was deleted while it was written"
+        good = "no checkpoint is good"
+        with suppress(OSError):
+            paths = reversed(manifest.steps(self.folder).items())
+            newest = next((n for n, path in paths if manifest.fault(path, n) is None), None)
+            good = good if newest is None else f"the newest good checkpoint is {newest}"
+        failed = f"step {step} could not be saved in {self.folder}: {why}; {good}"
+        return f"{failed}. Mend this and start again: training resumes from the newest"
+
+    def _finish(self, draft: Path, header: Manifest, error: Exception | None) -> Exception | None:
+        """In the thread of each process: the error if the step was not saved."""
+        error = error or _error(self._orbax.wait_until_finished)
+        if error is None and jax.process_index() == 0:
+            error = _error(manifest.publish, draft, header, self.config)
+            error = error or _error(self.tidy, header["step"])
+        return error
+
+
+def _finite(values: Scores) -> dict[str, float]:
+    return {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
+
+
+def _error(work: Callable[..., Any], *args: Any, **options: Any) -> Exception | None:
+    try:
+        work(*args, **options)
+    except Exception as error:
+        return error
+    return None
+
+
+def _shape(array: Any) -> list:
+    return [list(array.shape), str(array.dtype)]
+
+
+@cache
+def _orbax() -> Any:
+    """The package, imported when there is something to read or write: that takes a fifth of a second."""
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+@cache  # each hook calls the one before
+def _silence_orbax() -> None:
+    """Keep off the terminal what orbax's threads print of an error: it is raised here too."""
+    before = sys.unraisablehook
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.exc_info or not {"orbax", "asyncio"} & {*Path(record.pathname).parts}
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":  # others of its writes would have told that
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(is_news)

@@ -1,0 +1,332 @@
+"""The records of a run: run.json, metrics.jsonl (the truth), TensorBoard. Written by the first process."""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from errno import ENOENT
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from lm.config.base import DataError, SettingError
+from lm.files import naming, seal, seal_line, unseal, unseal_lines, write
+
+RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
+PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain numpy scipy scikit-learn sentencepiece tokenizers
+    sacrebleu rouge-score""".split()  # those that numbers depend on
+QUEUED = 1_000  # records that may wait to be written to TensorBoard
+CLOSING = 5.0  # time that these have at the end [seconds]
+
+WriteScalars = Callable[[int, Mapping[str, float]], None]  # the values of a step, by name
+
+
+class NonFiniteLoss(ArithmeticError):
+    """Loss or gradient is not finite, or was skipped too often; no state from this step on was saved."""
+
+    def __init__(self, step: int, why: str):
+        super().__init__(f"step {step} {why}")
+        self.step = step
+
+    def add(self, message: str) -> None:
+        """Append to the message."""
+        self.args = (f"{self}; {message}",)
+
+
+class Log:
+    """One run's records; ``settings`` go to ``run.json``. Use as a context: its end becomes the status.
+
+    ``run.json`` describes this start of the run and, in "starts", all of them: one that did not end in order
+    "vanished". TensorBoard names a run after its folder, and after ``title`` where readers do not know the
+    folder; with a ``project`` the numbers go to Weights & Biases too. OSError, with the name of the file,
+    where a record cannot be written.
+    """
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any], title: str = "", project: str = ""):
+        self.folder, self._writes = Path(folder), jax.process_index() == 0
+        self._events, self._project = self.folder / "tensorboard" / title, project
+        self._trackers: list[Tracker] = []
+        self._file: TextIO | None = None
+        self._checksum = ""  # of the last line
+        self._start = time.perf_counter()
+        if not self._writes:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        life: dict[str, Any] = {"status": "running", "started": now(), "ended": None, "host": platform.node()}
+        life |= {"pid": os.getpid(), "commit": _commit(), "from_step": None, "evaluating": None}
+        self._life = life | {"restart": os.environ.get(RESTART)}
+        self._run: dict[str, Any] = {
+            "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+            "python": platform.python_version(),
+            "packages": packages(),
+            "settings": settings,
+            "starts": [*_earlier_starts(self.folder / "run.json"), self._life],
+        }
+        self._write_run()
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _):
+        if not self._writes:
+            return
+        for tracker in self._trackers:
+            tracker.close()
+        self._life |= {"status": "finished" if kind is None else f"{kind.__name__}: {error}", "ended": now()}
+        for finish in (self._close, self._write_run):
+            try:
+                finish()
+            except OSError as fault:
+                if error is None:
+                    raise
+                _warn(str(fault))  # beside the error that came first
+
+    def start(self, step: int) -> None:
+        """Resume after ``step``: forget all later records, which will come again."""
+        if not self._writes:
+            return
+        lines = [self._line(record) for record in records(self.folder) if record["step"] <= step]
+        write(self._path, "".join(lines))
+        self._file = self._path.open("a")
+        self._life["from_step"] = step
+        self._write_run()
+        self._trackers = [Tracker("TensorBoard", partial(tensorboard, self._events, step + 1))]
+        if self._project:
+            opened = partial(weights_and_biases, self._project, self.folder, self._run["settings"])
+            self._trackers.append(Tracker("Weights & Biases", opened))
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Write one line of numbers after ``step`` updates; ``kind``: "train", "eval" or another."""
+        if not self._writes:
+            return
+        assert self._file is not None, "start comes first"
+        values = {name: value for name, value in values.items() if value is not None}
+        if not self._path.exists():  # what is written into a file that has no name any more is lost
+            raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
+        with naming(self._path):
+            line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
+            self._file.write(line)
+            self._file.flush()
+        if kind != "train":  # scores are read from the file, which a mounted bucket stores when it is closed
+            self._close()
+            self._file = self._path.open("a")
+        numbers = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
+        for tracker in self._trackers:
+            tracker.write(step, {f"{kind}/{name}": value for name, value in numbers.items()})
+
+    def _line(self, record: Mapping[str, Any]) -> str:
+        """``record`` as the line that follows those before, by whose checksum a lost one is noticed."""
+        line, self._checksum = seal_line(record, self._checksum)
+        return line
+
+    @contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
+        """run.json says that ``step`` is being evaluated in here, and still does if that ends the process."""
+        self._set_evaluating(step)
+        yield
+        self._set_evaluating(None)
+
+    def _set_evaluating(self, step: int | None) -> None:
+        if self._writes:
+            self._life["evaluating"] = step
+            self._write_run()
+
+    def ended_evaluating(self, step: int) -> int:
+        """How many starts before this one, in a row, ended in the evaluation of ``step``."""
+        starts = self._run["starts"][-2::-1] if self._writes else []
+        ended = next((n for n, life in enumerate(starts) if life.get("evaluating") != step), len(starts))
+        return int(multihost_utils.broadcast_one_to_all(np.int32(ended)))
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def _close(self) -> None:
+        file, self._file = self._file, None  # once, whatever comes of it
+        if file is not None:
+            with naming(self._path), file:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def lacks(self, step: int, kind: str) -> bool:
+        """Whether there is no such record, as the first process sees it."""
+        exists = self._writes and (step, kind) in {(r["step"], r["kind"]) for r in records(self.folder)}
+        return not multihost_utils.broadcast_one_to_all(np.int32(exists))
+
+    def began(self, compiling: float) -> None:
+        """Note that the first step is done, for which compilation took so many seconds."""
+        if self._writes:
+            since = time.perf_counter() - self._start
+            self._run |= {"seconds_to_first_step": round(since, 3), "seconds_compiling": round(compiling, 3)}
+            self._write_run()
+
+    def _write_run(self) -> None:
+        write(self.folder / "run.json", seal(json.loads(json.dumps(self._life | self._run, default=str))))
+
+
+class Tracker:
+    """Passes records to ``opened``'s function in a thread: training goes on while that is slow or fails."""
+
+    def __init__(self, name: str, opened: Callable[[], AbstractContextManager[WriteScalars]]):
+        self.name, self._opened = name, opened
+        self._queue: queue.Queue = queue.Queue(QUEUED)
+        self._works, self._lost = True, 0
+        self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Have a record written; where too many wait already it is dropped, and counted."""
+        if self._works:
+            self._put((step, values), wait=0.0)
+
+    def close(self) -> None:
+        """Have the rest written, waiting for CLOSING seconds at most."""
+        end = time.monotonic() + CLOSING
+        if self._works and self._put(None, CLOSING):
+            self._thread.join(max(end - time.monotonic(), 0.0))
+        lost = self._lost + self._queue.qsize()
+        if self._works and lost:
+            _warn(f"{self.name} was too slow and lacks up to {lost} records; metrics.jsonl has them")
+        self._works = False
+
+    def _put(self, record: tuple | None, wait: float) -> bool:
+        try:
+            self._queue.put(record, block=wait > 0, timeout=wait or None)
+        except queue.Full:
+            self._lost += record is not None
+            return False
+        return True
+
+    def _write_all(self) -> None:
+        try:
+            with self._opened() as write:
+                while (record := self._queue.get()) is not None:
+                    write(*record)
+        except Exception as error:
+            if self._works:
+                self._works = False
+                _warn(f"{self.name} is off from now on ({type(error).__name__}: {error}); training goes on")
+
+
+@contextmanager
+def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
+    """Into ``folder`` for TensorBoard, which forgets what it had from step ``first`` on.
+
+    Event by event: the library's own writer waits for its thread, which never ends if the disk is full.
+    """
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.summary import scalar
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # a file for each start: two may share a second
+    writer = EventsWriter(str(folder / "events"), f".{first}")
+    try:
+        start = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(step=first, session_log=start, wall_time=time.time()))
+
+        def write(step: int, values: Mapping[str, float]) -> None:
+            now = time.time()
+            for name, value in values.items():
+                writer.write_event(Event(step=step, wall_time=now, summary=scalar(name, value)))
+            writer.flush()
+
+        yield write
+    finally:
+        writer.close()
+
+
+@contextmanager
+def weights_and_biases(project: str, folder: Path, settings: Mapping[str, Any]) -> Iterator[WriteScalars]:
+    """To a project of W&B: a run for each folder, which goes on where that does; WANDB_* hold as usual."""
+    import wandb  # an optional dependency
+
+    place = folder.resolve()
+    identity = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    run = wandb.init(
+        project=project,
+        name="/".join(place.parts[-4:]),
+        id=identity,
+        resume="allow",
+        config=json.loads(json.dumps(settings, default=str)),
+        dir=str(folder),
+    )
+    try:
+        yield lambda step, values: run.log(dict(values), step=step)
+    finally:
+        run.finish()
+
+
+def records(folder: str | Path) -> list[dict[str, Any]]:
+    """All records of a run, without a last one cut short by a kill; DataError if any was changed or lost."""
+    path = Path(folder) / "metrics.jsonl"
+    mend = f"put back a copy that is whole, or delete {folder} to train it anew"
+    lines = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
+    if all(isinstance(line.get("step"), int) and isinstance(line.get("kind"), str) for line in lines):
+        return lines
+    raise DataError(f"{path} has a line that is no record of a run; {mend}")
+
+
+def status(folder: Path) -> str:
+    """The status of the last start: "running", "finished" or an error; DataError if run.json is damaged."""
+    path = folder / "run.json"
+    return str(unseal(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
+
+
+def came_to_its_end(folder: Path) -> bool:
+    """Whether the last start did; not if run.json is damaged, which the log says when it starts a new one."""
+    try:
+        return status(folder) == "finished"
+    except (SettingError, OSError):
+        return False
+
+
+def _earlier_starts(path: Path) -> list[dict[str, Any]]:
+    try:
+        starts = [dict(life) for life in unseal(path.read_bytes(), path)["starts"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        _warn(f"{path} is damaged and begun anew ({type(error).__name__}: {error})")
+        return [{"status": f"unknown: run.json was damaged ({type(error).__name__})"}]
+    if starts and starts[-1].get("status") == "running":
+        starts[-1]["status"] = "vanished"
+    return starts
+
+
+def packages() -> dict[str, str]:
+    """The versions of the packages that results depend on."""
+    return {name: metadata.version(name) for name in PACKAGES}
+
+
+def now() -> str:
+    """Date, time and zone."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _commit() -> str | None:
+    """The commit of this code, marked where files differ from it; None where git does not track this file."""
+    file = Path(__file__)
+    git = partial(subprocess.run, cwd=file.parent, capture_output=True, text=True, timeout=10)
+    try:
+        git(["git", "ls-files", "--error-unmatch", file.name], check=True)
+        described = git(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", flush=True)

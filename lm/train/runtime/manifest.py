@@ -1,0 +1,232 @@
+"""Checkpoints as folders: a manifest with the checksum of every file, sealed by its own, and which ones stay.
+
+A step is written under another name, then its manifest, then it is renamed: what has a step's name was
+complete. What is removed gets another name before it is deleted. Only the standard library, so that
+checkpoints are listed and verified without jax.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from errno import ENOSPC
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from lm.config.training import CheckpointConfig
+from lm.files import checksum, seal, write
+
+MANIFEST = "manifest.json"
+UNFINISHED = "unfinished-"  # before the name of what is no step yet, or no longer
+REPLACED = "replaced-"  # before the number of a step while another takes its place; it counts until then
+
+Manifest = dict[str, Any]
+Manifests = Mapping[int, Manifest | None]  # by step; None where the manifest is damaged
+_FIELDS = {  # name -> type, and that of its values
+    "sha256": (str, None),  # of all else
+    "step": (int, None),
+    "saved": (float, None),  # when [unix seconds]
+    "hour": (float, None),  # when the hour began in which it was saved [unix seconds]
+    "scores": (dict, float),  # by name
+    "losses": (dict, float),  # by the score's name: which of two checkpoints with that score is better
+    "arrays": (dict, list),  # [shape, dtype] by name
+    "files": (dict, str),  # sha256 by path below the folder
+}
+
+
+class Fault(ValueError):
+    """What is wrong with a checkpoint."""
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """The path of each step that was saved completely, in order; it may have been damaged since."""
+    paths = {}
+    # In reverse order what is being replaced comes first, and what replaces it takes precedence.
+    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
+        named = re.fullmatch(rf"(?:{REPLACED})?(0|[1-9][0-9]{{0,8}})", path.name)
+        if named and path.is_dir():
+            paths[int(named[1])] = path
+    return dict(sorted(paths.items()))
+
+
+def fault(path: Path, step: int) -> str | None:
+    """What is wrong with the checkpoint of ``step`` in the folder ``path``, or None; every byte is read."""
+    try:
+        listed, actual = read_manifest(path, step)["files"], checksums(path)
+    except Fault as wrong:
+        return str(wrong)
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    for name in sorted(listed.keys() | actual.keys()):
+        if listed.get(name) != actual.get(name):
+            kind = "missing" if name not in actual else "unknown" if name not in listed else "changed"
+            return f"file {name!r} is {kind}"
+    return None
+
+
+def read_manifest(path: Path, step: int) -> Manifest:
+    """The manifest in the folder of ``step``, whose files may be damaged; Fault if it is not whole itself."""
+    file = path / MANIFEST
+    if not file.is_file():
+        raise Fault(f"{MANIFEST} is missing")
+    try:
+        manifest = json.loads(file.read_bytes())
+        seal_of_rest = checksum(manifest)
+        manifest.setdefault("losses", {})  # older ones lack it
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise Fault(f"{MANIFEST} cannot be read ({type(error).__name__})") from error
+    for name, (kind, inner) in _FIELDS.items():
+        value = manifest.get(name)
+        values = value.values() if inner and type(value) is dict else ()
+        if type(value) is not kind or not all(type(each) is inner for each in values):
+            raise Fault(f"{MANIFEST} is none of a checkpoint: its {name} is missing or of another type")
+    if manifest["sha256"] != seal_of_rest:
+        raise Fault(f"{MANIFEST} was changed")
+    if manifest["step"] != step:
+        raise Fault(f"{MANIFEST} is of step {manifest['step']}")
+    return manifest
+
+
+def manifests(folder: Path) -> dict[int, Manifest | None]:
+    """The manifest of each step, in order; None where it is damaged."""
+    by_step: dict[int, Manifest | None] = {}
+    for step, path in steps(folder).items():
+        by_step[step] = None
+        with suppress(Fault):
+            by_step[step] = read_manifest(path, step)
+    return by_step
+
+
+def rank(folder: Path, step: int, ranks: Mapping[str, dict[str, float]]) -> None:
+    """Put ``ranks`` into the manifest of ``step``, if that was saved; Fault if it is damaged."""
+    path = steps(folder).get(step)
+    if ranks and path is not None:
+        draft = folder / f"{UNFINISHED}{step}-scores"  # in the step's own folder it would be an unknown file
+        write(draft, _sealed(read_manifest(path, step) | dict(ranks)))
+        draft.replace(path / MANIFEST)
+
+
+def make_room(folder: Path, size: int) -> None:
+    """Make the folder of checkpoints; OSError if it cannot be written or ``size`` bytes do not fit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(folder)
+    disk = shutil.disk_usage(folder)
+    if disk.free < size and disk.total:  # some file systems say 0 of everything
+        raise OSError(ENOSPC, f"{size / 1e9:.2g} GB are needed, {disk.free / 1e9:.2g} GB are free")
+    probe = folder / f"{UNFINISHED}probe"
+    probe.mkdir()
+    probe.rmdir()
+
+
+def publish(draft: Path, manifest: Manifest, config: CheckpointConfig) -> None:
+    """Give the checkpoint in ``draft``, beside the others, the rest of its manifest, then its name."""
+    folder, step = draft.parent, manifest["step"]
+    before = {n: each for n, each in manifests(folder).items() if n < step}
+    manifest |= {"hour": hour(before, manifest["saved"], config), "files": checksums(draft)}
+    write(draft / MANIFEST, _sealed(manifest))
+    final = folder / str(step)
+    if final.exists():
+        final.rename(folder / f"{REPLACED}{step}")
+    draft.rename(final)
+
+
+def tidy(folder: Path, last: int, config: CheckpointConfig) -> None:
+    """Remove what is not retained now that ``last`` is the newest step, and what a kill left of doing so.
+
+    Later steps are of a course that was given up: this run began before them.
+    """
+    by_step, paths = manifests(folder), steps(folder)
+    retained = retain({step: each for step, each in by_step.items() if step <= last}, config)
+    for step in by_step.keys() - retained:
+        _remove(paths[step])
+    clear_leftovers(folder)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Clear away what a kill or a failed save left; what it was about to replace gets its name back."""
+    for path in [*folder.iterdir()]:
+        final = folder / path.name.removeprefix(REPLACED)
+        if path.name.startswith(UNFINISHED):
+            _delete_path(path)
+        elif final != path and final.exists():
+            _remove(path)
+        elif final != path:
+            path.rename(final)
+
+
+def _remove(path: Path) -> None:
+    _delete_path(path.rename(path.with_name(f"{UNFINISHED}{path.name}-removed")))
+
+
+def _delete_path(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sealed(manifest: Manifest) -> str:
+    """The text of the file: every byte of it counts."""
+    return seal(manifest).strip()
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """``{path below folder: sha256}`` of every file but the manifest; Fault at a link or a device."""
+
+    def files(below: Path) -> Iterator[Path]:
+        for path in below.iterdir():
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise Fault(f"{str(path.relative_to(folder))!r} is neither a file nor a folder")
+            yield from files(path) if path.is_dir() else [path]
+
+    def sha256(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    if folder.is_symlink():
+        raise Fault("is a symbolic link")
+    paths = {str(path.relative_to(folder)): path for path in files(folder)}
+    paths.pop(MANIFEST, None)
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(paths, pool.map(sha256, paths.values()), strict=True))
+
+
+def best(manifests: Manifests, name: str, kind: str) -> int | None:
+    """The step with the "lowest" or "highest" (``kind``) score of this name; None without.
+
+    Of several with the same score the one with the lowest loss, else the last.
+    """
+    sign = {"lowest": 1, "highest": -1}[kind]
+    scored = {step: each for step, each in manifests.items() if each and name in each["scores"]}
+    ranks = {n: (sign * m["scores"][name], m["losses"].get(name, inf), -n) for n, m in scored.items()}
+    return min(ranks, key=ranks.__getitem__, default=None)
+
+
+def hour(manifests: Manifests, saved: float, config: CheckpointConfig) -> float:
+    """When the hour of a checkpoint ``saved`` after these began [unix seconds]; see ``retain``."""
+    last = next((each for _, each in sorted(manifests.items(), reverse=True) if each), None)
+    if last is None:
+        return saved
+    return last["saved"] if _ends_hour(last, config) else last["hour"]
+
+
+def retain(manifests: Manifests, config: CheckpointConfig) -> set[int]:
+    """Which of these steps stay: the newest, the best by each score, those named, each that ended an hour.
+
+    An hour begins with the first checkpoint, and with each that ends one: the first saved at least
+    ``config.hours`` after its begin. A clock that is put back or forward by more ends it once. (Orbax's own
+    preservation policies know neither ties nor clocks that jump, and would bring jax along.)
+    """
+    names = {name for each in manifests.values() if each for name in each["scores"]}
+    bests = {step for name in names if (step := best(manifests, name, config.best)) is not None}
+    hourly = {step for step, each in manifests.items() if each and _ends_hour(each, config)}
+    named = manifests.keys() & {*config.steps}
+    return {*sorted(manifests)[-config.keep :], *bests, *named, *hourly}
+
+
+def _ends_hour(manifest: Manifest, config: CheckpointConfig) -> bool:
+    return bool(config.hours) and abs(manifest["saved"] - manifest["hour"]) >= 3600 * config.hours
