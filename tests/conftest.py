@@ -2,11 +2,15 @@
 ranks.
 """
 
+import importlib
+import inspect
 import os
 import signal
 from importlib.metadata import version
 
 import pytest
+from beartype import beartype
+from jaxtyping import jaxtyped
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -23,6 +27,20 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+
+def check_annotations(*names):
+    """Check every call of the public functions of ``lm.ops.NAME`` against their annotations, shapes included.
+
+    Called before other modules import these functions by name.
+    """
+    for name in names:
+        module = importlib.import_module(f"lm.ops.{name}")
+        for attribute, value in list(vars(module).items()):
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and attribute[0] != "_":
+                setattr(module, attribute, jaxtyped(value, typechecker=beartype))
+
+
+check_annotations("attention", "losses", "masks", "positions", "recurrence")
 
 # Modules of few tests that take long: begun first, so that no worker is left alone with one at the end.
 LONGEST = [

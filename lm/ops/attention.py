@@ -9,19 +9,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Float32
 
 
 def scaled_dot_product_attention(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K Hv"],
     mask: Array | None = None,
     bias: Array | None = None,
     *,
     scale: float | None = None,
     logit_cap: float | None = None,
-    dropout_factors: Array | None = None,
-) -> Array:
+    dropout_factors: Float[Array, "#B #N #T #S"] | None = None,
+) -> Float[Array, "B T N Hv"]:
     """Return softmax(Q K^T / sqrt(H) + bias) V (Vaswani et al. 2017, equation 1).
 
     query [B,T,N,H], key and value [B,S,K,H] with N % K == 0; mask bool, True where a query attends to a key,
@@ -40,17 +41,17 @@ def scaled_dot_product_attention(
 
 
 def multi_head_attention(
-    x: Array,
-    memory: Array,
-    wq: Array,
-    wk: Array,
-    wv: Array,
-    wo: Array,
+    x: Float[Array, "B T D"],
+    memory: Float[Array, "B S D"],
+    wq: Float[Array, "D N H"],
+    wk: Float[Array, "D K H"],
+    wv: Float[Array, "D K H"],
+    wo: Float[Array, "N H D"],
     mask: Array | None = None,
     bias: Array | None = None,
     *,
     scale: float | None = None,
-) -> Array:
+) -> Float[Array, "B T D"]:
     """Return N heads of attention from x [B,T,D] to memory [B,S,D], concatenated and projected: [B,T,D].
 
     wq [D,N,H], wk and wv [D,K,H], wo [N,H,D]; ``memory`` is x in self-attention. Other arguments as above
@@ -64,14 +65,14 @@ def multi_head_attention(
 
 
 def attention_weights(
-    query: Array,
-    key: Array,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
     mask: Array | None = None,
     bias: Array | None = None,
     *,
     scale: float | None = None,
     logit_cap: float | None = None,
-) -> Array:
+) -> Float32[Array, "B N T S"]:
     """Return softmax(Q K^T / sqrt(H) + bias), float32 [B,N,T,S]: what each query takes from each key."""
     batch, length, heads, width = query.shape
     check_mask_and_bias(mask, bias, (batch, heads, length, key.shape[1]))
@@ -120,12 +121,14 @@ class AttentionOptions(NamedTuple):
 NO_OPTIONS = AttentionOptions()
 
 
-def repeat_heads(x: Array, num_heads: int) -> Array:
+def repeat_heads(x: Float[Array, "B S K H"], num_heads: int) -> Float[Array, "B S {num_heads} H"]:
     """Return keys or values [B,S,K,H] as [B,S,N,H]: each head N/K times, for the queries that share it."""
     return x if x.shape[2] == num_heads else jnp.repeat(x, num_heads // x.shape[2], axis=2)
 
 
-def drop_values(key: Array, value: Array, dropout_factors: Array) -> tuple[Array, Array]:
+def drop_values(
+    key: Float[Array, "B S K H"], value: Float[Array, "B S K Hv"], dropout_factors: Float[Array, "B N 1 S"]
+) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N Hv"]]:
     """Return keys and values [B,S,N,H], the values times ``dropout_factors`` [B,N,1,S].
 
     A mask that all queries of a row share can multiply the values instead of the weights, which a fused
@@ -156,14 +159,14 @@ def check_mask_and_bias(mask: Array | None, bias: Array | None, shape: tuple[int
 
 
 def additive_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    vector: Array,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S N H"],
+    value: Float[Array, "B S N D"],
+    vector: Float[Array, "N H"],
     mask: Array | None = None,
     *,
-    dropout_factors: Array | None = None,
-) -> Array:
+    dropout_factors: Float[Array, "#B #N #T #S"] | None = None,
+) -> Float[Array, "B T N D"]:
     """Return [B,T,N,D]: attention by additive scores (Bahdanau et al. 2015).
 
     query [B,T,N,H], key [B,S,N,H], value [B,S,N,D], vector [N,H], mask bool [B|1,N|1,T|1,S|1].
@@ -180,7 +183,9 @@ def additive_attention(
     return jax.checkpoint(attend, prevent_cse=False)(query, key, value, vector, mask, dropout_factors)
 
 
-def additive_scores(query: Array, key: Array, vector: Array) -> Array:
+def additive_scores(
+    query: Float[Array, "B T N H"], key: Float[Array, "B S N H"], vector: Float[Array, "N H"]
+) -> Float32[Array, "B N T S"]:
     """Return v * tanh(q + k), float32 [B,N,T,S], of query [B,T,N,H], key [B,S,N,H] and vector v [N,H].
 
     Query and key are already projected: they are W s and U h in Bahdanau et al. 2015.
@@ -189,7 +194,7 @@ def additive_scores(query: Array, key: Array, vector: Array) -> Array:
     return jnp.einsum("btsnh,nh->bnts", jnp.tanh(sums), vector.astype(jnp.float32))
 
 
-def bilinear_query(query: Array, weight: Array) -> Array:
+def bilinear_query(query: Float[Array, "B T N H"], weight: Float[Array, "N H H"]) -> Float[Array, "B T N H"]:
     """Return q W, [B,T,N,H] of query [B,T,N,H] and weight [N,H,H].
 
     Its product with a key is q W k, the score "general" of Luong et al. 2015.

@@ -5,12 +5,19 @@ from math import log
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jaxtyping import Bool, Float, Float32, Int, Shaped
 
 
 def cross_entropy(
-    logits: Array, targets: Array, weights: Array, *, z_loss: float, label_smoothing: float
-) -> tuple[Array, Array, Array]:
+    logits: Float[Array, "B T V"],
+    targets: Int[Array | np.ndarray, "B T"],
+    weights: Shaped[Array | np.ndarray, "B T"],
+    *,
+    z_loss: float,
+    label_smoothing: float,
+) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
     """(sum of loss, sum of weights, sum of z-loss) from logits [B,T,V], targets int [B,T], weights [B,T].
 
     ``z_loss`` times the squared log-partition function is added: it keeps logits from drifting (in the first
@@ -20,18 +27,22 @@ def cross_entropy(
     A target outside of [0, V) gives NaN, in the loss and its gradient, where its weight is not 0; with weight
     0 it gives exactly 0 in both, whatever number stands for "ignore".
     """
-    weights = weights.astype(jnp.float32)
+    weights = jnp.asarray(weights, jnp.float32)
     targets = jnp.where(weights == 0, 0, targets)
     loss, log_z = _token_loss(logits, targets, z_loss, label_smoothing)
     return (loss * weights).sum(), weights.sum(), z_loss * (jnp.square(log_z) * weights).sum()
 
 
-def accuracy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+def accuracy(
+    logits: Float[Array, "B T V"],
+    targets: Int[Array | np.ndarray, "B T"],
+    weights: Shaped[Array | np.ndarray, "B T"],
+) -> tuple[Float32[Array, ""], Float32[Array, ""]]:
     """(sum of weights where no token is likelier than the target, sum of weights) from logits [B,T,V].
 
     A target outside of [0, V) gives NaN where its weight is not 0.
     """
-    weights = weights.astype(jnp.float32)
+    weights = jnp.asarray(weights, jnp.float32)
     targets = jnp.where(weights == 0, 0, targets)
     known = is_known(targets, logits.shape[-1])
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
@@ -39,7 +50,7 @@ def accuracy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Arra
     return (jnp.where(known, right, jnp.nan) * weights).sum(), weights.sum()
 
 
-def is_known(targets: Array, classes: int) -> Array:
+def is_known(targets: Int[Array, "*shape"], classes: int) -> Bool[Array, "*shape"]:
     """bool, as targets: which are from 0 to ``classes`` - 1; of negative ones indexing reads the last."""
     return (targets >= 0) & (targets < classes)
 

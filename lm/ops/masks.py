@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Int, Int32
 
 PositionIds = dict[str, Array]  # int32 or bool, by name; see ``MaskSpec``
 NO_BOUNDS = (None, None)
 
 
-def relative_positions(length: int, key_length: int) -> Array:
+def relative_positions(length: int, key_length: int) -> Int32[Array, "1 {length} {key_length}"]:
     """Return int32 [1,T,S]: each key's index minus each query's; both sequences start at index 0.
 
     >>> relative_positions(2, 3)[0].tolist()
@@ -116,7 +117,7 @@ def _ranges_meet(query: Array, key: Array, *, behind: int, ahead: int) -> Array:
     return (key.max() >= query.min() - behind) & (key.min() <= query.max() + ahead)
 
 
-def draw_random_blocks(blocks: RandomBlocks) -> np.ndarray:
+def draw_random_blocks(blocks: RandomBlocks) -> Bool[np.ndarray, "blocks blocks"]:
     """Return bool [total,total]: which blocks of keys a block of queries attends to, always the same."""
     drawn, generator = np.zeros((blocks.total, blocks.total), bool), np.random.default_rng(0)
     for row in drawn:
@@ -133,7 +134,7 @@ class AttentionMask:
     key: PositionIds
     spec: MaskSpec = field(metadata={"static": True})
 
-    def materialize(self, length: int, key_length: int) -> Array:
+    def materialize(self, length: int, key_length: int) -> Bool[Array, "_ 1 {length} {key_length}"]:
         """Return bool [B|1,1,T,S], True where a query attends to a key; both rows start at index 0.
 
         >>> CAUSAL.materialize(2, 3)[0, 0].tolist()
@@ -141,7 +142,7 @@ class AttentionMask:
         """
         return self.evaluate(relative_positions(length, key_length))
 
-    def evaluate(self, relative_position: Array) -> Array:
+    def evaluate(self, relative_position: Int32[Array, "_ T S"]) -> Bool[Array, "_ 1 T S"]:
         """Return bool [B|1,1,T,S] of queries and keys at relative positions int32 [B|1,T,S]."""
         query = {name: ids[:, :, None] for name, ids in self.query.items()}
         key = {name: ids[:, None, :] for name, ids in self.key.items()}
@@ -157,6 +158,6 @@ def materialize_mask(mask: AnyMask, length: int, key_length: int) -> Array | Non
     return mask.materialize(length, key_length) if isinstance(mask, AttentionMask) else mask
 
 
-def key_segments(segments: Array) -> Array:
+def key_segments(segments: Int[Array | np.ndarray, "B S"]) -> Int[Array, "B S"]:
     """Return segment ids int32 [B,S] for the key side: padding, id 0, becomes -1, which no query has."""
     return jnp.where(segments > 0, segments, -1)

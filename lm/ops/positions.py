@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float, Float32, Int, Int32
 
 from lm.ops.masks import relative_positions
 
 
 def relative_position_bucket(
-    relative_position: Array, *, bidirectional: bool, num_buckets: int, max_distance: int
-) -> Array:
+    relative_position: Int32[Array, "*shape"], *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> Int32[Array, "*shape"]:
     """Return the bucket of each relative position, int32 of the same shape (Raffel et al. 2020, section 2.1).
 
     Half of the buckets hold one distance each, the others logarithmically growing ranges up to
@@ -68,7 +69,7 @@ _SINUSOIDS: dict[str, tuple[Callable[[int], int], int]] = {
 }
 
 
-def sinusoids(positions: Array, width: int, *, layout: str) -> Array:
+def sinusoids(positions: Int[Array, "B T"], width: int, *, layout: str) -> Float32[Array, "B T {width}"]:
     """Return float32 [B|1,T,D] of positions [B|1,T]: sines and cosines of wavelengths 2 pi to 20,000 pi."""
     divisor, axis = _SINUSOIDS[layout]
     angles = _angles(positions, 10_000.0 ** -(np.arange(width // 2) / divisor(width // 2)))
@@ -79,7 +80,13 @@ def sinusoids(positions: Array, width: int, *, layout: str) -> Array:
 _PAIR_AXES = {"halves": -2, "pairs": -1}
 
 
-def rotate(x: Array, positions: Array, frequencies: np.ndarray, factor: float, layout: str) -> Array:
+def rotate(
+    x: Float[Array, "B T N H"],
+    positions: Int[Array, "#B T"],
+    frequencies: Float[np.ndarray, " half"],
+    factor: float,
+    layout: str,
+) -> Float[Array, "B T N H"]:
     """Return x [B,T,N,H], its first R features rotated by positions [B|1,T] times ``frequencies`` [R/2].
 
     Rotary position embeddings (Su et al. 2021). Feature i is paired with feature i + R/2 where ``layout`` is
@@ -101,7 +108,7 @@ def _angles(positions: Array, frequencies: np.ndarray) -> Array:
     return positions[..., None] * jnp.asarray(frequencies, jnp.float32).reshape(*(1,) * positions.ndim, -1)
 
 
-def alibi_slopes(heads: int) -> np.ndarray:
+def alibi_slopes(heads: int) -> Float32[np.ndarray, " N"]:
     """Return float32 [N]: 2^(-8/N), its square, its cube, ... (Press et al. 2022).
 
     If N is no power of two: those of the power below it, then every second one of the power above it.
@@ -117,7 +124,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([slopes(power), slopes(2 * power)[::2]])[:heads].astype(np.float32)
 
 
-def initial_slopes(heads: int) -> np.ndarray:
+def initial_slopes(heads: int) -> Float32[np.ndarray, " N"]:
     """Return float32 [N]: 1, 1/2, 1/4, ..., spaced more closely where more than 8 heads end at about 2^-8."""
     return (2.0 ** (-8 / max(heads, 8) * np.arange(heads))).astype(np.float32)
 
@@ -201,11 +208,11 @@ class BucketedBias:
     bidirectional: bool = field(metadata=STATIC)
     max_distance: int = field(metadata=STATIC)
 
-    def evaluate(self, relative_position: Array) -> Array:
+    def evaluate(self, relative_position: Int32[Array, "_ T S"]) -> Float32[Array, "_ N T S"]:
         """Return float32 [B|1,N,T,S] of relative positions int32 [B|1,T,S]."""
         return self._by_head(relative_position).swapaxes(0, 1)
 
-    def materialize(self, length: int, key_length: int) -> Array:
+    def materialize(self, length: int, key_length: int) -> Float32[Array, "1 N {length} {key_length}"]:
         """Return float32 [1,N,T,S] of rows that both start at index 0.
 
         Along a diagonal all relative positions are equal, so T+S numbers per head make the matrix: written
@@ -270,11 +277,11 @@ class AlibiBias:
 
     slopes: Array  # float32 [N]
 
-    def evaluate(self, relative_position: Array) -> Array:
+    def evaluate(self, relative_position: Int32[Array, "_ T S"]) -> Float32[Array, "_ N T S"]:
         """Return float32 [B|1,N,T,S] of relative positions int32 [B|1,T,S]."""
         return -jnp.abs(relative_position)[:, None] * self.slopes[None, :, None, None]
 
-    def materialize(self, length: int, key_length: int) -> Array:
+    def materialize(self, length: int, key_length: int) -> Float32[Array, "1 N {length} {key_length}"]:
         """Return float32 [1,N,T,S] of rows that both start at index 0."""
         return self.evaluate(relative_positions(length, key_length))
 

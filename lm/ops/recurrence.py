@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jaxtyping import Float, Int
 
 # float32 [B,h] each; the first is the output, and what the state's kernel multiplies
 States = tuple[Array, ...]
@@ -69,12 +71,13 @@ CELLS = {  # by model.mixer; gates in torch's order, whose weights are these tra
 }
 
 
-def segment_resets(segments: Array) -> SegmentResets:
+def segment_resets(segments: Int[Array | np.ndarray, "B T"]) -> SegmentResets:
     """Return the resets of segment ids [B,T], where 0 is padding.
 
     A segment starts where the last token before it is another segment's. A row's first segment is no reset:
     it may carry on from a state.
     """
+    segments = jnp.asarray(segments)
     index = jnp.arange(segments.shape[1], dtype=jnp.int32)[None, :]
     last_token = jax.lax.cummax(jnp.where(segments > 0, index, 0), axis=1)  # at or before each position
     before = jnp.take_along_axis(segments, jnp.pad(last_token[:, :-1], ((0, 0), (1, 0))), axis=1)
@@ -86,7 +89,7 @@ def segment_resets(segments: Array) -> SegmentResets:
 def rnn_scan(
     cell: RecurrentCell,
     weights: StateWeights,
-    inputs: Array,
+    inputs: Float[Array, "T B Gh"],
     state: States,
     resets: SegmentResets | None,
     truncation: int | None = None,

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from lm.ops.attention import NO_OPTIONS, AttentionOptions, check_mask_and_bias, drop_values
 from lm.ops.masks import CAUSAL, AnyMask, AttentionMask, materialize_mask
@@ -11,13 +12,13 @@ SUPPORTED = frozenset({"scale", "dropout_factors"})
 
 
 def cudnn_attention(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K Hv"],
     mask: AnyMask = None,
     bias: None = None,
     options: AttentionOptions = NO_OPTIONS,
-) -> Array:
+) -> Float[Array, "B T N Hv"]:
     """Return ``scaled_dot_product_attention`` without a bias, [B,T,N,H].
 
     Any mask but the causal one is written out.

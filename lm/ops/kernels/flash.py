@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from lm.ops.attention import NO_OPTIONS, AttentionOptions, attention_logits, drop_values
 from lm.ops.kernels.tile_sweep import Backend, Fold, Input, Outputs, Sweep, Tiles, power_of_two, sweep_tiles
@@ -50,14 +51,14 @@ class FlashAttention(NamedTuple):
 
     def __call__(
         self,
-        query: Array,
-        key: Array,
-        value: Array,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K Hv"],
         mask: AttentionMask | None = None,
         bias: PositionBias | None = None,
         options: AttentionOptions = NO_OPTIONS,
-    ) -> Array:
-        """Return [B,T,N,H'] from query [B,T,N,H], key [B,S,K,H] and value [B,S,K,H']."""
+    ) -> Float[Array, "B T N Hv"]:
+        """Return [B,T,N,Hv] from query [B,T,N,H], key [B,S,K,H] and value [B,S,K,Hv]."""
         options.check_supported("flash", SUPPORTED)
         length, key_length, heads = query.shape[1], key.shape[1], query.shape[2]
         width, value_width = query.shape[3], value.shape[3]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Float
 
 from lm.ops.attention import NO_OPTIONS, AttentionOptions, attention_logits, repeat_heads
 from lm.ops.masks import AttentionMask, MaskSpec
@@ -40,13 +41,13 @@ class ShortRowsAttention(NamedTuple):
 
     def __call__(
         self,
-        query: Array,
-        key: Array,
-        value: Array,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K H"],
         mask: AttentionMask | None = None,
         bias: AnyBias = None,
         options: AttentionOptions = NO_OPTIONS,
-    ) -> Array:
+    ) -> Float[Array, "B T N H"]:
         """Return [B,T,N,H] from query [B,T,N,H], key and value [B,S,K,H], and a bias [1,N,T,S].
 
         The heads should fill registers, as ``heads_per_register`` says.

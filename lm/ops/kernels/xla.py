@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from lm.ops.attention import NO_OPTIONS, AttentionOptions, attention_logits, check_mask_and_bias
 from lm.ops.masks import AnyMask, materialize_mask
@@ -20,13 +21,13 @@ SUPPORTED = frozenset({"scale", "logit_cap", "dropout_factors"})
 
 
 def xla_attention(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K Hv"],
     mask: AnyMask = None,
     bias: AnyBias = None,
     options: AttentionOptions = NO_OPTIONS,
-) -> Array:
+) -> Float[Array, "B T N Hv"]:
     """Return ``scaled_dot_product_attention`` of the same arguments, [B,T,N,H].
 
     A mask or bias that is not an array yet is turned into one here.
