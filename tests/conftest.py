@@ -29,7 +29,7 @@ LONGEST = [
     "run",
     "stages",
     "jobs",
-    "counted",
+    "count_stages",
     "processes",
     "batches",
     "notebook",
