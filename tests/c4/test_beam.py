@@ -26,12 +26,12 @@ def source(tmp_path, monkeypatch):
     rng, folder = random.Random(0), tmp_path / "source"
     folder.mkdir()
     sentences = [f"This is the sentence with number {number} of them." for number in range(150)]
-    pages = ["\n".join(rng.choices(sentences, k=rng.randrange(3, 9))) for _ in range(100)]
-    rows = [{"text": text, "url": f"https://{rng.choice('abc')}.org/"} for text in pages]
+    texts = ["\n".join(rng.choices(sentences, k=rng.randrange(3, 9))) for _ in range(100)]
+    rows = [{"text": text, "url": f"https://{rng.choice('abc')}.org/"} for text in texts]
     lines = [json.dumps(row) for row in rows] + ["no JSON", '{"url": "a.org"}']
     rng.shuffle(lines)
     (folder / "a.jsonl").write_text("\n".join(lines))
-    (folder / "b.txt").write_text("\n\n".join(rng.sample(pages, 10)))
+    (folder / "b.txt").write_text("\n\n".join(rng.sample(texts, 10)))
     (folder / "c.jsonl.gz").write_bytes(gzip.compress("\n".join(lines[:20]).encode())[:-12])
     (folder / "d.txt").write_bytes(b"\xff")
     monkeypatch.setattr(pages, "PART", 2_000)

@@ -191,7 +191,7 @@ def test_without_a_validation_split_the_last_rows_of_train_are_held_out(tmp_path
 def test_reading_imports_neither_tensorflow_nor_jax(tmp_path):
     code = (
         "import sys; from pathlib import Path; from lm.data.corpus import spec\n"
-        f"corpus.examples('glue/rte', 'train', Path({str(tmp_path)!r}))[0]\n"
+        f"spec.examples('glue/rte', 'train', Path({str(tmp_path)!r}))[0]\n"
         "print([name for name in ('tensorflow', 'jax', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
