@@ -47,7 +47,7 @@ LONGEST = [
     "run",
     "stages",
     "jobs",
-    "counted",
+    "count_stages",
     "processes",
     "batches",
     "notebook",

@@ -8,11 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from paths import FILES, ROOT
 
 from experiments.cli import COMMANDS, HELP
-
-ROOT = Path(__file__).parents[1]
-FILES = sorted([*ROOT.glob("lm/**/*.py"), *ROOT.glob("experiments/**/*.py"), *ROOT.glob("launch/**/*.py")])
 
 BELOW_CLI = (
     "console study processes runs starts report plan drawings"  # the last three never import each other

@@ -3,9 +3,9 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from paths import GOLDEN, ROOT
 
 from lm import convert
 from lm.config.base import SettingError
@@ -16,9 +16,7 @@ from lm.tokenizers.huggingface import find_tokenizer
 from lm.tokenizers.sentencepiece import Bytes
 from lm.tokenizers.tokenizer import EOS, PAD
 
-ROOT = Path(__file__).parents[1]
 DOCS = (ROOT / "docs" / "notebook.md").read_text("utf-8")
-GOLDEN = Path(__file__).parent / "golden"
 FAST = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.01)
 SMALL = ModelConfig(vocab_size=384, num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, d_kv=4)
 
@@ -59,7 +57,7 @@ def test_what_cannot_be_trained_is_refused():
 
 def test_a_published_folder_without_a_tokenizer_is_refused():
     with pytest.raises(SettingError, match="has no tokenizer"):
-        load_model(Path(__file__).parent / "golden" / "gpt2")
+        load_model(GOLDEN / "gpt2")
 
 
 def test_the_cells_of_the_notebook_install_and_then_do_what_the_docs_do():

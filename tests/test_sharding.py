@@ -18,25 +18,20 @@ from flax import nnx
 from jax.experimental.topologies import get_topology_desc
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from sharded_training import MODEL, trained, transformer_batch
 
 from lm import sharding
 from lm.config.base import SettingError
 from lm.config.mesh import MeshConfig
-from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.evaluate.generate import greedy
 from lm.nn.layers import param
-from lm.nn.transformer import Transformer
 from lm.train.optimizers import update_direction
 from lm.train.step import StepSpec, build, check_mesh
 
 
 def mesh_of(data, fsdp, tensor):
     return MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
-
-
-# only V is 40
-MODEL = ModelConfig("decoder", 40, 1, 1, d_model=16, d_ff=32, d_kv=4, num_heads=2, dropout=0.0)
 
 
 def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
@@ -199,19 +194,6 @@ def test_a_process_feeds_each_row_that_its_devices_hold_once(monkeypatch):
     assert feeding([(slice(4, 6),), (slice(0, 2),)]) == [0, 1, 4, 5]
 
 
-def transformer_batch(step):
-    rng = np.random.default_rng(step)
-    weights = (np.arange(6) < rng.integers(0, 7, (8, 1))).astype(np.float32)
-    tokens = {
-        name: rng.integers(3, 32, (8, length), np.int32) for name, length in (("encoder_input_tokens", 10),)
-    }
-    tokens |= {
-        name: rng.integers(3, 32, (8, 6), np.int32)
-        for name in ("decoder_input_tokens", "decoder_target_tokens")
-    }
-    return tokens | {"decoder_loss_weights": weights, "decoder_segment_ids": (weights > 0).astype(np.int32)}
-
-
 def arrangements(devices, axes):
     """Every way to multiply ``axes`` sizes to so many devices."""
     if axes == 1:
@@ -237,16 +219,6 @@ def steps_on(config, devices, **optimizer):
 @pytest.fixture(scope="module")
 def alone():
     return trained(steps_on(MeshConfig(), jax.devices()[:1]))
-
-
-def trained(steps):
-    assert isinstance(steps.abstract.model, Transformer)
-    state, step = steps.init(0), steps.train_step(0)
-    found = []
-    for i in range(3):
-        state, metrics = step(state, steps.shard_batch(transformer_batch(i)))
-        found.append([float(metrics[name]) for name in ("loss", "grad_norm", "accuracy")])
-    return found, {name: np.asarray(value) for name, value in state.params.items()}
 
 
 @pytest.mark.parametrize("sizes", EVERY, ids=lambda sizes: "x".join(map(str, sizes)))

@@ -1,10 +1,10 @@
 """Laws of special tokens in texts: data have none, a prompt names masks and sentinels."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import GOLDEN, ROOT
 
 from lm.objectives.formatting import INPUTS
 from lm.tokenizers.huggingface import find_tokenizer
@@ -12,8 +12,8 @@ from lm.tokenizers.sentencepiece import Bytes, SentencePiece, train_sentencepiec
 from lm.tokenizers.tokenizer import BLANK, EOS, PAD, UNK
 from lm.tokenizers.wordpiece import WordPiece, train_wordpieces
 
-HARNESS = Path(__file__).parent / "golden" / "harness"
-DOCS, TRAINED_ON = Path(__file__).parents[1] / "docs", ("code.md", "choices.md", "tasks.md")
+HARNESS = GOLDEN / "harness"
+DOCS, TRAINED_ON = ROOT / "docs", ("code.md", "choices.md", "tasks.md")
 LINES = [
     "Returns a new array of the given shape; see also `numpy.zeros`.",
     "the unbelievable understanding of undoing, redoing and <b>bold</b> statements",

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from benchmark_files import SETS, TEXT, prepare
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_benchmarks import SETS, TEXT, prepare
-from test_layout import FILES
-from test_tokenizers import TEXTS, byte_pairs
+from paths import FILES, GOLDEN
+from trained_tokenizers import TEXTS, byte_pairs
 
 from experiments.cli.score import Rows, score_file
 from experiments.runs.stages import load_settings
@@ -32,7 +32,6 @@ from lm.files import seal
 from lm.tokenizers.huggingface import find_tokenizer
 from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
 
-GOLDEN = Path(__file__).parent / "golden"
 GOLDENS = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "gpt_neo", "qwen2", "longformer", "marian_sinusoidal"]
 # what one example may add to the memory [bytes], and how long it may take [seconds]
 MOST, LONGEST = 1 << 29, 20.0

@@ -69,8 +69,10 @@ _SINUSOIDS: dict[str, tuple[Callable[[int], int], int]] = {
 }
 
 
-def sinusoids(positions: Int[Array, "B T"], width: int, *, layout: str) -> Float32[Array, "B T {width}"]:
-    """Return float32 [B|1,T,D] of positions [B|1,T]: sines and cosines of wavelengths 2 pi to 20,000 pi."""
+def sinusoids(
+    positions: Int[Array, "*shape"], width: int, *, layout: str
+) -> Float32[Array, "*shape {width}"]:
+    """Return float32 [...,D] of positions [...]: sines and cosines of wavelengths 2 pi to 20,000 pi."""
     divisor, axis = _SINUSOIDS[layout]
     angles = _angles(positions, 10_000.0 ** -(np.arange(width // 2) / divisor(width // 2)))
     return jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis).reshape(*positions.shape, width)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from paths import ROOT
 from tiny import TINY
 
 from experiments.processes.exit_codes import EXIT_CODES
@@ -27,7 +28,7 @@ AGAIN, INTERRUPTED = EXIT_CODES["start again"], EXIT_CODES["interrupted"]
 ENVIRONMENT = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
     "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": str(Path(__file__).parents[2]),
+    "PYTHONPATH": str(ROOT),
 }
 CLOCK = {"time", "seconds", "seconds_per_step", "tokens_per_second", "waiting_for_data", "utilisation"}
 BOUND = 300.0  # in which a life does all that it does, on a busy machine [seconds]

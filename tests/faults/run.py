@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+UNLIMITED = ("-o", "timeout=0", "-o", "faulthandler_timeout=0")  # proofs take as long as they take
 FAULTS = tomllib.loads((HERE / "proofs.toml").read_text())
 NAMED = [
     test for about in FAULTS.values() for tests in about.values() if isinstance(tests, list) for test in tests
@@ -89,7 +90,9 @@ def main():
     os.chdir(HERE.parents[1])
     recorder, begin = Recorder(), time.time()
     named = [f"tests/{test}" for test in dict.fromkeys(NAMED)]
-    code = pytest.main(["-q", "-m", "", *named, "tests/faults", *sys.argv[1:]], plugins=[recorder])
+    code = pytest.main(
+        ["-q", "-m", "", *UNLIMITED, *named, "tests/faults", *sys.argv[1:]], plugins=[recorder]
+    )
     top = TOP.format(
         date=time.strftime("%Y-%m-%d"),
         python=platform.python_version(),

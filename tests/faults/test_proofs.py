@@ -4,12 +4,11 @@ import ast
 from pathlib import Path
 
 import pytest
+from paths import TESTS
 from run import FAULTS, NAMED, Recorder, tally
 
-TESTS = Path(__file__).parents[1]
 
-
-@pytest.mark.parametrize("test", NAMED)
+@pytest.mark.parametrize("test", NAMED, ids=NAMED)
 def test_a_test_that_is_named_is_there(test):
     file, _, name = test.partition("::")
     assert name in {getattr(node, "name", None) for node in ast.parse((TESTS / file).read_text()).body}

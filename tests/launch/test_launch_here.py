@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 from waiting import gone, wait_for
 
 from launch import local, policy
@@ -14,7 +15,7 @@ from launch.accelerators import resolve
 from launch.command import Job, label
 from launch.policy import worst
 
-LAUNCH = Path(__file__).parents[2] / "launch"
+LAUNCH = ROOT / "launch"
 LOCAL = ["local", "t5/a", "--processes=2", "--scale=base"]
 
 

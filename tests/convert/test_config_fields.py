@@ -1,0 +1,237 @@
+"""Every field of a config.json is read, refused or without effect, as golden/make_variants.py saw in
+transformers.
+"""
+
+import importlib.util
+import json
+
+import jax
+import numpy as np
+import pytest
+from golden.drawn import drawn
+from paths import GOLDEN
+from safetensors.numpy import load_file, save_file
+
+from lm.config.base import SettingError
+from lm.convert import load, save
+from lm.convert.config_json import model_config, pretraining_heads_in, semantic_settings
+from lm.convert.families import FAMILIES
+from lm.convert.known_fields import IGNORED, check_fields, known_fields, read_fields, unknown_fields
+from lm.nn.transformer import Transformer
+
+FIELDS: dict[str, dict[str, dict]] = {}  # family: field: its default, another value, and the effect
+for path, told in json.loads((GOLDEN / "fields.json").read_text()).items():
+    FIELDS.setdefault(path.partition("/")[0], {})[path.partition("/")[2]] = told
+VARIANTS = json.loads((GOLDEN / "variants.json").read_text())
+SCALE_GPT = "scale_attn_weights=False is not supported"
+OUTPUT = "unknown: .* which it should repeat here .tie_word_embeddings"
+REFUSED = {  # legal, and told by the field's name
+    "t5/is_gated_act": "is_gated_act=True contradicts feed_forward_proj='relu'",
+    "umt5/is_gated_act": "is_gated_act=False contradicts feed_forward_proj='gated-gelu'",
+    "t5/dense_act_fn": "dense_act_fn='silu' contradicts feed_forward_proj='relu'",
+    "umt5/dense_act_fn": "dense_act_fn='silu' contradicts feed_forward_proj='gated-gelu'",
+    "t5/relative_attention_max_distance": "relative_attention_max_distance=3 should be more than half of",
+    "umt5/relative_attention_max_distance": "relative_attention_max_distance=3 should be more than half of",
+    "bart/is_encoder_decoder": "is_encoder_decoder=False is not supported",
+    "bart/tie_word_embeddings": "tie_word_embeddings=False is not supported",
+    "marian/tie_word_embeddings": "tie_word_embeddings=False is not supported",
+    "marian/share_encoder_decoder_embeddings": "share_encoder_decoder_embeddings=False is not supported",
+    "marian/vocab_size": "decoder_vocab_size=20 should be 21",
+    "gpt2/add_cross_attention": "add_cross_attention=True is not supported",
+    "gpt2/scale_attn_by_inverse_layer_idx": "scale_attn_by_inverse_layer_idx=True is not supported",
+    "gpt2/scale_attn_weights": SCALE_GPT,
+    "gpt_bigcode/scale_attn_weights": SCALE_GPT,
+    "gpt_bigcode/multi_query": "multi_query=False is not supported",
+    "gpt_neox/attention_bias": "attention_bias=False is not supported",
+    "gpt_neox/num_attention_heads": "rotary.fraction=0.25 turns 1 of model.d_kv=4",
+    "gpt_neo/attention_layers": "attention_layers should be those of attention_types",
+    "bloom/apply_residual_connection_post_layernorm": "apply_residual_connection_post_layernorm=True",
+    "llama/dynamic": "rope_type='dynamic' is not supported",
+    "llama/partial": "partial_rotary_factor=0.5 is not supported",
+    "llama/yarn_attention_factor": "attention_factor=0.7 of rotary positions is not supported",
+    "opt/_remove_final_layer_norm": "_remove_final_layer_norm=True is not supported",
+    "opt/enable_bias": "enable_bias=False is not supported",
+    "opt/layer_norm_elementwise_affine": "layer_norm_elementwise_affine=False is not supported",
+    "albert/inner_group_num": "inner_group_num=2 is not supported",
+    "albert/num_hidden_groups": "num_hidden_groups=2 is not supported",
+    **{f"{name}/is_decoder": "is_decoder=True is not supported" for name in ("bert", "roberta", "electra")},
+    **{
+        f"{name}/hidden_act": "hidden_act='relu' is not supported"
+        for name in ("roberta", "longformer", "electra")
+    },
+    **{
+        f"{name}/tie_word_embeddings": OUTPUT
+        for name in ("bert", "roberta", "longformer", "albert", "electra", "distilbert")
+    },
+}
+QUICK = {  # the others are computed as their families' checkpoints of test_parity are
+    "t5/tied_unscaled",
+    "t5/own_scaled",
+    "umt5/own_scaled",
+    "umt5/own_unscaled",
+    "umt5/tied_unscaled",
+    "bart/sides_apart",
+    "marian/sides_apart",
+    "llama/attention_bias",
+    "llama/mlp_bias",
+    "opt/projected",
+    "qwen2/window_from_a_layer_on",
+    "longformer/window_by_layer",
+    "electra/generator_as_wide",
+    "distilbert/sinusoidal_pos_embds",
+    "bert/null_pad",
+}
+INPUTS = np.array([[7, 9, 12, 6, 8, 15, 10, 11], [13, 8, 6, 14, 17, 9, 18, 16]])
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    with np.load(GOLDEN / "variants.npz") as found:
+        return dict(found)
+
+
+def variant(name):
+    """(config.json, {tensor: shape})"""
+    base, own = VARIANTS[f"{name.partition('/')[0]}/base"], VARIANTS[name]
+    shapes = {key: shape for key, shape in (base["tensors"] | own["tensors"]).items() if shape is not None}
+    return base["config"] | own["config"], shapes
+
+
+def published(name, arrays, folder):
+    """The folder of a variant as the reference saved it."""
+    folder.mkdir()
+    config, shapes = variant(name)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {key: arrays.get(f"{name}/{key}", drawn(key, tuple(shape))) for key, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def logits(model):
+    if model.config.has_encoder and model.config.has_decoder:
+        batch = {"encoder_input_tokens": INPUTS, "decoder_input_tokens": INPUTS[::-1, :5]}
+    else:
+        batch = {f"{'encoder' if model.config.has_encoder else 'decoder'}_input_tokens": INPUTS}
+    return jax.jit(Transformer.__call__)(model, batch)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in sorted(set(VARIANTS) - set(REFUSED))
+    ],
+)
+def test_a_model_with_one_field_changed_has_the_logits_of_the_reference(name, arrays, tmp_path):
+    _, model = load(published(name, arrays, tmp_path / "in"))
+    np.testing.assert_allclose(logits(model), arrays[f"{name}/logits"], atol=5e-5)
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5"])
+@pytest.mark.parametrize(
+    ("tied", "scaled", "own_matrix", "due"),
+    [
+        (True, True, False, "tied-scaled"),
+        (True, False, False, "tied"),
+        (True, True, True, "separate-scaled"),
+        (True, False, True, "separate"),
+        # as they were written before there was the second field
+        (None, None, False, "tied-scaled"),
+        (True, None, False, "tied-scaled"),
+        (True, None, True, "separate-scaled"),
+        (False, None, True, "separate"),
+    ],
+)
+def test_states_are_scaled_before_the_output_as_the_file_says_or_where_it_does_not_by_the_tied_matrix(
+    family, tied, scaled, own_matrix, due
+):
+    theirs, _ = variant(f"{family}/base")
+    theirs |= {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
+    theirs = {name: value for name, value in theirs.items() if value is not None}
+    assert model_config(theirs, (), untied=own_matrix).logits == due
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_is_not_implemented_is_refused_by_the_name_of_its_field(name, arrays, tmp_path):
+    with pytest.raises(SettingError, match=f"(?s){REFUSED[name]}"):
+        load(published(name, arrays, tmp_path / "in"))
+
+
+RECORDED = [
+    pytest.param(family, marks=[] if family in FIELDS else pytest.mark.skip("needs golden/make_variants.py"))
+    for family in FAMILIES
+]
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_a_field_without_effect_in_the_reference_has_none_here_or_is_refused(family):
+    """What is read of it are ids of special tokens, rates of dropout and lengths of texts."""
+    base, shapes = variant(f"{family}/base")
+    heads = pretraining_heads_in(base, shapes)
+    due = semantic_settings(model_config(base, heads))
+    for field, told in FIELDS[family].items():
+        if told.get("effect") == "idle":
+            try:
+                assert semantic_settings(model_config(base | {field: told["tried"]}, heads)) == due, field
+            except SettingError as error:
+                assert field in str(error)
+
+
+# what the file is named and told, and how many classes a head of classes has
+SAID = {"architectures", "dtype", "transformers_version", "id2label", "label2id", "num_labels"}
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_every_field_that_the_reference_knows_is_read_or_shown_to_be_without_effect(family):
+    table = FAMILIES[family]
+    unaccounted = [
+        field for field in FIELDS[family] if field not in known_fields(table) and "drop" not in field
+    ]
+    assert not unaccounted
+    shown = {field for field, told in FIELDS[family].items() if told.get("effect") != "idle"} - SAID
+    assert {field for field in shown if "drop" not in field} <= read_fields(table)
+    assert not {*table.ignored} & read_fields(table)
+
+
+def test_the_fields_are_those_of_the_installed_transformers():
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers")
+    import transformers
+
+    for family, fields in FIELDS.items():
+        config = transformers.AutoConfig.for_model(family)
+        written = json.loads(config.to_json_string(use_diff=False))
+        due = {new for new in written if not new.startswith("_") and written[new] is not None}
+        assert (
+            due - {"output_attentions", "output_hidden_states", "return_dict", "problem_type"}
+            <= set(fields) | IGNORED
+        )
+        assert config.attribute_map.items() <= FAMILIES[family].attribute_map.items() | {
+            ("num_labels", "num_labels")
+        }
+
+
+def test_an_unknown_field_is_refused_where_its_name_says_that_it_computes_and_kept_elsewhere():
+    theirs = {"model_type": "llama", "team": "ours", "final_logit_softcapping": 30.0, "qk_norm": None}
+    with pytest.raises(
+        SettingError, match=r"final_logit_softcapping=30.0 is unknown to this family and may change"
+    ):
+        check_fields(theirs, FAMILIES["llama"])
+    del theirs["final_logit_softcapping"]
+    check_fields(theirs, FAMILIES["llama"])
+    assert unknown_fields(theirs, FAMILIES["llama"]) == ["qk_norm", "team"]
+
+
+@pytest.mark.parametrize(
+    "name", ["bert/null_pad", "electra/generator_as_wide", "distilbert/sinusoidal_pos_embds"]
+)
+def test_what_is_loaded_and_saved_keeps_its_family_its_nulls_and_what_nothing_reads(name, arrays, tmp_path):
+    folder = published(name, arrays, tmp_path / "in")
+    theirs = variant(name)[0] | {"team": {"of": "ours"}, "pad_token_id": None}
+    (folder / "config.json").write_text(json.dumps(theirs))
+    save(load(folder)[1], tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == theirs
+    due, found = load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert due.keys() == found.keys()
+    for key, tensor in due.items():
+        np.testing.assert_allclose(found[key], tensor, atol=1e-6)  # sinusoids are computed anew

@@ -1,0 +1,375 @@
+"""Published checkpoints: read and written to the byte, and refused where they are not what they should be."""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from paths import GOLDEN, ROOT
+from safetensors.numpy import load_file, save_file
+
+from experiments.cli.convert import export_checkpoint, import_checkpoint
+from experiments.runs.stages import stages_of
+from experiments.runs.trained import open_run
+from lm.config.base import SettingError, change
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig
+from lm.config.training import CheckpointConfig, OptimizerConfig
+from lm.convert import load, save
+from lm.convert.config_json import config_json, model_config, pretraining_heads_in
+from lm.convert.families import FAMILIES
+from lm.nn.presets import PRESETS
+from lm.nn.transformer import Transformer
+from lm.sharding import make_mesh, named
+from lm.train.runtime.checkpoints import Checkpoints
+from lm.train.step import StepSpec, build
+
+FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/model.safetensors"))
+MODEL = "model.safetensors"
+
+
+def copied(name, folder):
+    """(folder with the checkpoint, its tensors)"""
+    shutil.copytree(GOLDEN / name, folder, ignore=shutil.ignore_patterns("golden.npz"))
+    return folder, load_file(folder / MODEL)
+
+
+def listed(folder):
+    with pytest.raises(SettingError) as error:
+        load(folder)
+    return [line.split()[:2] for line in str(error.value).splitlines()[1:]]
+
+
+def same(model, other):
+    return all(map(np.array_equal, jax.tree.leaves(model), jax.tree.leaves(other)))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_loaded_is_saved_to_the_byte(name, tmp_path):
+    config, model = load(GOLDEN / name)
+    save(model, tmp_path / "out")
+    assert (tmp_path / "out" / MODEL).read_bytes() == (GOLDEN / name / MODEL).read_bytes()
+    assert load(tmp_path / "out")[0] == config
+
+
+BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
+    "spanbert": "bert",
+    "gpt": "openai-gpt",
+    "gpt3": "gpt2",
+    "santacoder": "gpt_bigcode",
+    "starcoder": "gpt_bigcode",
+    "gpt-neox": "gpt_neox",
+    "gpt-neo-": "gpt_neo",
+    "gpt-j": "gptj",
+    "pythia": "gpt_neox",
+}
+UNPUBLISHED = {
+    "transformer-base": "sinusoid=",
+    "transformer-big": "sinusoid=",
+    "gpt3-13b": "40 heads should divide",
+}
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_published_size_is_a_model_of_its_family(name):
+    if name in UNPUBLISHED:
+        with pytest.raises(SettingError, match=UNPUBLISHED[name]):
+            config_json(PRESETS[name])
+    else:
+        begins = max(filter(name.startswith, [*FAMILIES, *BEGINNINGS]), key=len)
+        assert config_json(PRESETS[name])["model_type"] == BEGINNINGS.get(begins, begins)
+
+
+def test_shards_hold_what_one_file_would(tmp_path):
+    _, model = load(GOLDEN / "llama_gqa")
+    save(model, tmp_path / "out", shard_bytes=30_000)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [
+        "config.json",
+        *(f"model-0000{k}-of-00005.safetensors" for k in range(1, 6)),
+        f"{MODEL}.index.json",
+    ]
+    assert same(load(tmp_path / "out")[1], model)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_becomes_float32(dtype, tmp_path):
+    folder, tensors = copied("gpt2", tmp_path / "in")
+    save_file({name: tensor.astype(dtype) for name, tensor in tensors.items()}, folder / MODEL)
+    low = load(folder)[1]
+    for ours, expected in zip(jax.tree.leaves(low), jax.tree.leaves(load(GOLDEN / "gpt2")[1]), strict=True):
+        assert ours.dtype == np.float32
+        np.testing.assert_array_equal(ours, np.asarray(expected).astype(dtype).astype(np.float32))
+
+
+def older(name, tensors):
+    """(the parameters as older programs wrote them: without prefix, norms called otherwise; copies and
+    buffers)
+    """
+    if name == "bert":
+        spelt = {"Norm.weight": "Norm.gamma", "Norm.bias": "Norm.beta"}
+        new = {
+            next((key.replace(o, n) for o, n in spelt.items() if o in key), key): t
+            for key, t in tensors.items()
+        }
+        table, bias = tensors["bert.embeddings.word_embeddings.weight"], tensors["cls.predictions.bias"]
+        copies = {"cls.predictions.decoder.weight": table, "cls.predictions.decoder.bias": bias}
+        return new, copies | {"bert.embeddings.position_ids": np.arange(64)[None]}
+    if name == "gpt2":
+        new = {key.removeprefix("transformer."): tensor for key, tensor in tensors.items()}
+        masks = {
+            "h.0.attn.bias": np.tri(64, dtype=np.uint8)[None, None],
+            "h.1.attn.masked_bias": np.array(-1e4),
+        }
+        return new, masks | {"lm_head.weight": new["wte.weight"]}
+    if name == "llama_gqa":
+        return tensors, {"model.layers.0.self_attn.rotary_emb.inv_freq": 10_000.0 ** -(np.arange(4) / 4)}
+    table = np.arange(64)[:, None] / 10_000 ** (np.arange(16) / 16)
+    return tensors, {
+        "model.encoder.embed_positions.weight": np.concatenate([np.sin(table), np.cos(table)], 1)
+    }
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama_gqa", "marian_sinusoidal"])
+def test_files_of_older_programs_are_read_and_their_copies_and_constants_checked(name, tmp_path):
+    folder, tensors = copied(name, tmp_path / "in")
+    new, extra = older(name, tensors)
+    save_file(new | extra, folder / MODEL)
+    assert same(load(folder)[1], load(GOLDEN / name)[1])
+    for spoilt in extra:
+        save_file(new | extra | {spoilt: np.asarray(extra[spoilt] + 1)}, folder / MODEL)
+        ((kind, found),) = listed(folder)
+        assert kind == "unknown:" and found.endswith(spoilt)
+
+
+def test_every_misfit_of_a_checkpoint_is_listed_at_once(tmp_path):
+    folder, tensors = copied("t5_v1_0", tmp_path / "in")
+    del tensors["encoder.block.1.layer.0.SelfAttention.k.weight"]
+    tensors["decoder.final_layer_norm.weight"] = np.ones(31, np.float32)
+    tensors["encoder.final_layer_norm.weight"] = np.ones(32, np.int8)
+    save_file(tensors, folder / MODEL)
+    assert listed(folder) == [
+        ["misshapen:", "decoder.final_layer_norm.weight"],
+        ["missing:", "encoder.block.1.layer.0.SelfAttention.k.weight"],
+        ["not", "a"],
+    ]
+
+
+def truncated(folder):
+    (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:-100])
+
+
+def configured(**new):
+    def spoil(folder):
+        theirs = json.loads((folder / "config.json").read_text()) | new
+        (folder / "config.json").write_text(
+            json.dumps({key: value for key, value in theirs.items() if value != "gone"})
+        )
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "name, spoil, message",
+    [
+        ("gpt2", truncated, f"{MODEL}: "),
+        ("gpt2", lambda folder: (folder / MODEL).write_bytes(b"pickled"), f"{MODEL}: "),
+        ("gpt2", lambda folder: (folder / MODEL).unlink(), "neither model.safetensors nor"),
+        ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
+        ("gpt2", configured(model_type="gp2"), "model_type='gp2' is not supported; did you mean 'gpt2'"),
+        ("gpt2", configured(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", configured(activation_function="gelu_nwe"), "activation_function='gelu_nwe'.*'gelu_new'"),
+        ("gpt2", configured(n_embd="gone"), "n_embd is missing"),
+        ("gpt2", configured(n_embd="32"), "n_embd='32' should be a number"),
+        ("gpt2", configured(quantization_config={"bits": 4}), "quantization_config="),
+        (
+            "bloom_alibi",
+            configured(apply_residual_connection_post_layernorm=True),
+            "apply_residual_connection",
+        ),
+        ("llama_gqa", configured(rope_parameters={"rope_type": "dynamic"}), "rope_type='dynamic'"),
+        ("albert", configured(num_hidden_groups=2), "num_hidden_groups=2"),
+        (
+            "bert",
+            configured(position_embedding_type="relative_key"),
+            "position_embedding_type='relative_key'",
+        ),
+        ("longformer", configured(attention_window=[8, 16, 8]), r"attention_window=\[8, 16, 8\]"),
+    ],
+)
+def test_what_cannot_be_read_is_named(name, spoil, message, tmp_path):
+    folder, _ = copied(name, tmp_path / "in")
+    spoil(folder)
+    with pytest.raises(SettingError, match=message):
+        load(folder)
+
+
+STRETCHED = {
+    "linear": {"factor": 2.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16},
+}
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_both_spellings_of_rotary_settings_mean_the_same(kind):
+    theirs = json.loads((GOLDEN / "llama_mha_v4cfg" / "config.json").read_text())
+    stretch = STRETCHED[kind] | {"rope_type": kind}
+    old = model_config(theirs | {"rope_scaling": stretch}, ())
+    del theirs["rope_theta"], theirs["rope_scaling"]
+    assert old == model_config(theirs | {"rope_parameters": stretch | {"rope_theta": 500.0}}, ())
+    assert (old.rotary.scaling, old.rotary.factor, old.rotary.base) == (kind, stretch["factor"], 500.0)
+    assert model_config(config_json(old), ()) == old
+
+
+def test_settings_are_read_by_the_names_they_had_before():
+    theirs = json.loads((GOLDEN / "bloom_alibi" / "config.json").read_text())
+    older = theirs | {"n_embed": theirs.pop("hidden_size"), "num_attention_heads": theirs.pop("n_head")}
+    assert model_config(older, ()) == change(load(GOLDEN / "bloom_alibi")[0], "published", "")
+    with pytest.raises(SettingError, match="n_embed=8 and hidden_size=32 should be the same"):
+        model_config(theirs | {"n_embed": 8, "hidden_size": 32, "n_head": 4}, ())
+
+
+def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
+    theirs = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    assert pretraining_heads_in(theirs, ["cls.seq_relationship.weight"]) == {"logits", "next-sentence"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("scores", "bilinear"),
+        ("architecture", "prefix-decoder"),
+        ("sparsity.dilation", 2),
+        ("mask", "none"),
+        ("mlp", "none"),
+        ("norm", "none"),
+        ("residual", "none"),
+    ],
+)
+def test_a_model_of_no_family_is_refused_by_the_setting(path, value, tmp_path):
+    config = change(PRESETS["gpt2"], path, value)
+    with pytest.raises(SettingError, match=f"model.{path}="):
+        config_json(config)
+
+
+def test_a_folder_that_is_there_is_not_written_to(tmp_path):
+    config = ModelConfig(
+        vocab_size=16, d_model=8, d_ff=8, d_kv=4, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
+    )
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").touch()
+    with pytest.raises(SettingError, match="is there already"):
+        save(Transformer(config, nnx.Rngs(params=0)), tmp_path / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "precious"]
+
+
+def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
+    source, tensors = copied("bert", tmp_path / "in")
+    configured(team={"of": "ours"}, pad_token_id=None)(source)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", *(f"rare{k}" for k in range(57))]
+    (source / "vocab.txt").write_text("\n".join(words) + "\n")
+    import_checkpoint(source, tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "run")
+    assert str(tmp_path) not in (tmp_path / "run" / "settings.json").read_text()
+    assert open_run(tmp_path / "run", stages_of(tmp_path / "run")).encode("the [MASK]") == [2, 5, 4, 3]
+    export_checkpoint(tmp_path / "run", tmp_path / "out", "pretraining")
+    theirs = json.loads((source / "config.json").read_text())
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == theirs
+    for name in (MODEL, "vocab.txt"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    (source / "vocab.txt").write_text("\n".join(words + [f"word{k}" for k in range(65)]))
+    with pytest.raises(SettingError, match="ids up to 128, the model's embedding 128 rows"):
+        import_checkpoint(source, tmp_path / "other")
+    (source / "vocab.txt").write_text("\n".join(words[:-1]))
+    with pytest.raises(SettingError, match="has 63 tokens, the model's embedding 128 rows"):
+        import_checkpoint(source, tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "run"]
+
+
+def test_the_library_example_of_the_docs_runs_as_it_stands(tmp_path, monkeypatch):
+    code = re.search(
+        r"```python\n(.*?)```",
+        (ROOT / "docs" / "library.md").read_text("utf-8"),
+        re.DOTALL,
+    )[1]
+    small = replace(
+        PRESETS["t5-small"],
+        vocab_size=64,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+    )
+    monkeypatch.setitem(PRESETS, "t5-small", small)
+    monkeypatch.chdir(tmp_path)
+    made = {}
+    exec(code, made)
+    assert made["logits"].shape == (1, 3, 64) and made["weights"]["cross"].shape == (1, 1, 2, 3, 4)
+
+
+def linked(link, target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    link.rename(target)
+    link.symlink_to(target)
+
+
+def test_a_link_out_of_the_folder_is_refused_and_one_within_the_cache_of_the_model_is_not(tmp_path):
+    source, _ = copied("bert", tmp_path / "models--ours" / "snapshots" / "0123")
+    (source / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{k}" for k in range(60))])
+    )
+    for name in ("config.json", MODEL, "vocab.txt"):
+        linked(source / name, source.parents[1] / "blobs" / f"{name}-of-it")
+    import_checkpoint(source, tmp_path / "run")
+    (source / "vocab.txt").unlink()
+    (tmp_path / "secret").write_text("[PAD]\nword\n")
+    (source / "vocab.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(SettingError, match=r"vocab.txt is a link to .*/secret, outside of the folder"):
+        import_checkpoint(source, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_exported_files_are_for_whom_the_umask_says(tmp_path):
+    before = os.umask(0o027)
+    try:
+        save(load(GOLDEN / "bert")[1], tmp_path / "out", beside={"vocab.txt": b"a"})
+    finally:
+        os.umask(before)
+    assert {
+        path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()
+    } == dict.fromkeys(["config.json", MODEL, "vocab.txt"], "0o640")
+
+
+def test_the_average_or_the_parameters_themselves_are_exported_on_request(tmp_path):
+    source, _ = copied("bert", tmp_path / "in")
+    run, checkpoints = tmp_path / "run", tmp_path / "run" / "pretraining" / "checkpoints"
+    import_checkpoint(source, run)
+    with pytest.raises(
+        SettingError, match=r"checkpoints keeps no average of the parameters .optimizer.ema=0"
+    ):
+        export_checkpoint(run, tmp_path / "average", weights="average")
+    config, model = load(source)
+    spec = StepSpec(config, OptimizerConfig(ema=0.9))
+    state = build(spec, make_mesh(MeshConfig(), jax.devices()[:1])).init(0)
+    due = named(model)
+    average = {name: value + 1 for name, value in due.items()}
+    with Checkpoints(checkpoints, CheckpointConfig()) as keeper:
+        keeper.save(replace(state, step=jnp.int32(1), params=due, average=average))
+    for weights, more in (("average", 1), ("scored", 1), ("last", 0)):
+        export_checkpoint(run, tmp_path / weights, weights=weights)
+        for name, value in named(load(tmp_path / weights)[1]).items():
+            np.testing.assert_array_equal(value, due[name] + more, err_msg=f"{weights} {name}")

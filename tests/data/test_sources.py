@@ -1,0 +1,232 @@
+"""Corpora and benchmarks as random-access sequences, and what is said when they are missing."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmark_files import TEXT, prepare
+from feeding import documents, fingerprint
+from paths import SHARED
+
+from lm.config.base import SettingError
+from lm.data.corpus import readers, spec
+from lm.data.corpus import tfds as rows
+from lm.data.corpus.shards import documents_of, fingerprint_of
+from lm.data.corpus.tfds import prepared_rows, tfds_folders
+
+TFDS = SHARED / "data" / "tfds"
+needs_data = pytest.mark.skipif(not TFDS.exists(), reason="no prepared data")
+
+
+@pytest.fixture(autouse=True)
+def places(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(TFDS))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def write(folder, **texts):
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return f"text:{folder}"
+
+
+def paragraphs(count, word="word"):
+    return "\n\n".join(f"{word} {i} " + "é filler " * 20 for i in range(count))
+
+
+def test_a_large_file_is_cut_at_blank_lines_and_no_text_is_lost(tmp_path):
+    text = paragraphs(400)
+    spec = write(tmp_path, one=text)
+    parts = [documents(spec, split, tmp_path) for split in ("train", "validation")]
+    found = [document for part in parts for document in part]
+    assert sorted(" ".join(found).split()) == sorted(text.split())
+    assert all(
+        document.startswith("word") and len(document.encode()) <= readers.DOCUMENT for document in found
+    )
+    assert 0 < len(parts[1]) < 0.2 * len(parts[0])
+    assert not set(parts[0]) & set(parts[1])
+
+
+@pytest.mark.parametrize("text", ["é" * 20000, "aé" * 9001 + "𝄞" * 5000, "x" * 30000, "line\n" * 9000])
+def test_text_without_blank_lines_is_cut_between_characters(tmp_path, text):
+    spec = write(tmp_path, one=text)
+    found = [d for split in ("train", "validation") for d in documents(spec, split, tmp_path)]
+    assert sum(map(len, found)) == len(text) if "\n" not in text else len(found) > 2
+    assert set("".join(found)) <= set(text)
+
+
+def test_joined_corpora_are_read_whole_one_after_the_other(tmp_path):
+    specs = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        specs.append(write(tmp_path / name, a=paragraphs(300, name)))
+    parts = [documents(spec, "train", tmp_path) for spec in specs]
+    joined = documents(" + ".join(specs), "train", tmp_path)
+    assert joined == [text for part in parts for text in part]
+    orders = (" + ".join(order) for order in (specs, specs[::-1]))
+    assert len({fingerprint(order, "train", tmp_path) for order in orders}) == 2
+
+
+def test_files_named_for_a_split_are_that_split(tmp_path):
+    spec = write(tmp_path, train="all of train", valid="all of valid", test="never")
+    assert list(documents(spec, "train", tmp_path)) == ["all of train"]
+    assert list(documents(spec, "validation", tmp_path)) == ["all of valid"]
+
+
+def test_the_held_out_share_depends_on_content_alone_and_the_fingerprint_follows_it(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    specs = [write(one, a=paragraphs(300)), write(two, b=paragraphs(300))]
+    train, other = (documents(spec, "train", tmp_path) for spec in specs)
+    assert train == other
+    prints = [fingerprint(spec, "train", tmp_path) for spec in specs]
+    assert prints[0] == prints[1]
+    (two / "b.txt").write_text(paragraphs(300, "other"))
+    assert fingerprint(specs[1], "train", tmp_path) != prints[0]
+
+
+def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
+    for wrong in (b"\xff", b"\0"):
+        (tmp_path / "bad.txt").write_bytes(b"good " * 4000 + wrong + b" good")
+        with pytest.raises(SettingError, match=r"bad\.txt.*20000"):
+            documents(f"text:{tmp_path}", "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("text:/nowhere/*.txt", "no file matches"),
+        ("documentaton", "did you mean 'documentation'"),
+        ("tfds:", "data.corpus='tfds:' is unknown; did you mean 'tfds:NAME'"),
+        (
+            "wikipedia",
+            "is unknown; choose from documentation, documentation/PART, jsonl:PATH, parquet:PATH, text:PATH",
+        ),
+        ("/a/folder", "data.corpus='/a/folder' should be 'text:/a/folder'$"),
+        ("tfds:c4/en", "tfds build c4/en --file_format=array_record"),
+        pytest.param("tfds:english_novel", "did you mean 'english_novels'", marks=needs_data),
+        pytest.param("tfds:english_novels:9.0.0", "did you mean 'english_novels:1.0.0'", marks=needs_data),
+        pytest.param("tfds:glue/rte", "text feature", marks=needs_data),
+    ],
+)
+def test_a_corpus_that_is_not_there_is_named_with_the_mend(spec, message, tmp_path):
+    with pytest.raises(SettingError, match=message):
+        documents(spec, "train", tmp_path)
+
+
+def test_a_corpus_without_text_is_an_error(tmp_path):
+    with pytest.raises(SettingError, match="no text"):
+        documents(write(tmp_path, empty=" \n\n "), "train", tmp_path)
+
+
+@needs_data
+def test_the_nearest_split_is_offered(tmp_path):
+    with pytest.raises(SettingError, match="did you mean 'validation'"):
+        rows.prepared_rows("glue/sst2", "validaton", tmp_path)
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["wikitext/wikitext-2-articles", "english_novels", "tiny_shakespeare:1.0.0"])
+def test_prepared_texts_are_read(name, tmp_path):
+    train, validation = (documents(f"tfds:{name}", split, tmp_path) for split in ("train", "validation"))
+    assert isinstance(train[-1], str) and not {*train} & {*validation}
+    shards = [spec.corpus_shards(f"tfds:{name}", split, tmp_path) for split in ("train", "validation")]
+    assert fingerprint_of(shards[0]) != fingerprint_of(shards[1])
+    assert [*documents_of(pickle.loads(pickle.dumps(shards[0])))] == train
+
+
+@needs_data
+def test_rows_hold_plain_python_values(tmp_path):
+    row = rows.prepared_rows("squad/v1.1", "validation", tmp_path)[0]
+    assert json.loads(json.dumps(row)) == row
+    assert isinstance(row["answers"]["text"][0], str)
+    assert len(rows.prepared_rows("glue/sst2", "train[:10]+validation[:5]", tmp_path)) == 15
+
+
+def test_values_become_plain():
+    value = {
+        "a": np.array([b"x", b"y"], object),
+        "b": np.int64(3),
+        "c": np.zeros((1, 2)),
+        "d": np.array(b"z", object),
+    }
+    assert rows.plain_values(value) == {"a": ["x", "y"], "b": 3, "c": [[0.0, 0.0]], "d": "z"}
+
+
+@needs_data
+def test_a_set_without_random_access_is_an_error_with_the_command_that_converts_it(tmp_path):
+    folder = tmp_path / "tfds" / "novels" / "1.0.0"
+    folder.mkdir(parents=True)
+    for name in ("dataset_info.json", "features.json"):
+        text = (TFDS / "english_novels" / "1.0.0" / name).read_text()
+        (folder / name).write_text(text.replace("array_record", "tfrecord"))
+    with pytest.raises(SettingError, match="tfds convert_format .*--out_file_format=array_record"):
+        documents("tfds:novels", "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["[5:3]", "[3:2]", "[-1:-3]", "[50%:49%]", "[x]", "[:10", "[1:2:3]", "[200%:]", "[999:]", "[:5%:]", "[]"],
+)
+@pytest.mark.parametrize("before", ["", "train[:50]+"])
+def test_a_slice_that_is_none_is_refused_with_what_one_looks_like(part, before, tmp_path):
+    prepare("mine", tmp_path, ({"text": TEXT}, [{"text": f"text {i}"} for i in range(100)], "train"))
+    with pytest.raises(SettingError, match=r"FROM below TO, such as validation\[:10%\]"):
+        prepared_rows("mine", f"{before}train{part}", tmp_path)
+    assert len(prepared_rows("mine", "train[:10%]+train[-3:]", tmp_path)) == 13
+
+
+def test_without_a_validation_split_the_last_rows_of_train_are_held_out(tmp_path):
+    prepare("mine", tmp_path, ({"text": TEXT}, [{"text": f"text {i}"} for i in range(100)], "train"))
+    train, validation = (documents("tfds:mine", split, tmp_path) for split in ("train", "validation"))
+    assert (len(train), len(validation)) == (95, 5)
+    assert not set(train) & set(validation)
+
+
+@needs_data
+def test_reading_imports_neither_tensorflow_nor_jax(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from lm.data.corpus import spec\n"
+        f"spec.examples('glue/rte', 'train', Path({str(tmp_path)!r}))[0]\n"
+        "print([name for name in ('tensorflow', 'jax', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_user_without_a_home_reads_what_lies_elsewhere(tmp_path, monkeypatch):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)  # as of a container's user that has no entry in /etc/passwd
+    monkeypatch.setenv("TFDS_DATA_DIR", "/data")
+    assert tfds_folders(tmp_path) == [tmp_path / "tfds", Path("/data")]
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "named"),
+    [
+        ({"a.txt": "", "b.txt": ""}, "train", r"no text for 'train' in .*a.txt \(0 bytes\), .*b.txt"),
+        ({"a.txt": "one\n\ntwo", "valid.txt": ""}, "validation", r"'validation' in .*valid.txt \(0 bytes\)"),
+        ({"train.txt": "", "valid.txt": "one"}, "train", r"'train' in .*train.txt \(0 bytes\)"),
+        ({"a.txt": " \n"}, "train", r"a.txt \(2 bytes\)"),
+    ],
+)
+def test_a_corpus_whose_files_are_empty_is_refused_with_their_names(files, split, named, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SettingError, match=named):
+        documents(f"text:{tmp_path}", split, tmp_path)
+
+
+def test_an_empty_file_among_others_changes_nothing(tmp_path):
+    for name in "bcd":
+        (tmp_path / f"{name}.txt").write_text(f"this is {name}")
+    found = documents(f"text:{tmp_path}", "train", tmp_path)
+    (tmp_path / "a.txt").write_text("")
+    assert documents(f"text:{tmp_path}", "train", tmp_path) == found

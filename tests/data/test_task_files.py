@@ -1,0 +1,317 @@
+"""Tasks in files: the examples of docs/tasks.md, what they read and answer, and what is wrong with others."""
+
+import gzip
+import pickle
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tensorflow_datasets as tfds
+from benchmark_files import TEXT, prepare
+from paths import ROOT
+from scored_runs import HEADS, SMALL, read, run_of
+from tiny import TINY
+
+from experiments.cli.score import Rows, score_run, team_of
+from experiments.runs import prepare as data
+from experiments.runs.checks import declared_tasks
+from experiments.runs.prepare import fingerprints, tasks_of
+from experiments.runs.stages import save_settings, stages
+from experiments.study.experiment import Experiment
+from lm.config.base import SettingError, changes
+from lm.data.tasks.benchmarks import find_task
+from lm.data.tasks.declared import check_declared
+from lm.data.tasks.labelled import find_labelled
+from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.task import LabelledTask
+from lm.tokenizers.sentencepiece import Bytes
+
+DOCS = (ROOT / "docs" / "tasks.md").read_text("utf-8")
+EXAMPLES = dict(re.findall(r"```\w+\n# (\S+)\n(.*?)```", DOCS, re.DOTALL))
+RTE = [{"sentence1": "It is so.", "sentence2": "So it is.", "label": label} for label in (0, 1)]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The folder with the files of the docs."""
+    for name, text in EXAMPLES.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "cache"
+    labels = tfds.features.ClassLabel(names=["entailment", "not_entailment"])
+    features = tfds.features.FeaturesDict({"sentence1": TEXT, "sentence2": TEXT, "label": labels})
+    prepare("glue/rte", folder, (features, RTE, "train validation"))
+    return folder
+
+
+def checked(name, cache, **given):
+    """What ``lm run`` finds out about a task file before it trains; the lines that it says."""
+    said = []
+    settings = SMALL | {"tuning.mixtures": (), "tuning.heads": ()} | given
+    kind = "tuning.mixtures" if not given else "tuning.heads"
+    experiment = changes(Experiment(), settings | {kind: (name,)})
+    check_declared(declared_tasks(experiment), cache, Bytes(100), said.append)
+    return said
+
+
+def test_every_example_of_the_docs_is_whole_and_says_what_is_read_and_answered(files, cache):
+    found = {name: find_task(name) for name in EXAMPLES if name.endswith(".toml")}
+    pairs = {name: [*map(task.to_text, task.rows("train", cache))] for name, task in found.items()}
+    assert pairs == {
+        "colours.toml": [
+            ("what colour is grass?", "green"),
+            ("what colour is snow, fresh?", "white"),
+            ("what colour is coal?", "black"),
+        ],
+        "reviews.toml": [
+            ("reviews title: Never again review: It broke at once.", "bad"),
+            ("reviews title: Lovely review: I use it every day.", "good"),
+        ],
+        "entails.toml": [
+            ("entails sentence1: It is so. sentence2: So it is.", "entailment"),
+            ("entails sentence1: It is so. sentence2: So it is.", "not_entailment"),
+        ],
+    }
+    for name, task in found.items():
+        assert checked(name, cache) == []
+        rows = task.rows("validation", cache)
+        right = [task.to_text(row)[1] for row in rows]
+        assert task.evaluate(rows, right)["score"] == 100
+        assert task.evaluate(rows, ["?"] * len(rows))["score"] == 0
+
+
+def test_a_labelled_task_is_answered_by_a_head_or_in_words_that_are_its_candidates(files, cache):
+    head, words = find_labelled("reviews.toml"), find_task("reviews.toml")
+    (row,) = head.rows("validation", cache)
+    assert head.texts(row) == ("Fine", "It does what it should.")
+    assert (head.target(row), head.labels, head.kind) == (1, ("bad", "good"), "classes")
+    assert [answer for _, answer in words.choices(row)[0]] == ["bad", "good"] and words.choices(row)[1] == 1
+    for task in (head, words):
+        again = pickle.loads(pickle.dumps(task))
+        assert type(again) is type(task) and again.file == Path("reviews.toml")
+
+
+def test_of_answers_that_the_vocabulary_cannot_write_it_is_said_how_to_write_them(files, cache):
+    (files / "colours-train.csv").write_text("thing,colour\nmilk,white\nsnow,weiß\ngrass,grün\n")
+    for split in ("train", "valid"):
+        (files / f"{split}.txt").write_text("\n\n".join(["The white cat saw a green rat."] * 40))
+    given = {"tuning.mixtures": ("colours.toml",), "data.corpus": f"text:{files}", "pretraining.steps": 0}
+    experiment = changes(Experiment(), TINY | given | {"data.vocabulary_size": 18})
+    said: list[str] = []
+    data.prepare(experiment, cache, said.append)
+    (line,) = [line for line in said if "can never be written right" in line]
+    assert "67% of the answers of colours.toml" in line and "--data.unknown bytes" in line
+    others = {"data.unknown": "bytes", "data.vocabulary_size": 274}
+    for vocabulary in ("bytes", "unigram"):
+        data.prepare(changes(experiment, others | {"data.vocabulary": vocabulary}), cache, said.append)
+    assert sum("can never be written right" in line for line in said) == 1
+
+
+def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
+    for split in ("train", "valid"):
+        (files / f"{split}.txt").write_text("One.\n\nTwo.\n")
+    given = {"tuning.mixtures": ("colours.toml",), "pretraining.steps": 0, "data.corpus": f"text:{files}"}
+    experiment = changes(Experiment(), TINY | given)
+    (stage,) = stages(experiment, files / "run")
+    assert (stage.name, stage.folder.name) == ("colours.toml", "colours.toml")
+    assert [task.name for task in tasks_of(stage)["validation"]] == ["colours.toml"]
+
+    before = fingerprints(stage, cache)
+    (files / "colours.toml").write_text(EXAMPLES["colours.toml"].replace("what colour", "which colour"))
+    second = fingerprints(stage, cache)
+    (files / "colours-train.csv").write_text("thing,colour\nmilk,white\n")
+    third = fingerprints(stage, cache)
+    assert {name for name in before if before[name] != second[name]} == {"colours.toml file"}
+    assert {name for name in second if second[name] != third[name]} == {"colours.toml train"}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            "colours.toml",
+            "{thing}",
+            "{thin}",
+            "colours.toml: .*colours-train.csv have no column 'thin'; did you mean 'thing'",
+        ),
+        (
+            "colours.toml",
+            "exact_match",
+            "exact",
+            "colours.toml: metric 'exact' is unknown; did you mean 'exact_match'",
+        ),
+        (
+            "colours.toml",
+            "targets =",
+            "target =",
+            "colours.toml: 'target' is unknown; did you mean 'targets'",
+        ),
+        (
+            "colours.toml",
+            "metrics =",
+            "metrcs =",
+            "colours.toml: 'metrcs' is unknown; did you mean 'metrics'",
+        ),
+        (
+            "colours.toml",
+            "validation =",
+            "valid =",
+            "colours.toml: splits has 'valid'; did you mean 'validation'",
+        ),
+        ("colours.toml", 'validation = "colours-valid.csv"', "", "colours.toml: .splits. lacks 'validation'"),
+        (
+            "colours.toml",
+            "colours-valid.csv",
+            "colours-vali.csv",
+            "colours-vali.csv is missing; did you mean 'colours-valid.csv'",
+        ),
+        (
+            "colours.toml",
+            "= 16",
+            "= 5",
+            "3 of 3 targets in 'train' exceed targets_length=5, the longest has 6 tokens",
+        ),
+        ("colours.toml", "= 16", '= "16"', "targets_length='16' should be a whole number"),
+        (
+            "colours-train.csv",
+            "coal,black",
+            "coal",
+            "colours-train.csv, line 4: 1 cells, and the header names 2",
+        ),
+        ("colours-train.csv", EXAMPLES["colours-train.csv"], "thing,colour\n", "colours-train.csv is empty"),
+        ("colours-train.csv", "thing,", "colour,", "line 1: two columns are called 'colour'"),
+        ("colours-valid.csv", "milk", '"milk', "colours-valid.csv, line 2: "),
+        (
+            "reviews-train.jsonl",
+            '"verdict": "bad"',
+            '"verdict": "poor"',
+            r"lack 'poor' \(1 rows\); the first is at reviews-train.jsonl, line 1",
+        ),
+        (
+            "reviews-train.jsonl",
+            '"title": "Lovely", ',
+            "",
+            "reviews-train.jsonl, line 2, has no value in the column 'title'",
+        ),
+        (
+            "reviews-train.jsonl",
+            '{"title": "Lovely',
+            '{"title "Lovely',
+            "reviews-train.jsonl, line 2, is not JSON",
+        ),
+        ("reviews.toml", '["bad", "good"]', '["bad"]', "metric 'f1' is of two labels, not 1"),
+        (
+            "reviews.toml",
+            '["bad", "good"]',
+            '["bad", "bad"]',
+            r"labels=\['bad', 'bad'\] should be names that",
+        ),
+        (
+            "reviews-valid.jsonl",
+            '"verdict": 1',
+            '"verdict": -1',
+            "task 'reviews.toml': reviews-valid.jsonl, line 1 has no label",
+        ),
+        (
+            "colours.toml",
+            "colours-valid.csv",
+            "./colours-train.csv",
+            "colours.toml: splits: train and validation are both './colours-train.csv'",
+        ),
+        ("entails.toml", 'validation = "validation"', 'validation = "train"', "are both 'train'"),
+        (
+            "colours.toml",
+            '"exact_match"',
+            '"pearson"',
+            "colours-train.csv, line 2: the target 'green' is no number, as pearson of colours.toml need",
+        ),
+        ("reviews.toml", '["bad", "good"]', '["0", "2"]', r"labels=\['0', '2'\] lack 'bad'"),
+        ("entails.toml", "tfds:", "tdfs:", "source='tdfs:glue/rte' should be 'tfds:NAME' or 'hf:NAME'"),
+        (
+            "entails.toml",
+            '"sentence1"',
+            '"sentense1"',
+            "have no column 'sentense1'; did you mean 'sentence1'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place_before_anything_compiles(file, old, new, message, files, cache):
+    text = EXAMPLES[file]
+    assert old in text
+    (files / file).write_text(text.replace(old, new))
+    with pytest.raises(SettingError, match=message) as error:
+        checked(f"{re.split('[-.]', file)[0]}.toml", cache)
+    assert "\n" not in str(error.value)
+
+
+def test_targets_are_cut_only_where_that_is_asked_for_and_then_it_is_said_how_many(files, cache):
+    text = EXAMPLES["colours.toml"].replace("= 16", '= 5\nlonger_targets = "cut"')
+    (files / "colours.toml").write_text(text)
+    what = "exceed targets_length=5, the longest has 6 tokens, EOS counted, and lose their end"
+    assert checked("colours.toml", cache) == [
+        f"colours.toml: 3 of 3 targets in 'train' {what}",
+        f"colours.toml: 1 of 1 targets in 'validation' {what}",
+    ]
+
+
+def test_a_text_is_no_answer_of_a_head_and_two_files_of_one_name_are_not_told_apart(files):
+    with pytest.raises(SettingError, match="colours.toml has no label; name it in tuning.mixtures"):
+        find_labelled("colours.toml")
+    with pytest.raises(SettingError, match="there is no task file lost.toml in "):
+        mixture("lost.toml")
+    with pytest.raises(SettingError, match=r"name \['x.toml'\]"):
+        changes(Experiment(), {"tuning.mixtures": ("a/x.toml", "b/x.toml")})
+
+
+def test_tables_may_be_packed_and_have_columns_of_any_name(files, cache):
+    (files / "a.tsv.gz").write_bytes(gzip.compress("odd: name\tb\r\n{x}\tü\r\n".encode()))
+    text = 'inputs = "{{{odd: name}}}"\ntargets = "{b}"\nmetrics = ["bleu"]\nsplits = {train = "a.tsv.gz"}'
+    (files / "odd.toml").write_text(text)
+    task = find_task("odd.toml")
+    assert task.to_text(task.rows("train", cache)[0]) == ("{{x}}", "ü")
+
+
+def test_sets_of_the_hub_come_from_the_package_datasets_and_its_lack_is_said(files, cache, monkeypatch):
+    text = EXAMPLES["entails.toml"].replace("tfds:glue/rte", "hf:someone/set:part")
+    (files / "entails.toml").write_text(text)
+    task = find_task("entails.toml")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SettingError, match="hf:someone/set:part needs the package datasets: pip install"):
+        task.rows("train", cache)
+    asked = []
+
+    def load_dataset(*what, split):
+        asked.append((*what, split))
+        if split == "train":
+            return RTE
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert [*task.rows("train", cache)] == RTE and asked == [("someone/set", "part", "train")]
+    with pytest.raises(SettingError, match="split 'validation', cannot be loaded: no network$"):
+        task.rows("validation", cache)
+
+
+def test_a_run_is_scored_on_a_task_file_by_what_was_tuned_for_it_else_by_pre_training(files, cache):
+    folder, *_ = run_of(files, "files", {"tuning.mixtures": ("colours.toml",)})
+    score_run(folder, ["colours.toml"], "", Rows())
+    scores, lines = read(folder / "scores" / "colours.toml" / "colours.toml" / "validation")
+    assert scores["metrics"].keys() == {"exact_match", "score"} and lines[0]["target"] == "white"
+    assert len(lines[0]["prediction"].encode()) <= 16
+    task, (stage,) = team_of(folder, "reviews.toml", "")
+    assert (task.file, stage.name) == (Path("reviews.toml"), "pretraining")
+
+
+def test_a_head_that_was_tuned_for_a_task_file_answers_it_wherever_the_file_is_named_from(files):
+    folder = files / "run"
+    save_settings(folder, changes(Experiment(), SMALL | HEADS | {"tuning.heads": ("reviews.toml",)}))
+    task, (stage,) = team_of(folder, str(files / "reviews.toml"), "")
+    assert (type(task), stage.name) == (LabelledTask, "reviews.toml")

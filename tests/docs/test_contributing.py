@@ -1,0 +1,104 @@
+"""What CONTRIBUTING.md says of adding things: its patches, applied to a copy of the code, do what it says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+SECTION = re.compile(r"^### (Add .+?)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+SECTIONS = dict(SECTION.findall((ROOT / "CONTRIBUTING.md").read_text()))
+
+
+# prints which of the recorded files lack what the code in this folder has
+OUTDATED = """
+import json, make_batches, make_study
+
+rows = json.loads(make_study.PLACE.read_text())["rows"]
+found = {row: make_study.settings(row, "nano") for row in make_study.REGISTRY}
+if found != {row: scales["nano"][0] for row, scales in rows.items()}:
+    print("make_study.py")
+batches = json.loads(make_batches.PLACE.read_text())
+objectives = {name.split()[0] for name, _ in make_batches.registry()}
+if not objectives <= {name.split()[0] for name in batches["cases"]} or batches["combinations"].keys() != set(
+    make_batches.CHOICES["noise"]
+):
+    print("make_batches.py")
+"""
+
+
+def patch(text: str, hunk: str) -> str:
+    """``text`` changed as a hunk of a diff says; the lines it changes must stand in the text exactly once."""
+    lines = hunk.splitlines()
+    before = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
+    after = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "-")
+    assert text.count(before) == 1, f"stands {text.count(before)} times in the file:\n{before}"
+    return text.replace(before, after)
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_what_the_guide_adds_works_in_the_files_that_it_names_and_no_others(title, tmp_path):
+    """A guide that nobody follows goes stale within weeks; here every commit follows it."""
+    follow(title, tmp_path)
+    checks = [body for kind, body in blocks(title) if kind == "python"]
+    assert checks, "the section should end with Python that fails where its change has no effect"
+    for check in checks:
+        python(check, tmp_path)
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_guide_names_the_recorded_files_that_an_addition_changes_and_no_others(title, tmp_path):
+    follow(title, tmp_path)
+    outdated = python(OUTDATED, tmp_path, ROOT / "tests" / "golden").split()
+    assert outdated == [name for name in ("make_study.py", "make_batches.py") if name in SECTIONS[title]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_tests_that_most_changes_break_pass_once_the_guide_was_followed(title, tmp_path):
+    follow(title, tmp_path, "tests", "docs")
+    for file in ("pyproject.toml", "CONTRIBUTING.md", "README.md", "mkdocs.yml"):
+        shutil.copy(ROOT / file, tmp_path)
+    for script in re.findall(r"python (tests/golden/make_\w+\.py)", SECTIONS[title]):
+        run([script], tmp_path)
+    fast = re.search(r"^FAST := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    files = [f"tests/{name}.py" for name in fast]
+    print(
+        run(
+            ["-m", "pytest", "-q", "-p", "no:cacheprovider", *filter(lambda x: (ROOT / x).exists(), files)],
+            tmp_path,
+        )
+    )
+
+
+def follow(title: str, folder: Path, *others: str) -> None:
+    """Apply the patches of a section to a copy of the code in ``folder``."""
+    for package in ("lm", "experiments", *others):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for hunk in (body for kind, body in blocks(title) if kind == "diff"):
+        name, _, lines = hunk.partition("\n")
+        path = folder / name.removeprefix("--- ")
+        path.write_text(patch(path.read_text(), lines))
+
+
+def blocks(title: str) -> list[tuple[str, str]]:
+    """The (language, text) of each block of code in a section."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", SECTIONS[title], re.MULTILINE | re.DOTALL)
+
+
+def python(code: str, *folders: Path) -> str:
+    """What Python prints that imports from these folders, the first of which is the current one."""
+    return run(["-c", code], *folders)
+
+
+def run(arguments: list[str], *folders: Path) -> str:
+    """What Python prints, with these arguments, that imports from these folders."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folders[0], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout

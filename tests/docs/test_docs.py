@@ -1,0 +1,145 @@
+"""README and docs: links lead somewhere, commands are accepted as they stand, code blocks are Python.
+
+Commands are parsed by the command line itself, with its rows and settings, and not carried out: what they
+need, such as a finished run or a data set, is not here.
+"""
+
+import ast
+import re
+import shlex
+
+import pytest
+from commands import accepted
+from paths import ROOT
+
+from experiments.cli import COMMANDS
+from experiments.drawings import DRAWINGS
+from experiments.study.experiment import BASELINE
+from experiments.study.registry import find
+from lm.config.base import leaves
+
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "launch/README.md")),
+]
+PLACEHOLDERS = {"COMMAND", "RUN", "ROW", "FOLDER"}
+ROWS_FIRST = ("list", "show", "diff", "run", "sweep", "report", "plan", "prepare", "examples")
+
+
+def text_of(page):
+    return page.read_text("utf-8")
+
+
+def anchors(page):
+    """The names under which the headings of a page are linked to, as GitHub and mkdocs make them."""
+    return {
+        re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-")
+        for title in re.findall(r"(?m)^#+ (.*)$", text_of(page))
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_leads_to_a_file_and_a_heading_that_are_there(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def commands():
+    """(page, command line) of all lines of code that begin with ``lm``; lines that go on are joined."""
+    for page in PAGES:
+        joined = re.sub(r"\\\n\s*", "", text_of(page))
+        for line in re.findall(r"(?m)^(?: {4}|\$ )?(lm (?!=).*)$", joined):
+            # what stands behind two spaces or # explains it
+            yield page.name, re.split(r"\s{2,}|\s+#", line)[0]
+
+
+@pytest.mark.parametrize("line", sorted({line for _, line in commands()}))
+def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("bad")
+    _, *arguments = shlex.split(line)
+    if arguments[0] in (*PLACEHOLDERS, "harness") or arguments[-1] == "...":  # the harness parses its own
+        return
+    if arguments[0] == "--study":  # tests/experiments/study/test_extension.py, which has the modules
+        return
+    assert arguments[0] in COMMANDS or arguments[0].startswith("-"), line
+    first = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
+    if first and arguments[0] in ROWS_FIRST and first not in PLACEHOLDERS and "--costs" not in arguments:
+        assert find(first)
+    if first and arguments[0] == "draw":
+        assert first in DRAWINGS
+        return
+    if "--start" in arguments:  # which is read first, and is not here
+        place = arguments.index("--start")
+        del arguments[place : place + 2]
+    if first in PLACEHOLDERS:
+        arguments[1] = "t5/1-baseline/baseline"
+    assert accepted(arguments, monkeypatch) == 0, capsys.readouterr()
+
+
+def test_blocks_of_python_are_python():
+    for page in PAGES:
+        for code in re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL):
+            ast.parse(code)
+
+
+def test_readme_is_short_and_names_every_page():
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 150
+    nav = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert str(page.relative_to(ROOT / "docs")) in nav
+
+
+def test_the_page_of_settings_has_each_with_its_choices_values_and_meaning(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from settings_page import settings_page
+
+    page = settings_page()
+    for name, _ in leaves(BASELINE):
+        assert page.count(f"| `{name}` |") == 1, name
+    assert "| `model.d_ff` | whole number | `256` | `3072` |" in page
+    assert "`spans`" in page and "| `guard.spikes` | number or none | `none` | `none` |" in page
+    lacking = re.findall(r"(?m)^\| (`\S+`) .*\|  \|$", page)
+    assert not lacking, "a setting's comment is its meaning"
+
+
+def test_the_reference_lists_the_fields_of_a_class_with_their_comments(monkeypatch):
+    griffe = pytest.importorskip("griffe", reason="make docs installs it")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from field_comments import FieldComments
+
+    code = '''
+class Spans:
+    """Where noise falls."""
+
+    # tokens that one span has
+    # on average [tokens]
+    mean: float = 3.0
+    name: str = "#1"  # "iid" or "spans"
+    _hidden: int = 0  # for nobody
+    bare: int = 1
+'''
+    extensions = griffe.load_extensions(FieldComments())
+    with griffe.temporary_visited_module(code, extensions=extensions) as module:
+        _, _, fields = module["Spans"].docstring.value.partition("Attributes:\n")
+    assert [line.strip() for line in fields.splitlines()] == [
+        "mean: tokens that one span has on average [tokens]",
+        'name: "iid" or "spans"',
+        "bare: –",
+    ]
+
+
+def test_the_site_works_when_its_files_are_opened_from_disk():
+    """Links lead to files, the search index is a script, no worker or polyfill comes from the network."""
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert "use_directory_urls: false" in settings and "  - offline" in settings
+    (shim,) = re.findall(r"polyfills: \[(\S+)\]", settings)
+    assert (ROOT / "docs" / shim).exists()
+    assert "iframe-worker" in shim, "else material adds one from unpkg.com"
+    assert "__pycache__/" in settings and "*.py" in settings

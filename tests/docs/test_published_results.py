@@ -1,0 +1,134 @@
+"""The study's published runs (docs/results): what they hold, what a report makes of them, and its picture."""
+
+import csv
+import hashlib
+import json
+import re
+import tarfile
+from collections import Counter
+from itertools import combinations
+from statistics import mean
+
+import numpy as np
+import pytest
+from paths import ROOT
+from PIL import Image
+
+from experiments.drawings.claims import WORDS, ClaimsPicture, claims_of, read_tables, tau
+from experiments.report.report import write_report
+from experiments.study.registry import REGISTRY, find, tables, twin
+from experiments.study.t5.scores import BASELINE_STD, COLUMNS
+from lm.config.base import SettingError
+from lm.files import unseal
+
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "results/mini.json"
+PICTURE = DOCS / "pictures/mini-claims.png"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of the published runs, unpacked as docs/study.md says."""
+    folder = tmp_path_factory.mktemp("published") / "runs"
+    for archive in sorted((DOCS / "results").glob("mini*.tar.xz")):
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+    return folder
+
+
+def test_the_values_of_every_example_that_a_published_score_is_made_of_are_published_too(runs):
+    """Those of a row that is not fine-tuned lie with its pre-training, not in its own folder."""
+    kept = {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in runs.rglob("report/*.npy")}
+    lines = [*csv.DictReader(RESULTS.with_suffix(".csv").open())]
+    wanted = {(twin(line["row"], "mini"), line["seed"]) for line in lines}
+    assert ("t5/11-mixing/k19", "2") in wanted and len(wanted) == 119
+    for row, seed in wanted:
+        path = runs / "mini" / row / f"seed-{seed}" / "scores.json"
+        for name, task in unseal(path.read_bytes(), path)["tasks"].items():
+            assert len(np.load(kept[task["examples"]])) == task["rows"], (path, name)
+
+
+@pytest.mark.slow
+def test_a_report_on_the_published_runs_is_the_published_one(runs):
+    made = write_report(tables(find("t5/[12469][-02]*")), "mini", runs).path
+    written, published = (
+        json.dumps(json.loads(file.read_bytes())["tables"])
+        for file in (made.with_name("results.json"), RESULTS)
+    )
+    assert json.loads(written) == json.loads(published)
+    assert made.with_suffix(".csv").read_text() == RESULTS.with_suffix(".csv").read_text()
+
+
+def test_the_numbers_in_the_picture_of_claims_follow_from_the_published_results():
+    assert json.loads(Image.open(PICTURE).text["Description"]) == json.loads(
+        ClaimsPicture(results=RESULTS).description()
+    )
+
+
+def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_in_it():
+    (axis,) = ClaimsPicture(results=RESULTS).figure().axes
+    drawn = {
+        (round(b.get_y() + b.get_height() / 2), b.get_x()): b.get_width()
+        for b in axis.patches
+        if b.get_width()
+    }
+    found = [
+        (place, count / sum(each.counts.values()))
+        for place, each in enumerate(claims_of(read_tables(RESULTS), "updates"))
+        for count in each.counts.values()
+        if count
+    ]
+    assert [(place, width) for (place, _), width in drawn.items()] == [
+        (place, pytest.approx(share)) for place, share in found
+    ]
+    texts = [text.get_text() for text in axis.texts]
+    assert [text for text in texts if text.isdigit()] == [
+        "1",
+        "22",
+        "13",
+        "7",
+        "3",
+        "2",
+        "2",
+        "6",
+        "3",
+        "15",
+        "3",
+        "2",
+        "4",
+    ]
+    assert [
+        text for text in texts if re.fullmatch(r"−?\d\.\d\d", text)
+    ] == "0.29 −0.33 0.33 0.80 1.00 0.00".split()
+
+
+def test_the_verdicts_in_the_picture_are_those_that_the_guide_tells():
+    rows = re.findall(
+        r"^\| (\d+) \| (\d+) \| (\d+), (\d+), (\d+), (\d+) \|", (DOCS / "study.md").read_text(), re.M
+    )
+    told = {number: [*map(int, counts)] for number, _, *counts in rows}
+    found = {
+        re.search(r"\d+", each.table.partition("/")[2])[0]: [each.counts[word] for word in WORDS]
+        for each in claims_of(read_tables(RESULTS), "updates")
+    }
+    assert found == told and sum(map(sum, told.values())) == 83
+
+
+def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():
+    for name, table in read_tables(RESULTS).items():
+        rows = table["rows"]
+        ours = {row: mean(rows[row]["combined"].values()) for row in rows}
+        paper = {row: sum(REGISTRY[row].paper[c] / BASELINE_STD[c] for c in COLUMNS) for row in rows}
+        signs = Counter(((ours[a] > ours[b]) == (paper[a] > paper[b])) for a, b in combinations(rows, 2))
+        due = (signs[True] - signs[False]) / signs.total()
+        assert tau(rows) == (None if len(rows) == 2 else pytest.approx(due)), name
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"tables": 1, "sha256": "0"}'])
+def test_a_file_that_is_no_results_of_a_report_is_refused(text, tmp_path):
+    file = tmp_path / "results.json"
+    file.write_text(text)
+    with pytest.raises(SettingError, match=r"results\.json"):
+        ClaimsPicture(results=file).figure()
+    with pytest.raises(SettingError, match="should be the results.json of a report"):
+        ClaimsPicture(results=tmp_path / "none.json").figure()

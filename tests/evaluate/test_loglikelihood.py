@@ -1,0 +1,224 @@
+"""Log-probabilities of texts: what the plain forward pass says, whatever they are asked together with."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from small_models import ARCHITECTURES, CONFIGS, TINY, make, run
+
+from lm import sharding
+from lm.config.base import SettingError
+from lm.config.mesh import MeshConfig
+from lm.config.model import SpecialTokens
+from lm.evaluate import bucketing, loglikelihood
+from lm.evaluate.loglikelihood import (
+    Masking,
+    Window,
+    candidate_log_probs,
+    continuation_log_probs,
+    documents_log_prob,
+    text_log_prob,
+    windows,
+)
+from lm.nn.ensemble import Ensemble
+from lm.train.step import StepSpec, build
+
+BERT = Masking(39, (2,), (3,))
+put = jax.device_put
+
+
+def masking(name):
+    return None if CONFIGS[name].has_decoder else BERT
+
+
+def texts(seed, lengths):
+    random = np.random.default_rng(seed)
+    return [random.integers(4, 38, length).tolist() for length in lengths]
+
+
+def asked(seed, count, most=7):
+    """Contexts and continuations of up to ``most`` tokens, some of them empty."""
+    lengths = np.random.default_rng(seed).integers(0, most + 1, (2, count))
+    return list(zip(texts(seed + 1, lengths[0]), texts(seed + 2, lengths[1]), strict=True))
+
+
+def by_hand(name, model, context, continuation):
+    """The sum of log-softmax at the places of the continuation, from logits [1,T,V] of this row alone."""
+    config = CONFIGS[name]
+    if not config.has_decoder:
+        return masked_by_hand(model, context, continuation)
+    start = [] if config.special.start is None else [config.special.start]
+    row = [*start, *continuation] if config.has_encoder else [*start, *context, *continuation]
+    first = len(row) - len(continuation)
+    batch = {"decoder_input_tokens": np.array([row])}
+    if config.has_encoder:
+        batch["encoder_input_tokens"] = np.array([context or [0]])
+        batch["encoder_segment_ids"] = np.full_like(batch["encoder_input_tokens"], bool(context))
+    batch["decoder_causal_attention"] = (np.arange(len(row)) < first)[None].astype(int)
+    log_probs = jax.nn.log_softmax(run(model, batch)[0])
+    return sum(float(log_probs[place - 1, row[place]]) for place in range(first, len(row)))
+
+
+def masked_by_hand(model, context, continuation):
+    total, start = 0.0, len(BERT.begin) + len(context)
+    text = [*BERT.begin, *context, *continuation, *BERT.end]
+    for place in range(start, start + len(continuation)):
+        hidden = [BERT.mask if k == place else token for k, token in enumerate(text)]
+        logits = run(model, {"encoder_input_tokens": np.array([hidden])})[0, place]
+        total += float(jax.nn.log_softmax(logits)[text[place]])
+    return total
+
+
+# Every architecture, and what differs in how places are told apart, seen or written to a cache.
+NAMES = [*ARCHITECTURES, "windowed decoder"]
+NAMES += [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("decoder, learned", "decoder, rotary", "bart-base")
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_continuation_has_the_sum_of_the_log_softmax_of_the_plain_forward_pass(name):
+    model, pairs = make(name), [*zip(texts(1, [3, 3]), texts(2, [4, 4]), strict=True)]
+    found = continuation_log_probs(model, pairs, put, masking(name))
+    np.testing.assert_allclose(found, [by_hand(name, model, *pair) for pair in pairs], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_candidates_are_continuations_one_by_one(name):
+    model = make(name)
+    contexts, candidates = texts(1, [5, 1, 0, 7]), [texts(k, [k, 3, 1, 0, 4][: k + 1]) for k in range(4)]
+    found = candidate_log_probs(model, contexts, candidates, put, masking(name))
+    assert [len(log_probs) for log_probs in found] == [len(each) for each in candidates] == [1, 2, 3, 4]
+    pairs = [(context, y) for context, each in zip(contexts, candidates, strict=True) for y in each]
+    due = continuation_log_probs(model, pairs, put, masking(name))
+    np.testing.assert_allclose(np.concatenate(found), due, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_company_padding_and_order_change_nothing(name):
+    model, pairs = make(name), asked(3, 40)
+    order = np.random.default_rng(0).permutation(len(pairs))
+    together = continuation_log_probs(model, pairs, put, masking(name))
+    shuffled = continuation_log_probs(model, [pairs[k] for k in order], put, masking(name))
+    np.testing.assert_allclose(shuffled, together[order], atol=1e-4)
+    for number in (7, 23):
+        alone = continuation_log_probs(model, [pairs[number]], put, masking(name))
+        np.testing.assert_allclose(together[number], alone[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_probabilities_of_all_strings_of_one_token_add_up_to_1(name):
+    every = [[token] for token in range(TINY.vocab_size)]
+    (log_probs,) = candidate_log_probs(make(name), [[5, 6, 7]], [every], put, masking(name))
+    assert np.exp(log_probs).sum() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["decoder", "prefix-decoder", "encoder-decoder"])
+def test_windows_that_hold_a_text_at_once_give_its_plain_loss(name):
+    model, (text,) = make(name), texts(4, [9])
+    total = text_log_prob(model, text, Window(9, 3), put)
+    assert total == (pytest.approx(by_hand(name, model, [], text), abs=1e-4), 9)
+
+
+def test_windows_score_each_token_once_after_what_fits_before_it():
+    text, config = list(range(10, 20)), CONFIGS["decoder"]
+    assert [*windows(text, Window(4, 2), config)] == [
+        ([], [10, 11, 12, 13]),
+        ([12, 13], [14, 15]),
+        ([14, 15], [16, 17]),
+        ([16, 17], [18, 19]),
+    ]
+    unstarted = replace(
+        config, special=SpecialTokens(start=None)
+    )  # reads its first token, and cannot score it
+    assert next(windows(text, Window(4, 4), unstarted)) == ([10], [11, 12, 13])
+    with pytest.raises(SettingError, match="cannot be moved by 5"):
+        next(windows(text, Window(4, 5), config))
+
+
+@pytest.mark.parametrize("start", [0, None])
+def test_a_document_begins_behind_the_end_of_another_which_is_not_scored(start):
+    model, documents, eos = make("decoder", special=SpecialTokens(start=start)), texts(8, [9, 3]), 1
+    total = sum(by_hand_started(model, start, [eos], text) for text in documents)
+    assert documents_log_prob(model, documents, Window(12, 6), eos, put) == pytest.approx(total, abs=1e-3)
+    short = [([eos], documents[0][:3]), (documents[0][1:3], documents[0][3:5])]  # windows of 4, moved by 2
+    rest = [(documents[0][3:5], documents[0][5:7]), (documents[0][5:7], documents[0][7:9])]
+    expected = continuation_log_probs(model, [*short, *rest], put).sum()
+    assert documents_log_prob(model, documents[:1], Window(4, 2), eos, put) == pytest.approx(
+        expected, abs=1e-3
+    )
+
+
+def by_hand_started(model, start, context, text):
+    """As ``by_hand``, of a decoder that reads ``start`` first or, if it is None, nothing."""
+    row = [*([] if start is None else [start]), *context, *text]
+    log_probs = jax.nn.log_softmax(run(model, {"decoder_input_tokens": np.array([row])})[0])
+    return sum(float(log_probs[place - 1, row[place]]) for place in range(len(row) - len(text), len(row)))
+
+
+def test_what_comes_later_changes_no_probability_of_what_was_before():
+    model, (context, early, late) = make("decoder"), texts(5, [3, 4, 4])
+    pairs = [(context, early), (context + early, late), (context, early + late)]
+    first, second, both = continuation_log_probs(model, pairs, put)
+    assert both == pytest.approx(first + second, abs=1e-4)
+    other = continuation_log_probs(model, [(context, early + late[::-1]), (context + early, late[::-1])], put)
+    assert other[0] - other[1] == pytest.approx(first, abs=1e-4)
+
+
+def test_an_ensemble_is_asked_as_one():
+    model, pairs = make("decoder"), asked(6, 3)
+    found = continuation_log_probs(Ensemble([model, model]), pairs, put)
+    np.testing.assert_allclose(found, continuation_log_probs(model, pairs, put), atol=1e-4)
+
+
+def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
+    model, text = make("decoder, learned"), texts(7, [17])[0]
+    assert np.isfinite(continuation_log_probs(model, [(text[:8], text[8:16])], put)).all()
+    with pytest.raises(SettingError, match="a row of 17 tokens exceeds model.max_length=16"):
+        continuation_log_probs(model, [(text[:8], text[8:])], put)
+    unstarted = make("decoder", special=SpecialTokens(start=None))
+    with pytest.raises(SettingError, match="model.special.start=None"):
+        continuation_log_probs(unstarted, [([], text)], put)
+    with pytest.raises(SettingError, match="masking"):
+        continuation_log_probs(make("encoder"), [([5], [6])], put)
+
+
+def test_questions_of_all_lengths_compile_few_programs(monkeypatch):
+    monkeypatch.setattr(bucketing, "PROGRAM", 300)
+    sizes = np.random.default_rng(0).integers(0, 60, (1_000, 3))
+    parts = bucketing.batches_by_length(sizes, lambda lengths: lengths.sum(-1), 2, 64)
+    lengths = {part.lengths for part in parts}
+    assert 1 < len(lengths) <= len({(part.rows, *part.lengths) for part in parts}) <= bucketing.MOST
+    assert sorted(np.concatenate([part.questions for part in parts])) == [*range(1_000)]
+    for part in parts:
+        assert part.rows % 2 == 0 and len(part.questions) <= part.rows and max(part.lengths) <= 64
+        assert (sizes[part.questions] <= part.lengths).all()
+    before = loglikelihood._log_probs._cache_size()
+    pairs = asked(8, 60, most=9)
+    model = make("decoder")
+    continuation_log_probs(model, pairs, put)
+    compiled = loglikelihood._log_probs._cache_size() - before
+    assert 1 <= compiled <= bucketing.MOST
+    continuation_log_probs(model, pairs[::-1], put)
+    assert loglikelihood._log_probs._cache_size() - before == compiled
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2, "data": 2}])
+def test_a_mesh_answers_as_one_device(sizes):
+    mesh = sharding.make_mesh(MeshConfig(**sizes))
+    model, pairs = make("encoder-decoder"), asked(9, 11)
+    steps = build(StepSpec(model.config), mesh)
+    places = sharding.parameters(model, mesh)
+    spread = jax.tree.unflatten(
+        jax.tree.structure(model),
+        [jax.device_put(leaf, places[name]) for name, leaf in sharding.named(model).items()],
+    )
+    found = continuation_log_probs(spread, pairs, steps.shard_batch)
+    np.testing.assert_allclose(found, continuation_log_probs(model, pairs, put), atol=1e-4)
+    contexts, candidates = [c for c, _ in pairs[:3]], [[y for _, y in pairs[3:7]]] * 3
+    due = candidate_log_probs(model, contexts, candidates, put)
+    np.testing.assert_allclose(
+        candidate_log_probs(spread, contexts, candidates, steps.shard_batch), due, atol=1e-4
+    )

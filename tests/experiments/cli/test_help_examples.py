@@ -1,0 +1,44 @@
+"""The examples of ``lm COMMAND --help`` do what they say, with a run that has the name they give it."""
+
+import shlex
+import shutil
+
+import pytest
+from scored_runs import run_of
+
+from experiments import __main__ as cli
+from experiments.cli import EXAMPLES
+from lm.data.documentation import corpus
+
+RUN, VECTORS = "t5/1-baseline/baseline/seed-0", "vectors/negative/seed-0"
+GPT = "gpt/base/seed-0"
+MIXTURES = {"tuning.mixtures": ("documentation-words", "documentation-sentences")}
+# They train, compile for a TPU, need lm-evaluation-harness, a crawl, C4, words that are pieces (here are
+# bytes), or a data set that is not here.
+ELSEWHERE = ("run", "sweep", "report", "plan", "harness", "clean", "neighbours")
+NEEDS_DATA = ("--scale base", "--task squad", "lm convert import")
+HERE = [
+    line
+    for name, both in EXAMPLES.items()
+    for line in both
+    if name not in ELSEWHERE and not any(part in line for part in NEEDS_DATA) and VECTORS not in line
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a book, and ``runs`` with the documentation's data and two runs, never trained."""
+    folder = tmp_path_factory.mktemp("home")
+    corpus.prepare_sets(folder / "runs" / "cache", packages=corpus.STDLIB)
+    run_of(folder / "runs", RUN, MIXTURES)
+    run_of(folder / "runs", GPT, MIXTURES | {"model.architecture": "decoder"})
+    (folder / "book.txt").write_text("A first paragraph.\n\nA second one.\n")
+    return folder
+
+
+@pytest.mark.parametrize("example", dict.fromkeys(HERE))
+def test_an_example_of_the_help_runs_as_it_stands(example, home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    shutil.rmtree("my-t5", ignore_errors=True)
+    assert cli.dispatch(shlex.split(example.partition(" >")[0])[1:]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out

@@ -1,0 +1,512 @@
+"""``lm tasks``, ``lm score`` and which run is asked, on models that know nothing and sets of two rows."""
+
+import json
+import math
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from benchmark_files import SETS, TEXT, prepare
+from scored_runs import HEADS, SMALL, read, run_of
+
+from experiments.cli.convert import export_checkpoint
+from experiments.cli.doctor import show_tasks
+from experiments.cli.draw import attention, picture_of, write_picture
+from experiments.cli.likelihood import Scoring, likelihood, masking_of, show_likelihoods, text_rates, texts_of
+from experiments.cli.models import Filling, fill_in, generate
+from experiments.cli.score import Rows, score_file, score_run
+from experiments.runs import origin
+from experiments.runs.recipes import questions
+from experiments.runs.stages import save_settings, stages_of
+from experiments.runs.trained import answering, newest_masked, open_run
+from experiments.starts import started_from
+from experiments.study.experiment import Experiment
+from experiments.study.folders import cache_of
+from lm.config.base import SettingError, changes
+from lm.config.decoding import Decoding
+from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.labelled import LABELLED
+from lm.evaluate.evaluator import predict
+from lm.evaluate.generate import greedy
+from lm.evaluate.loglikelihood import continuation_log_probs
+from lm.metrics import defined, reasons
+from lm.tokenizers.sentencepiece import Bytes, SentencePiece, train_sentencepiece
+from lm.tokenizers.tokenizer import EOS
+
+TEXTS = {"tuning.mixtures": ("xquad_enro",)}
+COLA = [{"sentence": "It is so.", "label": 1}, {"sentence": "Is so it.", "label": 0}]
+TRUE_OR_FALSE = {"label": tfds.features.ClassLabel(names=["False", "True"])}
+BOOLQ = [
+    {"passage": "It is so.", "question": "is it", "label": 1},
+    {"passage": "It was not so.", "question": "was it", "label": 0},
+    {"passage": "It may be so some day.", "question": "will it be", "label": 1},
+]
+
+NOTHING = {"pretraining.steps": 0, "finetuning.steps": 0}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder of runs whose cache holds sets of two rows."""
+    folder = tmp_path_factory.mktemp("runs")
+    label = {"label": tfds.features.ClassLabel(names=["unacceptable", "acceptable"])}
+    features = tfds.features.FeaturesDict({"sentence": TEXT} | label)
+    prepare("xquad_translation/en-ro", folder / "cache", (*SETS["wmt_enro"][:2], "train validation"))
+    prepare("glue/cola", folder / "cache", (features, COLA, "train validation"))
+    unknown = [row | {"label": -1} for row in COLA]
+    prepare("glue/sst2", folder / "cache", (features, unknown, "validation test"))
+    read = tfds.features.FeaturesDict({"passage": TEXT, "question": TEXT, **TRUE_OR_FALSE})
+    prepare("super_glue/boolq", folder / "cache", (read, BOOLQ, "train validation"))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_else(monkeypatch):
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("task", "given"),
+    [
+        (TASKS["xquad_enro"], TEXTS),
+        pytest.param(
+            TASKS["xquad_enro"], TEXTS | {"model.architecture": "prefix-decoder"}, marks=pytest.mark.slow
+        ),
+        (LABELLED["cola"], HEADS),
+    ],
+)
+def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, given, runs):
+    folder, experiment, made = run_of(runs, f"{task.name}-{given.get('model.architecture')}", given)
+    score_run(folder, [task.name], "", Rows())
+    scores, lines = read(folder / "scores" / task.name / task.name / "validation")
+    (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
+    expected = predict(
+        state.model, questions(experiment, Bytes(100), steps.mesh, task, rows, 64), steps.shard_batch
+    )
+    assert [line["prediction"] for line in lines] == expected
+    metrics = task.evaluate(rows, expected)
+    known, undefined = defined(metrics), reasons(metrics)  # a new head gives all rows one class
+    assert scores["metrics"] == dict.fromkeys(metrics) | known
+    assert (scores["rows"], scores.get("undefined", {})) == (2, undefined)
+    assert any(map(str, expected))
+
+
+def test_rows_that_are_others_than_in_training_are_scored_and_said(runs, capsys):
+    folder, *_ = run_of(runs, "others", TEXTS)
+    place = next(stage.folder for stage in stages_of(folder) if stage.name == "xquad_enro")
+    now = TASKS["xquad_enro"].rows("validation", runs / "cache").fingerprint
+    for known, count in ((now, 0), ("other", 1)):
+        origin.record(place, origin.read(place) | {"data": {"xquad_enro validation": known}})
+        score_run(folder, ["xquad_enro"], "", Rows(limit=1))
+        assert capsys.readouterr().out.count("these rows are not those") == count
+
+
+def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unknown_labels_by_no_score(
+    runs, capsys
+):
+    folder, *_ = run_of(runs, "texts", TEXTS)
+    score_run(folder, ["sst2", "xquad_enro"], "pretraining", Rows(limit=1))
+    scores, lines = read(folder / "scores" / "pretraining" / "sst2" / "validation")
+    assert scores == {"rows": 1, "metrics": {}}
+    assert lines[0]["inputs"] == "sst2 sentence: It is so."
+    assert "no labels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "settings", "message"),
+    [
+        (TEXTS, ["xquad_enr"], {}, "did you mean 'xquad_enro'"),
+        (TEXTS, ["record"], {}, "tfds build super_glue/record"),
+        (TEXTS, ["cola"], {"limit": -1}, "--limit -1"),
+        (TEXTS, ["cola"], {"mixture": "xquad"}, "did you mean 'xquad_enro'"),
+        (TEXTS, ["pos"], {}, "its heads are none"),
+        (HEADS, ["sst2"], {}, "its heads are cola, and an encoder writes no text"),
+        (HEADS, ["sst2"], {"mixture": "cola"}, "--mixture 'cola' answers by a head for cola"),
+        (TEXTS, ["xquad_enro"], {}, "no checkpoint yet"),
+        (TEXTS | NOTHING, ["xquad_enro"], {}, "untrained has no model for this"),
+    ],
+)
+def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, settings, message, runs):
+    folder = runs / "nano" / "untrained"
+    save_settings(folder, changes(Experiment(), SMALL | given))
+    with pytest.raises(SettingError, match=message):
+        score_run(folder, names, settings.get("mixture", ""), Rows(limit=settings.get("limit", 0)))
+
+
+def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, tmp_path, capsys):
+    for name, text in (
+        ("a.txt", "acceptable\nunacceptable\n"),
+        ("a.jsonl", '{"prediction": "acceptable"}\n"unacceptable"'),
+    ):
+        (tmp_path / name).write_text(text)
+        score_file(tmp_path / name, "cola", Rows(runs=runs))
+        assert "100.00" in capsys.readouterr().out
+    with pytest.raises(SettingError, match="has 2 predictions .* has 1 references"):
+        score_file(tmp_path / "a.txt", "cola", Rows(limit=1, runs=runs))
+    for path, name, message in (
+        (tmp_path / "b.txt", "cola", "b.txt"),
+        (tmp_path / "a.txt", "cole", "mean 'cola'"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            score_file(path, name, Rows(runs=runs))
+
+
+def test_answers_of_a_file_with_a_byte_order_mark_are_those_without(runs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfacceptable\nunacceptable\n")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf"acceptable"\n"unacceptable"')
+    for name in ("a.txt", "a.jsonl"):
+        score_file(tmp_path / name, "cola", Rows(runs=runs))
+        assert "100.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prediction": null}', "line 2, has the answer null; cola takes a text"),
+        ('{"prediction": ["acceptable"]}', r'line 2, has the answer \["acceptable"\]; cola takes a text'),
+        ("true", "line 2, has the answer true"),
+        ('{"answer": "acceptable"}', 'line 2, has no field "prediction"'),
+        ('"acceptable', "line 2, is not JSON"),
+    ],
+)
+def test_what_is_no_answer_is_refused_with_its_line(line, message, runs, tmp_path):
+    (tmp_path / "a.jsonl").write_text(f'{{"prediction": "acceptable"}}\n{line}\n')
+    with pytest.raises(SettingError, match=message):
+        score_file(tmp_path / "a.jsonl", "cola", Rows(runs=runs))
+
+
+def test_answers_to_rows_without_labels_and_alike_answers_have_no_score(runs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("garbage\ngarbage\n")
+    with pytest.raises(SettingError, match="task 'sst2': row 1 has no label"):
+        score_file(tmp_path / "a.txt", "sst2", Rows(runs=runs))
+    score_file(tmp_path / "a.txt", "cola", Rows(runs=runs))
+    assert "0.00" in capsys.readouterr().out, "answering every example alike is chance level"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("a.txt", "a\fb\nc\u2028d\n", ["a\fb", "c\u2028d"]),
+        ("a.txt", "a\r\n\r\nb", ["a", "", "b"]),
+        ("a.jsonl", '"a\u2028b"\n{"prediction": "c\x85d"}\n', ["a\u2028b", "c\x85d"]),
+    ],
+)
+def test_answers_end_at_newlines_alone(name, text, rows, runs, tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        type(TASKS["cola"]), "evaluate", lambda task, rows, found: read.extend(found) or {"score": 0}
+    )
+    monkeypatch.setattr(Rows, "of", lambda *_: rows)
+    (tmp_path / name).write_bytes(text.encode())
+    score_file(tmp_path / name, "cola", Rows(runs=runs))
+    assert read == rows
+
+
+def test_the_list_of_tasks_has_the_rows_of_what_is_prepared_and_the_command_for_the_rest(runs, capsys):
+    show_tasks("co*", runs)
+    out = capsys.readouterr().out
+    assert re.findall(r"glue/cola +(\d+)", out) == ["2", "2"]
+    assert out.count("tfds build NAME") == 1
+    assert "not prepared" in out
+    with pytest.raises(SettingError, match="did you mean 'cola'"):
+        show_tasks("colo", runs)
+
+
+def test_of_masked_models_the_one_trained_last_is_asked_and_a_damaged_one_is_said(runs, capsys):
+    first, *_ = run_of(runs, "masked-1", HEADS)
+    last, *_ = run_of(runs, "masked-2", HEADS | {"seed": 1})
+    (first / "settings.json").write_text((first / "settings.json").read_text())
+    assert newest_masked(runs) == last and not capsys.readouterr().err
+    settings = (last / "settings.json").read_text()
+    (last / "settings.json").write_text(settings.replace('"seed": 1', '"seed": 2'))
+    assert newest_masked(runs) != last  # but another
+    assert f"left out: {last}/settings.json" in capsys.readouterr().err
+    (last / "settings.json").write_text(settings)
+    with pytest.raises(SettingError, match="holds no trained masked LM yet"):
+        newest_masked(runs / "cache")
+
+
+def test_a_run_reads_the_cache_of_its_folder_of_runs_or_none_above_it_and_says_which(
+    runs, tmp_path, monkeypatch, capsys
+):
+    folder, *_ = run_of(runs, "moved", TEXTS)
+    assert cache_of(folder) == runs / "cache"
+    score_run(folder, ["xquad_enro"], "", Rows(limit=1))
+    assert f"Data: {runs / 'cache'}\n" in capsys.readouterr().out
+    copied = tmp_path / "project" / "kept" / "moved"
+    shutil.copytree(folder, copied)
+    (tmp_path / "project" / "cache" / "thumbnails").mkdir(parents=True)  # another program's
+    monkeypatch.chdir(tmp_path)
+    assert cache_of(copied) == Path("runs") / "cache"
+    (tmp_path / "project" / "cache" / "tokens").mkdir()
+    assert cache_of(copied) == tmp_path / "project" / "cache"
+
+
+def asked(folder, place, mixture):
+    """``{command: what it prints}`` of all commands that use a model of the run in ``folder``."""
+    lines = place / "lines.txt"
+    lines.write_text("It is so.\n")
+    pictures = {
+        what: partial(
+            write_picture, what, picture_of(what)(run=folder, mixture=mixture, out=place / "x.png", **more)
+        )
+        for what, more in {"next": {"text": "It is."}, "lens": {"text": "It is."}, "bias": {}}.items()
+    }
+    return {
+        "generate": partial(generate, folder, ("It is",), mixture, Decoding(4)),
+        "likelihood": partial(likelihood, folder, str(lines), None, Scoring(mixture=mixture)),
+        "attention": partial(attention, folder, "It is.", mixture, out=place / "attention.png"),
+        "export": partial(export_checkpoint, folder, place / "out", mixture),
+        "notebook": lambda: print(open_run(folder, stages_of(folder), mixture).which),
+        **pictures,
+    }
+
+
+@pytest.mark.parametrize("mixture", ["", "xquad_enro", "pretraining"])
+def test_every_command_means_the_pre_trained_model_of_a_run_unless_another_is_named_and_says_so(
+    mixture, runs, tmp_path, capsys
+):
+    folder, *_ = run_of(runs, "meant", TEXTS)
+    meant = mixture or "pretraining"
+    other = {"pretraining": "xquad_enro", "xquad_enro": "pretraining"}[meant]
+    for command, ask in asked(folder, tmp_path, mixture).items():
+        ask()
+        told = capsys.readouterr().out
+        assert f"{folder} after {meant}; by --mixture also: {other}" in told, command
+
+
+def test_training_starts_from_the_pre_trained_model_of_a_run_unless_a_stage_is_named(runs):
+    folder, *_ = run_of(runs, "meant", TEXTS)
+    alone, first, tuned = (
+        started_from(f"{folder}{stage}", runs)["start.model"] for stage in ("", ":pretraining", ":xquad_enro")
+    )
+    assert alone == first != tuned
+
+
+@pytest.mark.parametrize("allowed", [stages_of, answering])
+def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, tmp_path):
+    save_settings(tmp_path, changes(Experiment(), SMALL | TEXTS | NOTHING))
+    with pytest.raises(SettingError, match="has no model for this"):
+        open_run(tmp_path, allowed(tmp_path))
+
+
+def test_a_kind_of_picture_that_cannot_be_drawn_is_refused_before_the_run_is_looked_at(tmp_path):
+    with pytest.raises(
+        SettingError, match=r"--out x\.foo should be a picture that ends in \.png, \.svg or \.pdf"
+    ):
+        attention(tmp_path / "nowhere", "a text", out=Path("x.foo"))
+
+
+@pytest.mark.parametrize("given", [TEXTS, HEADS, TEXTS | {"model.architecture": "decoder"}])
+def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tmp_path, capsys):
+    folder, _, _ = run_of(runs, f"likelihood-{given.get('model.architecture')}", given)
+    file, out = tmp_path / "lines.tsv", tmp_path / "out.jsonl"
+    file.write_text("Where?\tHere.\n\n \t \nHere, and nowhere else at all.\n\n")
+    likelihood(folder, str(file), out, Scoring(length=12, stride=5))
+    first, second = map(json.loads, out.read_text().splitlines())
+    assert (first["tokens"], second["tokens"]) == (first["bytes"], second["bytes"]) == (5, 30)
+    assert first["bits_per_byte"] == pytest.approx(-first["log_prob"] / 5 / math.log(2))
+    assert first["perplexity"] == pytest.approx(math.exp(-first["log_prob"] / 5))  # a byte is a token
+    assert "all" in capsys.readouterr().out
+    trained = open_run(folder, stages_of(folder))
+    question, answer = (trained.vocabulary.encode(text) for text in ("Where?", "Here."))
+    question += [EOS] * (given.get("model.architecture") != "encoder")  # which reads [SEP] behind both
+    due = continuation_log_probs(trained.model, [(question, answer)], trained.put, masking_of(trained))
+    assert first["log_prob"] == pytest.approx(due[0], abs=1e-4)
+
+
+def test_a_model_without_an_output_matrix_is_refused_before_a_corpus_is_made(tmp_path, capsys):
+    bare = {"model.architecture": "encoder", "model.logits": "none", "model.logits_bias": False}
+    save_settings(tmp_path, changes(Experiment(), SMALL | HEADS | bare | {"pretraining.steps": 0}))
+    with pytest.raises(SettingError, match="no output matrix"):
+        likelihood(tmp_path, "documentation")
+    assert not capsys.readouterr().out
+
+
+def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_bytes(runs, tmp_path, capsys):
+    folder, *_ = run_of(runs, "likelihood-corpus", TEXTS | {"model.architecture": "decoder"})
+    texts = ["Überall ist Text.", "Here, too."]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    results = {}
+    corpora = [f"text:{tmp_path}/0.txt + text:{tmp_path}/1.txt", f"text:{tmp_path}/0.txt"]
+    for corpus, limit in ((corpora[0], 0), (corpora[0], 1), (corpora[1], 0)):
+        likelihood(folder, corpus, tmp_path / "out.jsonl", Scoring(texts=limit))
+        results[corpus, limit] = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
+    first, second = results[corpora[0], 0]
+    assert [first] == results[corpora[0], 1] == results[corpora[1], 0]
+    assert (first["bytes"], first["characters"], second["bytes"]) == (18, 17, 10)
+    assert first["bits_per_character"] * 17 == pytest.approx(first["bits_per_byte"] * 18)
+    both = text_rates([first, second])
+    assert both["bits_per_byte"] == pytest.approx(
+        (first["bits_per_byte"] * 18 + second["bits_per_byte"] * 10) / 28
+    )
+    assert both["perplexity"] == pytest.approx(math.exp(-(first["log_prob"] + second["log_prob"]) / 28))
+    assert "all 2" in capsys.readouterr().out
+
+
+def test_characters_that_a_vocabulary_cannot_write_are_counted_and_a_blank_text_has_no_perplexity(
+    tmp_path, capsys
+):
+    vocabulary = SentencePiece(train_sentencepiece(["the cat sat on the mat"] * 99, 15, tmp_path / "m"), 4)
+    results = [
+        {"log_prob": -1.0, "tokens": len(ids), "unknown": ids.count(vocabulary.unk)}
+        for ids in map(vocabulary.encode, ("the cat", "the \u4e2d", " "))
+    ]
+    sizes = [{"bytes": 9, "characters": 9}] * 3
+    results = [result | size for result, size in zip(results, sizes, strict=True)]
+    assert [result["unknown"] for result in results] == [0, 1, 0]
+    assert text_rates(results[2:])["perplexity"] is None
+    show_likelihoods(["the cat", "the \u4e2d", " "], results)
+    out = capsys.readouterr().out
+    assert "1 tokens are unknown" in out and "--data.unknown bytes" in out and "– (no token)" in out
+    show_likelihoods(["the cat"], results[:1])
+    assert "unknown:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.tsv", "", "no lines"),
+        ("a.txt", " \n\n", "no lines"),
+        ("a.tsv", "a\tb\na\t\n", "line 2, has no cont"),
+        ("a.jsonl", "[]", "line 1"),
+    ],
+)
+def test_lines_without_a_continuation_are_named(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SettingError, match=message):
+        texts_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("architecture", ["decoder", pytest.param("encoder-decoder", marks=pytest.mark.slow)])
+def test_a_prompt_is_answered_by_the_likeliest_candidate_after_the_examples(architecture, runs):
+    folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
+    score_run(folder, ["boolq@1"], "", Rows(limit=2))  # of three: the last is the example
+    scores, lines = read(folder / "scores" / "pretraining" / "boolq@1" / "validation")
+    trained = open_run(folder, stages_of(folder))
+    encode, end = trained.vocabulary.encode, [] if architecture == "decoder" else [EOS]
+    *asked, other = [dict(row) for row in TASKS["boolq"].rows("validation", runs / "cache")]
+    words = ("no", "yes")
+    example = f"{other['passage']}\nQuestion: {other['question']}?\nAnswer: {words[other['label']]}\n\n"
+    nats, answers = [], []
+    for row, line in zip(asked, lines, strict=True):
+        prompt = f"{example}{row['passage']}\nQuestion: {row['question']}?\nAnswer:"
+        assert (line["inputs"], line["target"]) == (prompt, ("False", "True")[row["label"]])
+        texts = words if end else [f" {word}" for word in words]
+        question = [*encode(prompt), *([EOS] if ends_questions(trained) else [])]
+        pairs = [(question, [*encode(text), *end]) for text in texts]
+        found = continuation_log_probs(trained.model, pairs, trained.put)
+        answers.append(("False", "True")[int(found[1] / 3 > found[0] / 2)])
+        nats.append(found[row["label"]])
+    assert [line["prediction"] for line in lines] == answers
+    size = sum(len(words[row["label"]]) for row in asked)
+    assert scores["metrics"]["bits_per_byte"] == pytest.approx(-sum(nats) / math.log(2) / size, rel=1e-4)
+    right = sum(answer == line["target"] for answer, line in zip(answers, lines, strict=True))
+    assert scores["metrics"]["score"] == 50 * right
+
+
+def ends_questions(trained):
+    return trained.encode("a")[-1] == EOS
+
+
+@pytest.mark.parametrize("architecture", [pytest.param("decoder", marks=pytest.mark.slow), "encoder-decoder"])
+def test_a_prompt_is_answered_greedily_up_to_a_newline(architecture, runs, monkeypatch):
+    folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
+    score_run(folder, ["xquad_enro@0"], "", Rows())
+    _, lines = read(folder / "scores" / "pretraining" / "xquad_enro@0" / "validation")
+    trained = open_run(folder, stages_of(folder))
+    for line in lines:
+        batch = trained.batch([trained.encode(line["inputs"])], 64)
+        written = trained.vocabulary.decode(np.asarray(greedy(trained.model, batch, max_length=64))[0])
+        assert line["inputs"].endswith("\nRomanian:")
+        assert line["prediction"] == written.strip().split("\n")[0].split("English:")[0].strip()
+
+
+def test_prompts_that_leave_no_room_or_no_examples_are_refused(runs):
+    folder, *_ = run_of(runs, "prompts-decoder", TEXTS | {"model.architecture": "decoder"})
+    with pytest.raises(SettingError, match="boolq@1: only 0 training rows are not scored themselves"):
+        score_run(folder, ["boolq@1"], "", Rows())
+    with pytest.raises(SettingError, match="boolq@0: the question alone exceeds --prompt-length"):
+        score_run(folder, ["boolq@0"], "", Rows(prompt_length=10))
+    score_run(folder, ["boolq@0"], "", Rows(prompt_length=38))
+    _, lines = read(folder / "scores" / "pretraining" / "boolq@0" / "validation")
+    assert "It may\nQuestion: will it be?\nAnswer:" in [line["inputs"] for line in lines]
+    with pytest.raises(SettingError, match="did you mean 'boolq'"):
+        score_run(folder, ["bolq@0"], "", Rows())
+
+
+DENOISING = TEXTS | {"objective.inputs": "span-masks", "objective.noise": "poisson-spans"}
+DENOISING |= {"objective.targets": "everything"}
+
+
+def test_gaps_of_t5_are_sentinels_and_of_bart_masks_however_they_are_spelled(runs, capsys):
+    texts = ["a [MASK] b [MASK]", "a <mask> b <mask>", "a <extra_id_0> b <extra_id_1>"]
+    for name, given in (("gaps-t5", TEXTS), ("gaps-bart", DENOISING)):
+        folder, *_ = run_of(runs, name, given)
+        trained = open_run(folder, stages_of(folder))
+        top, (a, blank, b) = trained.vocabulary.size - 1, trained.vocabulary.encode("a b")
+        first, second = (top, top - 1) if name == "gaps-t5" else (top, top)
+        ids, sentinels = trained.encode_gaps(texts[0])
+        assert ids == [a, blank, first, blank, b, blank, second, EOS], "blanks are tokens of this vocabulary"
+        assert sentinels == ([top, top - 1] if name == "gaps-t5" else [])
+        answers = []
+        for text in texts:
+            fill_in(text, folder, Filling(top=2), runs)
+            answers.append(capsys.readouterr().out)
+        assert 1 <= answers[0].count("%") <= 2 and len({*answers}) == 1
+        assert str(folder) in answers[0].splitlines()[0]
+
+
+def test_a_text_is_shown_once_with_the_probability_of_all_answers_that_read_so(runs, capsys, monkeypatch):
+    folder, *_ = run_of(runs, "gaps-alike", DENOISING)
+    encode = open_run(folder, stages_of(folder)).vocabulary.encode
+    answers = np.array([[encode("a b"), encode("a c"), encode("a b")]])
+    monkeypatch.setattr(
+        "lm.evaluate.mask_filling.infill", lambda *_, **__: (answers, np.array([[1e-5, 4e-5, 0.0]]))
+    )
+    fill_in("a [MASK]", None, Filling(top=3), runs)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith("of the newest run that fills gaps; --run names another")
+    assert [line.split(maxsplit=1) for line in lines] == [["4e-03%", "a c"], ["1e-03%", "a b"]]
+
+
+def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
+    folder, *_ = run_of(runs, "gaps-bert", HEADS)
+    answers = []
+    for seed in (0, 0, 1):
+        fill_in("a [MASK] b [MASK]", folder, Filling(2, iterations=2, passes="gibbs", seed=seed), runs)
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
+    for filling in (Filling(), Filling(iterations=2)):
+        fill_in("a <mask> b", folder, filling, runs)
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "filling", "message"),
+    [
+        (TEXTS | {"model.architecture": "decoder"}, "a [MASK]", {}, "fills no gaps; use `lm generate "),
+        (
+            TEXTS | {"objective.inputs": "drop", "objective.targets": "drop"},
+            "a [MASK]",
+            {},
+            "such as bart/base",
+        ),
+        (TEXTS, "a b", {}, "has no .MASK. to fill"),
+        (TEXTS, "a [MASK]", {"iterations": 1}, "--iterations is for encoders"),
+        (TEXTS, "[MASK]" * 101, {}, "101 gaps are more than the vocabulary's 100 sentinels"),
+        (HEADS, "a [MASK]", {"passes": "gibbs"}, "passes='gibbs' needs iterations"),
+        (HEADS, "a [MASK]", {"top": 0}, "top=0"),
+    ],
+)
+def test_a_gap_that_no_model_can_fill_is_refused_with_what_to_use(given, text, filling, message, runs):
+    folder, *_ = run_of(
+        runs, f"gaps-{given.get('model.architecture')}-{given.get('objective.inputs')}", given
+    )
+    with pytest.raises(SettingError, match=message):
+        fill_in(text, folder, Filling(**filling), runs)

@@ -1,0 +1,457 @@
+"""What pictures show is what models compute; each is drawn once, and what has no picture is said plainly."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scored_runs
+import small_models
+from flax import nnx
+from paths import GOLDEN, ROOT
+
+from experiments.cli.draw import draw
+from experiments.drawings import DRAWINGS, measured
+from experiments.drawings.curves import alibi_curves, bias_plots, bucket_curves, rotary_curves
+from experiments.drawings.masks import MASKS, score_stages
+from experiments.drawings.measured import mixer_costs
+from experiments.drawings.panels import Heat, Plot, Scale, heatmaps, plots
+from experiments.drawings.reading import Reading, draw_gates, draw_heads, sharpness, token_label
+from experiments.drawings.with_run import (
+    open_text,
+    reader_of_texts,
+    similarity_lines,
+    text_states,
+    word_span,
+)
+from experiments.runs.stages import stages_of
+from experiments.runs.trained import open_run
+from lm.config.attention import RotaryConfig
+from lm.config.base import SettingError
+from lm.config.model import ModelConfig
+from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
+from lm.evaluate.rnn_states import gates, reading_layers, state_gradients
+from lm.nn.heads import LayerMixture
+from lm.nn.rnn import Direction
+from lm.nn.transformer import Transformer
+from lm.objectives.denoising import OBJECTIVES
+from lm.ops.recurrence import CELLS, rnn_scan
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.sentencepiece import Bytes
+
+DECODER = replace(small_models.TINY, architecture="decoder", dropout=0.0, positions="none")
+SENTENCE = "a key of a set"
+LSTM = {"model.architecture": "encoder-decoder", "model.mixer": "lstm", "model.positions": "none"}
+
+
+def model_of(config):
+    return Transformer(config, nnx.Rngs(params=jax.random.key(0)))
+
+
+def direction_of(mixer, width=6):
+    config = ModelConfig("decoder", mixer=mixer, positions="none", d_model=width)
+    return Direction(config, nnx.Rngs(params=jax.random.key(1)))
+
+
+def row(length, width=6):
+    return jax.random.normal(jax.random.key(2), (length, width))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def lstm(runs):
+    """An encoder-decoder of LSTMs whose head reads a mixture of layers: of it most pictures can be drawn."""
+    given = LSTM | {"tuning.mixtures": (), "tuning.heads": ("cola",), "tuning.layers": "mixed-frozen"}
+    return scored_runs.run_of(runs, "lstm", given)[0]
+
+
+@pytest.fixture(scope="module")
+def encoder(runs):
+    """A BERT with T5's bias."""
+    return scored_runs.run_of(runs, "encoder", scored_runs.HEADS)[0]
+
+
+# What a query at place t may see of a key at place s, in rows of 12.
+SEES = {
+    "causal (decoder)": lambda t, s: s <= t,
+    "prefix (prefix decoder)": lambda t, s: (s <= t) | ((s < 4) & (t < 4)),
+    "padding (encoder)": lambda t, s: (s < 9) & (t < 9),
+    "packed (encoder)": lambda t, s: s // 4 == t // 4,
+    "packed (decoder)": lambda t, s: (s // 4 == t // 4) & (s <= t),
+    "packed (cross-attention)": lambda t, s: t // 4 == (s >= 6) + 1 * (s >= 10),
+    "window of 2 (encoder)": lambda t, s: abs(s - t) <= 2,
+    "window of 2 (decoder)": lambda t, s: (t - s <= 2) & (s <= t),
+    "window of 2, dilated by 2": lambda t, s: (abs(s - t) <= 4) & ((s - t) % 2 == 0),
+    "window of 1, first 2 global": lambda t, s: (abs(s - t) <= 1) | (s < 2) | (t < 2),
+}
+
+
+@pytest.mark.parametrize("name", SEES)
+def test_a_mask_shows_what_its_name_says(name):
+    t, s = np.indices((12, 12))
+    assert (MASKS[name].mask(12) == SEES[name](t, s)).all()
+
+
+def test_every_mask_but_the_random_one_is_known_here():
+    assert [*SEES, "blocks of 2 (BigBird)"] == [*MASKS]
+
+
+def test_the_softmax_gives_masked_scores_nothing_and_shares_one_among_the_others():
+    stages = score_stages(6, 8, seed=3)
+    above = np.triu(np.ones((6, 6), bool), 1)
+    assert (stages["masked"][above] == -np.inf).all() and (stages["weights"][above] == 0).all()
+    np.testing.assert_allclose(stages["masked"][~above], stages["scores"][~above])
+    np.testing.assert_allclose(stages["weights"], jax.nn.softmax(stages["masked"]), atol=1e-6)
+
+
+def test_a_rotary_score_is_the_mean_cosine_of_its_angles():
+    config, width = RotaryConfig(), 16
+    distance, score = rotary_curves(20, width, config)["score of equal vectors"]
+    angles = distance[:, None] * config.frequencies(width)[0]
+    np.testing.assert_allclose(score, np.cos(angles).mean(1), atol=1e-5)
+
+
+def test_alibi_falls_evenly_and_a_decoders_bucket_of_a_near_distance_is_the_distance():
+    distance, first = alibi_curves(8, heads=8)["head 1"]
+    np.testing.assert_allclose(first, -abs(distance) / 2)
+    distance, bucket = bucket_curves(8, ModelConfig())["decoder"]
+    assert bucket.tolist() == np.maximum(-distance, 0).tolist()
+
+
+def test_a_learnt_bias_is_the_one_that_is_added_to_scores():
+    model = model_of(replace(DECODER, positions="relative"))
+    (panel,) = bias_plots(model)
+    distance, drawn = panel.lines["head 2"]
+    added = model.decoder.relative(False).materialize(9, 9)[0, 1]
+    for d, value in zip(distance.tolist(), drawn.tolist(), strict=True):
+        if -8 <= d <= 0:
+            assert value == pytest.approx(float(added[8, 8 + d]))
+    assert max(distance) == 0
+
+
+@pytest.mark.parametrize("mixer", CELLS)
+def test_a_states_gradient_is_the_one_of_jax(mixer):
+    direction, x = direction_of(mixer), row(5)
+    cell, weights = direction.cell, direction.state_weights(x.dtype)
+    inputs, first = direction.input_products(x[None]), direction.initial_state(1)
+    states = rnn_scan(cell, weights, inputs, first, None)
+    for distance in (1, 3):
+        place = 4 - distance
+        state = tuple(array[place] for array in states)
+
+        def last(state, place=place):
+            return rnn_scan(cell, weights, inputs[place + 1 :], state, None)[0][-1, 0]
+
+        due = [jnp.linalg.norm(jacobian[:, 0]) / 6**0.5 for jacobian in jax.jacobian(last)(state)]
+        found = [size[distance - 1] for size in state_gradients(direction, x)]
+        np.testing.assert_allclose(found, due, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gain", [0.5, 1.0, 1.5])
+def test_a_linear_networks_gradient_is_a_power_of_the_distance(gain):
+    """At a state of 0 tanh is the identity: turned and scaled by ``gain`` each step, vectors keep that."""
+    direction = direction_of("rnn")
+    turn, _ = jnp.linalg.qr(direction.state[...])
+    direction.state[...] = gain * turn
+    (sizes,) = state_gradients(direction, jnp.zeros((9, 6)))
+    np.testing.assert_allclose(sizes, gain ** np.arange(1, 9), rtol=1e-4)
+
+
+def test_a_memory_that_forgets_nothing_and_reads_nothing_keeps_its_gradient():
+    direction = direction_of("lstm")
+    write, forget = jnp.arange(24) < 6, (jnp.arange(24) >= 6) & (jnp.arange(24) < 12)
+    direction.bias[...] = jnp.where(forget, 50.0, jnp.where(write, -50.0, 0.0))
+    _, memory = state_gradients(direction, row(9))
+    np.testing.assert_allclose(memory / memory[0], np.ones(8), rtol=0.5)
+    assert memory[-1] > 0.1
+
+
+def test_gates_are_those_by_which_an_lstm_goes_on():
+    direction, x = direction_of("lstm"), row(7)
+    found = {name: array[0] for name, array in gates(direction, x[None]).items()}
+    states = [array[:, 0] for array in direction(x[None], None, direction.initial_state(1))]
+    np.testing.assert_allclose(found["state h"], states[0], atol=1e-6)
+    np.testing.assert_allclose(found["memory C"], states[1], atol=1e-6)
+    np.testing.assert_allclose(found["output gate"] * np.tanh(states[1]), states[0], atol=1e-5)
+    before = np.concatenate([np.zeros((1, 6)), states[0][:-1]])
+    new = np.tanh(
+        np.split(direction.input_products(x[None])[:, 0] + before @ direction.state[...], 4, axis=-1)[2]
+    )
+    memory = np.concatenate([np.zeros((1, 6)), states[1][:-1]])
+    kept = found["forget gate"] * memory + found["input gate"] * new
+    np.testing.assert_allclose(kept, states[1], atol=1e-5)
+
+
+def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
+    direction, x = direction_of("gru"), row(7)
+    found = {name: array[0] for name, array in gates(direction, x[None]).items()}
+    (state,) = (array[:, 0] for array in direction(x[None], None, direction.initial_state(1)))
+    before = jnp.concatenate([jnp.zeros((1, 6)), state[:-1]])
+    inner = (state - found["update gate"] * before) / (1 - found["update gate"])  # tanh(x + reset * h W)
+    products = jnp.split(before @ direction.state[...], 3, axis=-1)[2]
+    new = jnp.split(direction.input_products(x[None])[:, 0], 3, axis=-1)[2]
+    np.testing.assert_allclose(inner, jnp.tanh(new + found["reset gate"] * products), atol=1e-5)
+
+
+@pytest.mark.parametrize("residual", ["pre-norm", "post-norm"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads(residual, shared):
+    config = replace(DECODER, mixer="lstm", residual=residual, shared_layers=shared)
+    model, batch = model_of(config), {"decoder_input_tokens": jnp.array([[3, 1, 4, 1, 5]])}
+    layers, hidden = reading_layers(model, batch), model.hidden_states(batch)["decoder"]
+    assert len(layers) == 2
+    for layer, (direction, x) in enumerate(layers):
+        block = jax.tree.map(lambda leaf, i=0 if shared else layer: leaf[i], model.decoder.blocks)
+        read = hidden[layer] if residual == "post-norm" else block.attention_norm(hidden[layer])
+        np.testing.assert_allclose(x, read, atol=1e-6)
+        states = direction(x, None, direction.initial_state(1))[0].swapaxes(0, 1)
+        np.testing.assert_allclose(gates(direction, x)["state h"], states, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "encoder", "encoder-decoder"])
+def test_the_lens_on_the_last_layer_is_the_model(architecture):
+    model = model_of(replace(DECODER, architecture=architecture))
+    tokens = jnp.array([[3, 1, 4, 1, 5]])
+    batch = {f"{side}_input_tokens": tokens for side in ("encoder", "decoder")}
+    lens = logit_lens(model, batch)
+    assert lens.shape == (3, 1, 5, 40)
+    np.testing.assert_allclose(lens[-1], model(batch), atol=1e-5)
+    assert abs(lens[0] - lens[-1]).max() > 0.1
+
+
+def test_a_static_word_is_like_itself_and_tokens_are_compared_pair_by_pair():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(3, 4, 5)), rng.normal(size=(3, 2, 5))
+    second[0, 1] = 3 * first[0, 2]  # the same direction
+    found = word_similarity(first, second, (slice(2, 3), slice(1, 2)))
+    assert found[0] == pytest.approx(1) and (abs(found[1:]) < 0.999).all()
+    ids = [7, 8, 9, 7], [8, 9]
+    due = [
+        first[1, i] @ second[1, j] / np.linalg.norm(first[1, i]) / np.linalg.norm(second[1, j])
+        for i in range(4)
+        for j in range(2)
+        if ids[0][i] != ids[1][j]
+    ]
+    assert len(due) == 6 and mean_similarity(first, second, ids)[1] == pytest.approx(np.mean(due))
+
+
+def test_a_word_has_one_embedding_and_two_states(encoder):
+    run = open_run(encoder, stages_of(encoder))
+    _, curve = similarity_lines(run, ("the key is it", "a key"), "key")["“key” here and there"]
+    assert curve[0] == pytest.approx(1, abs=1e-5) and (curve[2:] < 0.9999).all()
+    _, same = similarity_lines(run, ("a key", "a key"), "key")["“key” here and there"]
+    np.testing.assert_allclose(same, 1, atol=1e-5)
+
+
+def test_of_elmo_a_word_has_states_that_were_read_from_both_ends(runs):
+    given = {"model.architecture": "decoder", "model.mixer": "lstm", "model.positions": "none"}
+    given |= {"model.heads": ("backward",), "tuning.mixtures": (), "tuning.heads": ("cola",)}
+    folder = scored_runs.run_of(runs, "elmo", given | {"objective": OBJECTIVES["causal-lm"]})[0]
+    run = open_run(folder, stages_of(folder))
+    model, ids = reader_of_texts(run), run.encode("a key of a set")
+    both, forward = text_states(run, model, ids), text_states(run, run.model, ids)
+    assert both.shape[-1] == 2 * forward.shape[-1]
+    np.testing.assert_allclose(both[1:, :, : forward.shape[-1]], forward[1:], atol=1e-5)
+    later = text_states(run, model, [*ids[:-1], ids[0]])
+    width = forward.shape[-1]
+    assert (later[-1, 0, :width] == both[-1, 0, :width]).all() and (later[-1, 0] != both[-1, 0]).any()
+
+
+def test_a_word_is_found_whatever_its_pieces_and_another_is_said_to_be_missing():
+    vocabulary = Bytes(100)
+    ids = vocabulary.encode("one key too")
+    assert vocabulary.decode(ids[word_span(vocabulary, ids, "key")]).strip() == "key"
+    with pytest.raises(SettingError, match="--word 'lock' is no run of tokens of 'one key too'"):
+        word_span(vocabulary, ids, "lock")
+
+
+def test_shares_of_layers_are_what_a_head_weighs_them_by():
+    mixture = LayerMixture(2)
+    mixture.weights[...] = jnp.array([0.0, 1.0, -1.0])
+    assert mixture.layer_weights.sum() == pytest.approx(1)
+    hidden = jnp.arange(3.0).reshape(3, 1, 1, 1)
+    assert float(mixture(hidden)[0, 0, 0]) == pytest.approx(float(mixture.layer_weights @ jnp.arange(3.0)))
+
+
+def test_what_a_layer_sets_aside_grows_with_the_square_of_the_length_but_for_recurrence(monkeypatch):
+    monkeypatch.setattr(measured, "TIMINGS", 1)
+    config = replace(DECODER, d_model=8, num_heads=2, d_kv=4)
+    full, recurrent = mixer_costs([config, replace(config, mixer="lstm")], (64, 256))
+    assert full[1].temporaries > 8 * full[0].temporaries
+    assert recurrent[1].temporaries < 5 * recurrent[0].temporaries
+    assert all(cost.seconds > 0 for cost in (*full, *recurrent))
+
+
+def test_a_call_is_as_dear_as_its_quickest_turn(monkeypatch):
+    ticks = iter([0, 9, 9, 12, 20, 21, 30, 35])  # one call: a turn that does not count, of 9, then 3, 1 and 5
+    monkeypatch.setattr(measured, "TIMINGS", 3)
+    monkeypatch.setattr(measured, "perf_counter", lambda: next(ticks))
+    (cost,) = measured.call_costs([(jnp.sin, (jnp.ones(2),))])
+    assert cost.seconds == 1
+
+
+def test_the_text_and_the_answer_that_follows_it_are_labelled(lstm):
+    run = open_run(lstm, stages_of(lstm))
+    reading = open_text(run, SENTENCE)
+    labels = reading.labels
+    assert "".join(labels["encoder"]) == SENTENCE + "</s>"  # T5's, whose id is [SEP]'s of an encoder
+    assert labels["decoder"][0] == "[START]" and len(labels["decoder"]) <= 17
+    assert {*reading.maps} == {"cross"}
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("t5", ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>", "</s>", "<pad>")),
+        ("bart", ("[MASK]", "<extra_id_1>", "<extra_id_2>", "</s>", "<pad>")),
+        ("bert", ("[MASK]", "[CLS]", "<extra_id_2>", "[SEP]", "[PAD]")),
+    ],
+)
+def test_special_tokens_are_spelt_as_in_the_family_of_the_model(family, names):
+    vocabulary = Bytes(100)
+    tokens = (vocabulary.size - 1, vocabulary.size - 2, vocabulary.size - 3, 1, 0)
+    spelt = vocabulary.special_names(family)
+    assert tuple(spelt[token] for token in tokens) == names
+    config = DECODER if family != "bert" else replace(DECODER, architecture="encoder")
+    reading = Reading(SimpleNamespace(config=config), vocabulary, {}, {}, masks=family == "bart")
+    assert reading.words(np.array(tokens)).tolist() == list(names)
+
+
+def test_a_published_tokenizers_special_tokens_have_its_own_names():
+    harness = GOLDEN / "harness"
+    for name, expected in (("t5_v1_0", {"</s>", "<pad>"}), ("gpt2", {"<|endoftext|>"})):
+        vocabulary = find_tokenizer(harness / name, 10**6)
+        spelt = vocabulary.special_names("bert")
+        assert expected <= {*spelt.values()}
+        assert all(vocabulary.ids[piece] == token for token, piece in spelt.items())
+
+
+def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens():
+    tokens = [f"t{k}" for k in range(5)]
+    heads = np.stack([np.eye(5), np.roll(np.eye(5), 1, axis=1), np.full((5, 5), 0.2), np.eye(5)[[0] * 5]])
+    reading = SimpleNamespace(maps={"decoder": heads[None]}, labels={"decoder": tokens})
+    assert [sharpness(weights, within=True) for weights in heads] == pytest.approx([0, 0.8, 0.2, 0])
+    titles = [axes.get_title() for axes in draw_heads(reading, 2).axes]
+    assert [title for title in titles if "head" in title] == ["decoder 1, head 2", "decoder 1, head 3"]
+    titles = [axes.get_title() for axes in draw_heads(reading).axes]
+    assert sum("head" in title for title in titles) == 4
+
+
+def test_a_dollar_begins_no_formula_and_a_sentinel_has_its_number():
+    vocabulary = Bytes(100)
+    (dollar,) = vocabulary.encode("$")
+    assert token_label(vocabulary, dollar) == r"\$"
+    assert token_label(vocabulary, vocabulary.size - 1 - 4) == "<extra_id_4>"
+    (bell,) = vocabulary.encode("\a")
+    assert token_label(vocabulary, bell) == f"<{bell}>"
+
+
+RESULTS = str(ROOT / "docs/results/mini.json")
+OPTIONS = {
+    "claims": [RESULTS],
+    "next": ["--text", SENTENCE, "--k", "2"],
+    "gradients": ["--width", "4", "--length", "5"],
+    "bias": [],
+    "mixture": [],
+    "similarity": ["--text", SENTENCE, "--other", "a set", "--word", "set"],
+    "decoding": ["--lengths", "2", "4"],
+    "lengths": ["--lengths", "8", "16", "--heads", "1", "--width", "4"],
+    "masks": ["--length", "6"],
+    "scores": ["--length", "3"],
+    "sinusoids": ["--length", "4", "--width", "4"],
+    "distances": ["--reach", "9", "--width", "4"],
+}
+WITHOUT_RUN = ("gradients", "decoding", "lengths", "masks", "scores", "sinusoids", "distances", "claims")
+
+
+OFTEN = ("attention", "masks", "lens")  # drawn by each run of the tests
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(x, marks=[pytest.mark.slow] * (x not in OFTEN)) for x in DRAWINGS]
+)
+def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measured, "TIMINGS", 1)
+    folder = [] if what in WITHOUT_RUN else [str(encoder if what == "bias" else lstm)]
+    options = OPTIONS.get(what, ["--text", SENTENCE])
+    draw([what, *folder, *options, "--out", str(tmp_path / "a.png")])
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert DRAWINGS[what].shows in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["gradients", "decoding"])
+def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypatch):
+    monkeypatch.setattr(measured, "TIMINGS", 1)
+    options = ["--text", SENTENCE] if what == "gradients" else ["--lengths", "2", "3"]
+    draw([what, str(lstm), *options, "--out", str(tmp_path / "a.svg")])
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mask"], "lm draw knows no 'mask'; did you mean 'masks'"),
+        (["masks", "--out", "a.gif"], r"--out a\.gif should be a picture that ends in \.png, \.svg or \.pdf"),
+        (["masks", "--length", "3"], "--length=3 should be at least 4"),
+        (["sinusoids", "--width", "5"], "--width 5 should be even"),
+        (["lengths", "--lengths", "0"], r"--lengths \(0,\) should be lengths of at least 1"),
+        (["decoding", "--lengths", "1"], r"--lengths \(1,\) should be lengths of at least 2"),
+        (["gradients", "LSTM"], "--text is empty"),
+        (
+            ["gradients", "ENCODER", "--text", SENTENCE],
+            "model.mixer='attention' carries no state along a row",
+        ),
+        (["gates", "ENCODER", "--text", SENTENCE], "model.mixer='attention' carries no state along a row"),
+        (["alignment", "ENCODER", "--text", SENTENCE], "'encoder' has no cross-attention"),
+        (["decoding", "ENCODER"], "model.architecture='encoder' writes no text"),
+        (["bias", "LSTM"], "model.positions='none' should be 'relative'"),
+        (["mixture", "ENCODER"], "mixes no layers"),
+        (["next", "ENCODER", "--text", SENTENCE * 9], "at most 40 can be read in this picture"),
+        (["next", "LSTM", "--text", SENTENCE, "--k", "0"], "--k=0 should be at least 1"),
+        (["lens", "LSTM", "--text", " "], "--text is empty"),
+        (["next", "nowhere", "--text", "a"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named = {"LSTM": str(lstm), "ENCODER": str(encoder)}
+    with pytest.raises(SettingError, match=message):
+        draw([named.get(argument, argument) for argument in arguments])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_gates():
+    model = model_of(replace(DECODER, mixer="rnn", vocab_size=400))
+    ids = [3, 4, 5]
+    reading = Reading(model, Bytes(100), {"decoder_input_tokens": jnp.array([ids])}, {"decoder": ids})
+    with pytest.raises(SettingError, match="model.mixer='rnn' has no attention to draw"):
+        draw_heads(reading)
+    with pytest.raises(SettingError, match="model.mixer='rnn' has no gates"):
+        draw_gates(reading)
+
+
+def test_without_a_name_all_pictures_are_listed_in_their_order(capsys):
+    draw([])
+    out = capsys.readouterr().out
+    places = [out.index(f"\n  {what} ") for what in DRAWINGS]
+    assert places == sorted(places)
+
+
+def test_panels_have_axes_units_and_a_colour_scale():
+    scale = Scale("weight", 0, 1)
+    figure = heatmaps([Heat("one", np.eye(2), scale), Heat("two", np.eye(2), scale)], "key", "query")
+    labels = [axis.get_ylabel() for axis in figure.axes]
+    assert labels.count("weight") == 1 and figure.get_supxlabel() == "key"
+    other = [Heat("one", np.eye(2), scale), Heat("two", np.eye(2), scale._replace(label="score"))]
+    labels = [axis.get_ylabel() for axis in heatmaps(other, "key", "query").axes]
+    assert {"weight", "score"} <= {*labels}
+    (axis,) = plots([Plot("", "x [tokens]", "y [ms]", {"a": ([1, 2], [3, 4])}, log="xy")]).axes
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("x [tokens]", "y [ms]")
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")

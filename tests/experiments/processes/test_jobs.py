@@ -1,0 +1,214 @@
+"""A sweep in several processes: what one would train, whatever ends one of them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+from tiny import TINY
+from waiting import gone, wait_for
+
+from experiments.cli.one_run import RowRun
+from experiments.processes.jobs import Jobs
+from experiments.runs.result import read_result
+from experiments.study.registry import build
+from experiments.study.scales import SCALES
+from lm.config.base import SettingError
+from lm.data.documentation import corpus
+
+ROW = "t5/1-baseline/baseline"
+ROWS = "t5/6-corruption-rate/10"  # and the baseline
+CHANGES = TINY | {"pretraining.steps": 3, "finetuning.steps": 0}
+# A worker's runs are what this says: the code with which it ends each, or a signal that kills it.
+JOBS = """
+import os, signal, sys, time
+from experiments.processes import jobs
+plan = sys.argv[1:]
+if (tasks := jobs.handed_out()) is not None:
+    for task, line in tasks:
+        line.send({"pid": os.getpid()})
+        if plan[task] == "waits":
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
+            line.send({"ready": True})
+            time.sleep(60)
+        if int(plan[task]) < 0:
+            os.kill(os.getpid(), -int(plan[task]))
+        line.send({"code": int(plan[task])})
+    sys.exit()
+heard = lambda task, told: print(task, *told.items(), flush=True)
+workers = jobs.Jobs(2, lambda task: (), heard)
+print("codes", workers.do(range(len(plan))), workers.signal, flush=True)
+"""
+
+
+def start(*plan):
+    command = [sys.executable, "-c", JOBS, *map(str, plan)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def sweep(runs, *options):
+    settings = [word for name, value in CHANGES.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "experiments", "sweep", ROWS, *settings, "--runs", str(runs), *options]
+    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    environment = os.environ | {"XLA_FLAGS": flags}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "cache"
+    corpus.prepare_sets(folder, packages=corpus.STDLIB)
+    return folder
+
+
+@pytest.mark.slow
+def test_jobs_score_what_one_process_does_and_a_run_that_fails_leaves_the_others(cache, tmp_path):
+    found = {}
+    for jobs in (1, 2):
+        runs = tmp_path / str(jobs)
+        runs.mkdir()
+        (runs / "cache").symlink_to(cache)
+        if jobs == 2:  # a file where the folder of a run should be
+            (folder,) = (tmp_path / "1").glob("nano/t5/6*/10*")
+            file = runs / folder.relative_to(tmp_path / "1")
+            file.parent.mkdir(parents=True)
+            file.write_text("")
+        ran = sweep(runs, "--jobs", str(jobs))
+        paths = sorted(runs.glob("nano/t5/**/scores.json"))
+        found[jobs] = {
+            path.parts[-3].partition(",")[0]: read_result(path.parent).held_out_loss for path in paths
+        }
+        assert ran.returncode == jobs - 1, ran.stdout + ran.stderr
+    assert "2 to go, 2 at once" in ran.stdout and "6-corruption-rate/10 failed" in ran.stdout
+    assert found[1].keys() == {"baseline", "10"} and None not in found[1].values()
+    others = {row: loss for row, loss in found[1].items() if row != "10"}
+    assert found[2] == pytest.approx(others, rel=1e-5)  # other numbers of threads add in another order
+
+
+def test_a_worker_that_is_killed_fails_alone_and_another_takes_its_place():
+    process = start(0, -9, 3, 0, 0)
+    out, _ = process.communicate(timeout=60)
+    told = out.splitlines()[-1]
+    assert all(code in told for code in ("0: 0", "1: 137", "2: 3", "3: 0", "4: 0")), out
+    assert "killed by SIGKILL" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_all_workers_and_nothing_more_is_begun(number):
+    process = start("waits", "waits", 0)
+    lines = [process.stdout.readline() for _ in range(4)]
+    pids = [int(line.split()[-1].strip(")")) for line in lines if "pid" in line]
+    assert len(pids) == 2
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert all(wait_for(lambda pid=pid: gone(pid)) for pid in pids)
+    if number != signal.SIGKILL:
+        told = out.splitlines()[-1]
+        assert all(code in told for code in ("0: 42", "1: 42")) and "2:" not in told
+
+
+def test_a_run_that_would_wait_for_another_is_begun_after_those_that_need_not():
+    order, needs = [], {0: {"a"}, 1: {"a"}, 2: {"b"}, 3: {"b"}}
+
+    class Worker:
+        idle = False
+
+        def __init__(self):
+            self.task = None
+
+        def do(self, task):
+            self.task = task
+            order.append(task)
+
+    jobs = Jobs(3, needs.__getitem__, lambda *_: None)
+    jobs._start = lambda ready: jobs.workers.append(worker := Worker()) or worker
+    waiting = [0, 1, 2, 3]
+    jobs._hand_out(waiting, None)
+    assert (order, waiting) == ([0, 2, 1], [3])
+
+
+def test_jobs_are_refused_where_a_device_or_another_process_trains(monkeypatch):
+    from experiments.cli import train
+
+    monkeypatch.setattr(train, "cores", lambda: 4)
+    monkeypatch.setattr(train, "has_accelerator", lambda: False)
+
+    def runs_at(scale):
+        return [RowRun(ROW, build(ROW, scale), Path())]
+
+    assert [train._job_count(0, runs_at(scale)) for scale in ("nano", "mini", "base")] == [4, 4, 1]
+    assert [train._job_count(n, runs_at("base")) for n in (1, 3)] == [1, 3]
+    nano = runs_at("nano")
+    monkeypatch.setattr(train, "has_accelerator", lambda: True)
+    assert train._job_count(0, nano) == 1
+    with pytest.raises(SettingError, match="--jobs 2: a sweep with a GPU or TPU trains one run at a time"):
+        train._job_count(2, nano)
+    for name, value in {"COORDINATOR": "localhost:1", "PROCESSES": "2", "PROCESS": "0"}.items():
+        monkeypatch.setenv(f"LM_{name}", value)
+    with pytest.raises(SettingError, match="of several processes"):
+        train._job_count(2, nano)
+    assert train._job_count(0, nano) == 1
+
+
+def test_how_many_runs_train_at_once_follows_from_the_size_of_their_models_at_any_scale(monkeypatch):
+    from experiments.cli import train
+
+    monkeypatch.setattr(train, "cores", lambda: 4)
+    monkeypatch.setattr(train, "has_accelerator", lambda: False)
+    names = ("nano", "mini", "mini-real", "small", "medium", "base")
+    at_once = {name: train._job_count(0, [RowRun(ROW, build(ROW, name), Path())]) for name in names}
+    assert at_once == {"nano": 4, "mini": 4, "mini-real": 4, "small": 1, "medium": 1, "base": 1}
+    monkeypatch.setitem(SCALES, "width", SCALES["nano"] | {"model.d_model": 96})
+    monkeypatch.setitem(SCALES, "wide", SCALES["nano"] | {"model.d_model": 1024, "model.d_ff": 4096})
+    small, large = (RowRun(ROW, build(ROW, name), Path()) for name in ("width", "wide"))
+    assert [train._job_count(0, wanted) for wanted in ([small], [large], [small, large, small])] == [4, 1, 4]
+
+
+def test_a_training_command_starts_again_once_with_the_tunables_of_memory():
+    code = "import os; from experiments.processes.memory import tune_memory; tune_memory(); print(os.environ)"
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    told = [
+        subprocess.run([sys.executable, "-c", code], env=environment | given, capture_output=True, text=True)
+        for given in ({}, {"GLIBC_TUNABLES": "glibc.malloc.check=0"})
+    ]
+    assert all(done.returncode == 0 for done in told)
+    assert "mmap_max=0" not in told[1].stdout
+    if sys.platform == "linux" and "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
+        assert "glibc.malloc.mmap_max=0" in told[0].stdout
+
+
+WITHOUT_LINUX = """
+import os, select, sys
+del os.sched_getaffinity, select.poll
+def lacks(name):
+    raise ValueError(name)
+os.confstr = lacks
+from experiments.processes.jobs import cores
+from experiments.processes.memory import tune_memory
+assert cores() == os.cpu_count()
+tune_memory()
+import experiments.cli.clean, experiments.cli.plan
+from experiments.__main__ import main
+sys.argv[1:] = ["list", "t5/6-*"]
+main()
+"""
+
+
+def test_a_command_works_where_the_system_lacks_what_only_linux_has():
+    """As on macOS: no affinities, a Python without poll, a C library without a version."""
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LINUX], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "t5/6-corruption-rate/50" in done.stdout
+
+
+def test_only_what_counts_cores_asks_for_what_macos_lacks():
+    sources = [file for part in ("lm", "experiments", "launch") for file in (ROOT / part).rglob("*.py")]
+    asking = [str(f.relative_to(ROOT)) for f in sources if re.search(r"sched_\w+\(|prctl", f.read_text())]
+    assert asking == ["experiments/processes/jobs.py"]

@@ -1,0 +1,715 @@
+"""From finished runs to what a report says of them."""
+
+import csv
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+from reported_runs import NAMES, RATES, RECORD
+from rich.console import Console
+
+from experiments import console
+from experiments.__main__ import dispatch
+from experiments.cli import show as commands
+from experiments.console import Cell
+from experiments.processes import progress
+from experiments.report import plots, report
+from experiments.report.ending import ending
+from experiments.report.page import samples
+from experiments.report.results import curves, results
+from experiments.runs import origin
+from experiments.runs.result import read_result, summary, write_result
+from experiments.runs.scores import best_of, columns, score_values
+from experiments.runs.stages import save_settings
+from experiments.study.experiment import objective
+from experiments.study.families import GPT
+from experiments.study.registry import (
+    REGISTRY,
+    TABLES,
+    add_rows,
+    baseline_of,
+    build,
+    find,
+    named_changes,
+    run_folder,
+    start_changes,
+    tables,
+)
+from experiments.study.t5 import claims as paper
+from lm.config.base import SettingError, change, leaves
+from lm.data.tasks.benchmarks import TASKS
+from lm.files import seal, seal_lines, unseal
+from lm.metrics import Undefined
+
+FIRST = "t5/1-baseline/baseline seed 0"
+ATTACK = "<script>document.title = 1</script>"
+
+
+def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
+    """A finished run with one task, its metrics and its predictions; ``given`` are settings changed by
+    hand.
+    """
+    folder = run_folder(runs, "nano", name, seed, named_changes(given))
+    phase = folder / "finetuning" / "cloze"
+    (phase / "predictions" / "cloze").mkdir(parents=True)
+    save_settings(folder, build(name, "nano", given | {"seed": seed}))
+    origin.record(phase, RECORD)
+    (phase / "metrics.jsonl").write_text(
+        seal_lines([{"step": 1, "kind": "eval", "score": 2}]) + '{"step": 2, "ki'
+    )
+    answer = seal_lines([{"target": ["a"], "prediction": ATTACK}])
+    (phase / "predictions" / "cloze" / "2.jsonl").write_text(answer + '{"ta')
+    task = {
+        "column": "SQuAD",
+        "metric": "em",
+        "step": 2,
+        "score": score,
+        "metrics": {"em": score, "loss": 1.5},
+    }
+    scores = {
+        "columns": {"SQuAD": score, "GLUE": 0.0},
+        "held_out_loss": 3.0,
+        "seconds": 1.0,
+        "tokens": 9,
+        "tasks": {"cloze": task},
+        "phases": {"cloze": str(phase.relative_to(runs / "nano"))},
+        "records": {"cloze": 1},
+    }
+    write_result(folder, scores)
+    return folder
+
+
+def rescore(folder: Path, **changed) -> None:
+    """Another result of the run, sealed as its own."""
+    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
+    (folder / "scores.json").write_text(seal(scores | changed))
+
+
+def study(runs: Path, seeds: int = 2) -> Path:
+    """Every row of the table, whose scores fall by ten from row to row, and by one from seed to seed but for
+    noise.
+    """
+    for place, name in enumerate(NAMES):
+        for seed in range(seeds):
+            finish(runs, name, seed, 90.0 - 10 * place - seed + 0.25 * seed * (1, -1, 0.5, -0.7)[place])
+    return runs
+
+
+def written(runs, **options) -> tuple[report.Report, str]:
+    made = report.write_report(RATES, "nano", runs, **options)
+    return made, made.path.read_text()
+
+
+def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each_claim(tmp_path):
+    made, text = written(study(tmp_path, seeds=4), command="lm report t5/6-corruption-rate")
+    sheets = made.sheets[RATES[0].name]
+    scores, claims = sheets[""], sheets["Claims of the paper, in deviations of a repeat"]
+    assert [cell.text.replace("\N{NO-BREAK SPACE}", " ")[-1] for cell in scores["SQuAD"]] == [
+        "▲",
+        "1",
+        "▼",
+        "▼",
+    ]
+    verdicts = dict(
+        zip((c.text for c in claims["claim"]), (c.text for c in claims["equal updates"]), strict=True)
+    )
+    assert [*verdicts] == ["10 > 50", "15 > 10", "15 > 50", "25 > 50"][: len(verdicts)] or len(verdicts) == 4
+    assert verdicts["15 > 50"].startswith("confirmed +")
+    assert {cell.text for cell in claims["equal FLOP"]} == {"out of range"}, "these runs counted none"
+    assert "50 % noise is too much" in text and "a repeat of the paper" in text
+    assert "objective.rate: 0.15 → 0.5" in made.path.with_suffix(".html").read_text()
+    lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
+    assert len(lines) == len(NAMES) * 4
+    said = {"row": NAMES[0], "seed": "0", "column": "SQuAD", "score": "90.0", "paper": "80.38"}
+    assert lines[0] | said == lines[0]
+    shown = list(csv.DictReader((made.path.parent / "t5-6-corruption-rate.csv").open()))
+    assert [line["row"] for line in shown] == [cell.text for cell in scores["row"]]
+    assert list(shown[0])[:4] == ["row", "SQuAD", "SQuAD ±", "SQuAD ▲▼"] and shown[0]["seeds"] == "4"
+    squad = [line for line in lines if line["label"] == shown[0]["row"] and line["column"] == "SQuAD"]
+    assert float(shown[0]["SQuAD"]) == pytest.approx(mean(float(line["score"]) for line in squad))
+    assert float(shown[0]["SQuAD ±"]) == pytest.approx(stdev(float(line["score"]) for line in squad))
+    assert report.write_pictures(made, "svg")[0] == "t5-6-corruption-rate.svg"
+    assert b"<svg" in (made.path.parent / "t5-6-corruption-rate.svg").read_bytes()
+    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")
+    (claim,) = [x for x in data["tables"][RATES[0].name]["claims"] if x["conclusion"]]
+    assert data["command"] == "lm report t5/6-corruption-rate"
+    low, high = claim["equal"]["updates"]["interval"]
+    assert claim["equal"]["updates"]["verdict"] == "confirmed" and 0 < low < high
+    assert set(claim["equal"]["updates"]["by seeds alone"]) == {"t", "bca"}
+
+
+def test_a_score_that_is_undefined_is_a_dash_with_its_reason_and_never_a_number(tmp_path):
+    folder, reason = finish(study(tmp_path), NAMES[1], 2, 50.0), "pearson: all predictions are alike"
+    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
+    task = scores["tasks"]["cloze"] | {
+        "measure": "score",
+        "score": None,
+        "metrics": {"em": None, "loss": 1.5},
+    }
+    undefined = {"undefined": {"score": reason, "em": "all predictions are alike"}}
+    rescore(folder, columns={"SQuAD": None}, tasks={"cloze": task | undefined})
+    assert summary(folder) == f"SQuAD – (cloze: {reason})"
+    assert f"cloze: score – ({reason})" in [*ending(NAMES[1], build(NAMES[1], "nano"), folder)]
+    made, text = written(tmp_path)
+    row = REGISTRY[NAMES[1]]
+    assert f"{row.label}, seed 2: SQuAD is undefined (cloze: {reason})" in text
+    lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
+    (line,) = [line for line in lines if (line["row"], line["seed"]) == (NAMES[1], "2")]
+    assert (line["score"], line["undefined"]) == ("", f"cloze: {reason}")
+    assert {other["undefined"] for other in lines if other is not line} == {""}
+    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")
+    run = data["tables"][RATES[0].name]["rows"][NAMES[1]]["seeds"]["2"]
+    assert (run["scores"], run["undefined"]) == ({"SQuAD": None}, {"SQuAD": {"cloze": reason}})
+    cell = made.sheets[RATES[0].name][""]["SQuAD"][1]
+    known = [float(other["score"]) for other in lines if other["row"] == NAMES[1] and other["score"]]
+    assert cell.value == pytest.approx(mean(known))
+
+
+def test_a_value_is_missing_only_where_a_reason_is_given(tmp_path):
+    folder = finish(tmp_path, NAMES[0], 0, 50.0)
+    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
+    rescore(folder, tasks={"cloze": scores["tasks"]["cloze"] | {"score": None}})
+    with pytest.raises(SettingError, match="score of cloze None should be a number"):
+        read_result(folder)
+
+
+def test_the_records_of_a_task_tell_undefined_metrics_and_its_best_checkpoint_has_a_score(tmp_path):
+    task, reason = TASKS["stsb"], "all predictions are alike"
+    alike = {"pearson": Undefined(reason), "spearman": 3.0, "score": Undefined(f"pearson: {reason}")}
+    known = {"pearson": -9.0, "spearman": -7.0, "score": -8.0}
+
+    def recorded(*evaluations):
+        lines = [{"step": k, "kind": "eval", **score_values(task, x)} for k, x in enumerate(evaluations, 1)]
+        (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+        assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+        return best_of(task, tmp_path)
+
+    best = recorded(known, alike)
+    assert (best["step"], best["score"], best["metrics"]["pearson"]) == (1, -8.0, -9.0)
+    best = recorded(alike, alike)
+    assert (best["step"], best["score"], best["metrics"]) == (2, None, {"pearson": None, "spearman": 3.0})
+    assert best["undefined"] == {"pearson": reason, "score": f"pearson: {reason}"}
+    assert columns({"a": {"column": "GLUE", "score": 1.0}, "b": best}) == {"GLUE": None}
+
+
+def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
+    made, text = written(study(tmp_path, seeds=1))
+    assert "train more with --seeds" in text
+    sheets = made.sheets[RATES[0].name]
+    ours = sheets[""]["SQuAD"]
+    assert not any("▲" in cell.text or "▼" in cell.text for cell in ours)
+    assert {
+        cell.text for cell in sheets["Claims of the paper, in deviations of a repeat"]["equal updates"]
+    } == {"undecided"}
+
+
+def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_path):
+    finish(tmp_path, "t5/1-baseline/baseline", 0, 1.0)
+    finish(tmp_path, "t5/4-objective/deshuffling", 0, 1.0)
+    made = report.write_report(tables(find("t5/*")), "nano", tmp_path)
+    assert list(made.sheets) == ["t5/4-objective"]
+    assert "has finished of: t5/1-baseline, t5/2-architecture" in made.path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [
+        ("t5/*", "t5"),
+        ("t5/6-corruption-rate", "t5-6-corruption-rate"),
+        ("t5/1*", "t5-1+10+11+12+13+15"),
+        ("bert", "bert"),
+        ("*t/*", "bert+gpt+bart"),
+    ],
+)
+def test_every_set_of_tables_has_a_report_of_its_own(tmp_path, pattern, folder):
+    wanted = tables(find(pattern))
+    finish(tmp_path, wanted[0].rows[0].name, 0, 1.0)
+    assert report.write_report(wanted, "nano", tmp_path).path.parent.name == folder
+
+
+@pytest.fixture
+def own_tables():
+    """Tables of a user's own, while a test lasts."""
+    rows, lists = dict(REGISTRY), [*TABLES]
+    yield add_rows
+    REGISTRY.clear()
+    REGISTRY.update(rows)
+    TABLES[:] = lists
+
+
+def test_no_two_sets_of_tables_share_the_folder_of_their_report(own_tables):
+    own = (
+        "abl",
+        "abl/depth-1",
+        "abl/depth-2",
+        "abl/depth-3",
+        "1+2",
+        "t5-1+2",
+        "electra/other",
+        "a-b/1",
+        "a-b/2",
+        "a/b-3",
+    )
+    for name in own:
+        own_tables(name, {"base": {}})
+    around = [
+        table for table in TABLES if table.name in own or table.name.startswith(("t5/1-", "t5/2-", "electra"))
+    ]
+    sets = [list(some) for count in range(1, len(around) + 1) for some in combinations(around, count)]
+    assert len({report.name_of(some) for some in sets}) == len(sets)
+    assert report.name_of([table for table in TABLES if table.name == "abl/depth-1"]) == "abl-depth-1"
+
+
+def test_a_row_of_ones_own_lies_on_the_axis_of_the_table_that_it_is_added_to(own_tables, tmp_path):
+    name = "t5/6-corruption-rate"
+    own_tables(name, {"30": {"objective.rate": 0.3}, "30-wide": {"objective.rate": 0.3, "model.d_ff": 512}})
+    (table,) = tables(find(name))
+    at = plots.axis_of(table, {row.name: build(row.name, "nano") for row in table.rows})
+    assert {row.rpartition("/")[2]: x for row, x in at.items()} == {
+        "10": 0.1,
+        "15": 0.15,
+        "25": 0.25,
+        "30": 0.3,
+        "50": 0.5,
+    }
+    assert [*at.values()] == sorted(at.values())
+    for row in table.rows:
+        finish(tmp_path, row.name, 0, 50.0)
+    drawn = report.write_report([table], "nano", tmp_path).figures["t5-6-corruption-rate"].axes[0]
+    assert [*drawn.lines[0].get_xdata()] == [0.1, 0.15, 0.25, 0.3, 0.5]
+    assert [label.get_text() for label in drawn.get_xticklabels()] == ["0.1", "0.15", "0.25", "0.3", "0.5"]
+
+
+LOSSES = {"base": 4.0, "better": 3.5, "worse": 4.5, "same": 4.0, "masked": 1.0}
+NO_TASKS = {"tuning.heads": (), "finetuning.steps": 0}
+
+
+def without_tasks(add, runs: Path, seeds: int = 4) -> report.Report:
+    """The report on a table of ones own, whose rows have a loss on held-out text alone."""
+    rows = {name: GPT | NO_TASKS | {"model.d_ff": 64 + place} for place, name in enumerate(LOSSES)}
+    rows["masked"] |= objective("prefix-lm")
+    add("own", rows)
+    for place, (name, loss) in enumerate(LOSSES.items()):
+        for seed in range(seeds):
+            folder = run_folder(runs, "nano", f"own/{name}", seed, {})
+            save_settings(folder, build(f"own/{name}", "nano", {"seed": seed}))
+            noise = 0.1 * seed + 0.01 * np.random.default_rng([seed, place]).normal()
+            scores = {"columns": {}, "tasks": {}, "held_out_loss": loss + noise, "seconds": 1.0, "tokens": 9}
+            write_result(folder, scores)
+    return report.write_report(tables(find("own")), "nano", runs)
+
+
+def test_a_table_without_tasks_is_judged_by_its_held_out_loss(own_tables, tmp_path):
+    made = without_tasks(own_tables, tmp_path)
+    sheet = made.sheets["own"][""]
+    arrows = [cell.text[-1] if cell.text[-1] in "▲▼" else "" for cell in sheet["held-out loss"]]
+    assert arrows == ["", "▲", "▼", "", ""], "and a loss of other targets is not compared"
+    differences = [cell.text for cell in sheet["held-out loss, less the baseline's"]]
+    assert differences[0] == "–" and differences[4] == "other targets"
+    for text, between in zip(differences[1:4], (-0.5, 0.5, 0.0), strict=True):
+        mean, low, high = map(float, re.findall(r"[+-]\d\.\d+", text))
+        assert low < mean < high and abs(mean - between) < 0.05 and low - 0.01 < between < high + 0.01
+    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")["tables"]["own"]
+    assert data["rows"]["own/better"]["less the baseline's"]["held-out loss"]["interval"][1] < 0
+    assert "own" in made.figures and "combined" not in sheet
+    assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
+
+
+def test_one_seed_of_a_table_without_tasks_claims_nothing(own_tables, tmp_path):
+    sheet = without_tasks(own_tables, tmp_path, seeds=1).sheets["own"][""]
+    assert not any(sign in cell.text for cell in sheet["held-out loss"] for sign in "▲▼")
+    assert "(" not in "".join(cell.text for cell in sheet["held-out loss, less the baseline's"])
+
+
+def test_a_report_is_headed_by_the_tables_that_it_is_on(own_tables, tmp_path):
+    text = without_tasks(own_tables, tmp_path).path.read_text()
+    assert text.startswith("# own at scale `nano`") and "\n## own\n" in text
+    own_tables("titled", {"base": {}}, title="What is hidden")
+    titled, rates = (tables(find(name)) for name in ("titled", "t5/6*"))
+    assert report.heading(titled) == "What is hidden"
+    assert report.heading(rates) == "The T5 study"
+    assert report.heading([*titled, *rates]) == "Tables titled and t5/6-corruption-rate"
+
+
+def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_path):
+    folder = finish(tmp_path, NAMES[0], 0, 1.0)
+    (folder / "finetuning/cloze/member-0").mkdir()
+    points = [{"step": step, "kind": "eval", "score": 2} for step in (1, 2)]
+    (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(seal_lines(points))
+    (folder / "finetuning/cloze/predictions/cloze/ensemble.jsonl").write_text(
+        seal_lines([{"prediction": "together"}])
+    )
+    path = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0"
+    rescore(folder, phases={"cloze/member-0": path})
+    found = results(REGISTRY[NAMES[0]], "nano", tmp_path)
+    assert curves(found, pytest.fail) == {"cloze: mean of scores": [[(1, 2), (2, 2)]]}
+    (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(seal_lines(points[:1]))
+    assert curves(found, pytest.fail) == {}, "one point is no line"
+    assert "together" in samples("cloze", 2, found[0])
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_bucket_that_cannot_be_read_is_said_to_be_one_of_the_runs(watched, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    said = []
+    with pytest.raises(SettingError, match="--runs gs://bucket/runs cannot be read: .*gcsfs"):
+        if watched:
+            report.watch(RATES, "nano", "gs://bucket/runs", said.append)
+        written("gs://bucket/runs")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"code": {"lm/config/base.py": "2"}}, "other code than {first}: lm/config/base.py 1 -> 2"),
+        ({"packages": {"jax": "0.11"}}, "other packages than {first}: jax 0.10 -> 0.11"),
+        ({"vocabulary": {"fingerprint": "w"}}, "other vocabulary than {first}: fingerprint v -> w"),
+        (
+            {"data": RECORD["data"] | {"cloze validation": "e"}},
+            "other data than {first}: cloze validation d -> e",
+        ),
+        ("edited", "it is not known: .*origin.json was edited or damaged"),
+        (None, "it is not known: .*origin.json is missing"),
+    ],
+)
+def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_folder_it_lies_in(
+    tmp_path, other, said
+):
+    folders = [study(tmp_path / "here"), tmp_path / "there"]
+    assert "≠" not in written(folders)[1]
+    phase = finish(folders[1], NAMES[2], 7, 60.0) / "finetuning" / "cloze"
+    if other is None:
+        (phase / "origin.json").unlink()
+    elif other == "edited":
+        (phase / "origin.json").write_text((phase / "origin.json").read_text().replace("0.10", "0.11"))
+    else:
+        origin.record(phase, RECORD | other)
+    made, text = written(folders)
+    label = REGISTRY[NAMES[2]].label
+    sheet = made.sheets[RATES[0].name][""]
+    assert [cell.text for cell in sheet["row"] if "≠" in cell.text] == [f"{label} ≠"]
+    assert re.search(rf"\n- {NAMES[2]} seed 7: {said.format(first=FIRST)}", text)
+
+
+def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_path):
+    study(tmp_path, seeds=1)
+    baseline = run_folder(tmp_path, "nano", FIRST.removesuffix(" seed 0"), 0, {})
+    origin.record(baseline / "finetuning" / "cloze", RECORD | {"code": {"lm/config/base.py": "2"}})
+    shutil.rmtree(run_folder(tmp_path, "nano", NAMES[3], 0, {}))
+    made, text = written(tmp_path)
+    rows = [cell.text for cell in made.sheets[RATES[0].name][""]["row"]]
+    assert [row for row in rows if "≠" in row] == ["15% ≠"], "which is the baseline, and one run of three"
+    assert f"{FIRST}: other code than {NAMES[0]} seed 0: lm/config/base.py 1 -> 2" in text
+
+
+def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():
+    for table in TABLES:
+        for claim in paper.claims(table):
+            base = REGISTRY[baseline_of(table.rows[0].name)]
+            better, worse = (plots.paper_mean(row, base) for row in (claim.better, claim.worse))
+            assert better > worse, (claim.better.name, claim.worse.name)
+
+
+def test_rows_whose_settings_name_other_text_are_not_compared_in_it(tmp_path):
+    (table,) = tables(find("t5/8-*"))
+    for row in table.rows:
+        phase = finish(tmp_path, row.name, 0, 1.0) / "finetuning" / "cloze"
+        origin.record(phase, RECORD | {"data": {"corpus train": build(row.name, "nano").data.corpus}})
+    assert "≠" not in report.write_report([table], "nano", tmp_path).path.read_text()
+
+
+def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(tmp_path):
+    here, there = study(tmp_path / "here"), study(tmp_path / "there", seeds=3)
+    save_settings(run_folder(here, "nano", NAMES[0], 0, {}), change(build(NAMES[0], "nano"), "model.d_ff", 3))
+    (run_folder(here, "nano", NAMES[2], 0, {}) / "scores.json").write_text('{"columns": {"GLUE": NaN}, "tas')
+    (run_folder(here, "nano", NAMES[3], 1, {}) / "scores.json").unlink()
+    made, text = written([here, there, tmp_path / "nowhere"])
+    assert made.path.is_relative_to(here)
+    for said in (
+        "model.d_ff: 3 -> ",
+        "10/seed-0 belongs",
+        "is not JSON",
+        "seed-1 has not finished",
+        "nowhere",
+    ):
+        assert said in text
+    assert [cell.text for cell in made.sheets[RATES[0].name][""]["seeds"]] == ["3"] * 4
+    with pytest.raises(SettingError, match="other settings"):
+        results(REGISTRY[NAMES[0]], "nano", here)
+    with pytest.raises(SettingError, match="no run of .* has finished"):
+        written(tmp_path / "nowhere")
+
+
+HOSTILE = [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"\0" * 9, b"9" * 5000]
+WRONG = [  # of what a run came to
+    {"held_out_loss": 800.0},
+    {"length_losses": {"2": 800.0}},
+    {"length_losses": {"x": 1.0}},
+    {"held_out_loss": -1.0},
+    {"content_loss": -1.0},
+    {"reference_loss": 800.0},
+    {"exit_step": -1},
+    {"top_ten_share": 1.5},
+    *(
+        {"columns": {"SQuAD": score, "GLUE": 0.0}}
+        for score in (np.inf, np.nan, 10**400, "90", None, [1], 1e6, -5)
+    ),
+    *(
+        {name: value}
+        for name in ("seconds", "tokens", "tasks", "columns", "phases")
+        for value in ("9", [9], -1, None)
+    ),
+    {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1e6, "metrics": {}}}},
+    {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": "2", "score": 1.0, "metrics": {}}}},
+    {
+        "tasks": {
+            "cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1.0, "metrics": {"loss": 800.0}}
+        }
+    },
+    {"phases": {"cloze": "/etc"}},
+    {"phases": {"cloze": "../.."}},
+    {"more": 1},
+]
+
+
+def test_a_run_that_is_damaged_diverged_or_anothers_is_left_out_alone_and_its_file_named(tmp_path):
+    study(tmp_path)
+    bad = run_folder(tmp_path, "nano", NAMES[1], 0, {})
+    whole = {path: path.read_bytes() for path in (bad / "scores.json", bad / "settings.json")}
+    damages = [(path, data) for path in whole for data in HOSTILE]
+    other = run_folder(tmp_path, "nano", NAMES[0], 0, {})
+    damages += [(path, (other / path.name).read_bytes()) for path in whole]
+    scores = unseal(whole[bad / "scores.json"], "")
+    damages += [(bad / "scores.json", seal(scores | wrong).encode()) for wrong in WRONG]
+    damages += [(bad / "scores.json", whole[bad / "scores.json"].replace(b"80.0", b"90.0"))]
+    damages += [(bad / "scores.json", json.dumps(scores).encode())]
+    for path, data in damages:
+        for name in whole:
+            name.write_bytes(whole[name])
+        path.write_bytes(data)
+        found, left_out = report.collect(RATES, "nano", tmp_path)
+        assert {name: len(found[name]) for name in NAMES} == {
+            name: 2 - (name == NAMES[1]) for name in NAMES
+        }, data[:300]
+        (said,) = left_out
+        assert str(bad) in said and len(said) < 1000, said
+
+
+def test_a_report_is_written_whole_whatever_some_of_its_runs_hold(tmp_path):
+    runs = study(Path(os.fsdecode(bytes(tmp_path) + b"/\xff")), seeds=3)
+    rescore(run_folder(runs, "nano", NAMES[0], 0, {}), length_losses={"2": 800.0})
+    cut, swapped, gone = (
+        run_folder(runs, "nano", NAMES[i], 1, {}) / "finetuning" / "cloze" for i in (1, 2, 3)
+    )
+    metrics = cut / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"score": 2', '"score": 3'))
+    (swapped / "metrics.jsonl").write_text("")
+    answers = (
+        run_folder(runs, "nano", NAMES[3], 0, {})
+        / "finetuning"
+        / "cloze"
+        / "predictions"
+        / "cloze"
+        / "2.jsonl"
+    )
+    answers.write_text(answers.read_text().replace("document", "dokument"))
+    made, text = written(runs)
+    assert [cell.text for cell in made.sheets[RATES[0].name][""]["seeds"]] == ["2", "3", "3", "3"]
+    due = [
+        "seed-0/scores.json does not count: length_losses 2 800.0 should",
+        "line 1 of 1",
+        "has lost its end: it has 0 of 1 lines",
+    ]
+    for line, said in zip(made.left_out, due, strict=True):
+        assert said in line
+        assert said in text.partition("Not counted:")[2]
+    html = made.path.with_suffix(".html").read_text()
+    assert "edited or damaged" in html and "dokument" not in html
+    assert gone.exists()
+
+
+def test_a_full_disk_leaves_no_half_of_a_picture_and_is_an_error_of_one_line_that_names_the_file(tmp_path):
+    study(tmp_path)
+    # -B: Python would keep modules that are cut off at that size.
+    command = [
+        sys.executable,
+        "-B",
+        "-m",
+        "experiments",
+        "report",
+        "t5/6-corruption-rate",
+        "--runs",
+        str(tmp_path),
+    ]
+
+    def small() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=small, timeout=300)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "matplotlib" not in line.lower()]
+    assert re.fullmatch(r"lm: .*File too large: '.*t5-6-corruption-rate\.png'\. Fix that .*", line)
+    assert not [*(tmp_path / "nano" / "reports" / "t5-6-corruption-rate").iterdir()]
+
+
+def test_many_settings_given_by_hand_still_make_a_file_name(tmp_path):
+    given = {f"model.setting_{i}": "é" * 9 for i in range(40)}
+    folders = [run_folder(tmp_path, "nano", NAMES[0], 0, given | {"x": x}) for x in (1, 2)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert len(set(folders)) == 2
+
+
+@pytest.mark.parametrize("name", plots.AXES)
+def test_rows_on_the_axis_of_a_picture_differ_in_its_number_and_in_nothing_else(name):
+    (table,) = tables(find(name))
+    at = plots.axis_of(table, {row.name: build(row.name, "base") for row in table.rows})
+    built = [dict(leaves(build(row, "base"))) | {plots.AXES[name][0]: None} for row in at]
+    assert len(set(at.values())) == len(at) > 3
+    assert all(settings == built[0] for settings in built)
+
+
+def test_the_report_is_written_anew_when_a_run_changes_until_interrupted(tmp_path, monkeypatch):
+    said, page, waits = [], study(tmp_path) / "nano/reports/t5-6-corruption-rate/report.html", []
+
+    def sleep(seconds):
+        assert '<meta http-equiv="refresh"' in page.read_text()
+        waits.append(seconds)
+        if len(waits) == 2:
+            finish(tmp_path, NAMES[0], 2, 50.0)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    report.watch(RATES, "nano", tmp_path, said.append)
+    assert ["wrote" in line for line in said] == [True, True, False]
+    assert '<meta http-equiv="refresh"' not in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_page_needs_no_network_hides_no_markup_and_sorts_its_tables(tmp_path):
+    page = written(study(tmp_path))[0].path.with_suffix(".html")
+    text = page.read_text()
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
+    twice = "<script>for (const _ of 'ab') document.querySelector('th:nth-child(4)').click()</script></body>"
+    page.write_text(text.replace("</body>", twice))
+    call = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--dump-dom",
+    ]
+    done = subprocess.run([*call, str(page)], capture_output=True, text=True, timeout=600)
+    assert "CONSOLE" not in done.stderr
+    assert ATTACK not in done.stdout
+    assert "&lt;script&gt;document" in done.stdout
+    rows = re.findall(r"<tr>\n<td[^>]*>(\d+%)", done.stdout.partition("</table>")[0])
+    assert rows == ["50%", "25%", "15%", "10%"]
+
+
+def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypatch, capsys):
+    for module in (commands, console):
+        monkeypatch.setattr(module, "CONSOLE", Console(width=80, file=sys.stdout))
+    numbers = {f"column {i}, paper": [Cell(f"{i}{i}.{i:02d} ± 0.12", best=i == 3)] for i in range(10, 22)}
+    console.show_sheet("a table", {"row": [Cell("encoder-decoder-6-layers")], **numbers})
+    lines = capsys.readouterr().out.splitlines()
+    for head, (cell,) in numbers.items():
+        assert any(head in line for line in lines) and any(cell.text in line for line in lines)
+    assert max(map(len, lines)) <= 80 and sum("encoder-decoder-6-layers" in line for line in lines) > 1
+    commands.show_rows("t5/5-bert-style")
+    shown = "".join(
+        line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines() if "│" in line
+    )
+    assert "…" not in shown and "objective.inputs=masks-or-random,objective.targets=everything" in shown
+
+
+def test_a_report_on_settings_given_by_hand_reads_the_runs_that_had_them(tmp_path):
+    overrides = {"model.d_ff": 200}
+    finish(tmp_path, NAMES[0], 0, 12.5)
+    finish(tmp_path, NAMES[0], 0, 37.5, **overrides)
+    made = report.write_report(RATES, "nano", tmp_path, overrides=overrides)
+    text = made.path.read_text("utf-8")
+    assert ("37.50" in text, "12.50" in text, "`model.d_ff=200`" in text) == (True, False, True)
+    assert made.path.parent.name == "t5-6-corruption-rate,model.d_ff=200"
+
+
+def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(tmp_path, capsys):
+    known = dict(REGISTRY)
+    for name in (NAMES[0], NAMES[1]):
+        for seed in (0, 1):
+            finish(tmp_path, name, seed, 40.0 + seed)
+            finish(tmp_path, name, seed, 50.0 + seed, **{"model.d_ff": 64, "tuning.branches": (0.5, 1.0)})
+    finish(tmp_path, NAMES[1], 0, 60.0, **{"objective.rate": 0.5})
+    command = ["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]
+    assert dispatch(command) == 0
+    said = capsys.readouterr().out
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
+    for name in (NAMES[0], NAMES[1]):
+        assert f"| {REGISTRY[name].label}, d\\_ff=64, branches=(0.5, 1.0) |" in text
+    assert "50.50" in text and "40.50" in text and "60.00" not in text
+    assert "has the settings of t5/6-corruption-rate/50, under which it is not counted" in said
+    assert REGISTRY == known
+    assert dispatch([*command, "--model.d_ff", "64"]) == 2
+
+
+def test_runs_that_started_from_a_checkpoint_are_rows_of_its_name(tmp_path, capsys):
+    start = {"start.model": "t5-0123", "model.d_model": 32, "pretraining.steps": 0, "start.steps": 0}
+    finish(tmp_path, NAMES[0], 0, 40.0)
+    finish(tmp_path, NAMES[0], 0, 50.0, **start_changes(build(NAMES[0], "nano", start)))
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]) == 0
+    assert "other settings" not in capsys.readouterr().out
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
+    assert re.search(r", start=t5-0123[ ≠]*\| 50\.", text)
+
+
+def test_runs_with_settings_given_by_hand_are_found_under_the_names_of_an_earlier_release(tmp_path):
+    finish(tmp_path, NAMES[0], 0, 40.0)
+    finish(tmp_path, NAMES[0], 0, 50.0, **{"tuning.branches": (0.5, 1.0)})
+    (folder,) = (path.parent for path in tmp_path.glob("nano/**/*branches*/seed-0"))
+    folder.rename(folder.with_name(folder.name.partition(",")[0] + ",tuning.branches=(0.5, 1.0)"))
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]) == 0
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
+    assert re.search(r"branches=\(0\.5, 1\.0\)[ ≠]*\| 50\.", text)
+
+
+def test_every_column_that_the_terminal_shows_is_in_the_tables_of_latex(tmp_path, capsys):
+    for seed in (0, 1):
+        finish(tmp_path, NAMES[0], seed, 40.0 + seed)
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--latex"]) == 0
+    said = capsys.readouterr().out
+    assert "± deviation over seeds" in said and "report.tex" in said
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.tex").read_text()
+    assert r"10\% & 40.50~$\pm$~0.71 & \textbf{80.38} & 2 & " in text
+    assert r"\caption{Corruption rate}\label{tab:t5-6-corruption-rate}" in text
+    assert (
+        r"\caption{Corruption rate: What the columns measure}\label{tab:t5-6-corruption-rate-columns}" in text
+    )
+    assert r"25\%" not in text, "rows without runs are left out"
+    heads, rows = text.split("\n")[2:4]
+    assert heads.startswith("row & SQuAD & paper's SQuAD & seeds & ")
+    assert heads.count("&") == rows.count("&") == text.partition("{tabular}{")[2].index("}") - 1
+    assert re.fullmatch(r"[\x00-\x7f]*", text), "LaTeX has these signs by their names"
+
+
+def test_nobody_is_told_a_time_left_before_there_is_one():
+    with progress.reporting(10) as reporter:
+        (task,) = reporter._bar.tasks
+        reporter.start("pre-training", "preparing data, compiling")
+        assert (task.fields["left"], task.fields["detail"]) == ("", "preparing data, compiling")
+        reporter.advance(1, "loss 3.2")
+        assert task.fields["left"] == ""
+        reporter.began(1.0)
+        reporter.advance(1, "loss 3.1")
+        assert task.fields["left"].startswith("ETA ") and task.fields["detail"] == "loss 3.1"

@@ -1,0 +1,411 @@
+"""What a stage was started with: anything else is shown and refused unless it is allowed; and who trains it
+now.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import small_runs
+from paths import ROOT
+from small_runs import SMALL
+
+from experiments.cli.convert import export_checkpoint
+from experiments.cli.one_run import Options
+from experiments.cli.train import train_row
+from experiments.processes.progress import reporting
+from experiments.report.results import results
+from experiments.runs import origin, session
+from experiments.runs.prepare import fingerprints
+from experiments.runs.result import check_settings
+from experiments.runs.run import run
+from experiments.runs.stages import stages, stages_of
+from experiments.runs.trained import answering, open_run
+from experiments.runs.vocabularies import find_vocabulary
+from experiments.study.experiment import BASELINE, result_settings
+from experiments.study.registry import REGISTRY, build
+from experiments.study.scales import SCALES
+from lm.config.base import SettingError, change
+from lm.files import seal
+from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.sentencepiece import train_sentencepiece
+from lm.train.runtime.log import records
+
+runs = small_runs.runs
+
+NOW = {
+    "settings": result_settings(BASELINE),
+    "vocabulary": {"fingerprint": "v"},
+    "data": {"corpus": "c"},
+    "code": {"lm/config/base.py": "1", "lm/old.py": "1"},
+    "packages": {"jax": "0.10"},
+}
+OTHER = {
+    "settings": NOW["settings"] | {"model.d_ff": 9},
+    "vocabulary": {"fingerprint": "w"},
+    "data": {"corpus": "d"},
+    "code": {"lm/config/base.py": "2", "lm/new.py": "1"},
+    "packages": {"jax": "0.11"},
+}
+SAID = {
+    "settings": ["settings: model.d_ff: 3072 -> 9"],
+    "vocabulary": ["vocabulary: fingerprint: v -> w"],
+    "data": ["data: corpus: c -> d"],
+    "packages": ["packages: jax: 0.10 -> 0.11"],
+    "code": ["code: lm/config/base.py: 1 -> 2", "code: lm/new.py: none -> 1", "code: lm/old.py: 1 -> none"],
+}
+NONE = frozenset()
+ROW = "t5/1-baseline/baseline"
+
+
+@pytest.mark.parametrize("name", origin.ORIGINS)
+def test_what_has_changed_is_shown_and_refused_unless_it_is_allowed_which_is_kept(tmp_path, name):
+    told, now = [], NOW | {name: OTHER[name]}
+    origin.check(tmp_path, NOW, "new", NONE)
+    origin.check(tmp_path, NOW, "begun", NONE)
+    others = frozenset(origin.ORIGINS) - {name}
+    with pytest.raises(SettingError, match=f"started with other {name}:\n(.|\n)*--allow {name}") as refused:
+        origin.check(tmp_path, now, "begun", others)
+    assert all(f"\n  {line}" in str(refused.value) for line in SAID[name])
+    for _ in range(2):  # the second time nothing has changed
+        origin.check(tmp_path, now, "begun", frozenset({name}), told.append)
+    kept = json.loads((tmp_path / "origin.json").read_text())
+    assert len(told) == 1 and kept[name] == OTHER[name]
+    assert [each["changed"] for each in kept["allowed"]] == [SAID[name]]
+    origin.check(tmp_path, NOW, "begun", frozenset({name}), told.append)
+    assert len(json.loads((tmp_path / "origin.json").read_text())["allowed"]) == 2
+
+
+MODULE = b"""
+class Step(Base, rate=1.5, **options):
+    def __call__(self, *x: "int", scale=-0.5, **others) -> None:
+        y, *_ = [f"{each!r:>{self.w}}%" for each in x if each not in {1, None}] or (b"", "", "\\u00fc")
+        return lambda z, /: z @ y[1:, ..., ::2] ** scale
+"""
+WRITTEN_OTHERWISE = b"""# Says what it is.
+class Step(Base, rate=1.50, **options):
+    '''Makes a step.'''
+
+    def __call__(
+        self,
+        *x: 'int',
+        scale=-0.5,  # of the exponent
+        **others,
+    ) -> None:
+        '''Return \xc3\xbc.'''
+        (y, *_) = [(f'{each!r:>{self.w}}' "%") for each in x if each not in {1, None}] or (
+            b'', u"", "\\u00fc"
+        )
+        '''Said in between.'''
+        return lambda z, /: (z @ (y[1:, ..., ::2] ** scale))
+"""
+
+
+def test_comments_docstrings_layout_and_the_version_of_python_change_no_digest_of_code():
+    assert origin.code_digest(MODULE) == origin.code_digest(WRITTEN_OTHERWISE) == "d4bca64f52f8"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"1.5", b"1.25"),
+        (b"{1, None}", b"{True, None}"),
+        (b'(b"", "",', b'(b"",'),
+        (b'(b"", "",', b'("", "",'),
+        (b"-0.5", b"0.5"),
+        (b"!r", b"!s"),
+        (b"%", b"%%"),
+        (b"z @ y", b"y @ z"),
+        (b"1:,", b":1,"),
+        (b"z, /:", b"z:"),
+        (b"not in", b"in"),
+    ],
+)
+def test_a_module_that_does_something_else_has_another_digest(old, new):
+    assert old in MODULE
+    assert origin.code_digest(MODULE.replace(old, new)) != origin.code_digest(MODULE)
+
+
+@pytest.mark.parametrize("name", origin.ORIGINS)
+def test_of_what_is_finished_code_and_packages_may_be_others_and_what_it_was_trained_with_stays(
+    tmp_path, name
+):
+    origin.check(tmp_path, NOW, "new", NONE)
+    text = (tmp_path / "origin.json").read_text()
+    if name in origin.FINISHED:
+        with pytest.raises(SettingError, match=f"trained with other {name}"):
+            origin.check(tmp_path, NOW | {name: OTHER[name]}, "finished", NONE)
+    origin.check(tmp_path, NOW | {name: OTHER[name]}, "finished", frozenset({name} & {*origin.FINISHED}), str)
+    assert (tmp_path / "origin.json").read_text() == text
+
+
+EDITED = seal({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.11")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "is missing"),
+        ("", "is not JSON"),
+        ("[]", "has no checksum"),
+        (json.dumps({**NOW, "allowed": []}), "has no checksum"),
+        (EDITED, "was edited or damaged"),
+        (seal({"settings": {}, "allowed": {}}), "lacks vocabulary, data, code, packages, allowed"),
+        (
+            seal({**NOW, "vocabulary": {}, "data": {"": "f"}, "allowed": []}),
+            "lacks vocabulary, data:",
+        ),
+        (seal({**NOW, "code": {"lm/files.py": 1}, "allowed": [{}]}), "lacks code, allowed"),
+    ],
+)
+def test_a_record_that_is_missing_edited_or_damaged_is_not_taken_for_the_same(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "origin.json").write_text(text)
+    with pytest.raises(SettingError, match=f"code: not known: .*origin.json {said}"):
+        origin.check(tmp_path, NOW, "begun", NONE)
+    origin.check(tmp_path, NOW, "begun", frozenset(origin.ORIGINS), str)
+    origin.check(tmp_path, NOW, "begun", NONE)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    assert origin.allowed("") == NONE and origin.allowed("code,data") == {"code", "data"}
+    with pytest.raises(SettingError, match="--allow 'pakages' .*did you mean 'packages'"):
+        origin.allowed("code,pakages")
+
+
+def test_a_run_goes_on_on_another_mesh_and_with_settings_that_came_since(tmp_path):
+    settings = asdict(BASELINE)
+    del settings["generator_share"]
+    (tmp_path / "settings.json").write_text(seal(settings))
+    check_settings(change(change(BASELINE, "mesh.fsdp", 4), "data.workers", 2), tmp_path)
+    with pytest.raises(SettingError, match="generator_share: 0.25 -> 0.5"):
+        check_settings(replace(BASELINE, generator_share=0.5), tmp_path)
+    told = []
+    check_settings(replace(BASELINE, generator_share=0.5), tmp_path, told.append)
+    assert "generator_share: 0.25 -> 0.5" in told[0]
+
+
+TEXT = {
+    "finetuning.steps": 0,
+    "pretraining.steps": 2,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
+    "data.vocabulary_size": 150,
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A finished run on text, its settings, its phase and the folder of all runs."""
+    home = tmp_path_factory.mktemp("written")
+    (home / "text").mkdir()
+    for split, module in {"train": origin, "valid": session}.items():
+        (home / "text" / f"{split}.txt").write_text(Path(module.__file__).read_text())
+    SCALES["written"] = SMALL | TEXT | {"data.corpus": f"text:{home / 'text'}"}
+    experiment = build(ROW, "written")
+    train_row(ROW, experiment, Options("written", home / "runs"), check=False)
+    (folder,) = home.glob("runs/written/**/seed-0")
+    yield (
+        home,
+        experiment,
+        folder,
+        stages_of(folder)[0].folder,
+    )
+    del SCALES["written"]
+
+
+@contextmanager
+def changed(path, text):
+    """The file says this for a while; None: it is gone."""
+    whole = path.read_bytes()
+    path.write_text(text) if text is not None else path.unlink()
+    yield
+    path.write_bytes(whole)
+
+
+def test_a_run_reads_nothing_that_its_settings_do_not_ask_for(written):
+    home, *_ = written
+    assert not (home / "runs" / "cache" / "tfds").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_of_a_finished_run_whose_text_is_another_it_is_said_which(written, split, capsys):
+    home, experiment, *_ = written
+    with changed(home / "text" / f"{split}.txt", "other words " * 50):
+        name = {"train": "train", "valid": "validation"}[split]
+        with pytest.raises(
+            SettingError, match=f"trained with other data:\n  data: corpus {name}: .*\nchoose"
+        ):
+            train_row(ROW, experiment, Options("written", home / "runs"), check=False)
+        train_row(ROW, experiment, Options("written", home / "runs", "data"), check=False)
+    train_row(ROW, experiment, Options("written", home / "runs"), check=False)
+    assert capsys.readouterr().out.count("already finished") == 2
+
+
+def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(written):
+    home, experiment, _, place = written
+    before = origin.read(place)
+    with changed(home / "text" / "valid.txt", "other words " * 50):
+        now = before | {"data": fingerprints(stages(experiment)[0], home / "runs" / "cache")}
+    with pytest.raises(
+        SettingError, match=r"started with other data:\n  data: corpus validation: \S+ -> \S+\n[^\n]*$"
+    ):
+        origin.check(place, now, "begun", NONE)
+
+
+def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_it_is_refused(
+    written, tmp_path
+):
+    home, experiment, folder, place = written
+    due = find_vocabulary(experiment, home / "runs" / "cache", print).encode("words and more")
+    (home / "runs" / "cache").rename(tmp_path / "cache")
+    (home / "text").rename(tmp_path / "text")
+    (home / "runs" / "cache").mkdir()
+    try:
+        assert open_run(folder, answering(folder)).vocabulary.encode("words and more") == due
+        export_checkpoint(folder, tmp_path / "out")
+        model = place / "tokenizer" / "vocabulary.model"
+        assert find_tokenizer(tmp_path / "out", 10**6).encode("words and more") == due
+        train_sentencepiece(["others words"] * 99, 12, tmp_path / "other.model")
+        whole = model.read_bytes()
+        for other, said in (
+            ((tmp_path / "other.model").read_bytes(), "is not the vocabulary"),
+            (None, "no tokenizer"),
+        ):
+            model.unlink()
+            if other:
+                model.write_bytes(other)
+            with pytest.raises(SettingError, match=said):
+                open_run(folder, answering(folder))
+            if other is None:
+                model.write_bytes(whole)
+    finally:
+        (home / "runs" / "cache").rmdir()
+        (tmp_path / "cache").rename(home / "runs" / "cache")
+        (tmp_path / "text").rename(home / "text")
+
+
+def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp_path):
+    home, experiment, folder, place = written
+    path = folder / "settings.json"
+    with changed(
+        path, path.read_text().replace('"relative_max_distance": 128', '"relative_max_distance": 129')
+    ):
+        for use in (
+            lambda: open_run(folder, answering(folder)),
+            lambda: export_checkpoint(folder, tmp_path / "out"),
+            lambda: train_row(ROW, experiment, Options("written", home / "runs"), check=False),
+            lambda: results(REGISTRY[ROW], "written", home / "runs"),
+        ):
+            with pytest.raises(SettingError, match="settings.json was edited or damaged"):
+                use()
+        assert not (tmp_path / "out").exists()
+    path = place / "origin.json"
+    with changed(path, path.read_text().replace('"fingerprint": "', '"fingerprint": "0')):
+        for use in (
+            lambda: open_run(folder, answering(folder)),
+            lambda: train_row(ROW, experiment, Options("written", home / "runs"), check=False),
+        ):
+            with pytest.raises(SettingError, match="origin.json was edited or damaged"):
+                use()
+
+
+HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("process 7 on far", file=file, flush=True)
+print("has it", flush=True)
+time.sleep(60)
+"""
+
+
+def test_who_waits_is_told_for_whom_and_a_killed_one_leaves_no_lock(tmp_path, monkeypatch):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, tmp_path / "lock"], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "has it\n"
+    told = []
+    with session.locked(tmp_path, SimpleNamespace(say=lambda line: told.append(line) or holder.kill())):
+        assert told[0].startswith("process 7 on far")
+        assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
+
+    def none(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with session.locked(tmp_path, SimpleNamespace(complain=told.append)):
+        assert "the file system of --runs has no flock" in told[1]
+
+
+TWICE = """
+import sys, time
+from pathlib import Path
+from experiments.runs import run as module
+from experiments.processes.progress import reporting
+from experiments.study.registry import build
+from experiments.study.scales import SCALES
+SCALES["tiny"] = eval(sys.argv[3])
+locked = module.locked
+def after_a_moment(folder, reporter):
+    Path(sys.argv[2], "here-" + sys.argv[4]).touch()
+    while len(list(Path(sys.argv[2]).glob("here-*"))) < 2:
+        time.sleep(0.1)
+    return locked(folder, reporter)
+module.locked = after_a_moment
+new = {"finetuning.steps": 0, "tuning.mixtures": ()}
+with reporting(0) as reporter:
+    experiment = build("t5/1-baseline/baseline", "tiny", new)
+    module.run(experiment, Path(sys.argv[2]), Path(sys.argv[1], "cache"), reporter)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
+    tiny = {name: value for name, value in SMALL.items() if not name.startswith("tuning.mix")}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWICE, runs, tmp_path, repr(tiny), str(turn)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for turn in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    waiting = [text for text in said if "; waiting for it" in text]
+    assert len(waiting) == 1 and f"process {both[said.index(waiting[0]) - 1].pid} on " in waiting[0]
+    experiment = build("t5/1-baseline/baseline", "tiny", {"finetuning.steps": 0, "tuning.mixtures": ()})
+    folder = stages_of(tmp_path)[0].folder
+    lines = [(line["step"], line["kind"]) for line in records(folder)]
+    assert len(lines) == len(set(lines)) and {step for step, _ in lines} == {1, 2, 3, 4}
+    assert len(json.loads((folder / "run.json").read_text())["starts"]) == 1
+    about = json.loads((folder / "origin.json").read_text())
+    assert about.keys() == {*origin.ORIGINS, "allowed", "sha256"}
+    assert about["code"].keys() >= {"lm/config/base.py", "lm/nn/stack.py", "experiments/runs/recipes.py"}
+    origin.record(folder, about | {"data": about["data"] | {"corpus train": "other"}})
+    said = "trained with other data:\n  data: corpus train: other"
+    with reporting(0) as reporter, pytest.raises(SettingError, match=said):
+        run(experiment, tmp_path, runs / "cache", reporter)
+
+
+def test_a_stage_of_a_release_that_read_its_corpus_in_another_order_is_refused_with_that_word(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "number {i}"}}\n' for i in range(50)))
+    changes = {"data.corpus": f"jsonl:{tmp_path}/a.jsonl", "tuning.mixtures": (), "finetuning.steps": 0}
+    *_, stage = stages(build(ROW, "nano", changes))
+    now = NOW | {"data": fingerprints(stage, tmp_path)}
+    earlier = NOW | {"data": {name: value for name, value in now["data"].items() if " train" in name}}
+    for state in ("begun", "finished"):
+        folder = tmp_path / state
+        origin.check(folder, earlier, "new", NONE)
+        with pytest.raises(SettingError, match="corpus is read: none -> in shards, by streams\n"):
+            origin.check(folder, now, state, NONE)

@@ -1,0 +1,468 @@
+"""From settings to a report, as a user gets there."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import small_runs
+from flax import nnx
+from small_runs import SMALL
+
+from experiments import __main__ as cli
+from experiments.cli.models import count_written, generate
+from experiments.cli.one_run import Options, RowRun
+from experiments.cli.train import train_one, train_rows
+from experiments.processes.progress import reporting
+from experiments.report.ending import chance_of, ending, report_of, to_try
+from experiments.runs.recipes import start_from, steps_of
+from experiments.runs.result import read_result, summary, write_result
+from experiments.runs.run import check, run
+from experiments.runs.scores import best_of, columns
+from experiments.runs.stages import Stage, save_settings, stages_of
+from experiments.study import registry
+from experiments.study.registry import REGISTRY, build, run_folder
+from experiments.study.scales import SCALES
+from lm import sharding
+from lm.config.base import SettingError, change
+from lm.config.decoding import Decoding
+from lm.config.mesh import MeshConfig
+from lm.config.training import CheckpointConfig
+from lm.data.tasks.task import Scored
+from lm.files import seal_lines
+from lm.nn.transformer import Transformer
+from lm.objectives.denoising import lengths_of
+from lm.train.runtime.checkpoints import Checkpoints
+from lm.train.runtime.log import records
+from lm.train.step import StepSpec, check_mesh
+from lm.train.step import build as build_steps
+
+runs = small_runs.runs
+BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
+BERT, NO_NSP, ELECTRA, GPT = (
+    REGISTRY[name].changes for name in ("bert/base", "bert/no-nsp", "electra/base", "gpt/base")
+)
+TEXT = {"tuning.mixtures": ("documentation",), "tuning.heads": ()}
+
+
+@pytest.fixture(scope="module")
+def swept(runs):
+    train_rows(RATE, 1, {}, Options("tiny", runs))
+    return runs
+
+
+def folder_of(runs: Path, name: str) -> Path:
+    return run_folder(runs, "tiny", name, 0, {})
+
+
+def pretraining_of(folder: Path) -> Stage:
+    """The run's pre-training."""
+    return stages_of(folder)[0]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_builds_at_every_scale_without_allocating(scale):
+    shapes = {}
+    for name in REGISTRY:
+        e = build(name, scale)
+        for phase in (e.pretraining, e.finetuning):
+            check_mesh(e.model, MeshConfig(fsdp=2).sizes(8), phase.batch_size)
+        if e.model.has_decoder:
+            assert 0 < lengths_of(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, name
+        if e.model not in shapes:
+            shapes[e.model] = jax.eval_shape(
+                lambda key, m=e.model: Transformer(m, nnx.Rngs(params=key)), jax.random.key(0)
+            )
+        assert len(jax.tree.leaves(shapes[e.model])) > 10
+
+
+def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
+    for name in (BASELINE, RATE):
+        result = read_result(folder_of(swept, name))
+        assert set(result.columns) == {
+            "cloze",
+            "extract",
+            "acceptability",
+            "first-sentence",
+            "next",
+            "restore",
+        }
+        assert result.tokens > result.content_tokens > 0 == result.start_flops < result.flops
+        assert 0 < result.content_loss != result.reference_loss
+    folder = swept / "tiny" / "reports" / "t5-6-corruption-rate"
+    text = (folder / "report.md").read_text()
+    assert "without context; plateau not left" in (folder / "report.html").read_text()
+    assert "83.28" in text
+    assert "objective.rate" in (folder / "report.html").read_text()
+    assert (folder / "t5-6-corruption-rate.png").read_bytes().startswith(b"\x89PNG")
+    shared = pretraining_of(folder_of(swept, BASELINE)).folder
+    # called by its row in TensorBoard, not by a hash
+    assert list(shared.glob("tensorboard/t5.*.seed-0/events*"))
+
+
+def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
+    train_rows(RATE, 1, {}, Options("tiny", swept))
+    assert before == {path: path.stat().st_mtime_ns for path in (swept / "tiny").rglob("metrics.jsonl")}
+
+
+def test_an_evaluation_whose_record_was_lost_is_made_anew(swept):
+    folder = folder_of(swept, RATE)
+    path = pretraining_of(folder).folder / "metrics.jsonl"
+    whole, loss = path.read_text(), read_result(folder).held_out_loss
+    path.write_text(whole[:-9])
+    (folder / "scores.json").unlink()
+    train_rows("t5/6-corruption-rate/50", 1, {}, Options("tiny", swept))
+    assert read_result(folder).held_out_loss == loss == records(path.parent)[-1]["loss"]
+
+
+def test_run_json_and_metrics_tell_what_ran(swept):
+    folder = pretraining_of(folder_of(swept, RATE)).folder
+    run = json.loads((folder / "run.json").read_text())
+    assert run["status"] == "finished"
+    assert run["settings"]["objective"]["rate"] == 0.5
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [2, 4]
+
+
+def test_the_best_checkpoint_of_each_task_counts(tmp_path):
+    lines = [
+        {"step": 1, "kind": "eval", "a/score": 3.0, "a/em": 3.0, "b/score": 1.0, "b/em": 1.0},
+        {"step": 2, "kind": "eval", "a/score": 2.0, "a/em": 2.0, "b/score": 5.0, "b/em": 5.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+
+    task = Scored("", "", "GLUE", None, {"em": None})
+    best = {name: best_of(replace(task, name=name), tmp_path) for name in "ab"}
+    assert {name: found["step"] for name, found in best.items()} == {"a": 1, "b": 2}
+    assert columns(best) == {"GLUE": 4.0}
+
+
+def test_of_checkpoints_that_score_alike_the_one_with_the_likeliest_answers_is_the_best_else_the_last(
+    tmp_path,
+):
+    task = Scored("a", "", "GLUE", None, {"em": None})
+    losses = [4.0, 3.0, 2.0, 2.0, 5.0]
+    lines = [
+        {"step": n, "kind": "eval", "a/score": 0.0, "a/bits_per_byte": loss}
+        for n, loss in enumerate(losses, 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+    assert best_of(task, tmp_path)["step"] == 4
+    for line in lines:
+        del line["a/bits_per_byte"]
+    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+    assert best_of(task, tmp_path)["step"] == 5
+
+
+def test_a_folder_of_other_settings_is_refused_with_the_difference(swept):
+    other = change(build(RATE, "tiny"), "model.d_ff", 64)
+    with pytest.raises(SettingError, match=r"model\.d_ff: 32 -> 64"):
+        check(other, folder_of(swept, RATE), swept / "cache", print)
+    assert read_result(folder_of(swept, RATE)) is not None
+
+
+def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
+    experiment, folder = build(BASELINE, "tiny"), folder_of(swept, BASELINE)
+    mesh, stage = sharding.make_mesh(experiment.mesh), pretraining_of(folder)
+    steps = build_steps(StepSpec(experiment.model, experiment.finetuning.optimizer), mesh)
+    with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
+        saved, start = checkpoints.restore(steps.abstract, 4), start_from(stage, steps)
+    assert (int(saved.step), int(start.step)) == (4, 0)
+    for name, value in saved.params.items():
+        np.testing.assert_array_equal(value, start.params[name])
+    moved = [
+        name for name, value in steps.init(0).params.items() if not np.array_equal(value, start.params[name])
+    ]
+    assert len(moved) == len(saved.params)
+
+
+@pytest.mark.parametrize(
+    ("name", "new"),
+    [
+        pytest.param("bert/mixed-layers", {"tuning.heads": ("next",)}, marks=pytest.mark.slow),
+        pytest.param("electra/base", {"tuning.heads": ("extract",)}, marks=pytest.mark.slow),
+        pytest.param("positions/alibi", {"data.inputs_length": 12}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(name, new, runs, tmp_path):
+    experiment = build(name, "tiny", new)
+    with reporting(0) as reporter:
+        run(experiment, tmp_path / "run", runs / "cache", reporter)
+        result = read_result(tmp_path / "run")
+        assert set(result.tasks) == set(experiment.tuning.heads)
+        assert list(result.length_losses) == [
+            str(n) for n in experiment.data.held_out_lengths if len(experiment.data.held_out_lengths) > 1
+        ]
+        if not experiment.tuning.heads:
+            return
+    mesh, (stage, tuned, *_) = sharding.make_mesh(experiment.mesh), stages_of(tmp_path / "run")
+    state = start_from(stage, steps_of(tuned, mesh))
+    with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
+        saved = checkpoints.restore(steps_of(stage, mesh).abstract).params
+    came = [path for path in state.params if path.startswith("body.")]
+    for path in came:
+        bare = path.removeprefix("body.")
+        np.testing.assert_array_equal(state.params[path], saved.get(bare, saved.get(f"discriminator.{bare}")))
+    assert len(came) > 10
+
+
+def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
+    generate(
+        folder_of(swept, RATE), ("cloze question: a context: b", "summarize: a b c."), decoding=Decoding(8)
+    )
+    assert capsys.readouterr().out.count("\n") >= 4
+    assert count_written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
+    with pytest.raises(SettingError, match="is no run"):
+        generate(swept / "nowhere", ("a",))
+    with pytest.raises(
+        SettingError, match="--mixture 'documentation-word' .*did you mean 'documentation-words'"
+    ):
+        generate(folder_of(swept, RATE), ("a",), "documentation-word")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data.corpus": "text:/nowhere/*.txt"}, "no file matches /nowhere"),
+        ({"data.corpus": "tfds:no_such_set"}, "not prepared.*to prepare it: tfds build no_such_set"),
+        ({"data.vocabulary": "/nowhere/a.model"}, "a.model"),
+        ({"data.vocabulary_size": 30}, "data.vocabulary_size=30 does not suit"),
+        ({"data.sentinels": 400}, "model.vocab_size=512 is less than the vocabulary's 700.*set it to 768"),
+        ({"mesh.data": 3}, "mesh.data=3.* devices and there are 8"),
+        ({"mesh.data": 1, "mesh.tensor": 8}, "model.num_heads of size 2.*make it a multiple of 8"),
+        ({"pretraining.batch_size": 12}, "batch_size of size 12.*make it a multiple of 8"),
+        ({"tuning.mixtures": ("gleu",)}, "did you mean 'glue'"),
+        ({"tuning.mixtures": ("glue",)}, "dataset 'glue/.*' is not prepared"),
+        ({"data.inputs_length": 1}, "data.inputs_length=1"),
+        (
+            {"data.vocabulary": "words"},
+            "data.vocabulary=words ends a text with id 2, the model with model.special.eos=1",
+        ),
+        ({"model.special.start": None}, "model.special=.* start=None.* should have pad 0 and start 0"),
+        (BERT | TEXT, "model.architecture='encoder' writes no text"),
+        (BERT | {"tuning.inputs_length": 4}, "tuning.inputs_length=4 should be at least 8"),
+        ({"model.mask": "none"}, "model.mask='none' reads the tokens whose likelihood"),
+        (
+            BERT | {"tuning.layout": "start-delim-extract"},
+            "tuning.layout=.* needs model.architecture='decoder'",
+        ),
+        (GPT | {"tuning.layout": "start-delim-extract", "data.sentinels": 4}, "no token for extract"),
+        (
+            NO_NSP | {"objective.pairs": "next-sentence"},
+            "objective.pairs='next-sentence' needs .* in model.heads=",
+        ),
+        (ELECTRA | {"model.heads": ()}, "objective.targets='replaced' needs .* in model.heads="),
+        (ELECTRA | {"objective.targets": "in-place"}, "model.heads=.* needs objective.targets='replaced'"),
+        (GPT | TEXT | {"model.max_length": 30}, "model.max_length=30 is less than"),
+        ({"seed": -1}, "seed=-1 should be a whole number from 0 to 4294967295"),
+        ({"seed": 10**20}, f"seed={10**20} should be a whole number from 0"),
+        (
+            {"ensemble.members": 2, "seed": 2**31},
+            "seed=2147483648 should be a whole number from 0 to 2147483647",
+        ),
+        ({"model.vocab_size": 10**12}, "model.vocab_size=1000000000000 should be a number between"),
+        ({"model.vocab_size": 2**32 - 1}, "needs .* GiB of each device.*model.vocab_size=4294967295"),
+        (
+            {"model.d_model": 2**32 - 2, "model.vocab_size": 2**32 - 1},
+            "needs .* GiB .*model.d_model=4294967294",
+        ),
+        (
+            {"pretraining.optimizer.learning_rate": 1e308},
+            r"pretraining.optimizer.learning_rate=1e\+308 should be a nu",
+        ),
+        ({"finetuning.steps": -10}, "finetuning.steps=-10 should be at least 0"),
+        (
+            {"pretraining.microbatches": 3},
+            "pretraining.batch_size=8 is not divisible by pretraining.microbatches=3",
+        ),
+    ],
+)
+def test_bad_settings_are_refused_by_name_before_anything_compiles_and_leave_nothing(
+    runs, overrides, message, monkeypatch
+):
+    monkeypatch.chdir(runs)
+    folder = runs / "tiny" / "refused"
+    with pytest.raises(SettingError, match=message):
+        check(registry.apply(build(BASELINE, "tiny"), overrides), folder, runs / "cache", print)
+    assert not folder.exists()
+
+
+def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
+    check(build(BASELINE, "tiny"), runs / "tiny" / "checked", runs / "cache", print)
+    assert not (runs / "tiny" / "checked").exists()
+
+
+def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
+    result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
+    monkeypatch.setattr("experiments.runs.result.read_result", lambda folder: result)
+    assert summary(tmp_path) == "held-out loss 3.472"
+
+
+def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swept):
+    folder = folder_of(swept, RATE)
+    lines = list(ending(RATE, build(RATE, "tiny"), folder))
+    assert lines[0].startswith("held-out loss ") and "nats a token" in lines[0]
+    assert f"run: {folder}" in lines and f"picture: {folder / 'curves.png'}" in lines
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    commands = lines[lines.index("Try:") + 1 :]
+    assert len(commands) == 3 and all(line.startswith("  lm ") for line in commands)
+    assert commands[2] == f"  lm report t5/6-corruption-rate --scale tiny --runs {swept}"
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "command"),
+    [
+        ("gpt/base", {}, "lm generate runs/a --prompt 'The function returns'"),
+        (
+            "t5/1-baseline/baseline",
+            {},
+            "lm generate runs/a --mixture documentation-words --prompt 'The function returns'",
+        ),
+        ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'It was a'"),
+        ("bert/base", {}, "lm fill 'Paris is the [MASK] of France.' --run runs/a"),
+        ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm score runs/a --tasks mrpc"),
+    ],
+)
+def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command):
+    folder = Path("runs/nano") / row / "seed-0"
+    assert to_try(row, build(row, "nano", changes), folder)[0] == command.replace("runs/a", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "words"),
+    [
+        ("bert/base", "runs/nano/bert/base/seed-0", "report bert"),
+        ("bert/base", "runs/mini/bert/base/seed-3", "report bert --scale mini"),
+        ("bert/base", "a b/nano/bert/base,seed=1/seed-1", "report bert --runs 'a b' --variants"),
+        ("t5/6-corruption-rate/15", "runs/nano/t5/1-baseline/baseline/seed-0", "report t5/6-corruption-rate"),
+    ],
+)
+def test_the_report_that_is_told_of_has_the_run(name, folder, words):
+    assert report_of(name, Path(folder)) == words
+
+
+@pytest.mark.parametrize(
+    ("task", "measure", "chance"),
+    [
+        ("acceptability", "bits_above_chance", 0.0),
+        ("restore", "bits_per_byte", 8.0),
+        ("follows", "score", 50.0),
+        ("mnli", "score", 100 / 3),
+        ("cola", "score", 0.0),
+        ("stsb", "score", 0.0),
+        ("squad", "score", None),
+        ("gone", "score", None),
+    ],
+)
+def test_a_score_is_told_beside_what_guessing_comes_to(task, measure, chance):
+    known = 0.0 if measure == "bits_above_chance" else None
+    assert chance_of(task, {"measure": measure, "chance": known}) == chance
+
+
+def test_an_unwritable_folder_is_refused(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match="cannot be written to"):
+        check(build(BASELINE, "tiny"), tmp_path / "file" / "run", tmp_path / "file" / "cache", print)
+
+
+def test_the_command_line_gives_an_exit_code_and_the_nearest_name(capsys):
+    assert cli.dispatch([]) == 0
+    assert cli.dispatch(["swep"]) == 2
+    assert "did you mean 'sweep'" in capsys.readouterr().err
+    assert cli.dispatch(["diff", "t5/6-corruption-rate/50"]) == 0
+    assert "objective.rate: 0.15 → 0.5" in capsys.readouterr().out
+    assert cli.dispatch(["show", "t5/6-corruption-rate/5"]) == 2
+
+
+def test_a_row_that_fails_is_left_and_the_others_go_on(tmp_path, monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        "experiments.cli.train.train_one",
+        lambda run, *_: tried.append(run.name) or (3 if len(tried) == 1 else 0),
+    )
+    with pytest.raises(SystemExit) as stopped:
+        train_rows("t5/4-objective", 1, {}, Options(runs=tmp_path))
+    assert stopped.value.code == 3
+    assert tried == [*(row.name for row in registry.find("t5/4-objective")), BASELINE]
+
+
+def test_a_full_disk_is_told_in_a_line_even_if_nothing_more_can_be_written(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr("experiments.runs.run.run", fails)
+    (tmp_path / "file").write_text("")
+    told = []
+    for folder in (tmp_path / "run", tmp_path / "file" / "run"):  # of which the second cannot be made
+        run, reporter = RowRun("a", build(BASELINE, "nano"), folder), SimpleNamespace(complain=told.append)
+        assert train_one(run, Options(runs=tmp_path), reporter) == 1
+    assert all("No space left on device: 'metrics.jsonl'. Fix that and run" in line for line in told)
+    assert "error.txt" in told[0] and "error.txt" not in told[1] and (tmp_path / "run" / "error.txt").exists()
+
+
+def test_a_run_that_diverged_fails_by_itself_with_the_loss(tmp_path, monkeypatch):
+    def diverges(experiment, folder, *_):
+        folder.mkdir()
+        save_settings(folder, experiment)
+        write_result(
+            folder, {"columns": {}, "tasks": {}, "held_out_loss": 800.0, "seconds": 1.0, "tokens": 1}
+        )
+
+    monkeypatch.setattr("experiments.runs.run.run", diverges)
+    told = []
+    run, reporter = (
+        RowRun("a", build(BASELINE, "nano"), tmp_path / "run"),
+        SimpleNamespace(complain=told.append),
+    )
+    assert train_one(run, Options(runs=tmp_path), reporter) == 2
+    assert "held_out_loss 800.0 should be a number from 0 to 700; the run diverged" in told[0]
+
+
+def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, monkeypatch, capsys):
+    monkeypatch.setitem(SCALES, "tiny", SMALL | {"model.d_ff": 64})
+    with pytest.raises(SystemExit) as stopped:
+        train_rows("t5/6-corruption-rate/50", 1, {}, Options("tiny", swept))
+    assert stopped.value.code == 2
+    assert "belongs to a run with other settings" in (said := capsys.readouterr().out)
+    assert "\n  model.d_ff: 32 -> 64" in said
+    assert read_result(folder_of(swept, RATE)) is not None
+
+
+def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
+    assert (
+        cli.dispatch(["examples", "bert/base", "--scale", "tiny", "--count", "1", "--runs", str(runs)]) == 0
+    )
+    out = capsys.readouterr().out
+    assert {"inputs", "hidden", "label", "text"} <= set(out.split())
+    assert "[MASK]" in out and "<extra_id_0>" not in out
+    assert re.search(r"rows of step 0: \d+ tokens of text, room for 24 of inputs\n", out)
+
+
+def test_examples_are_of_the_row_as_it_would_be_trained_with_settings_given_by_hand(runs, capsys):
+    words = ["examples", "--scale", "tiny", "--count", "1", "--runs", str(runs), "--data.inputs-length", "30"]
+    assert cli.dispatch([*words, "--objective.rate", "0.5", RATE]) == 0
+    assert re.search(
+        r": \d+ tokens of text, room for 30 of inputs and \d+ of targets\n", capsys.readouterr().out
+    )
+
+
+def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch, capsys):
+    def deleted(*_):
+        shutil.rmtree(folder)
+        raise ValueError("No ArrayMetadata found")
+
+    experiment = build(BASELINE, "tiny", {"model.d_ff": 16, "pretraining.steps": 2})
+    folder = runs / "deleted"
+    monkeypatch.setattr("experiments.runs.run.fit", deleted)
+    with reporting(2) as reporter:
+        assert train_one(RowRun(BASELINE, experiment, folder), Options("tiny", runs), reporter) == 1
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert f"the run's folder {folder} was deleted or moved while it trained" in said
+    assert "ArrayMetadata" not in said and not folder.exists()

@@ -1,0 +1,343 @@
+"""Modules of a user's own: what they add is found by every command and process, what is wrong is named."""
+
+import os
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import accepted
+from paths import ROOT
+
+from experiments.runs import origin
+from experiments.runs.stages import load_settings, save_settings
+from experiments.study import extension, own, registry
+from experiments.study.extension import load_study
+from experiments.study.own import STUDY, place_in_study, without_study
+from experiments.study.registry import build, find
+from lm.config import base
+from lm.config.base import SettingError, from_json, set_choices, to_json
+from lm.config.training import OPTIMIZERS, Schedule
+from lm.data.tasks.mixtures import mixture
+from lm.objectives.corruption import NOISES
+from lm.objectives.denoising import Objective
+
+GUIDE = (ROOT / "docs/extending.md").read_text("utf-8")
+MODULES = {name: code for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", GUIDE, re.DOTALL)}
+SMALL = "--data.corpus text:words.txt --data.vocabulary bytes --tuning.mixtures --tuning.heads".split()
+
+
+@pytest.fixture
+def loads(tmp_path, monkeypatch):
+    """Loads modules of this text; afterwards the study is what it was."""
+    tables, added = (
+        dict(extension._tables("MIXERS")),
+        {field: dict(names) for field, names in base._ADDED.items()},
+    )
+    before, lists = {name: dict(table) for name, table in tables.items()}, [*registry.TABLES]
+    modules = dict(sys.modules)
+    monkeypatch.chdir(tmp_path)
+
+    def load(**modules):
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        without_study([word for name in modules for word in ("--study", f"{name}.py")])
+        load_study()
+
+    monkeypatch.setenv(STUDY, "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield load
+    for name, table in tables.items():
+        table.clear()
+        table |= before[name]
+    registry.TABLES[:] = lists
+    set_choices(Objective, "noise", NOISES)
+    set_choices(Schedule, "name", OPTIMIZERS)
+    base._ADDED.clear()
+    base._ADDED.update(added)
+    for name in sys.modules.keys() - modules.keys():
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def lm(folder, *words, **variables):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | variables
+    command = [sys.executable, "-m", "experiments", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
+    builtin = dict(registry.REGISTRY)
+    loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
+    added = [name for name in registry.REGISTRY if name not in builtin]
+    assert len(added) == 17
+    for name in added:
+        experiment = build(name, "pico")
+        assert from_json(type(experiment), to_json(experiment)) == experiment
+    assert build("hidden/even", "nano").objective.noise == "every-other"
+    assert build("mixing/running-mean", "nano").model.mixer == "running-mean"
+    assert build("attention-variants/gated", "nano").model.has_scores
+    assert not build("mixing/running-mean", "nano").model.has_scores
+    assert [row.name for row in find("t5/6-corruption-rate")][-1] == "t5/6-corruption-rate/30"
+    (task,) = mixture("words-backwards")
+    row = {"summary": "to be"}
+    assert task.to_text(row) == ("backwards: be to", "to be")
+    assert task.evaluate([row, row], ["two", "be"]) == {"first_letters": 50.0, "score": 50.0}
+
+
+def test_commands_of_the_guide_are_accepted_as_they_stand(loads, monkeypatch, capsys):
+    lines = re.findall(r"(?m)^    (lm --study .*)$", GUIDE)
+    assert len(lines) >= 10
+    loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
+    for line in lines:
+        arguments = without_study(shlex.split(line)[1:])
+        assert accepted(arguments, monkeypatch) == 0, capsys.readouterr()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_command_finds_rows_wherever_the_module_is_named(place, tmp_path):
+    (tmp_path / "my_rows.py").write_text(MODULES["my_rows.py"])
+    words = ["diff", "width/wide"]
+    words[place:place] = ["--study", "my_rows.py"]
+    done = lm(tmp_path, *words)
+    assert "model.d_ff: 256" in done.stdout, done.stderr
+
+
+def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
+    (tmp_path / "my_rows.py").write_text(MODULES["my_rows.py"])
+    done = lm(tmp_path, "completion", "bash", LM_STUDY="my_rows.py")
+    assert "width/wide" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n\nnonsense\n", r"my\.py:3: NameError: name 'nonsense' is not defined"),
+        ("x = (\n", r"my\.py:1: SyntaxError: '\(' was never closed"),
+        (
+            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.d_fff': 1}})\n",
+            r"my\.py:2: row 'a/b': ModelConfig has no setting 'd_fff'; did you mean 'd_ff'",
+        ),
+        (
+            "from experiments.study.families import BERT\nfrom experiments.study.registry import add_rows\n"
+            "add_rows('a', {'b': BERT | {'start.steps': 100}})\n",
+            r"my\.py:3: row 'a/b': start\.steps is read by models with a decoder, not by model\.architecture",
+        ),
+        (
+            "from experiments.study.registry import add_rows\nadd_rows('gpt', {'base': {}})\n",
+            r"my\.py:2: there is a row 'gpt/base' already",
+        ),
+        (
+            "from experiments.study.registry import add_rows\nadd_rows('a', {'b c': {}})\n",
+            r"my\.py:2: row 'a/b c' should be named in letters",
+        ),
+        (
+            "from lm.objectives.corruption import NOISES\nNOISES['iid'] = None\n",
+            r"my\.py:2: NOISES\['iid'\] is the project's own; choose another name",
+        ),
+        (
+            "from experiments.study.scales import SCALES\nSCALES['tiny'] = {'model.d_ff': 'wide'}\n",
+            r"my\.py:2: scale 'tiny': d_ff='wide' should be of type int",
+        ),
+        (
+            "def half(number, experiment):\n    return number / zero\n\n"
+            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.d_ff': half}})\n",
+            r"my\.py:2: row 'a/b': name 'zero' is not defined",
+        ),
+        (
+            "from experiments.study.scales import SCALES\nSCALES['nano']['pretraining.steps'] = 1\n",
+            r"my\.py:2: this cannot be changed: a scale stays what it is; add one of your own, such as ",
+        ),
+        (
+            "from experiments.study.scales import SCALES\nSCALES['nano'].update({'pretraining.steps': 1})\n",
+            r"my\.py:2: this cannot be changed: a scale stays what it is",
+        ),
+        (
+            "from experiments.study.scales import SCALES\nSCALES['nano'] |= {'pretraining.steps': 1}\n",
+            r"my\.py:2: this cannot be changed: a scale stays what it is",
+        ),
+        (
+            "from experiments.study.registry import REGISTRY\n"
+            "REGISTRY['gpt/base'].changes['pretraining.steps'] = 1\n",
+            r"my\.py:2: this cannot be changed: a row stays what it is; add one of your own with add_rows\(",
+        ),
+        (
+            "from experiments.study.registry import REGISTRY\n"
+            "REGISTRY['t5/1-baseline/baseline'].paper['GLUE'] = 1.0\n",
+            r"my\.py:2: this cannot be changed: a row stays what it is",
+        ),
+        (
+            "from experiments.study.registry import REGISTRY\nREGISTRY.pop('gpt/base')\n",
+            r"my\.py:2: REGISTRY\['gpt/base'\] is the project's own",
+        ),
+        (
+            "from experiments.study.registry import TABLES\n"
+            "TABLES[:] = [table for table in TABLES if table.name != 'gpt']\n",
+            r"my\.py:2: table 'gpt' is the project's own; add_rows\(TABLE, ROWS\) adds rows to it",
+        ),
+        ("import sys\nsys.exit(3)\n", r"my\.py:2: SystemExit: it ends the program \(exit code 3\)"),
+    ],
+)
+def test_what_is_wrong_with_a_module_is_named_with_its_file_and_line(text, message, loads):
+    with pytest.raises(SettingError, match=f"^{message}"):
+        loads(my=text)
+
+
+OUTSIDE = (
+    ("../../a", "b"),
+    ("a", "../../b"),
+    ("a", ".."),
+    ("a", "."),
+    ("a/./b", "c"),
+    ("/a", "b"),
+    ("a", "/b"),
+    ("a//b", "c"),
+    ("", "b"),
+    ("a", ""),
+    ("-a", "b"),
+    ("pretraining", "b"),
+    ("reports/a", "b"),
+    ("a", "seed-0"),
+    ("gpt", "base,model.d_ff=64"),
+    ("t5", "1-baseline"),
+)
+
+
+@pytest.mark.parametrize(("table", "row"), OUTSIDE)
+def test_a_row_whose_folder_would_be_elsewhere_or_anothers_is_refused(table, row, loads):
+    before = dict(registry.REGISTRY), [*registry.TABLES]
+    adds = f"from experiments.study.registry import add_rows\nadd_rows({table!r}, {{{row!r}: {{}}}})\n"
+    with pytest.raises(SettingError, match=r"^my\.py:2: row "):
+        loads(my=adds)
+    assert (dict(registry.REGISTRY), registry.TABLES) == before, "nothing is half added"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from experiments.study.scales import SCALES\nSCALES['../a'] = SCALES['nano'] | {}\n",
+        "from experiments.study.scales import SCALES\nSCALES['cache'] = SCALES['nano'] | {}\n",
+        "from experiments.study.scales import SCALES\nSCALES['a/b'] = SCALES['nano'] | {}\n",
+        "from dataclasses import replace\nfrom lm.data.tasks.benchmarks import TASKS\n"
+        "TASKS['../t'] = replace(TASKS['cola'], name='../t')\n",
+        "from dataclasses import replace\nfrom lm.data.tasks.benchmarks import TASKS\n"
+        "TASKS['t'] = replace(TASKS['cola'], name='../t')\n",
+        "from lm.data.tasks.mixtures import MIXTURES, Mixture\nMIXTURES['..'] = Mixture(('cola',), 4)\n",
+        "from experiments.study.registry import REGISTRY\nfrom dataclasses import replace\n"
+        "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/../../b')\n",
+        "from experiments.study.registry import add_rows\nadd_rows('report', {'a': {}})\n",
+        "from experiments.study.registry import add_rows\nadd_rows('t5-1/baseline', {'a': {}})\n",
+    ],
+)
+def test_names_that_become_folders_and_files_are_refused_where_they_would_lie_elsewhere(text, loads):
+    with pytest.raises(SettingError, match=r"^my\.py:\d: .*(scale|task|TASKS|REGISTRY|files of table)"):
+        loads(my=text)
+
+
+def test_a_start_is_named_by_a_folder_and_not_by_a_path():
+    with pytest.raises(
+        SettingError, match=r"start\.model='\.\./a' should be the name of a folder; --start PATH"
+    ):
+        build("gpt/base", "nano", {"start.model": "../a"})
+
+
+def test_a_module_that_is_interrupted_ends_as_any_command_does(tmp_path):
+    (tmp_path / "my.py").write_text("raise KeyboardInterrupt\n")
+    done = lm(tmp_path, "list", "--study", "my.py")
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
+
+
+def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tmp_path):
+    with pytest.raises(SettingError, match=r"--study lacks its value"):
+        without_study(["list", "--study"])
+    without_study(["list", "--study=none.py"])
+    with pytest.raises(SettingError, match=r"--study none\.py should be a Python file that is there"):
+        load_study()
+    with pytest.raises(SettingError, match=r"--study json\.py: a module 'json' is loaded already; rename it"):
+        loads(json="")
+
+
+def test_an_error_in_what_a_module_added_names_its_line(loads):
+    loads(
+        mine="from lm.objectives.corruption import NOISES, Noise\n\n\ndef mask(amount, text):\n"
+        "    return text.no\n\n\nNOISES['mine'] = Noise(mask)\n"
+    )
+    with pytest.raises(AttributeError) as caught:
+        NOISES["mine"].mask(None, None)
+    assert place_in_study(caught.value) == "mine.py:5: "
+    assert place_in_study(ValueError()) == ""
+
+
+def test_a_run_is_not_resumed_without_its_modules_or_with_others(loads, tmp_path):
+    def current():
+        same = {"settings": {}, "vocabulary": {"fingerprint": ""}, "data": {}, "packages": {}}
+        return same | {"code": {k: v for k, v in origin.code().items() if k.startswith("--study")}}
+
+    loads(mine="x = 1\n")
+    origin.record(tmp_path, current())
+    origin.check(tmp_path, current(), "begun", frozenset())
+    (tmp_path / "mine.py").write_text("x = 2\n")
+    with pytest.raises(SettingError, match=r"code: --study mine\.py: \w{12} -> \w{12}\n"):
+        origin.check(tmp_path, current(), "begun", frozenset())
+    os.environ[STUDY] = ""
+    with pytest.raises(SettingError, match=r"code: --study mine\.py: \w{12} -> none\n"):
+        origin.check(tmp_path, current(), "begun", frozenset())
+
+
+def test_settings_that_only_a_module_knows_are_said_to_need_it(loads, tmp_path):
+    loads(
+        mine="from lm.objectives.corruption import NOISES, Noise\n"
+        "NOISES['mine'] = Noise(NOISES['iid'].mask)\n"
+    )
+    run = tmp_path / "run"
+    save_settings(run, build("gpt/base", "nano", {"objective.noise": "mine"}))
+    origin.record(run / "pretraining", {"code": origin.code()})
+    assert load_settings(run).objective.noise == "mine"
+    set_choices(Objective, "noise", {"iid": NOISES["iid"]})
+    with pytest.raises(SettingError, match=r"it was trained with --study mine\.py$"):
+        load_settings(run)
+
+
+def test_the_words_that_start_a_process_again_lack_the_option(monkeypatch):
+    from experiments.__main__ import take_study
+
+    monkeypatch.setenv(STUDY, "")
+    monkeypatch.setattr(sys, "argv", ["lm", "run", "--study", "a.py", "gpt/base"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "experiments", *sys.argv[1:]])
+    take_study()
+    assert sys.orig_argv == ["python", "-X", "dev", "-m", "experiments", "run", "gpt/base"]
+    assert own.study_files() == [Path("a.py").absolute()]
+
+
+def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_path):
+    loads(**{name.removesuffix(".py"): MODULES[name] for name in ("my_objectives.py", "my_tasks.py")})
+    sent = [build("hidden/even", "nano").objective, *mixture("words"), *mixture("words-backwards")]
+    (tmp_path / "sent").write_bytes(pickle.dumps(sent))
+    code = (
+        "import pickle; one, *tasks = pickle.load(open('sent', 'rb')); print(one.falls.bounded, len(tasks))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "False 3\n", done.stderr
+
+
+@pytest.mark.slow
+def test_workers_of_a_sweep_and_of_data_have_what_a_module_adds(tmp_path):
+    """Each row is trained by a process of its own, whose batches are prepared by another."""
+    for name, code in MODULES.items():
+        (tmp_path / name).write_text(code)
+    (tmp_path / "words.txt").write_text(
+        "\n\n".join(f"one two three {n} four five six" * 30 for n in range(400))
+    )
+    studies = os.pathsep.join(MODULES)
+    settings = [*SMALL, "--scale", "pico", "--data.workers", "1"]
+    settings += "--start.steps 0 --pretraining.steps 4 --pretraining.save_every 4".split()
+    settings += "--pretraining.evaluate_every 4".split()
+    for pattern in ("hidden", "mixing"):
+        done = lm(tmp_path, "sweep", pattern, *settings, "--jobs", "2", LM_STUDY=studies)
+        assert done.returncode == 0, done.stderr + done.stdout
+    records = [file.read_text() for file in tmp_path.glob("runs/pico/**/origin.json")]
+    assert records and all("--study my_objectives.py" in record for record in records)

@@ -1,0 +1,366 @@
+"""The registry: every row at every scale is buildable, is the diff it claims to be, and carries the paper's
+scores.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from golden import make_study
+from paths import SHARED
+from rich.console import Console
+
+from experiments import __main__ as cli
+from experiments.cli import COMMANDS
+from experiments.cli.one_run import Options, share
+from experiments.cli.show import show_rows
+from experiments.processes.progress import duration, reporting
+from experiments.runs.stages import stages
+from experiments.study import classic, registry
+from experiments.study.experiment import BASELINE, Experiment, times, told_changes
+from experiments.study.registry import REGISTRY, baseline_of, build, find, find_one, run_folder, twin
+from experiments.study.scales import SCALES
+from experiments.study.t5.scores import COLUMNS
+from experiments.study.t5.tables import TABLES
+from lm.config.base import SettingError, change, comments, diff, from_json, leaves, to_json
+from lm.objectives.denoising import OBJECTIVES
+
+PAPER = SHARED / "t5" / "tables.json"
+
+
+def test_at_scale_base_the_baseline_is_the_papers_setup():
+    e = build("t5/1-baseline/baseline", "base")
+    assert e == change(BASELINE, "model.dtype", "bfloat16")
+    assert (e.pretraining.steps, e.finetuning.steps) == (2**19, 2**18)
+    assert e.pretraining.batch_size * e.data.inputs_length == 2**16
+    assert (e.objective.noise, e.objective.rate, e.data.vocabulary_size, e.data.sentinels) == (
+        "iid",
+        0.15,
+        32_000,
+        100,
+    )
+    assert (e.finetuning.optimizer.learning_rate, len(e.tuning.mixtures)) == (0.001, 7)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_no_two_rows_of_a_table_are_equal(scale):
+    for table in registry.TABLES:
+        built = [build(row.name, scale) for row in table.rows]
+        assert len(set(built)) == len(built), table.name
+
+
+@pytest.mark.parametrize("table", classic.TABLES, ids=lambda table: table.name)
+def test_a_row_of_a_classic_table_differs_from_the_first_in_a_handful_of_settings(table):
+    built = [build(row.name, "nano") for row in table.rows]
+    for row, experiment in zip(table.rows[1:], built[1:], strict=True):
+        assert baseline_of(row.name) == table.rows[0].name
+        assert 1 <= len(diff(built[0], experiment)) <= 8, row.name
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_differs_from_the_baseline_in_what_its_line_names_and_in_nothing_else(scale):
+    for row in (row for table in TABLES for row in table.rows):
+        changed = diff(build("t5/1-baseline/baseline", scale), build(row.name, scale))
+        for path in changed:
+            assert any(path == named or path.startswith(f"{named}.") for named in row.changes), (
+                row.name,
+                path,
+            )
+        assert bool(changed) == bool(row.changes)
+
+
+def test_every_row_has_the_papers_seven_scores():
+    for row in (row for table in TABLES for row in table.rows):
+        assert set(row.paper) == set(COLUMNS)
+        assert all(0 < score < 100 for score in row.paper.values())
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="needs ../shared")
+def test_scores_equal_the_papers_tables():
+    tables = json.loads(PAPER.read_text())["tables"]
+    for table in TABLES:
+        number = table.name.split("/")[1].split("-")[0]
+        theirs = [
+            row["scores"] for row in tables[f"table_{number}"]["rows"] if not row["id"].endswith("_std")
+        ]
+        assert [dict(row.paper) for row in table.rows] == theirs
+
+
+def test_settings_survive_json_and_each_has_a_meaning():
+    for row in REGISTRY.values():
+        experiment = build(row.name, "nano")
+        assert from_json(Experiment, to_json(experiment)) == experiment
+    assert {path for path, _ in leaves(BASELINE)} == set(comments(Experiment))
+
+
+def test_equal_rows_of_different_tables_share_one_run():
+    shared = {
+        twin(name, "nano")
+        for name in (
+            "t5/6-corruption-rate/15",
+            "t5/5-bert-style/replace-spans",
+            "t5/2-architecture/encoder-decoder",
+        )
+    }
+    assert shared == {"t5/1-baseline/baseline"}
+    assert twin("t5/6-corruption-rate/10", "nano") == "t5/6-corruption-rate/10"
+
+
+def test_a_multiple_of_what_the_scale_has_compares_hashes_and_prints():
+    assert times(2) == times(2) != times(3) and len({times(2), times(2), times(2, 8)}) == 2
+    assert (str(times(2)), str(times(1 / 3, 8))) == ("x 2", "x 0.3333, up to a multiple of 8")
+
+
+OWN = {
+    "written-again": {"pretraining.steps": times(4), "finetuning.steps": lambda steps, experiment: 4 * steps},
+    "numbers-of-nano": {"pretraining.steps": 1200, "finetuning.steps": 600},
+    "other": {"pretraining.steps": times(4)},
+}
+
+
+@pytest.fixture
+def own_rows():
+    rows = registry.new_table("own", "", None, OWN).rows
+    with registry.registered(rows):
+        yield
+
+
+def test_rows_are_one_experiment_if_what_they_build_at_a_scale_is(own_rows):
+    steps = "t5/13-scaling/steps"
+    twins = {row: {scale: twin(f"own/{row}", scale) for scale in ("nano", "mini")} for row in OWN}
+    assert twins == {
+        "written-again": {"nano": steps, "mini": steps},
+        "numbers-of-nano": {"nano": steps, "mini": "own/numbers-of-nano"},
+        "other": {"nano": "own/other", "mini": "own/other"},
+    }
+
+
+def test_a_run_is_found_under_whichever_of_its_equal_rows_it_lies(own_rows, tmp_path):
+    def folder():
+        return run_folder(tmp_path, "nano", "own/written-again", 0, {}).relative_to(tmp_path / "nano")
+
+    assert folder() == Path("t5/13-scaling/steps/seed-0"), "where it will lie"
+    (tmp_path / "nano/own/numbers-of-nano/seed-0").mkdir(parents=True)
+    assert folder() == Path("own/numbers-of-nano/seed-0")
+    (tmp_path / "nano/t5/13-scaling/steps/seed-0").mkdir(parents=True)
+    assert folder() == Path("t5/13-scaling/steps/seed-0")
+
+
+def test_the_folder_called_as_a_row_leads_to_the_run_that_it_shares(own_rows, tmp_path):
+    name, options = "own/written-again", Options(runs=tmp_path)
+    said = share(name, build(name, "nano"), options)
+    assert str(tmp_path / "nano/t5/13-scaling/steps") in said
+    run = run_folder(tmp_path, "nano", name, 0, {})
+    run.mkdir(parents=True)
+    (run / "settings.json").write_text("{}")
+    assert (tmp_path / "nano/own/written-again/seed-0/settings.json").read_text() == "{}"
+    assert share(name, build(name, "nano"), options) == said, "a link that is there stays"
+    assert share("t5/13-scaling/steps", build(name, "nano"), options) == ""
+    moved = tmp_path.parent / f"{tmp_path.name}-moved"
+    tmp_path.rename(moved)
+    assert (moved / "nano/own/written-again/seed-0/settings.json").exists(), "it is relative"
+
+
+def test_a_network_is_listed_without_settings_of_models_made_of_counts():
+    listed = {
+        row.name: told_changes(build("history/bigram", "nano"), build(row.name, "nano"))
+        for row in find("history")
+    }
+    assert list(listed["history/transformer"]) == ["counts.model"]
+    assert list(listed["history/trigram"]) == ["counts.order"]
+    named = {path for changed in listed.values() for path in changed}
+    assert "counts.order" not in {path for name in listed if "gram" not in name for path in listed[name]}
+    assert (
+        "model.mixer_window" in listed["history/window"]
+        and "model.mixer_window" not in listed["history/lstm"]
+    )
+    assert named <= {path for path, _ in leaves(BASELINE)}
+
+
+def test_an_unknown_row_table_or_scale_is_refused_with_the_nearest():
+    with pytest.raises(SettingError, match="did you mean 't5/6-corruption-rate/15'"):
+        find_one("t5/6-corruption-rate/16")
+    with pytest.raises(SettingError, match="did you mean 't5/6-corruption-rate'"):
+        find("t5/6-coruption-rate")
+    with pytest.raises(SettingError, match="did you mean 'nano'"):
+        build("t5/1-baseline/baseline", "nanno")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["run", "t5/1-baseline"],
+            "is a table of 2 rows: name one of them, such as 't5/1-baseline/baseline', or train a",
+        ),
+        (["run", "baseline"], "did you mean 't5/1-baseline/baseline' or 't5/11-mixing/baseline'"),
+        (["list", "baseline"], "did you mean 't5/1-baseline/baseline' or"),
+        (
+            ["--scale", "mini", "run"],
+            "--scale should stand behind a command, such as: lm run ROW --scale ...",
+        ),
+    ],
+)
+def test_what_is_no_row_or_command_is_told_what_it_is(arguments, said, capsys):
+    assert cli.dispatch(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--pretraining.steps", "many"], "'many' should be a whole number, such as 20000 or 2e4"),
+        (["--pretraining.steps", "1.5"], "'1.5' should be a whole number"),
+        (["--pretraining.steps", "-10"], "lm: --pretraining.steps=-10 should be at least 0"),
+        (
+            ["--finetuning.optimizer.learning-rate", "-1"],
+            "lm: --finetuning.optimizer.learning_rate=-1.0 should be above 0",
+        ),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_by_its_name(given, said, capsys):
+    assert cli.dispatch(["run", "t5/1-baseline/baseline", *given]) == 2
+    assert said in (told := capsys.readouterr().err), told
+
+
+@pytest.mark.parametrize("text", ["10000", "10_000", "1e4"])
+def test_whole_numbers_may_be_written_with_an_exponent(text, monkeypatch):
+    asked = []
+    monkeypatch.setattr("experiments.cli.train.train_row", lambda *all: asked.append(all[1]))
+    given = [
+        "--pretraining.steps",
+        text,
+        "--tuning.examples-limit",
+        text,
+        "--data.held-out-lengths",
+        "1",
+        "2e0",
+    ]
+    assert cli.dispatch(["run", "t5/1-baseline/baseline", *given]) == 0
+    found = asked[0]
+    assert (found.pretraining.steps, found.tuning.examples_limit, found.data.held_out_lengths) == (
+        10_000,
+        10_000,
+        (1, 2),
+    )
+
+
+def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_those_runs(monkeypatch):
+    wanted, reported = [], []
+    monkeypatch.setattr("experiments.cli.train.train_unfinished", lambda runs, *_: wanted.extend(runs) or 0)
+    monkeypatch.setattr("experiments.report.report.print_report", lambda *all: reported.append(all[3]))
+    given = {"objective.rate": 0.15, "model.d_ff": 200}
+    assert (
+        cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--objective.rate", "0.15", "--model.d-ff=2e2"])
+        == 0
+    )
+    assert reported == [given]
+    row, baseline = "t5/6-corruption-rate/10", "t5/1-baseline/baseline"
+    assert {str(folder): run for _, run, folder in wanted} == {
+        f"runs/nano/{row},model.d_ff=200,objective.rate=0.15/seed-0": build(row, "nano", given),
+        f"runs/nano/{baseline},model.d_ff=200/seed-0": build(baseline, "nano", given),
+    }
+    assert cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--seed", "3"]) == 2
+
+
+@pytest.mark.parametrize(
+    "given", [["--scale", "base", "--scale", "nano"], ["--scale=mini", "--scale", "nano"]]
+)
+def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monkeypatch):
+    name, asked = "t5/6-corruption-rate/50", []
+    monkeypatch.setattr("experiments.cli.train.train_row", lambda *all: asked.append(all))
+    assert cli.dispatch(["run", name, *given]) == 0
+    assert (asked[0][2].scale, asked[0][1]) == ("nano", build(name, "nano"))
+
+
+def test_the_stages_of_a_run_are_listed_with_what_each_starts_from_and_what_is_saved(tmp_path, capsys):
+    (stage,) = {
+        stage for stage in stages(build("t5/1-baseline/baseline", "nano")) if stage.name == "pretraining"
+    }
+    (tmp_path / "nano" / stage.folder / "checkpoints" / "50").mkdir(parents=True)
+    command = ["show", "t5/1-baseline/baseline", "--stages", "--runs", str(tmp_path)]
+    assert cli.dispatch(command) == 0
+    lines = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    assert [line[3:6] for line in lines if "pretraining" in line[1:2]] == [["start", "300", "50"]]
+    assert [line[3:5] for line in lines if "start" in line[1:2]] == [["random parameters", "200"]]
+    assert [line[1] for line in lines if "pretraining" in line[3:4]][:2] == [
+        "documentation-words",
+        "documentation-sentences",
+    ]
+
+
+def test_settings_that_depend_on_each_other_change_in_any_order():
+    pair = {"pretraining.save_every": 20, "pretraining.evaluate_every": 10}
+    for new in (pair, dict(reversed(pair.items()))):
+        training = build("t5/1-baseline/baseline", "nano", new).pretraining
+        assert (training.save_every, training.evaluate_every) == (20, 10)
+    with pytest.raises(SettingError, match=r"save_every=20 should be a multiple of .*evaluate_every=50"):
+        build("t5/1-baseline/baseline", "nano", {"pretraining.save_every": 20})
+    whole = {"objective.rate": 0.3, "objective": OBJECTIVES["prefix-lm"]}
+    assert build("t5/1-baseline/baseline", "nano", whole).objective == OBJECTIVES["prefix-lm"]
+    part = {"objective": OBJECTIVES["bert-style"], "objective.rate": 0.3}
+    assert build("t5/1-baseline/baseline", "nano", part).objective.rate == 0.3
+
+
+def test_the_help_names_every_scale(capsys):
+    assert cli.dispatch([]) == 0
+    told = capsys.readouterr().out
+    assert all(f" {scale} (" in told.replace("\n", " ") for scale in SCALES)
+
+
+def test_the_help_names_scales_of_a_study_module(monkeypatch, capsys):
+    monkeypatch.setitem(SCALES, "width", SCALES["nano"] | {"model.d_model": 96})
+    monkeypatch.setenv("LM_STUDY", "my_rows.py")
+    assert cli.dispatch([]) == 0
+    assert "base (the paper's setup); of your own: width." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("encoding", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}])
+def test_a_terminal_that_knows_ascii_alone_is_shown_ascii(encoding):
+    command = [sys.executable, "-m", "experiments", "diff", "t5/6-corruption-rate/50"]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | encoding | {"PYTHONCOERCECLOCALE": "0"}
+    )
+    assert (ran.stdout, ran.returncode) == ("objective.rate: 0.15 -> 0.5\n", 0), ran.stderr
+
+
+def test_the_time_left_is_told_from_steps_made_here_after_compiling():
+    with reporting(1000) as reporter:
+        (task,) = reporter._bar.tasks
+        reporter.advance(500)  # done before
+        reporter.advance(1)  # a batch that is ready while the step is compiled
+        assert task.fields["left"] == ""
+        reporter.began(60.0)
+        assert task.fields["left"] == ""
+        reporter._since -= 10.0
+        reporter.advance(1)
+        assert task.fields["left"] == "ETA " + duration(10 * 498)
+
+
+def test_rows_their_settings_and_the_folders_of_their_stages_are_those_that_runs_lie_in():
+    """A change of the code's inside may not send a user's runs to other folders; else
+    tests/golden/make_study.py.
+    """
+    golden, found = json.loads(make_study.PLACE.read_text())["rows"], make_study.rows()
+    assert golden.keys() == found.keys()
+    assert {row: found[row] for row in golden if golden[row] != found[row]} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_the_options_that_scripts_give_it(command):
+    assert make_study.options(command) == json.loads(make_study.PLACE.read_text())["options"][command]
+
+
+@pytest.mark.parametrize(
+    ("width", "name"), [(80, "encoder-decoder"), (160, "t5/2-architecture/encoder-decoder")]
+)
+def test_a_narrow_terminal_lists_rows_without_what_the_title_says(width, name, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("experiments.cli.show.CONSOLE", Console(width=width))
+    show_rows("t5/2-architecture", runs=tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width and any(line.startswith(f"│ {name} ") for line in lines)
+    assert lines[0].startswith("t5/2-architecture")

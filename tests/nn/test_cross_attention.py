@@ -1,0 +1,355 @@
+"""Laws of what a decoder reads of an encoder, and of gradients that stay in a chunk of a row.
+
+That packing and decoding hold for every kind of cross-attention too, test_transformer.py says.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sharded_training
+import small_models
+from flax import nnx
+
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig, SpecialTokens
+from lm.config.training import OptimizerConfig
+from lm.convert.config_json import config_json
+from lm.evaluate.generate import beam_search
+from lm.nn.attention_inputs import AttentionInputs, last_encoder_states
+from lm.nn.mixers import CROSS_ATTENTION
+from lm.nn.presets import PRESETS
+from lm.nn.transformer import Transformer
+from lm.ops.attention import additive_attention, additive_scores
+from lm.ops.recurrence import CELLS, StateWeights, rnn_scan, segment_resets
+from lm.sharding import make_mesh
+from lm.train.flops import cache_bytes, step_flops
+from lm.train.step import StepSpec, build
+
+STATES = ("dot", "multiplicative", "additive")  # kinds that read the encoder's states as they are
+
+
+def config_of(kind, mixer="lstm", **new):
+    return replace(small_models.TINY, mixer=mixer, positions="none", cross_attention=kind, **new)
+
+
+@cache
+def model_of(kind, **new):
+    return Transformer(config_of(kind, **new), nnx.Rngs(params=jax.random.key(0)))
+
+
+def cross_of(kind):
+    return CROSS_ATTENTION[kind](config_of(kind), nnx.Rngs(params=jax.random.key(0)))
+
+
+def normals(*shapes):
+    return [
+        jax.random.normal(key, shape)
+        for key, shape in zip(jax.random.split(jax.random.key(1), len(shapes)), shapes, strict=True)
+    ]
+
+
+def softmax(scores):
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def test_an_additive_score_is_v_times_the_tanh_of_query_plus_key():
+    arrays = normals((2, 3, 4, 5), (2, 6, 4, 5), (4, 5))
+    found = additive_scores(*arrays)
+    query, key, vector = map(np.asarray, arrays)
+    assert found.shape == (2, 4, 3, 6) and found.dtype == jnp.float32
+    for b, n, t, s in np.ndindex(found.shape):
+        expected = vector[n] @ np.tanh(query[b, t, n] + key[b, s, n])
+        np.testing.assert_allclose(found[b, n, t, s], expected, atol=1e-5)
+
+
+def test_additive_attention_is_the_mean_of_what_is_seen_and_0_with_no_gradient_where_nothing_is():
+    query, key, value, vector, up = normals((2, 3, 4, 5), (2, 6, 4, 5), (2, 6, 4, 7), (4, 5), (2, 3, 4, 7))
+    mask = jax.random.bernoulli(jax.random.key(2), 0.5, (2, 3, 6)).at[:, 1].set(False).at[:, 0, 0].set(True)
+    keep = jnp.array([0.0, 2, 2, 0, 2, 2])[None, None, None] * jnp.ones((2, 4, 1, 1))
+    scores = np.where(mask[:, None], additive_scores(query, key, vector), -1e9)
+    weights = np.where(mask[:, None], softmax(scores), 0) * np.asarray(keep)
+    out = additive_attention(query, key, value, vector, mask[:, None], dropout_factors=keep)
+    np.testing.assert_allclose(out, np.einsum("bnts,bsnd->btnd", weights, value), atol=1e-5)
+    gradients = jax.grad(
+        lambda *x: (additive_attention(*x, mask[:, None], dropout_factors=keep) * up).sum(), (0, 1, 2, 3)
+    )(query, key, value, vector)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert not gradients[0][:, 1].any() and np.abs(gradients[0][:, 0]).max() > 0
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_states_are_scored_by_the_formula_of_their_kind_and_their_mean_is_read(kind):
+    cross, (x, memory) = cross_of(kind), normals((1, 3, 16), (1, 5, 16))
+    seen, decoder, encoder = cross.key_value(memory, None), np.asarray(x), np.asarray(memory)
+    arrays = {name: np.asarray(leaf) for name, leaf in small_models.named(cross).items()}
+    score = {
+        "dot": lambda s, h: s @ h / 4,  # by the root of 16 features
+        "multiplicative": lambda s, h: s @ (h @ arrays["key.kernel"]) / 4,
+        "additive": lambda s, h: (
+            arrays["vector"][0] @ np.tanh(s @ arrays["query.kernel"] + h @ arrays["key.kernel"])
+        ),
+    }[kind]
+    weights = softmax(np.array([[score(s, h) for h in encoder[0]] for s in decoder[0]]))
+    np.testing.assert_allclose(cross.weights(x, seen, AttentionInputs())[0, 0], weights, atol=1e-5)
+    found = cross.read(x, seen, AttentionInputs(), None)[0]
+    np.testing.assert_allclose(found, weights @ encoder[0] @ arrays["out.kernel"], atol=1e-5)
+    dropped = jnp.array([True, False, True, True, False])[None, None, None]
+    found = cross.read(x, seen, AttentionInputs(), dropped)[0]
+    kept = weights * np.asarray(dropped)[0, 0] / 0.9
+    np.testing.assert_allclose(found, kept @ encoder[0] @ arrays["out.kernel"], atol=1e-5)
+
+
+def test_a_position_starts_from_the_last_state_of_its_segment_and_from_zeros_where_there_is_none():
+    encoded = jnp.arange(1.0, 13).reshape(2, 6, 1)
+    encoder = jnp.array([[1, 1, 2, 2, 2, 0], [0, 3, 3, 0, 0, 0]])
+    decoder = jnp.array([[1, 2, 2, 0], [3, 3, 4, 0]])
+    found = last_encoder_states(encoded, decoder, encoder)[:, :, 0]
+    np.testing.assert_array_equal(found, [[2, 5, 5, 0], [9, 9, 0, 0]])
+    np.testing.assert_array_equal(last_encoder_states(encoded, None, encoder)[:, :, 0], [[5], [9]])
+    np.testing.assert_array_equal(last_encoder_states(encoded, decoder, None)[:, :, 0], [[6], [12]])
+
+
+def test_without_cross_attention_a_decoder_knows_of_the_encoder_its_last_state_alone():
+    model = model_of("none")
+    batch = small_models.joined([small_models.example(1, 5, 3), small_models.example(2, 4, 2)])
+
+    def outputs(encoded):
+        return model.decoder(*model._decoder_inputs(batch, encoded))[0][0]
+
+    seen = np.abs(jax.jit(jax.jacobian(outputs))(model.encode(batch))[:, :, 0]).max((1, 3)) > 0
+    expected = np.zeros((5, 9), bool)
+    expected[:3, 4] = expected[3:, 8] = True
+    np.testing.assert_array_equal(seen, expected)
+
+
+def drawn(cell, length=7, rows=3, width=4):
+    """Weights, products with inputs, a first state, and the states that later segments start from."""
+    columns = cell.gates * width
+    kernel, bias, inputs, *states = normals(
+        (width, columns),
+        (columns,),
+        (length, rows, columns),
+        *[(rows, width)] * cell.states,
+        *[(length, rows, width)] * cell.states,
+    )
+    return StateWeights(kernel, bias), inputs, tuple(states[: cell.states]), tuple(states[cell.states :])
+
+
+SEGMENTS = np.array([[1, 1, 2, 2, 2, 0, 0], [0, 1, 1, 1, 0, 2, 3], [1, 1, 1, 1, 1, 1, 1]])
+FLOW = segment_resets(jnp.asarray(SEGMENTS))
+BEGINS = np.asarray(FLOW.is_start)[:, :, 0]
+CELL_NAMES = ("gru", "lstm")
+
+
+@pytest.mark.parametrize("name", CELL_NAMES)
+def test_a_later_segment_starts_from_its_own_state_which_alone_gets_its_gradient(name):
+    cell = CELLS[name]
+    weights, inputs, state, starts = drawn(cell)
+
+    def packed(weights, inputs, state, starts):
+        return rnn_scan(cell, weights, inputs, state, FLOW._replace(states=starts))
+
+    def apart(weights, inputs, state, starts):
+        """Segment by segment, each alone in its row; what padding shows is the state before."""
+        rows = []
+        for row, segments in enumerate(SEGMENTS):
+            parts, now = [], tuple(array[row : row + 1] for array in state)
+            edges = [0, *np.flatnonzero(BEGINS[:, row]), len(segments)]
+            for begin, end in zip(edges[:-1], edges[1:], strict=True):
+                if begin:
+                    now = tuple(array[begin, row : row + 1] for array in starts)
+                inside = jnp.asarray(segments[None, begin:end] > 0, int)
+                parts.append(
+                    rnn_scan(cell, weights, inputs[begin:end, row : row + 1], now, segment_resets(inside))
+                )
+            rows.append([jnp.concatenate(arrays) for arrays in zip(*parts, strict=True)])
+        return tuple(jnp.concatenate(arrays, axis=1) for arrays in zip(*rows, strict=True))
+
+    def total(run):
+        return lambda *given: sum(jnp.sin(k + states).sum() for k, states in enumerate(run(*given)))
+
+    given = weights, inputs, state, starts
+    for one, other in zip(packed(*given), apart(*given), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    found, expected = (jax.jit(jax.grad(total(run), (0, 1, 2, 3)))(*given) for run in (packed, apart))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert np.abs(found[3][0]).max() > 0.01
+
+
+@pytest.mark.parametrize(("name", "flow"), [("gru", None), ("lstm", FLOW)])
+def test_truncated_gradients_are_those_of_chunks_that_are_given_the_state_before_and_values_stay(name, flow):
+    cell = CELLS[name]
+    weights, inputs, state, _ = drawn(cell)
+
+    def chunks(weights, inputs, state):
+        parts = []
+        for start in range(0, len(inputs), 3):
+            part = None if flow is None else jax.tree.map(lambda x, start=start: x[start : start + 3], flow)
+            parts.append(rnn_scan(cell, weights, inputs[start : start + 3], state, part))
+            state = jax.lax.stop_gradient(tuple(array[-1] for array in parts[-1]))
+        return tuple(jnp.concatenate(arrays) for arrays in zip(*parts, strict=True))
+
+    def cut(weights, inputs, state):
+        return rnn_scan(cell, weights, inputs, state, flow, 3)
+
+    def total(run):
+        return lambda *given: sum(jnp.sin(k + states).sum() for k, states in enumerate(run(*given)))
+
+    given = weights, inputs, state
+    for one, other in zip(cut(*given), rnn_scan(cell, *given, flow), strict=True):
+        np.testing.assert_array_equal(one, other)
+    found, expected = (jax.jit(jax.grad(total(run), (0, 1, 2)))(*given) for run in (cut, chunks))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_truncated_model_computes_the_same_and_its_gradient_stays_in_a_chunk():
+    config = replace(config_of("heads"), architecture="decoder", dropout=0.0, truncation=3)
+    cut, whole = (
+        Transformer(each, nnx.Rngs(params=jax.random.key(0)))
+        for each in (config, replace(config, truncation=None))
+    )
+    batch = {"decoder_input_tokens": np.arange(2, 10)[None]}
+    np.testing.assert_array_equal(small_models.run(cut, batch), small_models.run(whole, batch))
+
+    def reached(model):
+        def outputs(embedded):
+            changed = jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(model))
+            changed.embed = small_models.Given(embedded)
+            return changed.features(batch)[0]
+
+        jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch["decoder_input_tokens"]))
+        return np.abs(jacobian[:, :, 0]).max((1, 3)) > 0
+
+    chunk = np.arange(8) // 3
+    np.testing.assert_array_equal(reached(cut), np.tri(8, dtype=bool) & (chunk[:, None] == chunk[None]))
+    np.testing.assert_array_equal(reached(whole), np.tri(8, dtype=bool))
+
+
+@pytest.mark.parametrize("kind", ["none", "additive"])
+def test_scores_of_beams_are_those_of_the_whole_answers(kind):
+    """A beam that goes on from another's state would have the scores of an answer that it is not."""
+    model = model_of(kind, logits="separate")
+    source = {"encoder_input_tokens": np.array([[3, 5, 4, 8], [7, 2, 0, 0]])}
+    source["encoder_segment_ids"] = (source["encoder_input_tokens"] > 0) * 1
+    tokens, scores = beam_search(model, source, Decoding(5, 4, 0.0), special=SpecialTokens(eos=None))
+    for row in range(2):
+        written = tokens[row]
+        batch = {name: np.tile(value[row], (4, 1)) for name, value in source.items()}
+        batch["decoder_input_tokens"] = jnp.pad(written[:, :-1], ((0, 0), (1, 0)))
+        logits = jax.nn.log_softmax(small_models.run(model, batch))
+        expected = jnp.take_along_axis(logits, written[:, :, None], axis=-1).sum((1, 2))
+        np.testing.assert_allclose(scores[row], expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["none", "additive"])
+def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients(kind):
+    name = f"lstm decoder, {kind} cross-attention"
+    batch, key = (
+        small_models.joined([small_models.example(4, 5, 6), small_models.example(5, 3, 4)]),
+        jax.random.key(7),
+    )
+    one, *others = (
+        small_models.loss_and_gradients(small_models.make(name, **settings), batch, key)
+        for settings in ({}, {"layers": "unroll"}, {"remat": "full"})
+    )
+    for other in others:
+        for parameter, value in one.items():
+            np.testing.assert_allclose(other[parameter], value, rtol=1e-5, atol=1e-5, err_msg=parameter)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["none", "additive"])
+def test_a_model_trains_alike_on_one_device_and_on_eight(kind):
+    sizes = {"num_heads": 8, "d_kv": 2, "layers": "unroll"}
+    model = replace(
+        sharded_training.MODEL,
+        architecture="encoder-decoder",
+        mixer="gru",
+        positions="none",
+        cross_attention=kind,
+        **sizes,
+    )
+    spec = StepSpec(model, OptimizerConfig(factor_from=16))
+    meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)
+    (one, params), (eight, others) = (
+        sharded_training.trained(build(spec, make_mesh(mesh, jax.devices()[:devices])))
+        for mesh, devices in meshes
+    )
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
+    for name, value in params.items():
+        np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_the_alignment_is_shown_of_one_head_and_none_of_a_decoder_that_reads_one_state():
+    batch = small_models.example(8, 5, 7)
+    (name, weights), *others = model_of("additive").attention_weights(batch).items()
+    assert (name, weights.shape, others) == ("cross", (2, 1, 1, 7, 5), [])
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    assert model_of("none").attention_weights(batch) == {}
+
+
+def test_a_step_counts_the_products_of_each_kind():
+    def flops(kind):
+        return step_flops(config_of(kind, mixer_width=12), 1, inputs=10, targets=7)
+
+    layers, d, h, inputs, targets = 2, 16, 12, 10, 7
+    without = flops("none") - 6 * layers * targets * d * 2 * h  # the first state, of each position
+    reading = 2 * d * inputs * targets  # scores, and the mean of the states
+    expected = {
+        "heads": 2 * d * 32 * (inputs + targets) + 2 * 32 * inputs * targets,
+        "dot": d * d * targets + reading,
+        "multiplicative": d * d * (inputs + targets) + reading,
+        "additive": d * d * (inputs + 2 * targets) + reading,
+    }
+    assert {kind: flops(kind) - without for kind in expected} == {
+        kind: 6 * layers * products for kind, products in expected.items()
+    }
+
+
+def test_what_writing_remembers_is_counted_from_the_arrays_that_it_does():
+    def cached(kind, mixer="lstm"):
+        return cache_bytes(config_of(kind, mixer), 7, 10)
+
+    layers, d, float32 = 2, 16, 4
+    states = layers * 2 * d * float32
+    assert cached("none") == states
+    assert cached("dot") == cached("additive") == states + layers * 2 * 10 * d * float32
+    assert cached("heads", "attention") == layers * 2 * (10 + 7) * 32 * float32
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (
+            {"cross_attention": "none", "mixer": "window"},
+            "cross_attention='none' needs model.mixer.*not 'window'",
+        ),
+        ({"cross_attention": "none"}, "cross_attention='none' needs model.mixer='rnn', 'gru' or 'lstm'"),
+        (
+            {"cross_attention": "dot", "architecture": "decoder"},
+            "cross_attention='dot' reads an encoder.*'decoder'",
+        ),
+        ({"cross_attention": "additive", "architecture": "encoder"}, "cross_attention='additive' reads"),
+        ({"cross_attention": "dot", "cross_attention_start": "mimetic"}, "start='mimetic' is of heads"),
+        ({"truncation": 4}, "model.truncation=4 needs model.mixer.*not 'attention'"),
+        ({"truncation": 0, "mixer": "gru"}, "model.truncation=0 should be at least 1"),
+    ],
+)
+def test_what_a_kind_cannot_do_is_refused_by_the_names_of_both_settings(new, message):
+    with pytest.raises(SettingError, match=message):
+        ModelConfig(**{"positions": "none"} | new)
+
+
+def test_no_published_family_reads_states_as_they_are():
+    with pytest.raises(SettingError, match="model.cross_attention='dot'"):
+        config_json(replace(PRESETS["t5-small"], cross_attention="dot"))

@@ -1,0 +1,198 @@
+"""Laws of heads, and of models made of models."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from small_models import CONFIGS, example, joined, padded, tiny
+
+from experiments.runs.prepare import reader_of
+from experiments.runs.recipes import head_spec
+from experiments.study.registry import build
+from lm.config.model import HeadConfig
+from lm.config.training import LossConfig
+from lm.data.tasks.labelled import find_labelled
+from lm.nn.electra import Electra
+from lm.nn.finetune import ModelWithHead
+from lm.nn.heads import POOLINGS, LayerMixture
+from lm.nn.transformer import Transformer
+from lm.sharding import named
+from lm.tokenizers.sentencepiece import Bytes
+from lm.train import losses
+
+RECURRENT = {
+    f"{mixer} {architecture}": replace(
+        CONFIGS[architecture], mixer=mixer, mixer_width=12, positions="none", layers="unroll"
+    )
+    for mixer, architecture in (("lstm", "encoder"), ("gru", "decoder"))
+}
+
+
+def tuned(name, **head):
+    config = replace((CONFIGS | RECURRENT)[name], dropout=0.0)
+    return ModelWithHead(config, HeadConfig(**head), nnx.Rngs(params=jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "shape"),
+    [
+        ("bert-base", {"kind": "classes", "classes": 3}, (1, 3)),
+        ("gpt2", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3)),
+        ("bart-base", {"kind": "regression", "pool": "mean"}, (1,)),
+        ("roberta-base", {"kind": "regression", "pool": "max"}, (1,)),
+        ("bert-base", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
+        ("bert-base", {"kind": "span"}, (1, 2, 8)),
+        ("bert-base", {"kind": "classes", "classes": 2, "layers": "mixed-frozen"}, (1, 2)),
+        ("lstm encoder", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3)),
+        ("lstm encoder", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
+        ("gru decoder", {"kind": "regression", "pool": "max"}, (1,)),
+    ],
+)
+def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):
+    model, batch = tuned(name, **head), padded(example(10, 6, 6), 8)
+    found = jax.jit(ModelWithHead.__call__)(model, batch)
+    assert found.shape == shape
+    text = np.asarray(batch["encoder_segment_ids"]) > 0
+    noisy = batch | {
+        f"{side}_input_tokens": np.where(text, batch[f"{side}_input_tokens"], 9)
+        for side in ("encoder", "decoder")
+    }
+    again = jax.jit(ModelWithHead.__call__)(model, noisy)
+    where = np.broadcast_to(text[:, :, None], shape) if head["kind"] == "tokens" else np.ones(shape, bool)
+    np.testing.assert_allclose(again[where], found[where], atol=1e-6)
+    if head["kind"] == "span":
+        assert (found[0, :, 6:] < -1e30).all()
+
+
+X = np.random.default_rng(0).normal(size=(3, 7, 4)).astype(np.float32)
+TEXT = np.array([[0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1]], bool)
+
+
+@pytest.mark.parametrize(
+    ("pool", "numpy"),
+    [
+        ("first", lambda text: text[0]),
+        ("last", lambda text: text[-1]),
+        ("mean", lambda text: text.mean(0)),
+        ("max", lambda text: text.max(0)),
+    ],
+)
+def test_a_pool_is_numpys_of_the_text_wherever_its_padding_stands(pool, numpy):
+    expected = [numpy(x[text]) for x, text in zip(X, TEXT, strict=True)]
+    for dtype, atol in ((np.float32, 1e-6), (jax.numpy.bfloat16, 3e-2)):
+        found = POOLINGS[pool](jax.numpy.asarray(X, dtype), TEXT)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(np.asarray(found, np.float32), expected, atol=atol)
+    assert np.isfinite(
+        POOLINGS[pool](X, np.zeros_like(TEXT))
+    ).all()  # a row of padding, which fills up a batch
+
+
+@pytest.mark.parametrize("name", ["bert-base", "gpt2", "bart-base"])
+@pytest.mark.parametrize("pool", POOLINGS)
+def test_a_text_in_a_packed_row_is_pooled_as_if_it_were_alone(name, pool):
+    body, texts = tuned(name, kind="classes", pool=pool).body, [example(1, 5, 5), example(2, 6, 6)]
+    side = "decoder" if body.config.has_decoder else "encoder"
+    states = jax.jit(type(body).features)
+
+    def pooled(batch, number):
+        return POOLINGS[pool](states(body, batch), batch[f"{side}_segment_ids"] == number)
+
+    packed = padded(joined(texts), 12)
+    for number, text in enumerate(texts, 1):
+        np.testing.assert_allclose(pooled(packed, number), pooled(padded(text, 12), 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "pool", "layout"),
+    [
+        ("bert/base", "first", "ended"),
+        ("bert/max-pooling", "max", "ended"),
+        ("gpt/base", "last", "ended"),
+        ("gpt/start-delim-extract", "last", "start-delim-extract"),
+        ("bart/base", "last", "ended"),
+    ],
+)
+def test_a_head_reads_what_its_settings_say_and_by_default_where_its_architecture_has_seen_the_text(
+    row, pool, layout
+):
+    experiment, task = build(row, "nano"), find_labelled("follows")
+    (head,) = head_spec(experiment, task).parts
+    reader = reader_of(experiment, task, Bytes(100))
+    assert (head.pool, reader.layout) == (pool, layout)
+
+
+def test_each_choice_is_scored_as_if_it_were_alone():
+    model = tuned("bert-base", kind="choice")
+    candidates = [padded(example(seed, 5, 5), 8) for seed in range(3)]
+    together = {key: np.stack([c[key] for c in candidates], axis=1) for key in candidates[0]}
+    score = jax.jit(ModelWithHead.__call__)
+    alone = [score(model, {key: value[:, None] for key, value in c.items()})[0, 0] for c in candidates]
+    np.testing.assert_allclose(score(model, together | {"labels": np.zeros(1, int)})[0], alone, atol=1e-5)
+
+
+def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_is():
+    hidden = jax.random.normal(jax.random.key(0), (3, 1, 4, 16))
+    np.testing.assert_allclose(LayerMixture(2)(hidden), hidden.mean(0), atol=1e-6)
+    model, batch = tuned("bert-base", kind="classes", layers="mixed-frozen"), example(11, 5, 5)
+    gradients = named(jax.jit(jax.grad(lambda m: m(batch).sum()))(model))
+    moved = {name for name, value in gradients.items() if np.abs(value).max() > 0}
+    assert moved == {name for name in gradients if name.startswith(("head.", "mixture.", "body.pooler."))}
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_is_nan_and_without_a_weight_nothing(label):
+    head = HeadConfig("classes", 3)
+    model = ModelWithHead(replace(CONFIGS["encoder"], dropout=0.0), head, nnx.Rngs(params=0))
+    batch = {"encoder_input_tokens": np.arange(12).reshape(3, 4), "labels": np.array([0, 2, label])}
+
+    def sums(weights, **new):
+        weighted = batch | {"label_loss_weights": np.array(weights, np.float32)} | new
+        loss, found = losses.labelled(model, weighted, None, LossConfig())
+        return loss, found["accuracy"][0]
+
+    assert np.isnan(sums([1, 1, 1])).all()
+    assert sums([1, 1, 0]) == sums([1, 1, 0], labels=np.array([0, 2, 1]))
+
+
+def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_shared():
+    generator = tiny("electra-small-generator", d_model=8, num_heads=1, d_embed=8, dropout=0.0)
+    model = Electra(tiny("electra-small", dropout=0.0), generator, nnx.Rngs(params=0))
+    assert [name for name in named(model) if name.endswith("embed.table")] == ["discriminator.embed.table"]
+    text = example(12, 9, 1)
+    hidden = (np.arange(9) % 3 == 0)[None]
+    batch = {
+        "encoder_input_tokens": np.where(hidden, 39, text["encoder_input_tokens"]),
+        "encoder_target_tokens": text["encoder_input_tokens"],
+        "encoder_loss_weights": hidden.astype(np.float32),
+    }
+    sampled = jax.jit(lambda key: model(batch, key)[1])
+    drawn = np.concatenate([sampled(jax.random.key(seed)) for seed in range(20)])
+    assert (drawn[:, ~hidden[0]] == batch["encoder_target_tokens"][:, ~hidden[0]]).all()
+    assert len(np.unique(drawn[:, hidden[0]])) > 10
+
+
+@pytest.mark.parametrize("predicted", [2, 6])  # of 8: few, and more than are read alone
+def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, monkeypatch):
+    config = replace(CONFIGS["bert-base"], dropout=0.0, heads=())
+    model, text = Transformer(config, nnx.Rngs(params=jax.random.key(0))), example(13, 8, 1)
+    weights = np.random.default_rng(0).permutation(np.arange(8) < predicted)[None] / 4
+    batch = text | {
+        "encoder_target_tokens": text["encoder_input_tokens"][:, ::-1],
+        "encoder_loss_weights": weights.astype(np.float32),
+        "encoder_content": weights > 0,
+        "frequent_pieces": np.arange(10)[None],
+    }
+
+    def learnt(few):
+        monkeypatch.setattr(losses, "FEW", few)
+        loss = jax.value_and_grad(
+            lambda model: losses.masked_lm(model, batch, None, LossConfig()), has_aux=True
+        )
+        (loss, sums), gradients = jax.jit(loss)(model)
+        return {"loss": loss, "sums": sums, "gradients": named(gradients)}
+
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), learnt(0.28), learnt(0.0))

