@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.config.training import LoopConfig
 from lm.nn.attention_inputs import Batch
-from lm.train.flops import peak
+from lm.train.flops import peak_flops
 from lm.train.runtime.log import Log, NonFiniteLoss
 from lm.train.step import Metrics
 
@@ -63,7 +63,7 @@ class Meter:
         self.log, self.config, self.flops = log, config, flops
         self.unread: list[tuple[int, Metrics]] = []
         self.skipped = 0.0  # updates since the last line
-        device_peak = peak(jax.devices()[0])
+        device_peak = peak_flops(jax.devices()[0])
         self.peak = device_peak and device_peak * jax.device_count()  # FLOP/s
         self.positions = 0  # of a batch, inputs and targets, padding included
         self.restart()
