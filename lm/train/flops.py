@@ -113,9 +113,10 @@ def costs(config: ModelConfig, length: int) -> Costs:
         encoder = _score_flops(config.encoder_side, config.num_encoder_layers, length)
     if config.has_decoder:
         decoder = _score_flops(config, config.num_decoder_layers, length)
-    if num_stacks == 2:  # a decoder's token also reads all of the encoder's output
-        across = config.num_heads * (config.d_kv + config.value_width)
-        decoder += 2 * config.num_decoder_layers * length * across
+    cross = abstract_block(config, has_cross_attention=num_stacks == 2).cross
+    if cross is not None:  # a decoder's token also reads all of the encoder's output
+        across = cross.cross_flops(1, length) - cross.cross_flops(1, 0) - cross.cross_flops(0, length)
+        decoder += config.num_decoder_layers * across
     scores = (encoder + decoder) / num_stacks
     used = parameters
     if config.architecture == "encoder-decoder":  # the encoder has run before
