@@ -59,7 +59,7 @@ ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
 
 # Other sizes that do not divide are an error. These are then held by each device: the one token of a step of
 # decoding, and the few heads of keys that many heads of queries share.
-WHERE_IT_DIVIDES = ("length", "kv_heads")
+REPLICATED_IF_INDIVISIBLE = ("length", "kv_heads")
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -147,7 +147,7 @@ def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
     return by_name
 
 
-def parameters(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
+def parameter_shardings(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
     """``{parameter name: where it lives}``; also of a model of shapes (``jax.eval_shape``)."""
     leaves, places = named(model), {}
     for name, names in axes(model).items():
@@ -173,7 +173,7 @@ def constrain_to_parameters(
     return {name: jax.lax.with_sharding_constraint(x, specs[name]) for name, x in arrays.items()}
 
 
-def like_parameters(
+def optimizer_state_shardings(
     init: Callable[[dict[str, Any]], Any], model: nnx.Module, places: Mapping[str, NamedSharding]
 ) -> Any:
     """Where the optimiser's memory of ``{parameter name: array}`` lives: its axes where the parameter's do.
@@ -217,43 +217,43 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def batches(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Where a batch lives: its rows spread over the mesh axes ``BATCH``."""
     check_mesh_types(mesh)
     return NamedSharding(mesh, PartitionSpec(mesh_axes(BATCH, mesh)))
 
 
-def layers_of_batches(mesh: Mesh) -> NamedSharding:
+def layered_batch_sharding(mesh: Mesh) -> NamedSharding:
     """Where arrays [layers,B,...] live, such as recurrent states: their rows as those of a batch."""
     return NamedSharding(mesh, PartitionSpec(None, mesh_axes(BATCH, mesh)))
 
 
-def batch_parts(sizes: Mapping[str, int]) -> int:
+def batch_shards(sizes: Mapping[str, int]) -> int:
     """Into how many parts a mesh of these ``sizes`` cuts the rows of a batch."""
     return prod(sizes.get(axis, 1) for axis in BATCH)
 
 
-def described(tree: Any) -> Any:
+def abstract_arrays(tree: Any) -> Any:
     """Shapes, dtypes and places of the arrays of a tree."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
-def rows_of_process(mesh: Mesh, batch_size: int) -> list[slice]:
+def process_rows(mesh: Mesh, batch_size: int) -> list[slice]:
     """The rows of a global batch that this process feeds, in order; they need not be one block.
 
     Where a tensor axis spans several processes, these feed the same rows.
     """
-    indices = batches(mesh).addressable_devices_indices_map((batch_size,)).values()
+    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in indices if index})]
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The global batch on the devices, from the rows that this process feeds (``rows_of_process``)."""
-    place = batches(mesh)
+    """The global batch on the devices, from the rows that this process feeds (``process_rows``)."""
+    place = batch_sharding(mesh)
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), place)
-    parts = batch_parts(mesh.shape)
-    held = {rows.start: number for number, rows in enumerate(rows_of_process(mesh, parts))}
+    parts = batch_shards(mesh.shape)
+    held = {rows.start: number for number, rows in enumerate(process_rows(mesh, parts))}
 
     def spread(values):
         size = len(values) // len(held)
@@ -277,7 +277,7 @@ def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, An
         place = mesh_axes(table[name], mesh)
         spread = (place,) if isinstance(place, str) else place or ()
         sizes = {axis: mesh.shape[axis] for axis in spread}
-        if name in WHERE_IT_DIVIDES and size % prod(sizes.values()):
+        if name in REPLICATED_IF_INDIVISIBLE and size % prod(sizes.values()):
             place, sizes = None, {}
         check_division(f"{what}: axis {name!r}", size, sizes)
         places.append(place)

@@ -9,7 +9,7 @@ from flax import nnx
 
 from experiments.plan import estimate
 from lm.config.attention import SparsityConfig
-from lm.config.base import SettingError, unread
+from lm.config.base import SettingError, unused_settings
 from lm.config.model import WITH_SCORES, LoraConfig, ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.layers import Linear
@@ -155,5 +155,5 @@ def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
 def test_a_mixer_of_ones_own_may_read_what_any_mixer_reads():
     own = replace(TINY, mixer="own", mixer_width=8, mixer_window=2, scores="scaled-dot")
     paths = ("mixer_width", "mixer_window", "scores", "d_kv", "num_heads", "mask", "sparsity.window")
-    assert unread(own, paths) == {}
-    assert unread(replace(own, mixer="attention"), paths).keys() == {"mixer_width", "mixer_window"}
+    assert unused_settings(own, paths) == {}
+    assert unused_settings(replace(own, mixer="attention"), paths).keys() == {"mixer_width", "mixer_window"}

@@ -3,7 +3,7 @@
 A setting is addressed by its dotted path (``"model.d_ff"``). Its meaning, with its unit in square brackets,
 stands once, in the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for
 ``--help``. On which other settings it depends is declared there too, by ``setting``: one that is given by
-hand where nothing reads it is refused (``check_read``): it would be another experiment with equal numbers.
+hand where nothing reads it is refused (``check_used``): it would be another experiment with equal numbers.
 """
 
 import dataclasses
@@ -311,7 +311,7 @@ def setting(
     return field
 
 
-def unread(config: Any, paths: Iterable[str]) -> dict[str, str]:
+def unused_settings(config: Any, paths: Iterable[str]) -> dict[str, str]:
     """``{path: reason}`` of the settings at or below ``paths`` that nothing reads in ``config``."""
     given, reasons = tuple(paths), {}
     for path, _ in leaves(config):
@@ -320,9 +320,9 @@ def unread(config: Any, paths: Iterable[str]) -> dict[str, str]:
     return {path: reason for path, reason in reasons.items() if reason}
 
 
-def check_read(config: Any, paths: Iterable[str]) -> None:
+def check_used(config: Any, paths: Iterable[str]) -> None:
     """SettingError for a setting, given by hand at one of ``paths``, that nothing reads in ``config``."""
-    if reasons := unread(config, paths):
+    if reasons := unused_settings(config, paths):
         raise SettingError("; ".join(reasons.values()))
 
 

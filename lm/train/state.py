@@ -93,15 +93,15 @@ def create_state(
 def abstract_state(create: Callable[[jax.Array], State], optimizer: Optimizer, mesh: Mesh) -> State:
     """Return shapes, dtypes and shardings of the state that ``create(seed)`` makes; nothing is computed."""
     state = jax.eval_shape(create, jax.ShapeDtypeStruct((), jnp.uint32))
-    params, replicated = sharding.parameters(state.model, mesh), sharding.replicated(mesh)
+    params, replicated = sharding.parameter_shardings(state.model, mesh), sharding.replicated(mesh)
     shardings = replace(
         state,
         step=replicated,
         params=params,
-        opt_state=sharding.like_parameters(optimizer.init, state.model, params),
+        opt_state=sharding.optimizer_state_shardings(optimizer.init, state.model, params),
         guard=jax.tree.map(lambda _: replicated, state.guard),
         average=None if state.average is None else params,
-        carry=jax.tree.map(lambda _: sharding.layers_of_batches(mesh), state.carry),
+        carry=jax.tree.map(lambda _: sharding.layered_batch_sharding(mesh), state.carry),
     )
 
     def with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
