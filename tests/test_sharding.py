@@ -192,7 +192,7 @@ def test_an_optimiser_nobody_thought_of_lives_where_its_parameters_do_and_is_nev
 def test_a_process_feeds_each_row_that_its_devices_hold_once(monkeypatch):
     def feeding(rows):
         place = SimpleNamespace(addressable_devices_indices_map=lambda shape: dict(enumerate(rows)))
-        monkeypatch.setattr(sharding, "batches", lambda mesh: place)
+        monkeypatch.setattr(sharding, "batch_sharding", lambda mesh: place)
         return [row for rows in sharding.process_rows(None, 8) for row in range(8)[rows]]
 
     assert feeding([(slice(4, 6),), (slice(6, 8),)]) == [4, 5, 6, 7]
