@@ -29,16 +29,17 @@ GuardState = dict[str, jax.Array]
 )
 @dataclass(frozen=True)
 class State:
-    """A pytree. Parameters are held by name: JAX flattens a dictionary ten times as fast as a module."""
+    """The train state, a pytree.
+
+    Parameters are held by name, since JAX flattens a dictionary ten times as fast as a module.
+    """
 
     step: jax.Array  # int32 []: updates done
     params: dict[str, jax.Array]  # by dotted name
     opt_state: optax.OptState
     structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and its leaves' names in order
     guard: GuardState | None = None  # by which bad updates are recognised
-    average: dict[str, jax.Array] | None = (
-        None  # moving average of params (optimizer.ema); None: none is kept
-    )
+    average: dict[str, jax.Array] | None = None  # moving average of params (optimizer.ema)
     carry: Any = None  # recurrent states [layers,B,h], set if a row spans several steps (tbptt)
 
     @property

@@ -228,15 +228,21 @@ class Checkpoints:
         missing = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
         like = {name: leaf for name, leaf in like.items() if name not in missing}
         shapes = {name: _shape(leaf) for name, leaf in like.items()}
-        others = {name for name in saved if complete and not name.startswith(GUARD)}
-        pairs = {name: (saved.get(name), shapes.get(name)) for name in sorted(shapes.keys() | others)}
-        wrong = [f"\n  {name}: saved {old}, needed {new}" for name, (old, new) in pairs.items() if old != new]
-        if wrong:
-            raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
+        compared = set(shapes)
+        if complete:
+            compared |= {name for name in saved if not name.startswith(GUARD)}
+        differences = [
+            f"\n  {name}: saved {saved.get(name)}, needed {shapes.get(name)}"
+            for name in sorted(compared)
+            if saved.get(name) != shapes.get(name)
+        ]
+        if differences:
+            listed = "".join(differences[:10])
+            raise SettingError(f"checkpoint {folder} is of another model or optimiser:{listed}")
         ocp = _orbax()
         arguments = ocp.checkpoint_utils.construct_restore_args(like)
-        how = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
-        arrays = self._orbax.restore(folder, args=how)
+        restore = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
+        arrays = self._orbax.restore(folder, args=restore)
         for name, leaf in missing.items():
             zeros = partial(jnp.zeros, leaf.shape, leaf.dtype)
             arrays[name] = jax.jit(zeros, out_shardings=leaf.sharding)()
@@ -268,15 +274,20 @@ class Checkpoints:
         return error or (other if failed else None)
 
     def _message(self, step: int, error: Exception) -> str:
-        code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it, among much else
-        why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or f"{error!r:.300}"
+        """Return why the step was not saved, which checkpoint is the newest good one, and what to do."""
+        code = re.search(r"os_error_code='(\d+)'", str(error))  # in tensorstore's long messages
+        if code is not None:
+            why = os.strerror(int(code[1]))
+        else:
+            why = getattr(error, "strerror", None) or f"{error!r:.300}"
         if not self.folder.exists() or self._before - set(self._steps_there()):
             why = "the folder was deleted while it was written"
         good = "no checkpoint is good"
         with suppress(OSError):
             paths = reversed(manifest.steps(self.folder).items())
             newest = next((n for n, path in paths if manifest.find_damage(path, n) is None), None)
-            good = good if newest is None else f"the newest good checkpoint is {newest}"
+            if newest is not None:
+                good = f"the newest good checkpoint is {newest}"
         failed = f"step {step} could not be saved in {self.folder}: {why}; {good}"
         return f"{failed}. Mend this and start again: training resumes from the newest"
 
