@@ -20,7 +20,7 @@ from experiments.processes.supervisor import RESUMABLE, print_line, supervise
 from experiments.study.extension import load_study
 from experiments.study.own import study_files, without_study
 from lm.config.base import SettingError, nearest
-from lm.train.runtime.preemption import end_in
+from lm.train.runtime.preemption import exit_after
 
 AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.
@@ -127,7 +127,7 @@ def _stop(*_) -> None:
     """
     if JOB not in os.environ:  # of all workers at once this is said by who hands out their tasks
         print_line("stopped (SIGTERM); run the same command to resume")
-    end_in(AFTER_SIGNAL, EXIT_CODES["start again"])
+    exit_after(AFTER_SIGNAL, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])
 
 

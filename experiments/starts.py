@@ -28,7 +28,7 @@ from experiments.study.folders import STARTS_FOLDER, check_runs
 from experiments.study.registry import start_changes
 from lm.config.base import SettingError, changes, nearest
 from lm.config.model import ModelConfig
-from lm.files import complete_folder
+from lm.files import atomic_folder
 from lm.special_tokens import special_ids
 from lm.tokenizers.huggingface import FILES, find_tokenizer
 from lm.tokenizers.sentencepiece import Own
@@ -219,7 +219,7 @@ def _save_run(
         "data": dict(data),
         "vocabulary": {"fingerprint": vocabulary.fingerprint if vocabulary else UNKNOWN},
     }
-    with complete_folder(run) as draft:
+    with atomic_folder(run) as draft:
         phase = draft / PRETRAINING
         (phase / FOLDER).mkdir(parents=True)
         if vocabulary:

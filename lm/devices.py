@@ -1,4 +1,4 @@
-"""Which accelerators this machine has, by their device files: asked before jax is imported."""
+"""Looks for accelerators by their device files, before jax is imported."""
 
 import os
 import sys
@@ -7,21 +7,21 @@ from pathlib import Path
 
 
 def has_tpu() -> bool:
-    """Whether there is a TPU's device file."""
+    """Return whether this machine has a device file of a TPU."""
     return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
 def has_accelerator() -> bool:
-    """Whether there is a device file of a TPU or a GPU."""
+    """Return whether this machine has a device file of a TPU or a GPU."""
     gpus = ("nvidiactl", "dxg", "kfd")  # of NVIDIA, in WSL2, of AMD
     return has_tpu() or any(Path("/dev", name).exists() for name in gpus)
 
 
 def choose_platform() -> None:
-    """Tell jax to use the CPU where libtpu is installed, to plan with, and no TPU or GPU is there.
+    """Make jax use the CPU if libtpu is installed, for planning, on a machine without TPU or GPU.
 
-    Else jax has libtpu look for a TPU, which prints errors of worker hostnames that nobody asked for. A
-    platform that was chosen already stays.
+    Otherwise libtpu looks for a TPU and prints errors about worker hostnames. A platform that was chosen
+    already stays.
     """
     if "JAX_PLATFORMS" in os.environ or has_accelerator() or not find_spec("libtpu"):
         return

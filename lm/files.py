@@ -1,4 +1,4 @@
-"""Files and folders that appear complete or not at all, and files whose checksum shows later changes."""
+"""Files and folders written atomically, and files with a checksum that reveals later changes."""
 
 import contextlib
 import hashlib
@@ -12,17 +12,17 @@ from typing import Any, BinaryIO
 
 from lm.config.base import DataError, SettingError, parse_json
 
-SEAL = "sha256"  # the name under which a small JSON file has the checksum of all else in it
+CHECKSUM = "sha256"  # member of a JSON object that holds the checksum of all other members
 
 
-def draft_of(path: Path) -> Path:
-    """A name beside ``path`` that no other process uses, on any machine of a shared disk."""
+def temporary_path(path: Path) -> Path:
+    """Return a path beside ``path`` that no other process uses, on any machine of a shared disk."""
     return path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError inside, which those of ``write`` and ``close`` lack."""
+def name_file_in_errors(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError raised in this context; those of ``write`` and ``close`` lack it."""
     try:
         yield
     except OSError as error:
@@ -31,10 +31,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def complete(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that gets its name when it is complete on the disk; after an error nothing is left."""
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that gets its name once it is complete on disk; an error leaves nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = draft_of(path)
+    draft = temporary_path(path)
     try:
         with draft.open("wb") as file:
             yield file
@@ -46,9 +46,9 @@ def complete(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def complete_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that gets its name when it is complete; after an error nothing is left."""
-    draft = draft_of(path.absolute())
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Make a folder to fill that gets its name when this context ends; an error leaves nothing."""
+    draft = temporary_path(path.absolute())
     draft.mkdir(parents=True)
     try:
         yield draft
@@ -58,49 +58,57 @@ def complete_folder(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, contents: str | bytes) -> None:
-    """Write text (UTF-8) or bytes completely; OSError with the name of the file.
+    """Write text (UTF-8) or bytes atomically.
 
-    Lone surrogates in a text, as in the name of a file, are written as their numbers.
+    Lone surrogates in a text, as in the name of a file, are written as escapes. Raises OSError with the name
+    of the file.
     """
-    with naming(path), complete(path) as file:
+    with name_file_in_errors(path), atomic_file(path) as file:
         file.write(contents if isinstance(contents, bytes) else contents.encode(errors="backslashreplace"))
 
 
-def seal(value: Mapping[str, Any]) -> str:
-    """``value`` as indented JSON with a checksum, by which ``unseal`` detects an edited or damaged file."""
-    return json.dumps({**value, SEAL: checksum(value)}, indent=1) + "\n"
+def json_with_checksum(value: Mapping[str, Any]) -> str:
+    """Return ``value`` as indented JSON with a checksum, which ``parse_with_checksum`` verifies."""
+    return json.dumps({**value, CHECKSUM: checksum(value)}, indent=1) + "\n"
 
 
-def unseal(data: bytes, path: Any, mend: str = "put back a copy that is whole") -> dict[str, Any]:
-    """The value that ``seal`` wrote; DataError with the file's name and the ``mend`` if it was changed."""
+def parse_with_checksum(
+    data: bytes, path: Any, mend: str = "put back a copy that is whole"
+) -> dict[str, Any]:
+    """Return the value that ``json_with_checksum`` wrote.
+
+    Raises DataError with the file's name and the ``mend`` if it was changed.
+    """
     try:
         return _unsealed(data, path, "")[0]
     except SettingError as error:
         raise DataError(f"{error}; {mend}") from error
 
 
-def seal_line(value: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """``value`` as a line of a file of JSON lines, and its checksum.
+def line_with_checksum(value: Mapping[str, Any], before: str) -> tuple[str, str]:
+    """Return ``value`` as a line of a file of JSON lines, and its checksum.
 
-    That depends on the checksum of the line ``before`` ("" for the first): a missing line is detected.
+    The checksum covers that of the line ``before`` ("" for the first), so that a missing line is detected.
     """
     own = checksum(value, before)
-    return json.dumps({**value, SEAL: own}) + "\n", own
+    return json.dumps({**value, CHECKSUM: own}) + "\n", own
 
 
-def seal_lines(values: Iterable[Mapping[str, Any]]) -> str:
-    """All lines of such a file."""
+def lines_with_checksum(values: Iterable[Mapping[str, Any]]) -> str:
+    """Return all lines of a file of JSON lines with checksums."""
     lines, before = [], ""
     for value in values:
-        line, before = seal_line(value, before)
+        line, before = line_with_checksum(value, before)
         lines.append(line)
     return "".join(lines)
 
 
-def unseal_lines(data: bytes, path: Any, mend: str = "put back a copy that is whole") -> list[dict[str, Any]]:
-    """The values of all lines that ``seal_line`` wrote, without a last line that a kill cut short.
+def parse_lines_with_checksum(
+    data: bytes, path: Any, mend: str = "put back a copy that is whole"
+) -> list[dict[str, Any]]:
+    """Return the values of all lines that ``line_with_checksum`` wrote, without a last line cut by a kill.
 
-    DataError with the file's name, the number of the line, what is wrong with it and the ``mend``.
+    Raises DataError with the file's name, the number of the line, what is wrong with it and the ``mend``.
     """
     *lines, last = data.rstrip(b"\0").split(b"\n")  # zeros: where a machine lost its power
     if last and not _is_cut(last):
@@ -116,29 +124,29 @@ def unseal_lines(data: bytes, path: Any, mend: str = "put back a copy that is wh
 
 
 def checksum(value: Mapping[str, Any], before: str = "") -> str:
-    """SHA-256 of the JSON of an object without its member SEAL, whatever its order and layout.
+    """Return the SHA-256 of an object's JSON without its member CHECKSUM, whatever its order and layout.
 
-    ``before``: the checksum of the line before, if there is one.
+    ``before`` is the checksum of the line before, if there is one.
     """
-    bare = {name: member for name, member in value.items() if name != SEAL}
+    bare = {name: member for name, member in value.items() if name != CHECKSUM}
     plain = json.dumps(json.loads(json.dumps(bare)), sort_keys=True)  # as it is read back: keys become text
     return hashlib.sha256(f"{before}{plain}".encode()).hexdigest()
 
 
 def _unsealed(text: bytes, path: Any, before: str) -> tuple[dict[str, Any], str]:
-    """The value without its checksum, and the checksum."""
+    """Return the value without its checksum, and the checksum."""
     value = parse_json(text, path)
-    if not isinstance(value, dict) or not isinstance(value.get(SEAL), str):
-        raise SettingError(f"{path} has no checksum ({SEAL}): not written by this version, or damaged")
-    own = value.pop(SEAL)
+    if not isinstance(value, dict) or not isinstance(value.get(CHECKSUM), str):
+        raise SettingError(f"{path} has no checksum ({CHECKSUM}): not written by this version, or damaged")
+    own = value.pop(CHECKSUM)
     with contextlib.suppress(RecursionError, ValueError):  # of values nested deeper than any that was sealed
         if own == checksum(value, before):
             return value, own
-    raise SettingError(f"{path} was edited or damaged: it does not fit its checksum ({SEAL})")
+    raise SettingError(f"{path} was edited or damaged: it does not fit its checksum ({CHECKSUM})")
 
 
 def _is_cut(line: bytes) -> bool:
-    """Whether a line without an end is the beginning of an object, rather than damaged."""
+    """Return whether a last line is the beginning of an object, rather than damaged."""
     try:
         json.JSONDecoder().raw_decode(line.decode())
     except (ValueError, RecursionError):
@@ -146,22 +154,25 @@ def _is_cut(line: bytes) -> bool:
     return False
 
 
-def write_sealed(path: Path, contents: bytes) -> None:
-    """Write ``contents`` completely, and their SHA-256 beside them."""
+def write_with_checksum(path: Path, contents: bytes) -> None:
+    """Write ``contents`` atomically, and their SHA-256 in a file beside it."""
     write(_seal_of(path), hashlib.sha256(contents).hexdigest())
     write(path, contents)
 
 
-def is_sealed(path: Path) -> bool:
-    """Whether ``path`` is as ``write_sealed`` wrote it."""
+def matches_checksum(path: Path) -> bool:
+    """Return whether ``path`` is as ``write_with_checksum`` wrote it."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest().encode() == _seal_of(path).read_bytes()
     except OSError:
         return False
 
 
-def lines_of(text: str) -> list[str]:
-    """Cut at newlines alone: an answer may hold a form feed, and JSON U+2028, at which Python cuts too."""
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text, split at newlines alone.
+
+    An answer may hold a form feed, and JSON U+2028, at which ``str.splitlines`` splits too.
+    """
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 

@@ -1,8 +1,8 @@
-"""Scores between 0 and 100 of predictions against targets: ``metric(targets, predictions) -> Value``.
+"""Metrics ``metric(targets, predictions) -> Value``: scores between 0 and 100, computed as in T5.
 
-As T5 computes them; where a class is predicted, -1 stands for a text that is no class, and counts as wrong.
-Where a number is predicted, -1 stands for a text that is none. Where a score would be 0/0, such as the
-correlation with a constant, it is ``Undefined``, and says why.
+A predicted class of -1 stands for a text that names no class, and counts as wrong; a predicted number of -1
+stands for a text that is no number. A score that would be 0/0, such as the correlation with a constant, is
+``Undefined`` and has a reason.
 """
 
 import collections
@@ -18,7 +18,7 @@ import numpy as np
 
 from lm.config.base import SettingError
 
-LARGEST_PREDICTION = 1e100  # of numbers: the squares of larger ones overflow
+LARGEST_PREDICTION = 1e100  # the squares of larger numbers overflow
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,22 @@ Metric = Callable[[Sequence[Any], Sequence[Any]], Value]
 
 
 def defined(values: Mapping[str, Value]) -> dict[str, float]:
-    """Those that are numbers."""
+    """Return the values that are numbers."""
     return {name: value for name, value in values.items() if not isinstance(value, Undefined)}
 
 
 def reasons(values: Mapping[str, Value]) -> dict[str, str]:
-    """Why the others are undefined."""
+    """Return the reason of each undefined value."""
     return {name: value.reason for name, value in values.items() if isinstance(value, Undefined)}
 
 
 def shown(value: Value) -> str:
-    """With two places, or a dash and why there is no value."""
+    """Return the value with two decimal places, or a dash and the reason why it is undefined."""
     return f"– ({value.reason})" if isinstance(value, Undefined) else f"{value:.2f}"
 
 
 def overall(values: Mapping[str, Value]) -> Value:
-    """The mean; undefined as soon as one of the values is."""
+    """Return the mean of the values; undefined if one of them is."""
     for name, value in values.items():
         if isinstance(value, Undefined):
             return Undefined(f"{name}: {value.reason}")
@@ -56,14 +56,14 @@ def overall(values: Mapping[str, Value]) -> Value:
 
 
 def check_lengths(targets: Sequence[Any], predictions: Sequence[Any]) -> None:
-    """SettingError unless there are as many targets as predictions, and at least one."""
+    """Raise SettingError unless there are as many targets as predictions, and at least one."""
     if len(targets) != len(predictions) or not len(targets):
         numbers = f"{len(targets)} targets and {len(predictions)} predictions"
         raise SettingError(f"{numbers}; as many are needed, one at least")
 
 
 def mean(scores: Sequence[float]) -> float:
-    """In percent."""
+    """Return the mean of scores between 0 and 1, in percent."""
     return 100 * float(np.mean(scores))
 
 
@@ -71,13 +71,13 @@ def mean(scores: Sequence[float]) -> float:
 
 
 def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
-    """Share of equal pairs."""
+    """Return the share of predictions that equal their targets [%]."""
     check_lengths(targets, predictions)
     return mean([target == prediction for target, prediction in zip(targets, predictions, strict=True)])
 
 
 def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]) -> Value:
-    """Share of equal labels among those of all words of all texts."""
+    """Return the share of correct labels among all words of all texts [%]."""
     check_lengths(targets, predictions)
     pairs = zip(targets, predictions, strict=True)
     if not any(map(len, targets)):
@@ -86,7 +86,7 @@ def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Seque
 
 
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
-    """F1 of class 1; a prediction that is neither 0 nor 1 is taken for the wrong class."""
+    """Return the F1 of class 1 [%]; a prediction that is neither 0 nor 1 counts as the wrong class."""
     check_lengths(targets, predictions)
     pairs = [(t, p if p in (0, 1) else 1 - t) for t, p in zip(targets, predictions, strict=True)]
     hits = sum(t == p == 1 for t, p in pairs)
@@ -95,7 +95,7 @@ def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
 
 
 def macro_f1(classes: int) -> Metric:
-    """Mean of the classes' F1."""
+    """Return the metric of the mean F1 over ``classes`` classes [%]."""
 
     def metric(targets: Sequence[int], predictions: Sequence[int]) -> float:
         check_lengths(targets, predictions)
@@ -108,7 +108,7 @@ def macro_f1(classes: int) -> Metric:
 
 
 def _constant(targets: Sequence[Any], predictions: Sequence[Any]) -> Undefined | None:
-    """Why there is no correlation: a side is constant; None: neither is."""
+    """Return why there is no correlation, if the targets or the predictions are constant; else None."""
     for name, values in (("targets", targets), ("predictions", predictions)):
         if len({*values}) < 2:
             return Undefined(f"all {name} are alike")
@@ -116,7 +116,7 @@ def _constant(targets: Sequence[Any], predictions: Sequence[Any]) -> Undefined |
 
 
 def matthews(targets: Sequence[int], predictions: Sequence[int]) -> Value:
-    """Return the Matthews correlation; undefined where all targets are alike.
+    """Return the Matthews correlation [%]; undefined where all targets are alike.
 
     Answering every example alike is chance level, 0, as scikit-learn, GLUE and T5 have it.
     """
@@ -138,19 +138,19 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
 
 
 def pearson(targets: Sequence[float], predictions: Sequence[float]) -> Value:
-    """Linear correlation; undefined where either side is constant."""
+    """Return Pearson's linear correlation [%]; undefined where targets or predictions are constant."""
     check_lengths(targets, predictions)
     return _correlation("pearsonr", targets, predictions)
 
 
 def spearman(targets: Sequence[float], predictions: Sequence[float]) -> Value:
-    """Rank correlation; undefined where either side is constant."""
+    """Return Spearman's rank correlation [%]; undefined where targets or predictions are constant."""
     check_lengths(targets, predictions)
     return _correlation("spearmanr", targets, predictions)
 
 
 def number(prediction: Any) -> float:
-    """The number that a prediction, or its text, is; -1 for infinity, NaN and other texts, as in T5.
+    """Return a prediction, or its text, as a number; -1 for infinity, NaN and other texts, as in T5.
 
     One NaN among the predictions would make every correlation NaN.
     """
@@ -161,17 +161,17 @@ def number(prediction: Any) -> float:
     return value if abs(value) <= LARGEST_PREDICTION else -1.0
 
 
-# Answers: every target is the list of right ones, the best of which counts
+# Answers: each target is a list of correct answers, of which the best match counts
 
 
 def normalise_answer(text: str) -> str:
-    """SQuAD's: lower case, no punctuation, no articles, single blanks."""
+    """Return an answer as SQuAD normalises it: lower case, no punctuation or articles, single blanks."""
     text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def word_f1(target: str, prediction: str) -> float:
-    """F1 of the bags of words; 1 when both are empty."""
+    """Return the F1 of the bags of words, from 0 to 1; 1 if both are empty."""
     predicted, right = prediction.split(), target.split()
     if not predicted or not right:
         return float(predicted == right)
@@ -198,7 +198,7 @@ answer_f1: Metric = _best(word_f1)
 
 
 def group_exact_match(targets: Sequence[tuple[Hashable, Any]], predictions: Sequence[Any]) -> float:
-    """Share of groups in which every prediction is right (MultiRC: all answers to a question)."""
+    """Return the share of groups whose predictions are all right (MultiRC: all answers to a question) [%]."""
     check_lengths(targets, predictions)
     right: dict[Hashable, bool] = {}
     for (group, target), prediction in zip(targets, predictions, strict=True):
@@ -207,7 +207,7 @@ def group_exact_match(targets: Sequence[tuple[Hashable, Any]], predictions: Sequ
 
 
 def ungrouped(metric: Metric) -> Metric:
-    """The metric over all values, whatever their group."""
+    """Return the metric over all values, whatever their group."""
     return lambda targets, predictions: metric([value for _, value in targets], predictions)
 
 
@@ -215,7 +215,7 @@ def ungrouped(metric: Metric) -> Metric:
 
 
 def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> Value:
-    """Share of the targets' words that the predictions have at the same place."""
+    """Return the share of the targets' words that the predictions have at the same position [%]."""
     check_lengths(targets, predictions)
     right = words = 0
     for target, prediction in zip(targets, predictions, strict=True):
@@ -226,7 +226,7 @@ def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> Value:
 
 
 class Likelihood(NamedTuple):
-    """The probability that a model gives texts; parts of them may be added up before it is read."""
+    """The log-likelihood of texts under a model; those of several texts may be added up, field by field."""
 
     nats: float  # minus the log-probability, summed
     tokens: int  # that were scored
@@ -235,22 +235,27 @@ class Likelihood(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Of a token: comparable between models with one vocabulary."""
+        """Return the perplexity per token, comparable between models with the same vocabulary."""
         return math.exp(self.nats / self.tokens)
 
     @property
     def word_perplexity(self) -> float:
-        """Comparable whatever the vocabulary, where all models count the end of a text, or none does."""
+        """Return the perplexity per word, comparable between vocabularies.
+
+        All models should count the end of a text, or none.
+        """
         return math.exp(self.nats / self.words)
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable whatever the vocabulary, and whatever the writing."""
+        """Return bits per byte, comparable between vocabularies and languages."""
         return self.nats / math.log(2) / self.bytes
 
 
 def rouge(kind: str) -> Metric:
-    """Mean ROUGE F1 of kind ``rouge1``, ``rouge2`` or ``rougeLsum``, which compares sentence by sentence.
+    """Return the metric of the mean ROUGE F1 [%] of a kind: ``rouge1``, ``rouge2`` or ``rougeLsum``.
+
+    ``rougeLsum`` compares sentence by sentence.
 
     T5 reports the median of bootstrap samples of this mean, which differs from it by chance only.
     """
@@ -267,7 +272,7 @@ def rouge(kind: str) -> Metric:
 
 
 def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
-    """Corpus BLEU of sacrebleu with T5's choices: international tokens, exponential smoothing.
+    """Return sacrebleu's corpus BLEU with T5's choices: international tokens, exponential smoothing.
 
     With several references per prediction, ``targets`` is a sequence of streams, each as long as
     ``predictions``.

@@ -1,4 +1,4 @@
-"""Where every array lives: decided by two tables alone, from the names of axes to the axes of a mesh.
+"""Shardings of all arrays, by two tables from the names of their axes to the axes of a mesh.
 
 A module names the axes of its parameters and activations and knows no mesh. Without a mesh around it
 (``jax.set_mesh``) all of this does nothing. Any mesh will do whose axes are left to the compiler
@@ -27,7 +27,7 @@ PARAMETER_AXES: dict[str, str | None] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "state": "fsdp",
-    "gates": None,  # of recurrent layers: whole on each device
+    "gates": None,  # of recurrent layers: replicated
     "layers": None,
     "norm": None,
     "buckets": None,
@@ -52,20 +52,21 @@ ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "kv": None,
     "gates": None,
     "dropped": None,
-    # where a look-up in a table leaves its rows, before they change places:
+    # what a look-up in a table returns, before it is resharded:
     "batch_of_features": ("slice", "data"),
-    "features": "fsdp",  # with the features that the table has there
+    "features": "fsdp",  # as the features of the table
 }
 
-# Other sizes that do not divide are an error. These are then held by each device: the one token of a step of
-# decoding, and the few heads of keys that many heads of queries share.
-WHERE_IT_DIVIDES = ("length", "kv_heads")
+# Axes that are replicated if their size is not divisible: the one token of a step of decoding, and the few
+# key heads that many query heads share. For all other axes such a size is an error.
+REPLICATED_IF_INDIVISIBLE = ("length", "kv_heads")
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh of these devices, or of all; the compiler places what is not placed here (``AxisType.Auto``).
+    """Return the mesh of these devices, or of all, with axes of type Auto.
 
-    Neighbours on a mesh axis are neighbours in a TPU's network; only the axis "slice" leaves a slice.
+    Neighbours on a mesh axis are neighbours in a TPU's network; only the axis "slice" crosses slices. Raises
+    SettingError if the sizes do not fit the devices.
     """
     devices = list(jax.devices()) if devices is None else devices
     sizes = config.sizes(len(devices))
@@ -82,15 +83,15 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     return Mesh(arranged, tuple(sizes), axis_types=types)
 
 
-def mesh_axes(place: str | tuple[str, ...] | None, mesh: Any) -> str | tuple[str, ...] | None:
-    """The mesh axes of a ``place`` in the tables that the mesh has; None if it has none of them."""
-    if isinstance(place, tuple):
-        return tuple(axis for axis in place if axis in mesh.shape) or None
-    return place if place in mesh.shape else None
+def mesh_axes(axes: str | tuple[str, ...] | None, mesh: Any) -> str | tuple[str, ...] | None:
+    """Return those mesh axes of an entry in the tables that the mesh has; None if it has none of them."""
+    if isinstance(axes, tuple):
+        return tuple(axis for axis in axes if axis in mesh.shape) or None
+    return axes if axes in mesh.shape else None
 
 
 def check_mesh_types(mesh: Any) -> None:
-    """SettingError for a mesh whose arrays would carry their places in their types."""
+    """Raise SettingError for a mesh with Explicit axes, where shardings are part of an array's type."""
     explicit = [
         axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit
     ]
@@ -102,7 +103,7 @@ def check_mesh_types(mesh: Any) -> None:
 
 
 def check_division(what: str, size: int, sizes: Mapping[str, int]) -> None:
-    """SettingError if an axis of this size cannot be split over these mesh ``sizes``."""
+    """Raise SettingError if an axis of this size cannot be split over these mesh ``sizes``."""
     if size % (parts := prod(sizes.values())):
         fitting = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
         raise SettingError(
@@ -112,19 +113,19 @@ def check_division(what: str, size: int, sizes: Mapping[str, int]) -> None:
 
 
 def check_length(length: int, sizes: Mapping[str, int]) -> None:
-    """SettingError if the longest rows, of ``length`` tokens, cannot be split over mesh ``sizes``."""
+    """Raise SettingError if rows of ``length`` tokens cannot be split over mesh ``sizes``."""
     check_division("the longest row", length, {"sequence": sizes.get("sequence", 1)})
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
-    """``x`` laid out by the names of its axes; ``x`` itself without a mesh of several devices."""
+    """Return x with the sharding of an activation with these axes; x itself without several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     spec = _spec(axes, x.shape, ACTIVATION_AXES, f"activation {axes}", mesh)
     return x if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(x, spec)
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """``{dotted name: leaf}`` of any pytree; a parameter's name does not end in the box that holds it."""
+    """Return {dotted name: leaf} of any pytree; a parameter's name is that of the variable that holds it."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path]
@@ -133,7 +134,10 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
-    """``{parameter name: names of its axes}``, with "layers" in front where it is stacked over layers."""
+    """Return {parameter name: names of its axes}, with "layers" in front where it is stacked over layers.
+
+    Raises SettingError for an array outside of nnx.Param, or without one name for each axis.
+    """
     by_name, boxes = {}, jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, nnx.Variable))
     for name, box in zip(named(model), boxes, strict=True):
         if not isinstance(box, nnx.Variable):
@@ -147,19 +151,19 @@ def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
     return by_name
 
 
-def parameters(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
-    """``{parameter name: where it lives}``; also of a model of shapes (``jax.eval_shape``)."""
-    leaves, places = named(model), {}
+def parameter_shardings(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
+    """Return {parameter name: sharding}, also for an abstract model (``jax.eval_shape``)."""
+    leaves, shardings = named(model), {}
     for name, names in axes(model).items():
         spec = _spec(names, leaves[name].shape, PARAMETER_AXES, f"parameter {name}", mesh)
-        places[name] = NamedSharding(mesh, spec)
-    return places
+        shardings[name] = NamedSharding(mesh, spec)
+    return shardings
 
 
 def constrain_to_parameters(
     arrays: Mapping[str, jax.Array], axes: Mapping[str, tuple[str, ...]]
 ) -> dict[str, jax.Array]:
-    """Return gradients ``{parameter name: array}``, laid out as the parameters with these axes are.
+    """Return gradients {parameter name: array} with the shardings of the parameters with these axes.
 
     The mesh is the one around the call; nothing changes without a mesh of several devices.
     """
@@ -173,26 +177,28 @@ def constrain_to_parameters(
     return {name: jax.lax.with_sharding_constraint(x, specs[name]) for name, x in arrays.items()}
 
 
-def like_parameters(
-    init: Callable[[dict[str, Any]], Any], model: nnx.Module, places: Mapping[str, NamedSharding]
+def optimizer_state_shardings(
+    init: Callable[[dict[str, Any]], Any], model: nnx.Module, shardings: Mapping[str, NamedSharding]
 ) -> Any:
-    """Where the optimiser's memory of ``{parameter name: array}`` lives: its axes where the parameter's do.
+    """Return the shardings of ``init``'s state, whose arrays are sharded as their parameter, axis by axis.
 
-    Axes are recognised by size, in stand-ins for the parameters that have no two axes of one size. What is
-    under no parameter's name, such as a count, every device holds. SettingError for a larger array of other
-    axes.
+    Axes are recognised by size: ``init`` is traced with stand-ins for the parameters whose axes all differ in
+    size. Arrays under no parameter's name, such as a count, are replicated. Raises SettingError for an array
+    of two axes or more that are not the parameter's.
     """
-    mesh: Any = next(iter(places.values())).mesh
+    mesh: Any = next(iter(shardings.values())).mesh
     params = named(model)
     shapes = {
         n: _distinct_sizes(params[n].shape, names[:1] == ("layers",)) for n, names in axes(model).items()
     }
     stand_ins = {name: jax.ShapeDtypeStruct(shape, params[name].dtype) for name, shape in shapes.items()}
 
-    def place(path, leaf):
+    def sharding_of(path, leaf):
         owners = [key.key for key in path if getattr(key, "key", None) in shapes]
-        spec = dict(zip(shapes[owners[-1]], places[owners[-1]].spec, strict=True)) if owners else {}
-        sizes = [size for size in leaf.shape if size > 1]  # 1: in place of what is not remembered
+        spec = dict(zip(shapes[owners[-1]], shardings[owners[-1]].spec, strict=True)) if owners else {}
+        sizes = [
+            size for size in leaf.shape if size > 1
+        ]  # 1 stands for an axis that the optimiser has reduced
         if len(set(sizes) & spec.keys()) == len(sizes):
             return NamedSharding(mesh, PartitionSpec(*map(spec.get, leaf.shape)))
         if leaf.ndim > 1:
@@ -200,11 +206,11 @@ def like_parameters(
             raise SettingError(f"{memory} has other axes than the parameter, {spec}")
         return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(place, jax.eval_shape(init, stand_ins))
+    return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(init, stand_ins))
 
 
 def _distinct_sizes(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
-    """Sizes in the same order, no two equal: of equal axes the later gets larger. Layers stay as many."""
+    """Return distinct sizes in the same order: of equal axes the later grows; layers keep their size."""
     sizes, last, layers = list(shape), 0, shape[0] if stacked else 0
     for axis in sorted(range(stacked, len(shape)), key=lambda axis: shape[axis]):
         last = max(shape[axis], last + 1)
@@ -214,46 +220,47 @@ def _distinct_sizes(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of an array that each device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def batches(mesh: Mesh) -> NamedSharding:
-    """Where a batch lives: its rows spread over the mesh axes ``BATCH``."""
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a batch, whose rows are split over the mesh axes ``BATCH``."""
     check_mesh_types(mesh)
     return NamedSharding(mesh, PartitionSpec(mesh_axes(BATCH, mesh)))
 
 
-def layers_of_batches(mesh: Mesh) -> NamedSharding:
-    """Where arrays [layers,B,...] live, such as recurrent states: their rows as those of a batch."""
+def layered_batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of arrays [layers,B,...], such as recurrent states: rows as in a batch."""
     return NamedSharding(mesh, PartitionSpec(None, mesh_axes(BATCH, mesh)))
 
 
-def batch_parts(sizes: Mapping[str, int]) -> int:
-    """Into how many parts a mesh of these ``sizes`` cuts the rows of a batch."""
+def batch_shards(sizes: Mapping[str, int]) -> int:
+    """Return into how many shards a mesh of these ``sizes`` splits the rows of a batch."""
     return prod(sizes.get(axis, 1) for axis in BATCH)
 
 
-def described(tree: Any) -> Any:
-    """Shapes, dtypes and places of the arrays of a tree."""
+def abstract_arrays(tree: Any) -> Any:
+    """Return shapes, dtypes and shardings in place of the arrays of a tree."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
-def rows_of_process(mesh: Mesh, batch_size: int) -> list[slice]:
-    """The rows of a global batch that this process feeds, in order; they need not be one block.
+def process_rows(mesh: Mesh, batch_size: int) -> list[slice]:
+    """Return the rows of a global batch that this process feeds, in order; they need not be contiguous.
 
     Where a tensor axis spans several processes, these feed the same rows.
     """
-    indices = batches(mesh).addressable_devices_indices_map((batch_size,)).values()
+    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in indices if index})]
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The global batch on the devices, from the rows that this process feeds (``rows_of_process``)."""
-    place = batches(mesh)
+    """Return the global batch on the devices, from the rows that this process feeds (``process_rows``)."""
+    sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
-        return jax.device_put(dict(batch), place)
-    parts = batch_parts(mesh.shape)
-    held = {rows.start: number for number, rows in enumerate(rows_of_process(mesh, parts))}
+        return jax.device_put(dict(batch), sharding)
+    parts = batch_shards(mesh.shape)
+    held = {rows.start: number for number, rows in enumerate(process_rows(mesh, parts))}
 
     def spread(values):
         size = len(values) // len(held)
@@ -262,23 +269,26 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
             first = held[(index[0].start or 0) // size] * size
             return values[first : first + size]
 
-        return jax.make_array_from_callback((size * parts, *values.shape[1:]), place, part)
+        return jax.make_array_from_callback((size * parts, *values.shape[1:]), sharding, part)
 
     return {name: spread(values) for name, values in batch.items()}
 
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):
-    """Where such an array lives; SettingError for an unknown name, or a size that does not divide."""
+    """Return the partition of an array by the names of its axes in ``table``.
+
+    Raises SettingError for an unknown name, or a size that is not divisible.
+    """
     check_mesh_types(mesh)
-    places = []
+    partition = []
     for name, size in zip(names, shape, strict=True):
         if name not in table:
             raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
-        place = mesh_axes(table[name], mesh)
-        spread = (place,) if isinstance(place, str) else place or ()
-        sizes = {axis: mesh.shape[axis] for axis in spread}
-        if name in WHERE_IT_DIVIDES and size % prod(sizes.values()):
-            place, sizes = None, {}
+        split = mesh_axes(table[name], mesh)
+        split_axes = (split,) if isinstance(split, str) else split or ()
+        sizes = {axis: mesh.shape[axis] for axis in split_axes}
+        if name in REPLICATED_IF_INDIVISIBLE and size % prod(sizes.values()):
+            split, sizes = None, {}
         check_division(f"{what}: axis {name!r}", size, sizes)
-        places.append(place)
-    return PartitionSpec(*places)
+        partition.append(split)
+    return PartitionSpec(*partition)

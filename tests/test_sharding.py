@@ -76,13 +76,15 @@ def test_an_axis_that_the_tables_lack_is_refused():
             self.kernel = nnx.Param(jnp.zeros((12, 6)), axes=axes)
 
     with pytest.raises(SettingError, match="parameter kernel has the axis 'embedd'.*did you mean 'embed'"):
-        sharding.parameters(Misspelt(("embedd", "mlp")), mesh)
+        sharding.parameter_shardings(Misspelt(("embedd", "mlp")), mesh)
     with pytest.raises(SettingError, match="parameter kernel of shape"):
-        sharding.parameters(Misspelt(None), mesh)
+        sharding.parameter_shardings(Misspelt(None), mesh)
     with pytest.raises(SettingError, match="'heats'.*did you mean 'heads'"):
         sharding.constrain(jnp.zeros((2, 2)), "batch", "heats")
     with pytest.raises(SettingError, match="parameter kernel: axis 'embed' of size 12 cannot .* mesh.fsdp=8"):
-        sharding.parameters(Misspelt(("embed", "mlp")), sharding.make_mesh(MeshConfig(fsdp=8, data=1)))
+        sharding.parameter_shardings(
+            Misspelt(("embed", "mlp")), sharding.make_mesh(MeshConfig(fsdp=8, data=1))
+        )
 
 
 @pytest.mark.parametrize("names", ["data", "fsdp tensor", "tensor", "sequence mine", "mine"])
@@ -148,7 +150,7 @@ class Square(nnx.Module):
 def places_of(init):
     """{name: spec} of what an optimiser remembers of the squares."""
     model, mesh = Square(nnx.Rngs(0)), sharding.make_mesh(mesh_of(1, 4, 2))
-    found = sharding.like_parameters(init, model, sharding.parameters(model, mesh))
+    found = sharding.optimizer_state_shardings(init, model, sharding.parameter_shardings(model, mesh))
     return {name: place.spec for name, place in sharding.named(found).items()}
 
 
@@ -185,8 +187,8 @@ def test_an_optimiser_nobody_thought_of_lives_where_its_parameters_do_and_is_nev
 def test_a_process_feeds_each_row_that_its_devices_hold_once(monkeypatch):
     def feeding(rows):
         place = SimpleNamespace(addressable_devices_indices_map=lambda shape: dict(enumerate(rows)))
-        monkeypatch.setattr(sharding, "batches", lambda mesh: place)
-        return [row for rows in sharding.rows_of_process(None, 8) for row in range(8)[rows]]
+        monkeypatch.setattr(sharding, "batch_sharding", lambda mesh: place)
+        return [row for rows in sharding.process_rows(None, 8) for row in range(8)[rows]]
 
     assert feeding([(slice(4, 6),), (slice(6, 8),)]) == [4, 5, 6, 7]
     assert feeding([(slice(2, 4),), (slice(2, 4),)]) == [2, 3]
@@ -269,7 +271,7 @@ def test_no_device_ever_holds_the_logits_of_the_whole_vocabulary():
         steps = steps_on(MeshConfig(data=1, fsdp=fsdp, tensor=tensor), jax.devices()[: fsdp * tensor])
         batch = jax.eval_shape(lambda: steps.shard_batch(transformer_batch(0)))
         batch = {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batches(steps.mesh))
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batch_sharding(steps.mesh))
             for name, x in batch.items()
         }
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))

@@ -28,7 +28,7 @@ from lm.config.base import SettingError, from_json, leaves, to_json
 from lm.convert import load
 from lm.convert.families import FAMILIES
 from lm.data.corpus import tfds as rows
-from lm.files import seal
+from lm.files import json_with_checksum
 from lm.tokenizers.huggingface import find_tokenizer
 from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
 
@@ -228,7 +228,8 @@ def test_settings_of_any_kind_survive_json_and_have_no_nan_or_are_refused(tmp_pa
     fuzz(
         4 * count,
         path,
-        changed(good).map(lambda value: seal(value).encode()) | broken(seal(good).encode()),
+        changed(good).map(lambda value: json_with_checksum(value).encode())
+        | broken(json_with_checksum(good).encode()),
         use,
     )
 

@@ -21,7 +21,7 @@ from lm.data.corpus import tfds
 from lm.data.corpus.token_cache import TOKENS_FOLDER, kept_bytes
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
-from lm.files import is_sealed
+from lm.files import matches_checksum
 from lm.train.runtime import manifest
 
 SHOWN = "jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets sentencepiece".split()  # versions
@@ -146,14 +146,14 @@ def verify(folders: Sequence[Path]) -> int:
         if not steps and not counts:
             raise SettingError(f"{folder} holds no checkpoint; name the folder of a run, or of many")
         for path in counts:
-            fault = None if is_sealed(path) else "does not fit its checksum"
+            fault = None if matches_checksum(path) else "does not fit its checksum"
             print(f"{path}  {path.stat().st_size / 1e6:.1f} MB  {fault or 'good'}", flush=True)
             bad += fault is not None
         for parent, step, path in steps:
             if (parent.resolve(), step) in seen:
                 continue
             seen.add((parent.resolve(), step))
-            fault, size = manifest.fault(path, step), 0
+            fault, size = manifest.find_damage(path, step), 0
             with suppress(OSError):
                 size = sum(file.lstat().st_size for file in path.rglob("*"))
             if path.is_dir():  # a run in progress has not deleted it meanwhile

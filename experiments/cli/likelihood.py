@@ -190,7 +190,7 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
     """
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        lines = files.lines_of(data.decode("utf-8-sig"))
+        lines = files.split_lines(data.decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise SettingError(f"{file} cannot be read as text: {error}") from error
     texts = []

@@ -297,7 +297,7 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
         raise SettingError(f"--task: there is no task {name!r}{nearest(name, KNOWN)}")
     task = LABELLED[name] if name in LABELLED.keys() - TASKS.keys() else find_task(name)
     try:
-        lines = files.lines_of(path.read_bytes().decode("utf-8-sig"))
+        lines = files.split_lines(path.read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise SettingError(f"--predictions {path} should hold one answer a line ({error!r})") from error
     answers = [

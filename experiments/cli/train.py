@@ -232,7 +232,7 @@ def _train_in_jobs(
     wanted: Sequence[RowRun], todo: Sequence[int], options: Options, reporter: Reporter, count: int
 ) -> list[int]:
     """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
-    from lm.train.runtime.log import came_to_its_end
+    from lm.train.runtime.log import is_finished
 
     several = len({run.experiment.seed for run in wanted}) > 1
     shown: dict[int, JobReporter] = {}
@@ -249,7 +249,7 @@ def _train_in_jobs(
     def untrained(number: int) -> set[Path]:
         run = wanted[number]
         every = stages(run.experiment, run.folder, home_of(run.folder, options.cache))
-        return {stage.folder for stage in every if not came_to_its_end(stage.folder)}
+        return {stage.folder for stage in every if not is_finished(stage.folder)}
 
     jobs = Jobs(count, untrained, hear)
     codes = jobs.do(todo)

@@ -18,7 +18,7 @@ from experiments.report.comparison import UNCOMPARED
 from experiments.study.registry import REGISTRY
 from experiments.study.t5.claims import in_deviations
 from lm.config.base import SettingError
-from lm.files import unseal
+from lm.files import parse_with_checksum
 
 WORDS = ("confirmed", "contradicted", "undecided", "not compared")
 # told apart with every kind of colour vision, and in gray (Okabe and Ito 2008)
@@ -77,7 +77,7 @@ def tau(rows: Mapping[str, Any]) -> float | None:
 def read_tables(path: Path) -> Mapping[str, Any]:
     """Return the tables in ``results.json`` of a report; SettingError for any other file."""
     try:
-        tables = unseal(path.read_bytes(), path)["tables"]
+        tables = parse_with_checksum(path.read_bytes(), path)["tables"]
     except (OSError, KeyError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} should be the results.json of a report: {error}") from error
     return tables

@@ -173,7 +173,7 @@ def memory(step: PlannedStep, parameters: int) -> float:
     """About the bytes of a device that a step fills."""
     model, phase, sizes = step.experiment.model, step.experiment.pretraining, step.sizes
     tensor, width = sizes["tensor"], step.width
-    rows = phase.batch_size / phase.microbatches / sharding.batch_parts(sizes) / sizes["sequence"]
+    rows = phase.batch_size / phase.microbatches / sharding.batch_shards(sizes) / sizes["sequence"]
     # that a block makes at a position
     hidden = 0 if model.mlp == "none" else model.d_ff
     features = 3 * model.d_model + (_mixed_features(model, width) + hidden) / tensor

@@ -2,7 +2,7 @@
 
 import signal
 
-from lm.train.runtime.preemption import STUCK
+from lm.train.runtime.preemption import STEP_TIMEOUT
 
 EXIT_CODES = {
     "done": 0,
@@ -10,7 +10,7 @@ EXIT_CODES = {
     "bad settings": 2,
     "loss not finite": 3,
     "start again": 42,  # stopped by a signal, having saved what there was; or another process is gone
-    "stuck": STUCK,  # no step was done for LM_STEP_TIMEOUT
+    "stuck": STEP_TIMEOUT,  # no step was done for LM_STEP_TIMEOUT
     "interrupted": 130,  # by Ctrl-C, with nothing to save
     "nobody reads": 128 + signal.SIGPIPE,  # what is printed, as behind `| head`; run and sweep continue
 }

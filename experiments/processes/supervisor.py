@@ -26,7 +26,7 @@ from experiments.processes.line import Line
 from experiments.processes.meeting import Meeting
 from experiments.processes.place import Place, find_place, is_loopback, wait
 from lm.config.base import SettingError
-from lm.train.runtime.preemption import TWICE
+from lm.train.runtime.preemption import SAME_SIGNAL_WITHIN
 
 RESUMABLE = ("run", "sweep")  # the commands that resume where they stopped
 FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite", "interrupted")}
@@ -202,7 +202,9 @@ class Supervisor:
             self.pass_on(signal.SIGTERM if number == signal.SIGHUP else number)
         elif not self.met:
             raise Ended(AGAIN, "stopped while waiting for the other processes")
-        elif time.monotonic() > self.signalled + TWICE:  # jax looks for the first only between two steps
+        elif (
+            time.monotonic() > self.signalled + SAME_SIGNAL_WITHIN
+        ):  # jax looks for the first only between two steps
             raise Ended(AGAIN, "stopped at once: signalled twice")
         elif self.runs and self.trains:
             self.pass_on(signal.SIGTERM)  # on which jax has all processes save the same step

@@ -17,7 +17,7 @@ from experiments.runs.result import Result
 from experiments.study.experiment import Experiment, Row, told_changes
 from experiments.study.registry import baseline_of, build
 from lm.config.base import SettingError
-from lm.files import unseal_lines
+from lm.files import parse_lines_with_checksum
 
 REFRESH = '<meta http-equiv="refresh" content="{}">'  # how often a browser loads the page again [s]
 PNG = "data:image/png;base64,"
@@ -91,7 +91,7 @@ def samples(task: str, step: int, run: Result) -> str:
     head = f"{plain(task)}, seed {run.seed}, step {step}:"
     try:
         file = next((file for file in files if file.exists()), None)
-        lines = unseal_lines(file.read_bytes(), file, "not shown")[:SAMPLES] if file else []
+        lines = parse_lines_with_checksum(file.read_bytes(), file, "not shown")[:SAMPLES] if file else []
     except (SettingError, OSError) as error:
         return f"{head} {plain(str(error))}"
     keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]

@@ -45,7 +45,7 @@ from experiments.study.registry import (
 )
 from experiments.study.t5.claims import Counts, repeat_of_paper
 from lm.config.base import SettingError
-from lm.files import seal, write
+from lm.files import json_with_checksum, write
 
 LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 
@@ -156,7 +156,7 @@ def write_report(
     for name, shown in sheets.items():
         write(folder / f"{file_name(name)}.csv", sheet_csv(shown[""]))
     write(path.with_suffix(".csv"), table_csv(all_finished))
-    write(folder / "results.json", seal({"command": command, "scale": scale, "tables": data}))
+    write(folder / "results.json", json_with_checksum({"command": command, "scale": scale, "tables": data}))
     titles = {table.name: table.title for table in tables}
     return Report(path, sheets, notes, left_out, figures, titles)
 

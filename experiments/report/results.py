@@ -16,7 +16,7 @@ from experiments.runs.stages import group_of, is_main
 from experiments.study.experiment import Changes, Experiment, Row
 from experiments.study.registry import build, by_hand, read_changes, run_folder
 from lm.config.base import DataError, SettingError
-from lm.files import unseal_lines
+from lm.files import parse_lines_with_checksum
 from lm.tokenizers.tokenizer import TRAINED_KINDS
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
@@ -105,7 +105,7 @@ def watched(stage: str) -> Mapping[str, tuple[str, ...]]:
 def stage_records(folder: Path, count: int) -> list[dict[str, Any]]:
     """What a stage of a finished run recorded: ``count`` lines or more; DataError if it is damaged."""
     path, mend = folder / "metrics.jsonl", "put back an undamaged copy"
-    lines = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
+    lines = parse_lines_with_checksum(path.read_bytes(), path, mend) if path.exists() else []
     if len(lines) < count:
         raise DataError(f"{path} has lost its end: it has {len(lines)} of {count} lines; {mend}")
     return lines

@@ -16,7 +16,7 @@ from experiments.study.experiment import setting_changes
 from experiments.study.own import ORIGIN_FILE, STUDY_OPTION, study_files
 from lm.config import base as config
 from lm.config.base import SettingError, nearest
-from lm.files import seal, unseal, write
+from lm.files import json_with_checksum, parse_with_checksum, write
 
 FILE = ORIGIN_FILE
 
@@ -49,7 +49,7 @@ def read(folder: Path) -> dict[str, Any]:
     """The record of the stage in ``folder``; SettingError if it is missing, or is not as it was written."""
     path = folder / FILE
     try:
-        origin = unseal(path.read_bytes(), path)
+        origin = parse_with_checksum(path.read_bytes(), path)
     except FileNotFoundError as error:
         raise SettingError(f"{path} is missing, which records what was trained there") from error
     if wrong := [name for name in (*ORIGINS, "allowed") if not _is_valid(name, origin.get(name))]:
@@ -69,7 +69,7 @@ def _is_valid(name: str, value: Any) -> bool:
 
 def record(folder: Path, origin: Origin, past: Sequence[Mapping[str, Any]] = ()) -> None:
     """Write what the stage in ``folder`` is trained with; ``past``: what changed since it was started."""
-    write(folder / FILE, seal({**origin, "allowed": [*past]}))
+    write(folder / FILE, json_with_checksum({**origin, "allowed": [*past]}))
 
 
 def check(

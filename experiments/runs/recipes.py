@@ -153,7 +153,7 @@ def held_out_batches(
 ) -> list[Batch]:
     """This process's parts of at most ``most`` batches of held-out text, in rows ``times`` as long."""
     batches, count = _held_out(experiment, prepared, mesh, times, most)
-    return list(stream(batches, 0, count, rows=sharding.rows_of_process(mesh, batches.batch_size)))
+    return list(stream(batches, 0, count, rows=sharding.process_rows(mesh, batches.batch_size)))
 
 
 def watched_batches(
@@ -174,7 +174,7 @@ def _held_out(
     experiment: Experiment, prepared: Prepared, mesh: Mesh, times: int, most: int
 ) -> tuple[Batches, int]:
     """The batches of held-out text, and how many there are, at most ``most``."""
-    shards = sharding.batch_parts(mesh.shape)
+    shards = sharding.batch_shards(mesh.shape)
     # As many tokens as in training: ``times`` fewer rows, rounded up so that every device gets as many.
     rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards
     batches = pretraining_batches(experiment, prepared, "validation", times, rows)
@@ -248,7 +248,7 @@ _head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> what 
 
 def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
     """This process's rows of global batches of ``size`` rows."""
-    rows = np.concatenate([np.arange(size)[rows] for rows in sharding.rows_of_process(mesh, size)])
+    rows = np.concatenate([np.arange(size)[rows] for rows in sharding.process_rows(mesh, size)])
     return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]
 
 

@@ -14,7 +14,7 @@ from etils import epath
 
 from experiments.study.experiment import Experiment, flatten, result_settings, setting_changes
 from lm.config.base import DataError, SettingError
-from lm.files import checksum, seal, unseal, write
+from lm.files import checksum, json_with_checksum, parse_with_checksum, write
 from lm.metrics import Likelihood
 
 SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
@@ -198,7 +198,7 @@ def check_settings(
     if not path.exists():
         return
     try:
-        recorded = flatten(unseal(path.read_bytes(), path))
+        recorded = flatten(parse_with_checksum(path.read_bytes(), path))
     except SettingError as error:
         advice = f"choose other --runs or delete {folder}"
         raise SettingError(f"{path} cannot be read ({error}): {advice}") from error
@@ -216,14 +216,14 @@ def fingerprint(folder: Path) -> str:
     """Of the settings in ``folder`` that change results; SettingError if they are damaged or missing."""
     path = epath.Path(folder) / "settings.json"
     try:
-        return checksum(flatten(unseal(path.read_bytes(), path)))
+        return checksum(flatten(parse_with_checksum(path.read_bytes(), path)))
     except OSError as error:
         raise SettingError(f"{path}, which tells whose scores these are, cannot be read: {error}") from error
 
 
 def write_result(folder: Path, values: Mapping[str, Any]) -> None:
     """``scores.json``: what a run scored and cost, bound to the settings of the run in ``folder``."""
-    write(folder / "scores.json", seal({**values, "settings": fingerprint(folder)}))
+    write(folder / "scores.json", json_with_checksum({**values, "settings": fingerprint(folder)}))
 
 
 def read_result(folder: Path) -> Result | None:
@@ -231,7 +231,7 @@ def read_result(folder: Path) -> Result | None:
     path, mend = epath.Path(folder) / "scores.json", "delete it and run the row again"
     if not path.exists():
         return None
-    values = unseal(path.read_bytes(), path, mend)
+    values = parse_with_checksum(path.read_bytes(), path, mend)
     if values.pop("settings", None) != fingerprint(path.parent):
         raise DataError(f"{path} has the scores of a run with other settings; {mend}")
     try:

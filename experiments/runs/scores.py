@@ -13,7 +13,7 @@ import numpy as np
 from experiments.runs.result import DOCUMENTS, UNDEFINED, likelihood_of, write_result
 from experiments.runs.stages import Stage
 from lm.data.tasks.task import Scored
-from lm.files import seal, unseal, write
+from lm.files import json_with_checksum, parse_with_checksum, write
 from lm.metrics import Undefined, Value, defined, reasons
 from lm.train.runtime.log import records
 
@@ -77,12 +77,12 @@ def reported(folder: Path) -> dict[str, Any]:
     DataError if it is damaged.
     """
     path = folder / "report" / "scores.json"
-    return unseal(path.read_bytes(), path, "delete it") if path.exists() else {}
+    return parse_with_checksum(path.read_bytes(), path, "delete it") if path.exists() else {}
 
 
 def write_reported(folder: Path, scores: dict[str, Any]) -> None:
     """What ``reported`` reads."""
-    write(folder / "report" / "scores.json", seal(scores))
+    write(folder / "report" / "scores.json", json_with_checksum(scores))
 
 
 def write_example_values(folder: Path, task: str, values: Mapping[str, np.ndarray]) -> str:

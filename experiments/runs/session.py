@@ -34,8 +34,8 @@ from lm.data.seq2seq import Mixed, Unsupervised
 from lm.objectives.denoising import Lengths
 from lm.train.flops import step_flops
 from lm.train.runtime.checkpoints import Checkpoints
-from lm.train.runtime.log import Log, NonFiniteLoss, came_to_its_end, now, packages, records
-from lm.train.runtime.preemption import Stopping
+from lm.train.runtime.log import Log, NonFiniteLoss, is_finished, now, packages, records
+from lm.train.runtime.preemption import PreemptionHandler
 from lm.train.state import State
 from lm.train.step import Steps
 
@@ -55,7 +55,7 @@ class Session:
 def data(stage: Stage, session: Session, batches: Batches, first: int) -> Iterator[Batch]:
     """This process's parts of the batches from step ``first`` on, each of them a step of progress."""
     reporter, training = session.reporter, stage.training
-    rows = sharding.rows_of_process(session.mesh, training.batch_size)
+    rows = sharding.process_rows(session.mesh, training.batch_size)
     config = stage.settings.data
     reporter.advance(first)
     with _encoders(batches, rows, config.encoders):
@@ -120,7 +120,7 @@ def finished(folder: Path, steps: int) -> bool:
 
     def ended() -> bool:
         evaluated = any((line["kind"], line["step"]) == ("eval", steps) for line in records(folder))
-        return came_to_its_end(folder) and evaluated and steps in saved_steps(folder)
+        return is_finished(folder) and evaluated and steps in saved_steps(folder)
 
     return agreed(ended)
 
@@ -135,7 +135,7 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
     corpora = in_own_order(stage.settings, texts), texts.validation
     train, held_out = (_documents(corpus.first(config.tokens)) for corpus in corpora)
     skipgram = config.of_width(stage.settings.model.embed_width)
-    with checkpoints, ShownLog(stage, session) as log, Stopping(0.0, stage.folder) as stopping:
+    with checkpoints, ShownLog(stage, session) as log, PreemptionHandler(0.0, stage.folder) as stopping:
         restored, fresh = checkpoints.restore(steps.abstract), steps.init(seed)
         start = 0 if restored is None else int(restored.step)
         vocab_size = stage.settings.model.vocab_size
@@ -160,7 +160,7 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
             checkpoints.save(_with_tables(fresh, tables, epoch + 1))
             session.reporter.advance(1)
         checkpoints.wait()
-        if log.lacks(config.epochs, "eval"):
+        if not log.has_record(config.epochs, "eval"):
             log.write(config.epochs, "eval", {"loss": mean_loss(tables, held_out, skipgram, seed)})
 
 
@@ -227,8 +227,8 @@ class ShownLog(Log):
         super().__init__(stage.folder, settings, title, session.tools.wandb)
         self._reporter = session.reporter
 
-    def began(self, compiling: float) -> None:
-        super().began(compiling)
+    def log_first_step(self, compiling: float) -> None:
+        super().log_first_step(compiling)
         trains(True)
         self._reporter.began(compiling)
 

@@ -19,7 +19,7 @@ from experiments.study.folders import cache_of, home_of, start_folder
 from experiments.study.own import needed_study
 from lm.config.base import SettingError, diff, from_json, nearest, to_json
 from lm.data.tasks.names import task_name
-from lm.files import is_sealed, seal, unseal, write
+from lm.files import json_with_checksum, matches_checksum, parse_with_checksum, write
 from lm.train.runtime import manifest
 
 PRETRAINING = "pretraining"  # what the stages and folders of pre-training are called, and what follows it
@@ -154,7 +154,7 @@ def stages_of(folder: Path) -> tuple[Stage, ...]:
 
 def saved_steps(folder: Path) -> tuple[int, ...]:
     """After which of its steps what the stage in a folder has learnt was saved whole, in order."""
-    counted = (folder / COUNTS_FILE).exists() and is_sealed(folder / COUNTS_FILE)
+    counted = (folder / COUNTS_FILE).exists() and matches_checksum(folder / COUNTS_FILE)
     return (AT_ONCE.steps,) if counted else tuple(manifest.steps(folder / "checkpoints"))
 
 
@@ -338,7 +338,7 @@ def _pretraining_settings(experiment: Experiment, target: str) -> Experiment:
 
 def save_settings(folder: Path, experiment: Experiment) -> None:
     """Write the settings of the run in ``folder``, sealed."""
-    write(folder / "settings.json", seal(json.loads(to_json(experiment))))
+    write(folder / "settings.json", json_with_checksum(json.loads(to_json(experiment))))
 
 
 def load_settings(folder: Path) -> Experiment:
@@ -348,6 +348,6 @@ def load_settings(folder: Path) -> Experiment:
         runs = sorted(str(p.parent) for p in Path().glob("runs/**/settings.json"))
         raise SettingError(f"{folder} is no run: it has no settings.json{nearest(str(folder), runs)}")
     try:
-        return from_json(Experiment, json.dumps(unseal(path.read_bytes(), path)))
+        return from_json(Experiment, json.dumps(parse_with_checksum(path.read_bytes(), path)))
     except (SettingError, OSError) as error:
         raise SettingError(f"{path} cannot be read: {error}{needed_study(folder)}") from error

@@ -12,7 +12,7 @@ from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import StoredRows
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Scored, Task
-from lm.files import is_sealed
+from lm.files import matches_checksum
 from lm.tokenizers.huggingface import open_vocabulary
 from lm.tokenizers.sentencepiece import REQUIRED, train_sentencepiece
 from lm.tokenizers.tokenizer import TRAINED_KINDS, UNK, Vocabulary
@@ -38,7 +38,7 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
     suffix = "txt" if kind == "wordpiece" else "model"
     path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
-    if not is_sealed(path):
+    if not matches_checksum(path):
         texts_of = name + " and the tasks" * bool(tasks)
         say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
         texts = _with_tasks(sample_documents(corpus), tasks)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lm.config.base import leaves, unread
+from lm.config.base import leaves, unused_settings
 from lm.nn.presets import PRESETS
 from lm.objectives.denoising import OBJECTIVES
 
@@ -22,7 +22,7 @@ ADAMW: dict[str, Any] = {
 def family(name: str) -> dict[str, Any]:
     """The changes that make a model one of the family of the published ``name``, which reads all of them."""
     published = dict(leaves(PRESETS[name]))
-    left_out = {*_OF_SCALE, *unread(PRESETS[name], published)}
+    left_out = {*_OF_SCALE, *unused_settings(PRESETS[name], published)}
     return {f"model.{path}": value for path, value in published.items() if path not in left_out}
 
 

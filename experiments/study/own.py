@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lm.config.base import SettingError
-from lm.files import unseal
+from lm.files import parse_with_checksum
 
 STUDY_OPTION = "--study"
 ORIGIN_FILE = "origin.json"  # in the folder of each stage of a run
@@ -61,6 +61,8 @@ def shown(file: Path) -> str:
 
 def needed_study(folder: Path) -> str:
     """``"; it was trained with --study my_rows.py"`` of a run whose code had such modules, else nothing."""
-    recorded = (unseal(file.read_bytes(), file).get("code", {}) for file in folder.rglob(ORIGIN_FILE))
+    recorded = (
+        parse_with_checksum(file.read_bytes(), file).get("code", {}) for file in folder.rglob(ORIGIN_FILE)
+    )
     names = {name: None for code in recorded for name in code if name.startswith(STUDY_OPTION)}
     return f"; it was trained with {' '.join(names)}" if names else ""

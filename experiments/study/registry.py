@@ -16,7 +16,7 @@ from experiments.study.experiment import table as new_table
 from experiments.study.folders import check_row_name
 from experiments.study.scales import SCALES
 from experiments.study.t5 import tables as t5
-from lm.config.base import SettingError, check_read, diff, leaves, nearest, unread
+from lm.config.base import SettingError, check_used, diff, leaves, nearest, unused_settings
 from lm.objectives.denoising import OBJECTIVES
 
 # where a row starts from a checkpoint, these settings of a model stay the row's, those of data are not
@@ -203,7 +203,7 @@ def check_start(experiment: Experiment, changes: Changes) -> None:
 
 def check_row(name: str, scale: str) -> None:
     """SettingError for what row ``name`` changes of its own at ``scale`` although its model reads it not."""
-    check_read(build(name, scale), own_changes(name, scale))
+    check_used(build(name, scale), own_changes(name, scale))
 
 
 def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None:
@@ -211,7 +211,7 @@ def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None
     for path in paths:
         if path == "start.model":
             raise SettingError(f"{path} is set by --start: name a folder, a run or hf:NAME there")
-        reasons = [unread(experiment, [path]) for experiment in experiments]
+        reasons = [unused_settings(experiment, [path]) for experiment in experiments]
         if all(reasons):
             raise SettingError("; ".join(reasons[0].values()))
 
@@ -220,7 +220,7 @@ def read_changes(name: str, scale: str, changes: Changes) -> Changes:
     """Those of ``changes``, made in many rows, that row ``name`` reads: without the others it is the same."""
     if "start.model" in changes:  # which has all of its checkpoint
         return changes
-    lost = unread(build(name, scale, changes), changes)
+    lost = unused_settings(build(name, scale, changes), changes)
     return {path: value for path, value in changes.items() if path not in lost}
 
 

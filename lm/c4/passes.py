@@ -101,11 +101,11 @@ def repeated_spans(tables: Sequence[np.ndarray]) -> np.ndarray:
 def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[pages.Piece]) -> None:
     """pages/PART: [text, address, spans] a line; spans/PART: SPAN, sorted by hash; counts/PART."""
     record, hashes = new_record(), []
-    with files.complete(work / "pages" / str(part)) as file:
+    with files.atomic_file(work / "pages" / str(part)) as file:
         for text, url, of_page in filtered(settings, pieces, record):
             hashes.append(of_page)
             file.write(json.dumps([text, url, len(of_page)], ensure_ascii=False).encode() + b"\n")
-    with files.complete(work / "spans" / f"{part}.npy") as file:
+    with files.atomic_file(work / "spans" / f"{part}.npy") as file:
         np.save(file, sorted_spans(part, hashes))
     write_json(work / "counts" / f"{part}.json", record)
 
@@ -113,7 +113,7 @@ def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[pages.Pi
 def find_repeats(work: Path, bounds: tuple[int, int], number: int, parts: int) -> None:
     """repeats/NUMBER: SPAN, sorted by part: each span whose hash is within bounds and occurred before."""
     tables = (work / "spans" / f"{part}.npy" for part in range(parts))
-    with files.complete(work / "repeats" / f"{number}.npy") as file:
+    with files.atomic_file(work / "repeats" / f"{number}.npy") as file:
         np.save(file, repeated_spans([spans_within(table, "hash", bounds) for table in tables]))
 
 
@@ -134,7 +134,7 @@ def write_shards(
     ``rows``: (text, address, number of spans) of each page in order; ``repeated``: bool [spans of all].
     """
     paths = {split: work / "shards" / f"{split}-{part}" for split in BOTH_SPLITS}
-    drafts = {split: files.draft_of(path) for split, path in paths.items()}
+    drafts = {split: files.temporary_path(path) for split, path in paths.items()}
     (work / "shards").mkdir(parents=True, exist_ok=True)
     shards = {split: ArrayRecordWriter(str(path), "group_size:1") for split, path in drafts.items()}
     serializer = ExampleSerializer(PAGE_FEATURES.get_serialized_info())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lm.config.base import DataError
-from lm.files import SEAL, is_sealed, write_sealed
+from lm.files import CHECKSUM, matches_checksum, write_with_checksum
 
 KIND = "kind"  # the array that says of what model a file has the tables
 
@@ -19,15 +19,15 @@ def save_tables(path: Path, kind: str, tables: Mapping[str, np.ndarray]) -> None
     contents = io.BytesIO()
     arrays: dict[str, Any] = {KIND: packed([kind]), **tables}
     np.savez(contents, **arrays)
-    write_sealed(path, contents.getvalue())
+    write_with_checksum(path, contents.getvalue())
 
 
 def load_tables(path: Path, kind: str) -> dict[str, np.ndarray]:
     """What ``save_tables`` wrote; DataError if the file is missing, damaged or of a model of another kind."""
     if not path.exists():
         raise DataError(f"{path} does not exist; estimate the model again, or name the file that it is in")
-    if not is_sealed(path):
-        why = f"it does not fit its checksum in {path.name}.{SEAL}"
+    if not matches_checksum(path):
+        why = f"it does not fit its checksum in {path.name}.{CHECKSUM}"
         raise DataError(
             f"{path} is damaged: {why}; estimate the model again, or put back a copy that is whole"
         )

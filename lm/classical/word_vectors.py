@@ -13,7 +13,7 @@ import numpy as np
 from lm.classical.word2vec import train_skipgram
 from lm.config.base import DataError, SettingError, nearest
 from lm.config.skipgram import SkipGramConfig
-from lm.files import is_sealed, write_sealed
+from lm.files import matches_checksum, write_with_checksum
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class WordVectors:
         """Write one .npz file, complete or not at all, with its checksum beside it."""
         file = io.BytesIO()
         np.savez(file, words=np.array(self.words), centres=self.centres, contexts=self.contexts)
-        write_sealed(Path(path), file.getvalue())
+        write_with_checksum(Path(path), file.getvalue())
 
 
 def train_word_vectors(texts: Iterable[str], config: SkipGramConfig, *, least: int, seed: int) -> WordVectors:
@@ -69,7 +69,7 @@ def train_word_vectors(texts: Iterable[str], config: SkipGramConfig, *, least: i
 
 def load_word_vectors(path: Path) -> WordVectors:
     """What ``WordVectors.save`` wrote; DataError if it is missing or was changed."""
-    if not is_sealed(Path(path)):
+    if not matches_checksum(Path(path)):
         raise DataError(
             f"{path} is missing or damaged: it does not fit its checksum; train the vectors again"
         )

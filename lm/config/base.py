@@ -1,9 +1,9 @@
 """Settings as values: change, compare, print and store nested frozen dataclasses.
 
 A setting is addressed by its dotted path (``"model.d_ff"``). Its meaning, with its unit in square brackets,
-stands once, in the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for
-``--help``. On which other settings it depends is declared there too, by ``setting``: one that is given by
-hand where nothing reads it is refused (``check_read``): it would be another experiment with equal numbers.
+is the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for ``--help``.
+``setting`` declares there with which values of other settings it is used. A setting that is given by hand
+but not used is refused (``check_used``): it would make another experiment with equal numbers.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ Default = TypeVar("Default")
 
 
 class SettingError(ValueError):
-    """A setting is unknown or has a value it cannot take; the message names both and the mend."""
+    """A setting is unknown or has an invalid value; the message names both and says what to do."""
 
 
 class DataError(SettingError):
-    """Stored data is missing or damaged; the message names the file, the place in it, and the mend."""
+    """Stored data is missing or damaged; the message names the file, the place in it, and what to do."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the choice spelt most like ``name``, or all choices when they are few."""
+    """Return ``"; did you mean 'x'?"`` for the choice most like ``name``, or all choices if they are few."""
     choices = sorted(choices)
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     if close:
@@ -42,18 +42,18 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"; choose from {', '.join(choices)}" if 0 < len(choices) <= 20 else ""
 
 
-INT32 = 2**31 - 1  # the greatest number of steps, which are counted in so many bits
-SMALLEST = 2.0**-126  # of float32: what is smaller is computed as 0
-_hints = functools.cache(typing.get_type_hints)  # a table of rows is built of thousands of changes
+INT32 = 2**31 - 1  # the largest number of steps, which are counted in int32
+SMALLEST = 2.0**-126  # the smallest normal float32: smaller numbers are computed as 0
+_hints = functools.cache(typing.get_type_hints)  # building a table's rows takes thousands of changes
 _ADDED: dict[
     tuple[type, str], dict[str, tuple[str, ...]]
-] = {}  # choices added to a field -> what they ignore
+] = {}  # (class, field) -> {added choice: settings that it ignores}
 
 
 def set_choices(cls: type, field: str, table: Mapping[str, Any]) -> None:
-    """Let a field of a dataclass take all names of ``table``, on the command line, in rows and in files.
+    """Let a field of a dataclass take the names in ``table``, on the command line, in rows and in files.
 
-    An entry that is added reads all settings that depend on this choice, but for those that it ``ignores``.
+    An added entry uses all settings that depend on this choice, except those in its attribute ``ignores``.
     """
     literal: Any = typing.Literal
     added, old = _ADDED.setdefault((cls, field), {}), typing.get_args(_hints(cls)[field])
@@ -64,15 +64,15 @@ def set_choices(cls: type, field: str, table: Mapping[str, Any]) -> None:
 
 
 def change(config: T, path: str, value: Any) -> T:
-    """A copy of ``config`` with the setting at dotted ``path`` replaced; SettingError if there is none."""
+    """Return ``config`` with the setting at dotted ``path`` replaced; raise SettingError if there is none."""
     return changes(config, {path: value})
 
 
 def changes(config: T, new: Mapping[str, Any]) -> T:
-    """A copy with all settings of ``new`` replaced at once: those that depend on each other may change."""
+    """Return ``config`` with all settings of ``new`` replaced at once, so that they are checked together."""
     names = [field.name for field in dataclasses.fields(config)]
     values: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     for path, value in new.items():
         head, _, rest = path.partition(".")
         if head not in names:
@@ -80,16 +80,17 @@ def changes(config: T, new: Mapping[str, Any]) -> T:
         if rest:
             if not dataclasses.is_dataclass(getattr(config, head)):
                 raise SettingError(f"setting {head!r} is a single value and has no part {rest!r}")
-            parts.setdefault(head, {})[rest] = value
+            groups.setdefault(head, {})[rest] = value
         else:
             values[head] = _checked(path, value, _hints(type(config))[head])
-            parts.pop(head, None)
-    values |= {head: changes(values.get(head, getattr(config, head)), part) for head, part in parts.items()}
+            groups.pop(head, None)
+    for head, group in groups.items():
+        values[head] = changes(values.get(head, getattr(config, head)), group)
     return dataclasses.replace(config, **values)
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted path, value) of a nested dataclass, in the order of declaration."""
+    """Yield each (dotted path, value) of a nested dataclass, in the order of declaration."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -99,14 +100,14 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """``{path: (old value, new value)}`` of all settings that differ; None where one config lacks it."""
+    """Return {path: (old value, new value)} of all settings that differ; None where a config lacks one."""
     before, after = dict(leaves(old)), dict(leaves(new))
     pairs = {path: (before.get(path), after.get(path)) for path in before | after}
     return {path: (value, other) for path, (value, other) in pairs.items() if value != other}
 
 
 def comments(cls: type, prefix: str = "") -> dict[str, str]:
-    """``{path: comment}``: the comment behind or above each field of a nested dataclass, from its source."""
+    """Return {path: comment} of a nested dataclass: the comments behind or above its fields in the source."""
     hints = typing.get_type_hints(cls)
     by_path: dict[str, str] = {}
     source = "".join(inspect.getsource(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
@@ -119,17 +120,20 @@ def comments(cls: type, prefix: str = "") -> dict[str, str]:
 
 
 def to_json(config: Any) -> str:
-    """The settings as indented JSON; ``from_json`` gives the same value back."""
+    """Return the settings as indented JSON, which ``from_json`` reads back to the same value."""
     return json.dumps(dataclasses.asdict(config), indent=1)
 
 
 def from_json(cls: type[T], text: str | bytes) -> T:
-    """The config that ``to_json`` wrote; newer settings have their defaults. SettingError on any other."""
+    """Return the config that ``to_json`` wrote; settings that it lacks have their defaults.
+
+    Raises SettingError for any other text.
+    """
     return _from_dict(cls, parse_json(text, "settings"), "")
 
 
 def at_least(settings: Any, prefix: str, **least: float) -> None:
-    """SettingError for a field below its least value; None passes."""
+    """Raise SettingError for a field below its minimum; None passes."""
     for name, bound in least.items():
         value = getattr(settings, name)
         if value is not None and not value >= bound:
@@ -137,7 +141,7 @@ def at_least(settings: Any, prefix: str, **least: float) -> None:
 
 
 def at_most(settings: Any, prefix: str, **most: float) -> None:
-    """SettingError for a field above its greatest value; None passes."""
+    """Raise SettingError for a field above its maximum; None passes."""
     for name, bound in most.items():
         value = getattr(settings, name)
         if value is not None and not value <= bound:
@@ -145,7 +149,7 @@ def at_most(settings: Any, prefix: str, **most: float) -> None:
 
 
 def above_0(settings: Any, prefix: str, names: str) -> None:
-    """SettingError for a field, of several in one text, that is not above 0 as a float32; None passes."""
+    """Raise SettingError for a field not above 0 as a float32; ``names`` are space-separated, None passes."""
     for name in names.split():
         value = getattr(settings, name)
         if value is not None and not value >= SMALLEST:
@@ -153,7 +157,7 @@ def above_0(settings: Any, prefix: str, names: str) -> None:
 
 
 def below_1(settings: Any, prefix: str, names: str) -> None:
-    """SettingError for a field, of several in one text, that is not a share of what is remembered."""
+    """Raise SettingError for a field outside [0, 1), such as a decay; ``names`` are space-separated."""
     for name in names.split():
         if not 0 <= getattr(settings, name) < 1:
             value = getattr(settings, name)
@@ -161,13 +165,13 @@ def below_1(settings: Any, prefix: str, names: str) -> None:
 
 
 def check_seed(seed: int, name: str, most: int = 2**32 - 1) -> None:
-    """SettingError for a seed that jax does not take: it has 32 bits."""
+    """Raise SettingError for a seed that jax does not take: seeds are uint32."""
     if not 0 <= seed <= most:
         raise SettingError(f"{name}={seed} should be a whole number from 0 to {most}")
 
 
 def check_numbers(config: Any) -> None:
-    """SettingError for a number beyond 32 bits, in which everything is computed: there it would overflow."""
+    """Raise SettingError for a number that overflows in 32 bits, in which everything is computed."""
     for path, value in leaves(config):
         for number in value if isinstance(value, tuple) else (value,):
             most = {int: 2**32 - 1, float: 3.4028235e38}.get(type(number))
@@ -176,7 +180,7 @@ def check_numbers(config: Any) -> None:
 
 
 def parse_json(text: str | bytes, name: Any) -> Any:
-    """The value of a JSON text; SettingError with its ``name`` if it is none, or too deep or long."""
+    """Return the value of a JSON text; raise SettingError with ``name`` if it is invalid or too deep."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -184,7 +188,7 @@ def parse_json(text: str | bytes, name: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; SettingError if it cannot be read or holds anything else."""
+    """Return the JSON object in a file; raise SettingError if it cannot be read or is no object."""
     try:
         value = parse_json(path.read_bytes(), path)
     except (OSError, SettingError) as error:
@@ -217,7 +221,10 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
 
 
 def _checked(path: str, value: Any, kind: Any) -> Any:
-    """``value`` as ``kind``, an int as a float and a list as a tuple where needed; or SettingError."""
+    """Return ``value`` as type ``kind``; an int may become a float, and a list a tuple.
+
+    Raises SettingError if it does not fit.
+    """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         if value in arguments:
@@ -237,24 +244,24 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
     raise SettingError(f"{path}={value!r} should be of type {getattr(kind, '__name__', kind)}")
 
 
-# ---- what reads a setting
+# ---- which settings are used
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """Values of a setting with which others are read.
+    """The values of a setting with which another setting is used.
 
-    They are ``among`` some (a name may have an argument, as in ``unigram:CORPUS``), or none of ``but``, or
-    ``above`` a number.
+    They are those ``among`` some (a name may have an argument, as in ``unigram:CORPUS``), all but those in
+    ``but``, or all ``above`` a number.
     """
 
     among: tuple[Any, ...] = ()
     but: tuple[Any, ...] = ()
     above: float | None = None
-    said: str = ""  # who has such a value, for an error
+    said: str = ""  # what has such a value, for an error message
 
     def has(self, value: Any) -> bool:
-        """Whether ``value`` is one of them."""
+        """Return whether ``value`` is one of these values."""
         if self.above is not None:
             return value is not None and value > self.above
         if isinstance(value, str) and value.partition(":")[0] in self.among:
@@ -262,7 +269,7 @@ class Values:
         return value in self.among if self.among else value not in self.but
 
     def clause(self, path: str) -> str:
-        """Say who reads a setting that depends on the one at ``path``."""
+        """Return a phrase: what reads a setting that depends on the one at ``path``."""
         if self.said:
             return f"by {self.said}"
         if self.above is not None:
@@ -275,7 +282,7 @@ class Values:
         return f"with {path} other than {listed(named)}" if named else f"with {path}"
 
     def shown(self, path: str) -> str:
-        """Say in one phrase which values the setting at ``path`` should have."""
+        """Return a phrase: which values the setting at ``path`` should have."""
         if self.above is not None:
             return f"{path} above {self.above:g}"
         if self.among:
@@ -284,7 +291,7 @@ class Values:
         return f"{path} not {named}" if named else f"{path} given"
 
     def mend(self, path: str) -> str:
-        """Name the setting to change, with a value where that is a choice."""
+        """Return the setting to change, with a value if it is a choice."""
         choices = [value for value in self.among if isinstance(value, str | bool) and value != ""]
         return f"{path}={choices[0]}" if choices else path
 
@@ -293,17 +300,17 @@ _ABSENT = (None, "", ())
 ABOVE_0 = Values(above=0)
 GIVEN = Values(but=_ABSENT)
 
-Condition = dict[str, "Values | tuple[Any, ...]"]  # path of another setting -> the values that it needs
-Conditions = Condition | tuple[Condition, ...]  # of several one is enough
+Condition = dict[str, "Values | tuple[Any, ...]"]  # path of another setting -> the values that it should have
+Conditions = Condition | tuple[Condition, ...]  # one of several is enough
 
 
 def setting(
     default: Default, read_if: Conditions = (), apart: Mapping[str, Conditions] | None = None
 ) -> Default:
-    """Declare a field of settings, or a group of them, that is read only if others have certain values.
+    """Declare a field, or a group of settings, that is used only if other settings have certain values.
 
     The paths in ``read_if`` are those of fields beside this one, or else start from the outermost settings.
-    ``apart``: settings of the group, by their paths in it, that are read by others than the group.
+    ``apart`` gives other conditions for some settings of a group, by their paths in it.
     """
     field: Any = dataclasses.field(
         default=default, metadata={"read_if": _alternatives(read_if), "apart": apart or {}}
@@ -311,8 +318,8 @@ def setting(
     return field
 
 
-def unread(config: Any, paths: Iterable[str]) -> dict[str, str]:
-    """``{path: reason}`` of the settings at or below ``paths`` that nothing reads in ``config``."""
+def unused_settings(config: Any, paths: Iterable[str]) -> dict[str, str]:
+    """Return {path: reason} of the settings at or below ``paths`` that are not used in ``config``."""
     given, reasons = tuple(paths), {}
     for path, _ in leaves(config):
         if any(path == one or path.startswith(f"{one}.") for one in given):
@@ -320,14 +327,17 @@ def unread(config: Any, paths: Iterable[str]) -> dict[str, str]:
     return {path: reason for path, reason in reasons.items() if reason}
 
 
-def check_read(config: Any, paths: Iterable[str]) -> None:
-    """SettingError for a setting, given by hand at one of ``paths``, that nothing reads in ``config``."""
-    if reasons := unread(config, paths):
+def check_used(config: Any, paths: Iterable[str]) -> None:
+    """Raise SettingError for settings at or below ``paths`` that are not used in ``config``."""
+    if reasons := unused_settings(config, paths):
         raise SettingError("; ".join(reasons.values()))
 
 
 def conditions(cls: type, prefix: str = "") -> dict[str, str]:
-    """``{path: "other.path=value and another above 0"}``: what fields and groups of a dataclass declare."""
+    """Return {path: phrase}: with which other settings each field or group is used.
+
+    A phrase is such as "other.path=value and another above 0".
+    """
     hints, said = _hints(cls), {}
     for field in dataclasses.fields(cls):
         declared = {"": field.metadata.get("read_if", ()), **field.metadata.get("apart", {})}
@@ -342,15 +352,15 @@ def conditions(cls: type, prefix: str = "") -> dict[str, str]:
 
 
 def _shown(cls: type, prefix: str, condition: Condition) -> str:
-    """A condition of a field of ``cls`` by the whole paths of the settings that it names."""
+    """Return a condition of a field of ``cls`` as a phrase with full paths."""
     return " and ".join(
-        _values(due).shown(prefix + path if _is_setting(cls, path) else path)
-        for path, due in condition.items()
+        _values(expected).shown(prefix + path if _is_setting(cls, path) else path)
+        for path, expected in condition.items()
     )
 
 
 def _is_setting(cls: Any, path: str) -> bool:
-    """Whether a dataclass has a setting or group at ``path``."""
+    """Return whether a dataclass has a setting or group at ``path``."""
     for name in path.split("."):
         if not dataclasses.is_dataclass(cls) or name not in cls.__dataclass_fields__:
             return False
@@ -359,7 +369,7 @@ def _is_setting(cls: Any, path: str) -> bool:
 
 
 def listed(names: Iterable[str]) -> str:
-    """``"a, b and c"``."""
+    """Return the names in one phrase, such as "a, b and c"."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -368,12 +378,12 @@ def _alternatives(read_if: Conditions) -> tuple[Condition, ...]:
     return (read_if,) if isinstance(read_if, dict) else read_if
 
 
-def _values(due: Values | tuple[Any, ...]) -> Values:
-    return due if isinstance(due, Values) else Values(among=due)
+def _values(expected: Values | tuple[Any, ...]) -> Values:
+    return expected if isinstance(expected, Values) else Values(among=expected)
 
 
 def _reasons(config: Any, path: str) -> Iterator[str]:
-    """Say why nothing reads a setting, for each group that it is in and for itself; "" where it is read."""
+    """Yield why a setting is not used, for each of its groups and for itself; "" where it is used."""
     owner, parts = config, path.split(".")
     for depth, name in enumerate(parts):
         prefix, rest = ".".join(parts[:depth]), ".".join(parts[depth + 1 :])
@@ -388,19 +398,19 @@ def _reasons(config: Any, path: str) -> Iterator[str]:
         owner = getattr(owner, name)
 
 
-_Unmet = list[tuple[str, Any, Values]]  # path of a setting, its value, and those that it should have
+_Unmet = list[tuple[str, Any, Values]]  # path of a setting, its value, and the values that it should have
 
 
 def _unmet(config: Any, owner: Any, prefix: str, target: str, condition: Condition) -> _Unmet:
-    """What of a condition on the setting ``target`` does not hold."""
+    """Return the settings that keep a condition of the setting ``target`` from holding."""
     found: _Unmet = []
-    for path, due in condition.items():
+    for path, expected in condition.items():
         group, field = _owner(owner, path), path.rpartition(".")[2]
         whole = f"{prefix}.{path}" if group is not None and prefix else path
         group = _owner(config, path) if group is None else group
         if group is None or whole == target:
-            continue  # a group that is looked at by itself, or the deciding setting
-        value, values = getattr(group, field), _values(due)
+            continue  # a group that is checked by itself, or the target itself
+        value, values = getattr(group, field), _values(expected)
         added = [names for cls in type(group).__mro__ if (names := _ADDED.get((cls, field)))]
         ignored = next((names[value] for names in added if value in names), None)
         is_read = values.has(value) if ignored is None else target.rpartition(".")[2] not in ignored
@@ -410,7 +420,7 @@ def _unmet(config: Any, owner: Any, prefix: str, target: str, condition: Conditi
 
 
 def _owner(config: Any, path: str) -> Any:
-    """The group in ``config`` that has the setting at ``path``; None if there is no such setting."""
+    """Return the group in ``config`` that has the setting at ``path``; None if there is none."""
     *groups, field = path.split(".")
     for name in groups:
         config = getattr(config, name, None)
@@ -418,7 +428,7 @@ def _owner(config: Any, path: str) -> Any:
 
 
 def _reason(path: str, unmet: list[_Unmet]) -> str:
-    """Say who reads the setting at ``path``, what stands in the way, and the mend."""
+    """Return a message: what reads the setting at ``path``, why it is not used, and what to change."""
     nearest_first = sorted(unmet, key=len)
     clauses = dict.fromkeys(each[0][2].clause(each[0][0]) for each in nearest_first)
     decider, value, values = nearest_first[0][0]

@@ -1,4 +1,4 @@
-"""The settings of training; only the standard library, so that listing experiments needs no jax."""
+"""The settings of training. Importing them needs the standard library alone, so that listing is fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     import jax
     import optax
 
-# names of a parameter's axes, by its own; "layers" first if it is stacked
+# {parameter name: names of its axes}; "layers" comes first if it is stacked
 Axes = Mapping[str, tuple[str, ...]]
 
 
 class TruncatedBPTT(NamedTuple):
     """Rows that several steps read in chunks, with a recurrent state carried from step to step."""
 
-    rows: int  # of a batch
-    chunks_per_row: int  # steps after which rows, and the state, start anew
+    rows: int  # per batch
+    chunks_per_row: int  # steps per row; then the state is reset
 
 
-# ``read_if`` of settings: which schedules and optimisers read them
+# ``read_if`` of settings: the schedules and optimisers that use them
 DECAYS_EVERY: Condition = {"schedule": ("decay-every",)}
 OF_ADAFACTOR: Condition = {"name": ("adafactor",)}
 OF_ADAMW: Condition = {"name": ("adamw", "adamw-relative", "muon")}
@@ -30,31 +30,31 @@ OF_MUON: Condition = {"name": ("muon",)}
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which optimiser, and what all optimisers share: the course of the learning rate, decay and clipping."""
+    """The optimiser's name, and what all optimisers share: learning rate, weight decay and clipping."""
 
     name: Literal["adafactor", "adamw", "adamw-relative", "muon"] = "adafactor"  # which optimiser
-    # multiplies the schedule; a step changes a parameter by about so much ("adamw", "muon": root mean square)
-    # or by that share of its own size ("adafactor", "adamw-relative")
+    # multiplies the schedule; a step changes a parameter by about this much ("adamw", "muon": root mean
+    # square) or by this share of its own size ("adafactor", "adamw-relative")
     learning_rate: float = 1.0
-    # course of the learning rate after the ramp; warmup-stable-decay: constant, then linear to 0
+    # learning rate after the warm-up; warmup-stable-decay: constant, then linear to 0
     schedule: Literal[
         "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
     ] = "inverse-sqrt"
-    warmup_steps: int = 0  # ramp from 0 that multiplies the schedule; T5 has none [steps]
-    # where "inverse-sqrt", 1 over the root of the step, begins to fall [steps]
+    warmup_steps: int = 0  # linear warm-up from 0, which multiplies the schedule; T5 has none [steps]
+    # until when "inverse-sqrt", 1 over the root of the step, is constant [steps]
     timescale: int = setting(10_000, {"schedule": ("inverse-sqrt",)})
-    # where "warmup-stable-decay" begins to fall [steps]
+    # when "warmup-stable-decay" begins to decay [steps]
     decay_start: int = setting(0, {"schedule": ("warmup-stable-decay",)})
-    # where that, "linear" (T5X: linear_decay) and "cosine", both begun at the ramp's end, reach 0 [steps]
+    # when the rate reaches 0; "linear" (T5X: linear_decay) and "cosine" decay from the warm-up on [steps]
     decay_end: int = setting(0, {"schedule": ("linear", "cosine", "warmup-stable-decay")})
-    # what "decay-every" (T5X: decay_every) multiplies the rate by, again and again
+    # factor by which "decay-every" (T5X: decay_every) multiplies the rate each time
     decay_factor: float = setting(0.5, DECAYS_EVERY)
-    # from the first step on, in what time "decay-every" does so once [steps]
+    # time between two such decays, from the first step on [steps]
     steps_per_decay: int = setting(20_000, DECAYS_EVERY)
-    weight_decay: float = 0.0  # share of each matrix taken off in a step, times the learning rate
-    clip_norm: float | None = None  # longest gradient, over all parameters together; None: any
-    # how much a step keeps of the mean of the parameters by which the model is evaluated, fine-tuned and
-    # exported, while training goes on from the parameters themselves; 0: no mean
+    weight_decay: float = 0.0  # decoupled, of matrices; multiplied by the learning rate
+    clip_norm: float | None = None  # largest global norm of the gradient; None: no clipping
+    # decay of an exponential moving average of the parameters, which is evaluated, fine-tuned and exported
+    # in their place; 0: no average
     ema: float = 0.0
 
 
@@ -62,24 +62,24 @@ class Schedule:
 class Adafactor:
     """Adafactor as T5 uses it (Shazeer and Stern 2018)."""
 
-    # Adafactor: largest root mean square of one parameter's update; None: any
+    # Adafactor: largest root mean square of one parameter's update; None: no clipping
     clip_rms: float | None = setting(1.0, OF_ADAFACTOR)
-    # Adafactor: the mean of squares forgets with 1 - step ** -decay_exponent
+    # Adafactor: the mean of squares decays by 1 - step ** -decay_exponent
     decay_exponent: float = setting(0.8, OF_ADAFACTOR)
-    # Adafactor: matrices at least so wide keep row and column means only [features]
+    # Adafactor: matrices at least this wide are factored into row and column means [features]
     factor_from: int = setting(128, OF_ADAFACTOR)
     epsilon_square: float = setting(1e-30, OF_ADAFACTOR)  # Adafactor: added to squared gradients
-    # Adafactor and adamw-relative: smallest size a parameter counts with
+    # Adafactor and adamw-relative: lower bound of a parameter's size, to which updates are relative
     epsilon_scale: float = setting(
         1e-3, (OF_ADAFACTOR | {"relative": ("parameter",)}, {"name": ("adamw-relative",)})
     )
-    # Adafactor: how much of the mean update a step keeps (T5X: beta1); 0: nothing is remembered
+    # Adafactor: decay of the mean update (T5X: beta1); 0: no momentum
     momentum: float = setting(0.0, OF_ADAFACTOR)
     # Adafactor: what the learning rate is relative to
     relative: Literal["parameter", "none"] = setting("parameter", OF_ADAFACTOR)
 
     def transform(self, _axes: Axes) -> "optax.GradientTransformation":
-        """Directions from gradients."""
+        """Return the transformation from gradients to directions."""
         import optax
 
         steps = [
@@ -102,12 +102,12 @@ class Adafactor:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
-    beta1: float = setting(0.9, OF_ADAMW)  # AdamW: how much of the mean gradient a step keeps
-    beta2: float = setting(0.95, OF_ADAMW)  # AdamW: how much of the mean squared gradient a step keeps
+    beta1: float = setting(0.9, OF_ADAMW)  # AdamW: decay of the mean gradient
+    beta2: float = setting(0.95, OF_ADAMW)  # AdamW: decay of the mean squared gradient
     epsilon: float = setting(1e-8, OF_ADAMW)  # AdamW: added to the root of the mean squared gradient
 
     def transform(self, _axes: Axes) -> "optax.GradientTransformation":
-        """Directions from gradients."""
+        """Return the transformation from gradients to directions."""
         import optax
 
         return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
@@ -118,7 +118,7 @@ class RelativeAdamW(AdamW, Adafactor):
     """AdamW with updates relative to a parameter's size, as Adafactor's are (nanoT5, Nawrot 2023)."""
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
-        """Directions from gradients."""
+        """Return the transformation from gradients to directions."""
         import optax
 
         return optax.chain(AdamW.transform(self, axes), optax.scale_by_param_block_rms(self.epsilon_scale))
@@ -126,22 +126,22 @@ class RelativeAdamW(AdamW, Adafactor):
 
 @dataclass(frozen=True)
 class Muon(AdamW):
-    """The matrices of all layers change by the orthogonal matrix nearest to a mean gradient (Jordan 2024).
+    """Muon: updates of layers' matrices are the orthogonal matrix nearest to a mean gradient (Jordan 2024).
 
-    Embeddings, output matrices, heads, norms, biases and relative-position tables change by AdamW.
+    Embeddings, output matrices, heads, norms, biases and relative-position tables are updated by AdamW.
     """
 
-    # Muon: how much of the mean gradient of a matrix a step keeps
+    # Muon: decay of the mean gradient of a matrix
     muon_momentum: float = setting(0.95, OF_MUON)
-    # Muon: root mean square of a matrix's update; AdamW's is about so large, so that one learning rate
-    # serves both (Liu et al. 2025)
+    # Muon: root mean square of a matrix's update, about that of AdamW, so that one learning rate serves both
+    # (Liu et al. 2025)
     muon_rms: float = setting(0.2, OF_MUON)
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
-        """Directions from gradients; of a matrix [...,rows,columns] for each of the axes in front."""
+        """Return the transformation from gradients to directions; of arrays [...,rows,columns] by matrix."""
         import optax
 
-        # Orthogonal matrices know no length: that of optax's momentum, a sum and no mean, does not matter.
+        # The nearest orthogonal matrix is the same for any multiple, so optax's momentum may be a sum.
         momentum = optax.trace(self.muon_momentum, nesterov=True)
         matrices = optax.chain(momentum, optax.stateless(self._orthogonal))
         kinds = {name: "matrix" if _is_matrix(names) else "other" for name, names in axes.items()}
@@ -159,12 +159,12 @@ class Muon(AdamW):
             weight_dimension_numbers=lambda updates: jax.tree.map(lambda _: last_two, updates),
         )
         directions, _ = nearest.update(updates, nearest.init(updates))
-        # The root mean square of an orthogonal matrix is the root of one over its longer side.
+        # The root mean square of an orthogonal matrix is 1 / sqrt(its longer side).
         return jax.tree.map(lambda x: self.muon_rms * max(x.shape[-2:]) ** 0.5 * x, directions)
 
 
 def _is_matrix(names: tuple[str, ...]) -> bool:
-    """Whether a parameter with these axes is a matrix of a layer, by which features are multiplied."""
+    """Return whether a parameter with these axes is a matrix of a layer that multiplies features."""
     return names[0] == "layers" and len(names) > 2 and "buckets" not in names
 
 
@@ -180,15 +180,15 @@ OPTIMIZERS = {  # by ``Schedule.name``
 # optimiser is a dataclass with ``transform``: first base class here, in OPTIMIZERS and in ``Schedule.name``.
 @dataclass(frozen=True)
 class OptimizerConfig(Muon, RelativeAdamW, Schedule):
-    """How parameters change: by Adafactor as in T5, by AdamW, or by Muon."""
+    """The optimiser and all of its settings: Adafactor as in T5, AdamW, or Muon."""
 
     def __post_init__(self):
-        falls = "decay_start" if self.schedule == "warmup-stable-decay" else "warmup_steps"
+        start = "decay_start" if self.schedule == "warmup-stable-decay" else "warmup_steps"
         decays = self.schedule in ("linear", "cosine", "warmup-stable-decay")
-        if decays and self.decay_end <= getattr(self, falls):
+        if decays and self.decay_end <= getattr(self, start):
             raise SettingError(
-                f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{falls}="
-                f"{getattr(self, falls)} for the schedule {self.schedule!r}"
+                f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{start}="
+                f"{getattr(self, start)} for the schedule {self.schedule!r}"
             )
         positive = (
             "learning_rate timescale decay_exponent factor_from decay_factor muon_rms clip_norm clip_rms"
@@ -202,56 +202,59 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
         below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema")
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
-        """The directions of the optimiser that ``name`` names, of parameters with these axes."""
+        """Return the transformation from gradients to directions of the optimiser ``name``."""
         chosen: Any = OPTIMIZERS[self.name]
         return chosen.transform(self, axes)
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """What training makes small, per target token."""
+    """The loss of a target token."""
 
-    z_loss: float = 1e-4  # times the squared log-partition function, in training only (T5)
+    z_loss: float = 1e-4  # weight of the squared log-partition function, in training only (T5)
     label_smoothing: float = 0.0  # probability taken from the target and spread over all other tokens
 
 
-# of a checkpoint: the parameters, their average (optimizer.ema), or the average where one is kept, as scored
+# Which parameters of a checkpoint to use: the last, their average (optimizer.ema), or as scored, that is the
+# average if one is kept.
 Weights = Literal["scored", "average", "last"]
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state is saved and what is kept."""
+    """When the state is saved, and which checkpoints are kept."""
 
     every: int = 5_000  # time between two checkpoints; the last step is always saved [steps]
-    keep: int = 3  # how many of the newest are kept [checkpoints]
-    best: Literal["lowest", "highest"] = "lowest"  # of each score, the one whose checkpoint is kept besides
-    hours: float = 1.0  # one checkpoint is kept besides in so long a time; 0: none [hours]
-    steps: tuple[int, ...] = ()  # that are saved and evaluated besides, and kept [steps]
+    keep: int = 3  # number of newest checkpoints to keep [checkpoints]
+    best: Literal["lowest", "highest"] = (
+        "lowest"  # which value of each score is best: that checkpoint is kept too
+    )
+    hours: float = 1.0  # keep one checkpoint of each period of this length too; 0: none [hours]
+    steps: tuple[int, ...] = ()  # save and evaluate at these steps too, and keep their checkpoints [steps]
 
     def __post_init__(self):
         at_least(self, "checkpoints.", every=1, keep=1, hours=0)
 
     def due(self, step: int) -> bool:
-        """Whether the state after ``step`` is saved."""
+        """Return whether the state after ``step`` is saved."""
         return step % self.every == 0 or step in self.steps
 
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """What is done about bad numbers and bad disks.
+    """How a run reacts to bad updates and to saves that fail.
 
-    Of an update that is left out parameters and the optimiser's memory stay as they are, bit for bit. Numbers
-    are read with each line of the log and before each checkpoint: until then a run that is to end goes on,
-    and nothing is saved.
+    A skipped update leaves the parameters and the optimiser's state as they are, bit for bit. Metrics are
+    read with each line of the log and before each checkpoint. A run that should end trains on until then, but
+    saves nothing.
     """
 
-    # a loss or gradient that is not finite ends the run, or is left out
+    # if the loss or gradient is not finite, stop the run or skip the update
     non_finite: Literal["stop", "skip"] = "stop"
-    # leave out a loss so far above the mean of the last 128 [standard deviations]
+    # skip updates whose loss is this far above the mean of the last 128; None: no limit [standard deviations]
     spikes: float | None = setting(None, {"counts.model": ("none",)})
-    in_a_row: int = 10  # as many updates are left out one after another, then the run ends [steps]
-    # to save a checkpoint; retry: with the next one, after a warning
+    in_a_row: int = 10  # end the run after this many consecutive skipped updates [steps]
+    # if saving a checkpoint fails, stop, or warn and retry with the next one
     failed_save: Literal["stop", "retry"] = "stop"
 
     def __post_init__(self):
@@ -261,7 +264,7 @@ class GuardConfig:
 
     @property
     def skips(self) -> bool:
-        """Whether an update may be skipped."""
+        """Return whether an update may be skipped."""
         return self.non_finite == "skip" or self.spikes is not None
 
 
@@ -270,14 +273,16 @@ EVERY_UPDATE = GuardConfig()
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How long to train, and how often to look."""
+    """How long to train, and how often to log and evaluate."""
 
-    steps: int = 524_288  # where training ends, counted from the first step of the state [steps]
+    steps: int = 524_288  # train up to this step, counted from the state's first [steps]
     log_every: int = 100  # time between two lines of metrics.jsonl [steps]
-    # time between two evaluations, at checkpoints or between them; the end is always evaluated [steps]
+    # time between two evaluations; the last step is always evaluated [steps]
     evaluate_every: int = 5_000
-    score: str = "loss"  # the number of an evaluation by which checkpoints are ranked
+    score: str = "loss"  # metric by which checkpoints are ranked
     guard: GuardConfig = EVERY_UPDATE
-    patience: float = 0.0  # time without a step or a batch of an evaluation, then it ends; 0: any [seconds]
-    profile: tuple[int, int] | None = None  # first and last step of which a trace is written; None: none
-    prefetch: int = 2  # batches sent to the devices ahead of their step [batches]
+    patience: float = (
+        0.0  # end the process after so long without a step or evaluation batch; 0: never [seconds]
+    )
+    profile: tuple[int, int] | None = None  # first and last step to trace; None: no trace
+    prefetch: int = 2  # number of batches to copy to the devices ahead of their step [batches]

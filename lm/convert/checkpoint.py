@@ -27,7 +27,7 @@ from lm.convert.config_json import (
 from lm.convert.heads import body_tensors, has_head, head_json, head_tensors, is_head_tensor
 from lm.convert.schema import Family, HFConfig
 from lm.convert.tensors import Tensor, is_buffer, tensors
-from lm.files import complete_folder
+from lm.files import atomic_folder
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
 from lm.ops.positions import sinusoids
@@ -261,7 +261,7 @@ def save(
         published = body_tensors(model, published) | head
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already; name a new folder")
-    with complete_folder(folder) as draft:
+    with atomic_folder(folder) as draft:
         (draft / CONFIG).write_text(json.dumps(hf_config, indent=2, sort_keys=True) + "\n")
         shards = _shards(published, shard_bytes)
         for file, names in shards.items():

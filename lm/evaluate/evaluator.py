@@ -71,4 +71,4 @@ def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], prediction
     if jax.process_index() == 0:
         pairs = zip(map(task.to_text, rows), predictions, strict=True)
         lines = ({"inputs": text, "target": target, "prediction": answer} for (text, target), answer in pairs)
-        files.write(path, files.seal_lines(lines))
+        files.write(path, files.lines_with_checksum(lines))

@@ -209,15 +209,13 @@ def _asked(
 ) -> list[np.ndarray]:
     """``program``'s answer float64 for each row, in order, from batches of few shapes; ``sizes`` [N,...]."""
     config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
-    multiple = 1 if mesh is None else sharding.batch_parts(mesh.shape)
+    multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
     parts = batches_by_length(sizes, partial(_cost, config), multiple, _longest(config))
     outputs = []
     for part in parts:
         batch = _batch(config, [rows[k] for k in part.questions], part)
         if mesh is not None:
-            mine = np.concatenate(
-                [np.arange(part.rows)[s] for s in sharding.rows_of_process(mesh, part.rows)]
-            )
+            mine = np.concatenate([np.arange(part.rows)[s] for s in sharding.process_rows(mesh, part.rows)])
             batch = {name: values[mine] for name, values in batch.items()}
         with nullcontext() if mesh is None else jax.set_mesh(mesh):
             outputs.append(program(model, put(batch)))

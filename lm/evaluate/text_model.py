@@ -126,7 +126,7 @@ class TextModel:
     def _written(self, rows: Sequence[Sequence[int]], decoding: Decoding, seed: int) -> np.ndarray:
         """int32 [rows or more,max_length]: the answers."""
         config, mesh = self.model.config, getattr(jax.tree.leaves(self.model)[0].sharding, "mesh", None)
-        parts = 1 if mesh is None else sharding.batch_parts(mesh.shape)
+        parts = 1 if mesh is None else sharding.batch_shards(mesh.shape)
         width = NARROWEST
         while width < max(map(len, rows)):
             width *= 2

@@ -10,6 +10,7 @@ from jax import Array
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import KeyValue
+from lm.nn.costs import array_bytes, matmul_flops
 from lm.nn.dropout import dropout_factors
 from lm.nn.layers import Identity, Linear, Module, normal, param
 from lm.ops.attention import (
@@ -54,6 +55,17 @@ class LuongAttention(Module):
         """Return float32 [B,1,T,S]: the alignment, how much x [B,T,D] takes from each state."""
         mask = materialize_mask(inputs.mask, x.shape[1], kv.key.shape[1])
         return attention_weights(self._queries(x), kv.key, mask)
+
+    def cross_flops(self, queries: int, keys: int) -> int:
+        """Return the FLOPs of attention from ``queries`` positions of one row to ``keys`` of another."""
+        products = matmul_flops(self.query, queries) + matmul_flops(self.key, keys)
+        scores_and_mean = 2 * queries * keys * 2 * self.config.d_model
+        return products + scores_and_mean + matmul_flops(self.out, queries)
+
+    def cache_bytes(self, length: int) -> int:
+        """Return the bytes of the keys and values of one row of ``length`` states."""
+        x = jax.ShapeDtypeStruct((1, length, self.config.d_model), self.config.dtype)
+        return array_bytes(jax.eval_shape(lambda module, x: module.key_value(x, None), self, x))
 
     def _attend(self, query: Array, kv: KeyValue, mask: Array | None, factors: Array | None) -> Array:
         options = AttentionOptions(dropout_factors=factors)

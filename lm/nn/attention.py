@@ -8,6 +8,7 @@ from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import attend
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import KeyValue, LayerCache
+from lm.nn.costs import TokenMixer, matmul_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
 from lm.nn.layers import Identity, Linear, Module, make_norm, normal, param
 from lm.ops.attention import AttentionOptions, attention_weights, bilinear_query
@@ -72,7 +73,7 @@ class Projections(Module):
         return rotate(x, positions, *rotary.frequencies(self.config.d_kv), rotary.layout)
 
 
-class Attention(Projections):
+class Attention(Projections, TokenMixer):
     """Multi-head attention: a token mixer, or with ``is_cross`` a decoder's attention to its encoder.
 
     The mask alone decides what is visible, so ``_bidirectional`` is unused.
@@ -155,6 +156,20 @@ class Attention(Projections):
         value = jnp.zeros((*shape, config.value_width), config.dtype)
         return LayerCache(key, value)
 
+    def flops(self, length: int, visible: int, /) -> int:
+        """Return the FLOPs of the forward pass over one row of ``length`` tokens that read ``visible`` each.
+
+        All matrices count, also those that a subclass adds; separate projections of global tokens do not.
+        """
+        products = matmul_flops(self, length) - matmul_flops(self.globals, length)
+        return products + self._score_flops(length, visible)
+
+    def cross_flops(self, queries: int, keys: int) -> int:
+        """Return the FLOPs of cross-attention from ``queries`` tokens of one row to ``keys`` of another."""
+        key_value = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
+        query_out = matmul_flops(self, 1) - key_value
+        return keys * key_value + queries * query_out + self._score_flops(queries, keys)
+
     def dropout_shapes(self, key_length: int) -> Shapes:
         """Return one row's shape [N,1,S] of dropped weights; all queries share the mask, as in T5."""
         return {"attention": (self.heads, 1, key_length)}
@@ -164,6 +179,10 @@ class Attention(Projections):
         mask, bias = materialize_mask(mask, *size), materialize_bias(bias, *size)
         options = self.options
         return attention_weights(query, kv.key, mask, bias, scale=options.scale, logit_cap=options.logit_cap)
+
+    def _score_flops(self, queries: int, keys: int) -> int:
+        """Return the FLOPs of the scores of all heads, and of the weighted sums of values."""
+        return 2 * queries * keys * self.config.num_heads * (self.config.d_kv + self.config.value_width)
 
     def _has_globals(self, inputs: AttentionInputs) -> bool:
         return self.globals is not None and inputs.global_tokens is not None

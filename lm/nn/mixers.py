@@ -13,8 +13,9 @@ from lm.nn.alignment import BahdanauAttention, LuongAttention
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry
+from lm.nn.costs import TokenMixer
 from lm.nn.dropout import DropoutMasks, Shapes
-from lm.nn.layers import Identity, Linear, Module
+from lm.nn.layers import Identity, Linear
 from lm.nn.rnn import Recurrent
 from lm.sharding import constrain
 
@@ -23,7 +24,8 @@ class Mixer(Protocol):
     """What a block needs of a token mixer; a state space model would be one too.
 
     A class with ``has_scores`` True takes what changes attention scores: position biases, rotary positions,
-    windows, prefixes and low-rank updates. Its arithmetic is counted as attention's.
+    windows, prefixes and low-rank updates. ``lm.nn.costs.TokenMixer`` is a base that adds ``flops`` and
+    ``cache_bytes``; a module that lacks them is counted as that base counts.
     """
 
     def __call__(
@@ -41,7 +43,7 @@ class Mixer(Protocol):
         """Return the shapes of one row's dropout masks, by names that are unique within a block."""
 
 
-class NGramMLP(Module):
+class NGramMLP(TokenMixer):
     """tanh(W [x_(t-n+1); ...; x_t] + b): a hidden layer over the last n = ``mixer_window`` tokens.
 
     Without a feed-forward layer after it, the model is that of Bengio et al. 2003, whose n counts the target
@@ -95,7 +97,7 @@ class NGramMLP(Module):
         return jnp.take_along_axis(padded, index[:, :, None], axis=1)
 
 
-class NoMixing(Module):
+class NoMixing(TokenMixer):
     """A mixer that adds nothing: each position keeps to itself."""
 
     def __call__(

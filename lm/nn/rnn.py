@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
+from lm.nn.costs import TokenMixer
 from lm.nn.dropout import DropoutMasks, Shapes
 from lm.nn.layers import Identity, Linear, Module, broadcast_to_rank, dense, normal, param
 from lm.ops.recurrence import CELLS, RecurrentCell, States, StateWeights, rnn_scan, segment_resets
@@ -75,7 +76,7 @@ class Direction(Module):
         return CELLS[self.config.mixer]
 
 
-class Recurrent(Module):
+class Recurrent(TokenMixer):
     """A token mixer that reads a row position by position; each step of decoding costs the same.
 
     A causal one of width D returns its states as they are. Otherwise they are projected to D features: both

@@ -23,7 +23,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from lm.config.base import SettingError
-from lm.files import write_sealed
+from lm.files import write_with_checksum
 from lm.tokenizers.tokenizer import BLANK, EOS, PAD, UNK, Family, Vocabulary
 
 TRAINED_ON = 750  # text; twice as much saves under 1 % of the tokens [characters per piece]
@@ -263,7 +263,7 @@ def _merges(model: Any) -> list[tuple[str, str]]:
 def train_sentencepiece(
     texts: Iterable[str], size: int, path: Path, unknown: Unknown = "unk", kind: PieceKind = "unigram"
 ) -> Path:
-    """Train a model of ``size`` pieces on the first of ``texts`` and ``write_sealed`` it.
+    """Train a model of ``size`` pieces on the first of ``texts`` and ``write_with_checksum`` it.
 
     The same texts give the same model. As in T5, normalisation is nmt_nfkc and unknown characters have id 2;
     94 required characters cover all of ASCII. With ``unknown="bytes"`` 256 of the pieces are bytes, by which
@@ -290,7 +290,7 @@ def train_sentencepiece(
         # the trainer's message without the line of its source; it has none for a text that is empty
         reason = str(error).rpartition("] ")[2].strip() or "there is none"
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {reason}") from error
-    write_sealed(Path(path), model.getvalue())
+    write_with_checksum(Path(path), model.getvalue())
     return Path(path)
 
 

@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from lm.config.base import SettingError
-from lm.files import write_sealed
+from lm.files import write_with_checksum
 from lm.tokenizers.sentencepiece import REQUIRED, ROOM, TRAINED_ON, Own, sampled_lines
 from lm.tokenizers.tokenizer import UNK
 
@@ -122,7 +122,7 @@ def _tokenizer(ids: Mapping[str, int]) -> tokenizers.Tokenizer:
 
 
 def train_wordpieces(texts: Iterable[str], size: int, path: Path) -> Path:
-    """Train ``size`` pieces on a sample of ``texts`` and ``write_sealed`` them; the same texts give the same.
+    """Train ``size`` pieces on a sample of ``texts`` and write them with a checksum; deterministic.
 
     Pairs of pieces are merged by how often they stand side by side, as BPE's. Each character is a piece with
     and without ##, so that every word of known characters has pieces; those of ASCII are known whatever the
@@ -143,7 +143,9 @@ def train_wordpieces(texts: Iterable[str], size: int, path: Path) -> Path:
         room = f"its {len(characters)} characters take {len(first)} pieces, and it has {len(ids)} in all"
         reason = room if characters else "there is none"
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {reason}")
-    write_sealed(Path(path), "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__)).encode())
+    write_with_checksum(
+        Path(path), "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__)).encode()
+    )
     return Path(path)
 
 

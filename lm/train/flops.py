@@ -1,23 +1,23 @@
-"""How much arithmetic a step or a token takes and decoding remembers, and how much the devices could do."""
+"""FLOPs of a training step or a token, bytes of the cache of decoding, and the peak FLOP/s of devices.
 
-from collections.abc import Callable
-from functools import partial
+What a layer costs is counted by the layer itself (``lm.nn.costs``); here the layers of a model are added up.
+"""
+
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
-from lm.nn.attention import Attention
+from lm.nn.block import Block
+from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.layers import count
-from lm.nn.mixers import make_mixer
 from lm.nn.transformer import Transformer
 
-# bfloat16 products without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
-# device_kind
-PEAK = {
+# Products of bfloat16 without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
+# ``device_kind``.
+PEAK_FLOPS = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
     "TPU v5e": 197e12,
@@ -31,97 +31,72 @@ PEAK = {
 }
 
 
-def peak(device: jax.Device) -> float | None:
-    """FLOP/s of a device; None where it is not known."""
-    return next((value for kind, value in PEAK.items() if device.device_kind.startswith(kind)), None)
+def peak_flops(device: jax.Device) -> float | None:
+    """Return the peak FLOP/s of a device; None for a device that PEAK_FLOPS lacks."""
+    kind = device.device_kind
+    return next((value for prefix, value in PEAK_FLOPS.items() if kind.startswith(prefix)), None)
 
 
 def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> float:
-    """FLOPs of a training step on rows of ``inputs`` and ``targets`` positions: all products, padding
-    included.
+    """Return the FLOPs of a training step on ``rows`` rows of ``inputs`` and ``targets`` tokens.
 
-    A product of [m,k] and [k,n] is 2mkn; the backward pass is two of each, so 6. What rematerialisation
-    repeats is not counted, nor is the half of causal scores that a kernel may skip, nor ELECTRA's generator.
+    Padding counts. A product of [m,k] and [k,n] takes 2mkn, and the backward pass two such products, so that
+    a step takes three forward passes. What rematerialisation repeats is not counted, nor is the half of
+    causal scores that a kernel may skip, nor ELECTRA's generator. Scores outside of windows are counted.
     """
-
-    def attention(side, queries, keys):  # query and output are as many, and key and value
-        width = side.d_kv + side.value_width  # of a head's key and value
-        heads, groups = side.num_heads * width, side.key_value_heads * width
-        products = side.d_model * (heads * queries + groups * keys) + _low_rank(side, queries, keys)
-        return products + heads * queries * keys
-
-    # Of one head as wide as the model: its matrices, scores, and the mean of values.
-    def crossing(queries, keys):
-        square, kind = config.d_model**2, config.cross_attention
-        if kind == "heads":
-            return attention(config, queries, keys)
-        matrices = {
-            "dot": queries,
-            "multiplicative": queries + keys,
-            "additive": 2 * queries + keys,
-            "none": 0,
-        }
-        return square * matrices[kind] + (kind != "none") * 2 * config.d_model * queries * keys
-
-    def mixing(side, positions, both_ways):  # others than attention multiply each position by their matrices
-        numbers = _numbers_of_matrices(partial(make_mixer, side, bidirectional=both_ways))
-        if not side.has_scores:
-            return positions * numbers
-        more = numbers - _numbers_of_matrices(partial(Attention, side))  # that a user's own has
-        return attention(side, positions, positions) + positions * more
-
-    def mlp(side):
-        matrices = 0 if side.mlp == "none" else 3 if side.mlp.startswith("gated") else 2
-        rank = matrices * side.lora.rank * ("mlp" in side.lora.matrices)
-        return side.d_model * (side.d_ff * matrices + 2 * side.adapter_width + rank) + side.d_ff * rank
-
-    encoder = config.encoder_side
-    words = 0 if config.logits == "none" else config.vocab_size
-    products = (targets if config.has_decoder else inputs) * config.embed_width * words
-    if config.has_decoder:
-        products += config.num_decoder_layers * (mixing(config, targets, False) + targets * mlp(config))
+    vocab_size = 0 if config.logits == "none" else config.vocab_size
+    predicted = targets if config.has_decoder else inputs
+    forward = 2 * predicted * config.embed_width * vocab_size
     if config.has_encoder:
-        products += config.num_encoder_layers * (mixing(encoder, inputs, True) + inputs * mlp(encoder))
-    if config.has_encoder and config.has_decoder:
-        products += config.num_decoder_layers * crossing(targets, inputs)
-    if "backward" in config.heads:  # as much again, from the other end
-        products *= 2
-    return 6.0 * rows * products
+        encoder_block = abstract_block(config.encoder_side, has_cross_attention=False)
+        forward += config.num_encoder_layers * _block_flops(encoder_block, inputs)
+    if config.has_decoder:
+        decoder_block = abstract_block(config, has_cross_attention=config.has_encoder)
+        layer = _block_flops(decoder_block, targets)
+        if decoder_block.cross is not None:
+            layer += decoder_block.cross.cross_flops(targets, inputs)
+        forward += config.num_decoder_layers * layer
+    if "backward" in config.heads:  # a second stack as large reads from the other end
+        forward *= 2
+    return 3.0 * rows * forward
 
 
-def _low_rank(side: ModelConfig, queries: int, keys: int) -> int:
-    """The products with low-rank updates of an attention's matrices."""
-    positions = {"query": queries, "key": keys, "value": keys, "out": queries}
-    widths = {"key": side.key_value_heads * side.d_kv, "value": side.key_value_heads * side.value_width}
-    widths |= {"query": side.num_heads * side.d_kv, "out": side.num_heads * side.value_width}
-    updated = [name for name in side.lora.matrices if name in positions]
-    return side.lora.rank * sum(positions[name] * (side.d_model + widths[name]) for name in updated)
+def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
+    """Return one block of a stack, with shapes in place of arrays: nothing is computed."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key: Block(config, nnx.Rngs(params=key), has_cross_attention), key)
+
+
+def _block_flops(block: Block, length: int) -> int:
+    """Return the FLOPs of a block's forward pass over a row, without cross-attention."""
+    mixer = mixer_flops(block.attention, length, length)
+    return mixer + matmul_flops(block.mlp, length) + matmul_flops(block.adapter, length)
 
 
 class Costs(NamedTuple):
-    """What a model takes for each token, by its settings alone."""
+    """What a model costs for each token, by its settings alone."""
 
-    parameters: int  # N, tied matrices once
+    parameters: int  # N; tied matrices count once
     training: float  # of a token, with its share of attention's scores [FLOP]
     scores: float  # that share [FLOP]
     generating: float  # of the token after a row; 0 without a decoder [FLOP]
-    cache: int  # that decoding holds of a row: keys and values, or a recurrent state [bytes]
+    cache: int  # of a row in decoding: keys and values, or a recurrent state [bytes]
 
 
 def longest_row(config: ModelConfig, length: int) -> int:
-    """``length``, or as many tokens as a row can have where positions are learned and end before [tokens]."""
+    """Return ``length`` or, if less, the longest row that learned positions reach [tokens]."""
     return min(length, config.max_length) if config.positions == "learned" else length
 
 
 def costs(config: ModelConfig, length: int) -> Costs:
-    """Of rows of ``length`` tokens, as many on each side of an encoder-decoder.
-
-    SettingError for rows that are longer than learned positions reach.
+    """Return the costs for rows of ``length`` tokens, as many on each side of an encoder-decoder.
 
     A token takes two operations for each of N parameters, and the backward pass twice as many: training on D
     tokens takes a N D, where a is 6, or 3 where each token passes one of two stacks (Kaplan et al. 2020,
-    section 2.1, whose N leaves out embeddings). A score is a product with a key and one with a value besides;
-    of a causal row all count, of a window those inside.
+    section 2.1, whose N leaves out embeddings). Scores come on top: a product with a key and one with a
+    value. Of a causal row all scores count, of a window those inside.
+
+    Raises SettingError for rows that are longer than learned positions reach.
     """
     if length > longest_row(config, length):
         raise SettingError(
@@ -130,52 +105,60 @@ def costs(config: ModelConfig, length: int) -> Costs:
         )
     key = jax.eval_shape(lambda: jax.random.key(0))
     model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
-    parameters, sides = count(model), config.has_encoder + config.has_decoder
+    parameters = count(model)
+    num_stacks = config.has_encoder + config.has_decoder
     passes = 2 if config.architecture == "shared-encoder-decoder" else 1  # of the same parameters
-    encoder = _scores(config.encoder_side, config.num_encoder_layers, length) if config.has_encoder else 0
-    decoder = _scores(config, config.num_decoder_layers, length) if config.has_decoder else 0
-    if sides == 2:  # to all of the encoder's output
-        decoder += config.num_decoder_layers * length * config.num_heads * (config.d_kv + config.value_width)
-    scores = (encoder + decoder) / sides
-    read = parameters - (count(model.encoder) if config.architecture == "encoder-decoder" else 0)
+    encoder = decoder = 0
+    if config.has_encoder:
+        encoder = _score_flops(config.encoder_side, config.num_encoder_layers, length)
+    if config.has_decoder:
+        decoder = _score_flops(config, config.num_decoder_layers, length)
+    cross = abstract_block(config, has_cross_attention=num_stacks == 2).cross
+    if cross is not None:  # a decoder's token also reads all of the encoder's output
+        across = cross.cross_flops(1, length) - cross.cross_flops(1, 0) - cross.cross_flops(0, length)
+        decoder += config.num_decoder_layers * across
+    scores = (encoder + decoder) / num_stacks
+    used = parameters
+    if config.architecture == "encoder-decoder":  # the encoder has run before
+        used -= count(model.encoder)
     return Costs(
         parameters,
-        training=6.0 * (parameters * passes / sides + scores),
-        scores=6.0 * scores,
-        generating=2.0 * (read + decoder) if config.has_decoder else 0.0,
+        training=6.0 * parameters * passes / num_stacks + 3.0 * scores,
+        scores=3.0 * scores,
+        generating=2.0 * used + decoder if config.has_decoder else 0.0,
         cache=cache_bytes(config, length, length) if config.has_decoder else 0,
     )
 
 
 def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
-    """What decoding holds of a row of ``length`` tokens, and for cross-attention of ``inputs`` [bytes].
+    """Return the bytes that decoding holds of a row of ``length`` tokens that reads ``inputs`` encoded ones.
 
-    Attention's cache holds whole rows, be there a window or not.
+    Attention's cache holds whole rows, with a window or without.
     """
-
-    def held(model: Transformer) -> object:
-        carry = model.decoder.init_carry(1, length)
-        if not config.has_encoder or config.cross_attention == "none":
-            return carry
-        return carry, model.decoder.encoder_key_value(jnp.zeros((1, inputs, config.d_model), config.dtype))
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(held, model)))
+    block = abstract_block(config, has_cross_attention=config.has_encoder)
+    layer = mixer_cache_bytes(block.attention, length)
+    if block.cross is not None:
+        layer += block.cross.cache_bytes(inputs)
+    return config.num_decoder_layers * layer
 
 
-def _scores(config: ModelConfig, layers: int, length: int) -> int:
-    """Multiplications of a token with the keys and values of its own stack, where that has attention."""
-    sparsity, each = config.sparsity, 0
-    for window in sparsity.layer_windows or (sparsity.window,) * layers:
-        sides = 1 if config.has_decoder else 2  # on which a window lies
-        blocks = 0 if window is None else 1 + sides * window + sparsity.random_blocks + sparsity.global_tokens
-        each += length if window is None else min(length, blocks * sparsity.block)
-    heads = config.num_heads * (config.d_kv + config.value_width)
-    return each * heads if config.has_scores else 0
+def _score_flops(config: ModelConfig, num_layers: int, length: int) -> int:
+    """Return the FLOPs of a token with the keys and values of its own stack's layers, forward."""
+    mixer = abstract_block(config, has_cross_attention=False).attention
+    without = mixer_flops(mixer, 1, 0)
+    layers = _visible_tokens(config, num_layers, length)
+    return sum(mixer_flops(mixer, 1, visible) - without for visible in layers)
 
 
-def _numbers_of_matrices(make: Callable[..., object]) -> int:
-    """Of one layer's mixer, which ``make(rngs=...)`` makes."""
-    mixer = jax.eval_shape(lambda: make(rngs=nnx.Rngs(params=0)))
-    return sum(leaf.size for leaf in jax.tree.leaves(mixer) if leaf.ndim == 2)
+def _visible_tokens(config: ModelConfig, num_layers: int, length: int) -> list[int]:
+    """Return for each layer how many tokens of a row of ``length`` a token reads, by window and sparsity."""
+    sparsity = config.sparsity
+    sides = 1 if config.has_decoder else 2  # a decoder's window lies behind a token, an encoder's on both
+    visible = []
+    for window in sparsity.layer_windows or (sparsity.window,) * num_layers:
+        if window is None:
+            visible.append(length)
+        else:
+            blocks = 1 + sides * window + sparsity.random_blocks + sparsity.global_tokens
+            visible.append(min(length, blocks * sparsity.block))
+    return visible

@@ -1,4 +1,4 @@
-"""The training loop: run a step, read the metrics of the one before, save, evaluate; to the end or a signal.
+"""The training loop: run a step, read the metrics of the step before, save and evaluate periodically.
 
 jax starts a step and returns at once, so the loop prepares batches and writes lines while devices compute.
 """
@@ -22,23 +22,25 @@ from lm.config.training import LoopConfig
 from lm.nn.attention_inputs import Batch
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
 from lm.train.runtime.log import Log, NonFiniteLoss
-from lm.train.runtime.meter import Meter, Profile
-from lm.train.runtime.preemption import Stopping
+from lm.train.runtime.meter import MetricsWriter, Profile
+from lm.train.runtime.preemption import PreemptionHandler
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
 
-# Tries of an evaluation during which the process is killed. Two kills from outside may hit the same one by
-# chance, three hardly: then it is the evaluation's fault, such as too much memory.
-TRIES = 3
+# Evaluations of a step that may end the process. Two kills from outside may hit the same evaluation by
+# chance, three hardly: the evaluation is then the cause, such as by too much memory.
+MAX_EVALUATION_TRIES = 3
 HostBatch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained: from what data and which state, and where that is saved, logged and evaluated."""
+    """What a run trains on and from, and how it saves, logs and evaluates."""
 
     seed: int
-    data: Callable[[int], Iterable[HostBatch]]  # first step -> this process's parts of the batches from it on
+    data: Callable[
+        [int], Iterable[HostBatch]
+    ]  # first step -> this process's shards of the batches from it on
     checkpoints: Checkpoints
     log: Log
     evaluate: Callable[[State], dict[str, float]]
@@ -46,7 +48,10 @@ class Run:
     flops: float | None = None  # of one step, to compute the utilisation of devices; None: unknown
 
     def start(self, restored: State | None, config: LoopConfig) -> int:
-        """The last step already trained, 0 in a new run; the log records it as a start."""
+        """Return the last step already trained, 0 in a new run, and log this start.
+
+        Raises SettingError if that step is beyond ``config.steps``.
+        """
         start = 0 if restored is None else int(restored.step)
         if start > config.steps:
             reached = f"{self.log.folder} is trained to step {start} already"
@@ -54,30 +59,30 @@ class Run:
         self.log.start(start)
         return start
 
-    def first_state(self, steps: Steps) -> State:
-        """The state before the first step."""
+    def initial_state(self, steps: Steps) -> State:
+        """Return the state before the first step."""
         return self.initial() if self.initial else steps.init(self.seed)
 
 
 def train(steps: Steps, run: Run, config: LoopConfig) -> State:
-    """Train to ``config.steps`` from the newest checkpoint, else from the run's initial state.
+    """Return the state after ``config.steps``, from the newest checkpoint or else the run's initial state.
 
-    Raises Interrupted after a signal, having saved, and NonFiniteLoss, each process having written its part
-    of the batch.
+    Raises Interrupted after a signal, once the state is saved. Raises NonFiniteLoss, once each process has
+    written its shard of the batch.
     """
     restored = run.checkpoints.restore(steps.abstract)
     start = run.start(restored, config)
     stacks = run.log.folder / f"stuck-{jax.process_index()}.txt"
     profile = Profile(run.log.folder / "profile", config.profile)
-    with Stopping(config.patience, stacks) as stopping, _bad_batch_saved(run), profile:
-        meter = Meter(run.log, config, run.flops)
-        milestones = Milestones(run, config, meter, stopping)
+    with PreemptionHandler(config.patience, stacks) as stopping, _save_bad_batch(run), profile:
+        meter = MetricsWriter(run.log, config, run.flops)
+        periodic = PeriodicActions(run, config, meter, stopping)
         batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
         # The step compiles in a thread while the first state is made: both take long.
         train_step = CompiledStep(steps, run, batches)
-        state = run.first_state(steps) if restored is None else restored
+        state = run.initial_state(steps) if restored is None else restored
         if restored is not None:
-            milestones.make_up(state)
+            periodic.catch_up_evaluation(state)
         train_step.wait(stopping, start)
         for step in range(start + 1, config.steps + 1):
             batch = next(batches)
@@ -85,18 +90,21 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
             state, metrics = train_step(state, batch)
             profile.after(step, metrics)
             meter.add(step, metrics, batch)  # reads the step before
-            stopping.beat()
-            milestones.reach(state, step)  # saves, evaluates, stops
+            stopping.heartbeat()
+            periodic.on_step_end(state, step)  # saves, evaluates, stops
         run.checkpoints.wait()
-        run.checkpoints.tidy(config.steps)
+        run.checkpoints.garbage_collect(config.steps)
     stopping.check(config.steps)
     return state
 
 
 class Prefetched(Iterator[Batch]):
-    """Batches on the devices, ``ahead`` of them copied before they are needed; ValueError after the last."""
+    """Iterates over batches on the devices, of which ``ahead`` are copied before they are needed.
 
-    def __init__(self, data: Iterable[HostBatch], mesh: Mesh, ahead: int, meter: Meter):
+    Raises ValueError after the last batch: data should last for all steps.
+    """
+
+    def __init__(self, data: Iterable[HostBatch], mesh: Mesh, ahead: int, meter: MetricsWriter):
         self._source, self._mesh, self._ahead, self._meter = iter(data), mesh, ahead, meter
         self._queue: deque[Batch] = deque()
 
@@ -106,7 +114,7 @@ class Prefetched(Iterator[Batch]):
         return self._queue.popleft()
 
     def peek(self) -> Batch | None:
-        """The next batch, which stays in the queue; None if there is none."""
+        """Return the next batch, which stays in the queue; None if there is none."""
         with self._meter.waiting():
             while len(self._queue) <= self._ahead and (batch := next(self._source, None)) is not None:
                 self._queue.append(sharding.put_batch(batch, self._mesh))
@@ -114,14 +122,15 @@ class Prefetched(Iterator[Batch]):
 
 
 class CompiledStep:
-    """The training step, which compiles in a thread for the first of ``batches``; the log is told the time.
+    """The training step, compiled in a thread for the shapes of the first of ``batches``.
 
-    The end of the process does not wait for that thread, as nothing interrupts a compiler.
+    The time of compilation is logged. The end of the process does not wait for that thread, since nothing
+    interrupts a compiler.
     """
 
     def __init__(self, steps: Steps, run: Run, batches: Prefetched):
         self._step, self._log = steps.train_step(run.seed), run.log
-        self._seconds: float | None = None  # that compilation took, until it is logged
+        self._seconds: float | None = None  # time of compilation, until it is logged
         self._compiled: Future[float] = Future()
 
         def compile_ahead() -> None:
@@ -135,8 +144,8 @@ class CompiledStep:
 
         threading.Thread(target=compile_ahead, name="compile", daemon=True).start()
 
-    def wait(self, stopping: Stopping, start: int) -> None:
-        """Return when it is compiled; a signal need not wait for that, as step ``start`` is saved."""
+    def wait(self, stopping: PreemptionHandler, start: int) -> None:
+        """Wait until the step is compiled; raise Interrupted at a signal, since step ``start`` is saved."""
         self._seconds = stopping.interruptible(self._compiled.result)
         if self._seconds is None:
             stopping.check(start)
@@ -149,21 +158,24 @@ class CompiledStep:
         state, metrics = self._step(state, batch)
         seconds, self._seconds = self._seconds + time.perf_counter() - begin, None
         jax.block_until_ready(metrics["loss"])
-        self._log.began(seconds)
+        self._log.log_first_step(seconds)
         return state, metrics
 
 
 @dataclass(frozen=True)
-class Milestones:
-    """Saves, evaluates and stops a run after the steps where that is due."""
+class PeriodicActions:
+    """What happens after some steps only: saving, evaluating and stopping."""
 
     run: Run
     config: LoopConfig
-    meter: Meter
-    stopping: Stopping
+    meter: MetricsWriter
+    stopping: PreemptionHandler
 
-    def reach(self, state: State, step: int) -> None:
-        """What is due after ``step``, once its numbers are read; Interrupted if a signal asked to stop."""
+    def on_step_end(self, state: State, step: int) -> None:
+        """Save and evaluate if that is due after ``step``; raise Interrupted if a signal asked to stop.
+
+        The metrics of the step are read first, so that no state is saved whose loss is not finite.
+        """
         checkpoints, evaluates = self.run.checkpoints, self._evaluates(step)
         stops = self.stopping.requested()
         saves = stops or step == self.config.steps or checkpoints.config.due(step)
@@ -176,20 +188,23 @@ class Milestones:
             checkpoints.wait()
             self.stopping.check(step)
         if evaluates:
-            checkpoints.settle()  # whatever the evaluation does to this process, what is saved stays
+            checkpoints.wait_until_finished()  # the evaluation may end this process
             self.evaluate(state, saves)
         self.meter.restart()
 
-    def make_up(self, state: State) -> None:
-        """Evaluate a restored state if its evaluation was cut short."""
+    def catch_up_evaluation(self, state: State) -> None:
+        """Evaluate a restored state if its evaluation was interrupted."""
         step = int(state.step)
-        if self._evaluates(step) and self.run.log.lacks(step, "eval"):
+        if self._evaluates(step) and not self.run.log.has_record(step, "eval"):
             self.evaluate(state, saved=True)
 
     def evaluate(self, state: State, saved: bool) -> None:
-        """Evaluate a state: first its checkpoint, if it has one, gets the scores, then the log its line."""
+        """Evaluate a state: write the scores to its checkpoint, if it is ``saved``, and then to the log.
+
+        Raises SettingError if this evaluation has ended the process MAX_EVALUATION_TRIES times.
+        """
         step, log, checkpoints = int(state.step), self.run.log, self.run.checkpoints
-        if (ended := log.ended_evaluating(step)) >= TRIES:
+        if (ended := log.evaluation_crashes(step)) >= MAX_EVALUATION_TRIES:
             raise SettingError(
                 f"the evaluation of step {step} has ended this run {ended} times in a row; how is in "
                 f"{log.folder}/run.json under starts. Mend the cause, such as too little memory, and start "
@@ -212,11 +227,11 @@ class Milestones:
         return ends or step % self.config.evaluate_every == 0
 
 
-LOSSES = ("loss", "bits_per_byte")  # decide between checkpoints of equal score: less is better
+LOSSES = ("loss", "bits_per_byte")  # between checkpoints of equal score the lower one is better
 
 
 def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[str, float], dict[str, float]]:
-    """What ranks a checkpoint: the score and that of each task; and, by its name, the mean loss beside it."""
+    """Return scores by name, which rank a checkpoint, and by the same names mean losses, which break ties."""
     scores = {name: value for name, value in values.items() if name.split("/")[-1] == score}
     losses = {name: value for name, value in values.items() if name.split("/")[-1] in LOSSES}
     means = {}
@@ -228,8 +243,8 @@ def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[st
 
 
 @contextmanager
-def _bad_batch_saved(run: Run) -> Iterator[None]:
-    """After a NonFiniteLoss the step's batch is written beside the log, and the message names the file."""
+def _save_bad_batch(run: Run) -> Iterator[None]:
+    """On a NonFiniteLoss in this context, write the step's batch beside the log and name it in the error."""
     try:
         yield
     except NonFiniteLoss as error:

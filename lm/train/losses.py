@@ -1,10 +1,10 @@
-"""What training makes small: (model, batch, key, settings) -> a sum to minimise, and what is reported.
+"""Losses: functions (model, batch, key, settings) -> a sum to minimise, and sums to report.
 
-Every term is a sum over the weights of one of the batch's features ``*_loss_weights``; the step divides each
-feature by its total over the whole batch first, so that micro-batches, hosts and terms of different weight
-simply add up. Reported are (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and
-divides; content too, of batches with ``frequent_pieces`` int [B,10], as those of held-out text have them. No
-key: no dropout.
+Every term is weighted by one of the batch's features ``*_loss_weights``. The step first divides each of these
+features by its total over the whole batch, so that micro-batches, hosts and terms of different weight simply
+add up. Reported are pairs (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and
+divides. Batches with ``frequent_pieces`` int [B,10], such as those of held-out text, are also reported on
+their content tokens. Without a key nothing is dropped out.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,20 @@ LossAndSums = tuple[Array, Sums]
 Key = Array | None
 Loss = Callable[[Any, Batch, Key, LossConfig], LossAndSums]
 
-# weight of the discriminator's loss beside the generator's [Clark et al. 2020, section 3.1]
-DISCRIMINATION = 50.0
+# Weight of the discriminator's loss beside the generator's (Clark et al. 2020, section 3.1).
+DISCRIMINATOR_WEIGHT = 50.0
 
-# Of a row more than 15 percent are hardly ever: 8 deviations above in rows of 512 tokens, 4 in
-# rows of 128. Where a row of a batch has more to predict, all logits of the batch are computed.
-FEW = 0.28
+# Share of a row's positions for which logits are computed, unless a row of the batch predicts more: then
+# for all. With 15 % of tokens masked at random it is 8 standard deviations above the mean in rows
+# of 512 tokens, 4 in rows of 128.
+MAX_PREDICTED_SHARE = 0.28
 
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Cross-entropy of ``decoder_target_tokens`` [B,T].
+    """Return the cross-entropy of ``decoder_target_tokens`` [B,T].
 
-    Of a batch whose rows go on from recurrent states, a ``carry`` [layers,B,h]: also those after them.
+    If the batch has a ``carry`` [layers,B,h], recurrent states that its rows continue from, the sums hold
+    the carry after them too.
     """
     if "carry" not in batch:
         return _tokens(model(batch, key), batch, "decoder", config)
@@ -46,15 +48,15 @@ def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> Lo
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """The mean of the cross-entropies of ``decoder_target_tokens`` [B,T] read from either end."""
+    """Return the mean cross-entropy of ``decoder_target_tokens`` [B,T], read forward and backward."""
     losses = [_tokens(logits, batch, "decoder", config) for logits in model(batch, key)]
     return jax.tree.map(lambda forward, backward: (forward + backward) / 2, *losses)
 
 
 def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Cross-entropy of ``encoder_target_tokens`` [B,S] and, of pairs, of their ``sentence_labels`` [B]."""
+    """Return the cross-entropy of ``encoder_target_tokens`` [B,S] and, for pairs, ``sentence_labels`` [B]."""
     x = model.features(batch, key)
-    loss, sums = _predicted(model, x, batch, config)
+    loss, sums = _masked_tokens(model, x, batch, config)
     if "sentence_labels" not in batch:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
@@ -65,8 +67,8 @@ def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAnd
 
 
 def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """ELECTRA: the generator's masked LM, and the discriminator's cross-entropy over all of the text."""
-    # evaluation always draws alike
+    """Return ELECTRA's loss: the generator's masked LM, and the discriminator's for all tokens."""
+    # Every evaluation draws the same samples.
     sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)
     logits, tokens, replaced = model(batch, sample, key)
     loss, sums = _tokens(logits, batch, "encoder", config)
@@ -74,11 +76,11 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     discrimination = (optax.sigmoid_binary_cross_entropy(replaced, is_replaced) * weights).sum()
     right = (((replaced > 0) == is_replaced) * weights).sum()
     sums |= {"replaced_loss": (discrimination, weights.sum()), "replaced_accuracy": (right, weights.sum())}
-    return loss + DISCRIMINATION * discrimination, sums
+    return loss + DISCRIMINATOR_WEIGHT * discrimination, sums
 
 
 def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAndSums:
-    """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2]."""
+    """Return the loss of a head for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2]."""
     outputs, labels, weights = model(batch, key), batch["labels"], batch["label_loss_weights"]
     kind = model.settings.kind
     if kind == "regression":
@@ -89,26 +91,29 @@ def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAnd
     return _classes(outputs, labels, weights)
 
 
-def _predicted(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:
-    """As ``_tokens`` of an encoder's states x [B,T,D]; logits of what is predicted alone, if that is FEW."""
+def _masked_tokens(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:
+    """Return the loss of an encoder's states x [B,T,D], with logits of predicted positions alone if few."""
     names = [f"encoder_{name}" for name in ("loss_weights", "target_tokens", "content")]
     features = {name: batch[name] for name in names if name in batch}
     weights, rest = features[names[0]], {name: x for name, x in batch.items() if name == "frequent_pieces"}
-    room = ceil(FEW * weights.shape[1])
+    max_predicted = ceil(MAX_PREDICTED_SHARE * weights.shape[1])
 
-    @jax.checkpoint  # else the choice would remember the logits of both
-    def of(x: Array, features: Batch) -> LossAndSums:
+    @jax.checkpoint  # otherwise the logits of both branches would be saved for the backward pass
+    def token_loss(x: Array, features: Batch) -> LossAndSums:
         return _tokens(model.logits(x), features | rest, "encoder", config)
 
-    def of_few(x: Array, features: Batch) -> LossAndSums:
-        places = jax.lax.top_k(weights, room)[1]  # the others of these have no weight
-        few = {name: jnp.take_along_axis(feature, places, axis=1) for name, feature in features.items()}
-        return of(jnp.take_along_axis(x, places[:, :, None], axis=1), few)
+    def predicted_loss(x: Array, features: Batch) -> LossAndSums:
+        positions = jax.lax.top_k(weights, max_predicted)[1]  # those beyond the predicted ones have no weight
+        few = {name: jnp.take_along_axis(feature, positions, axis=1) for name, feature in features.items()}
+        return token_loss(jnp.take_along_axis(x, positions[:, :, None], axis=1), few)
 
-    return jax.lax.cond(((weights > 0).sum(1) <= room).all(), of_few, of, x, features)
+    return jax.lax.cond(
+        ((weights > 0).sum(1) <= max_predicted).all(), predicted_loss, token_loss, x, features
+    )
 
 
 def _tokens(logits: Array, batch: Batch, side: str, config: LossConfig) -> LossAndSums:
+    """Return the cross-entropy of logits [B,T,V] for the targets of ``side``, "encoder" or "decoder"."""
     targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
     loss, total, z_loss = cross_entropy(
         logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
@@ -121,16 +126,16 @@ def _tokens(logits: Array, batch: Batch, side: str, config: LossConfig) -> LossA
 
 
 def _content(logits: Array, targets: Array, content: Array, frequent: Array) -> Sums:
-    """The loss of content tokens, and for how many of them one of the ``frequent`` pieces is likeliest."""
+    """Return the loss of content tokens, and on how many a ``frequent`` piece is the likeliest."""
     loss, total, _ = cross_entropy(logits, targets, content, z_loss=0.0, label_smoothing=0.0)
-    # The maximum is that of the loss; XLA's argmax takes as long on CPUs as all else of an evaluation.
+    # The loss computes the same maximum. XLA's argmax would take as long on CPUs as the whole evaluation.
     of_frequent = jnp.take_along_axis(logits, jnp.maximum(frequent, 0)[:, None, :], axis=-1)
     is_frequent = ((of_frequent >= logits.max(-1, keepdims=True)) & (frequent >= 0)[:, None, :]).any(-1)
     return {"content_loss": (loss, total), "top_ten_share": ((is_frequent & content).sum(), total)}
 
 
 def _classes(logits: Array, labels: Array, weights: Array) -> LossAndSums:
-    """As ``_tokens``, of labels from 0 on: another is NaN in both sums, or nothing where it has no weight."""
+    """Return the cross-entropy for labels from 0 on; an unknown label gives NaN unless its weight is 0."""
     labels = jnp.where(weights == 0, 0, labels)
     known = is_known(labels, logits.shape[-1])
     each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)

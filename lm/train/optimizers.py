@@ -124,8 +124,8 @@ def average_parameters(decay: float, step: jax.Array, average: Updates, params: 
     It starts as the initial (or pre-trained) parameters. The decay grows to ``decay``, as
     (1 + step) / (10 + step), so that their weight falls below 1e-12 within 100 steps.
     """
-    keep = jnp.minimum(decay, (1 + step) / (10 + step))
-    return {name: average[name] + (1 - keep) * (value - average[name]) for name, value in params.items()}
+    decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
+    return {name: average[name] + (1 - decay_now) * (value - average[name]) for name, value in params.items()}
 
 
 def optimizer_state_size(config: OptimizerConfig, model: nnx.Module) -> int:
@@ -168,12 +168,12 @@ def _train_modules(updates: Updates, is_trained: Callable[[list[str]], bool]) ->
     """Return updates of a new head and of parameters whose path of modules ``is_trained``; else 0."""
     has_body = any(name.startswith(BODY) for name in updates)
 
-    def keep(name):
+    def has_update(name):
         is_of_head = has_body and not name.startswith(BODY)
         path = name.split(".")[:-1] or [""]
         return is_of_head or is_trained(path)
 
-    return {name: value if keep(name) else jnp.zeros_like(value) for name, value in updates.items()}
+    return {name: value if has_update(name) else jnp.zeros_like(value) for name, value in updates.items()}
 
 
 @dataclass(frozen=True)
@@ -191,13 +191,14 @@ class GradualUnfreezing:
     def __call__(self, updates: Updates, step: jax.Array) -> Updates:
         model = self.model
         layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-        sides = [side for side in layers if getattr(model, f"has_{side}")]
-        depths = {side: 1 if model.shared_layers else layers[side] for side in sides}
+        stacks = [stack for stack in layers if getattr(model, f"has_{stack}")]
+        depths = {stack: 1 if model.shared_layers else layers[stack] for stack in stacks}
         depths |= {"backward": depths["decoder"]} if "backward" in model.heads else {}
         episodes = max(depths.values())
         unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
-        def needed(name: str, ndim: int) -> int | np.ndarray:  # unfrozen layers before this is trained
+        def trained_from(name: str, ndim: int) -> int | np.ndarray:
+            """Return how many layers must be unfrozen for this parameter to be trained, or for each layer."""
             module, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
             if module == "embed" and not model.logits.startswith("tied"):
                 return episodes
@@ -207,4 +208,4 @@ class GradualUnfreezing:
                 return depths[module]
             return np.arange(depths[module], 0, -1).reshape(-1, *[1] * (ndim - 1))
 
-        return {name: jnp.where(unfrozen >= needed(name, x.ndim), x, 0) for name, x in updates.items()}
+        return {name: jnp.where(unfrozen >= trained_from(name, x.ndim), x, 0) for name, x in updates.items()}

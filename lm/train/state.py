@@ -29,16 +29,17 @@ GuardState = dict[str, jax.Array]
 )
 @dataclass(frozen=True)
 class State:
-    """A pytree. Parameters are held by name: JAX flattens a dictionary ten times as fast as a module."""
+    """The train state, a pytree.
+
+    Parameters are held by name, since JAX flattens a dictionary ten times as fast as a module.
+    """
 
     step: jax.Array  # int32 []: updates done
     params: dict[str, jax.Array]  # by dotted name
     opt_state: optax.OptState
     structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and its leaves' names in order
     guard: GuardState | None = None  # by which bad updates are recognised
-    average: dict[str, jax.Array] | None = (
-        None  # moving average of params (optimizer.ema); None: none is kept
-    )
+    average: dict[str, jax.Array] | None = None  # moving average of params (optimizer.ema)
     carry: Any = None  # recurrent states [layers,B,h], set if a row spans several steps (tbptt)
 
     @property
@@ -93,15 +94,15 @@ def create_state(
 def abstract_state(create: Callable[[jax.Array], State], optimizer: Optimizer, mesh: Mesh) -> State:
     """Return shapes, dtypes and shardings of the state that ``create(seed)`` makes; nothing is computed."""
     state = jax.eval_shape(create, jax.ShapeDtypeStruct((), jnp.uint32))
-    params, replicated = sharding.parameters(state.model, mesh), sharding.replicated(mesh)
+    params, replicated = sharding.parameter_shardings(state.model, mesh), sharding.replicated(mesh)
     shardings = replace(
         state,
         step=replicated,
         params=params,
-        opt_state=sharding.like_parameters(optimizer.init, state.model, params),
+        opt_state=sharding.optimizer_state_shardings(optimizer.init, state.model, params),
         guard=jax.tree.map(lambda _: replicated, state.guard),
         average=None if state.average is None else params,
-        carry=jax.tree.map(lambda _: sharding.layers_of_batches(mesh), state.carry),
+        carry=jax.tree.map(lambda _: sharding.layered_batch_sharding(mesh), state.carry),
     )
 
     def with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

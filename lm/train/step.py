@@ -30,7 +30,7 @@ from lm.train.optimizers import (
     make_optimizer,
     train_all,
 )
-from lm.train.runtime.preemption import alive
+from lm.train.runtime.preemption import check_preemption
 from lm.train.state import State, abstract_state, check_update, create_state, shardings_of
 
 COMPILER_OPTIONS = {  # by platform
@@ -220,11 +220,11 @@ class Steps:
     def compile_train(self, batch: Batch) -> None:
         """Compile the training step for batches of this shape: the first call then finds it."""
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(self.mesh))
-        self.train.lower(self.abstract, sharding.described(batch), seed).compile()
+        self.train.lower(self.abstract, sharding.abstract_arrays(batch), seed).compile()
 
     def shard_batch(self, batch: dict[str, np.ndarray]) -> Batch:
         """Return a batch of an evaluation on the devices; a signal may end the evaluation here."""
-        alive()
+        check_preemption()
         return sharding.put_batch(batch, self.mesh)
 
     def evaluate(self, state: State, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -250,7 +250,11 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
     optimizer = spec.make_optimizer()
     create = partial(initial_state, spec, optimizer)
     abstract = abstract_state(create, optimizer, mesh)
-    state, batch, replicated = shardings_of(abstract), sharding.batches(mesh), sharding.replicated(mesh)
+    state, batch, replicated = (
+        shardings_of(abstract),
+        sharding.batch_sharding(mesh),
+        sharding.replicated(mesh),
+    )
     compile_for = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
     # ``lm.sharding.constrain`` asks for the mesh around it.
@@ -294,7 +298,7 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
 def check_memory(model: ModelConfig, mesh: Mesh) -> None:
     """Raise SettingError if parameters and gradients in float32 alone do not fit on the devices."""
     shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
-    layouts = sharding.parameters(shapes, mesh)
+    layouts = sharding.parameter_shardings(shapes, mesh)
     leaves = sharding.named(shapes)
     needed = sum(2 * 4 * prod(layout.shard_shape(leaves[name].shape)) for name, layout in layouts.items())
     available = device_memory()
@@ -313,7 +317,7 @@ def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: 
     A lower bound: every position's hidden state plus, if stored, one head's logits of one row. ``named``: the
     settings that the message blames.
     """
-    own_rows, own_length = -(-rows // sharding.batch_parts(sizes)), -(-length // sizes["sequence"])
+    own_rows, own_length = -(-rows // sharding.batch_shards(sizes)), -(-length // sizes["sequence"])
     states = own_rows * own_length * model.d_model * (2 if model.dtype == "bfloat16" else 4)
     stores_logits = jax.default_backend() == "cpu" and model.attention in ("auto", "xla")
     logits = own_length * length * 4 if stores_logits and model.has_scores else 0

@@ -16,7 +16,7 @@ from lm.data.corpus.token_cache import Tokens
 from lm.data.packing import DECODERS
 from lm.data.pretraining import pretraining_rows
 from lm.data.seq2seq import Mixed, Unsupervised
-from lm.files import seal_lines
+from lm.files import lines_with_checksum
 from lm.objectives.denoising import OBJECTIVES, Lengths
 
 SENTINELS = VOCABULARY.size - VOCABULARY.num_sentinels
@@ -166,7 +166,7 @@ def test_a_plateau_is_left_at_the_first_evaluation_a_fifth_of_a_nat_below_no_con
     start, main = tmp_path / "start", tmp_path / "main"
     for folder, of_stage in ((start, lines[-1:]), (main, counts + lines)):
         folder.mkdir()
-        (folder / "metrics.jsonl").write_text(seal_lines(of_stage))
+        (folder / "metrics.jsonl").write_text(lines_with_checksum(of_stage))
     stages = [SimpleNamespace(kind="pretrain", is_start=path == start, folder=path) for path in (start, main)]
     assert held_out(stages) == {
         "held_out_loss": 3.0,

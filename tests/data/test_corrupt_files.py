@@ -29,7 +29,13 @@ from lm.data.corpus import tfds as rows
 from lm.data.corpus import token_cache
 from lm.data.corpus.shards import documents_of
 from lm.data.corpus.spec import corpus_shards
-from lm.files import complete, is_sealed, seal, unseal, write_sealed
+from lm.files import (
+    atomic_file,
+    json_with_checksum,
+    matches_checksum,
+    parse_with_checksum,
+    write_with_checksum,
+)
 from lm.tokenizers.sentencepiece import Bytes
 from lm.tokenizers.tokenizer import TRAINED_KINDS, UNK
 
@@ -274,27 +280,27 @@ def test_a_vocabulary_of_each_kind_is_trained_on_the_corpus_that_it_names(kind, 
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
-    write_sealed(tmp_path / "a", b"first")
-    with pytest.raises(KeyError), complete(tmp_path / "a") as file:
+    write_with_checksum(tmp_path / "a", b"first")
+    with pytest.raises(KeyError), atomic_file(tmp_path / "a") as file:
         file.write(b"half of the sec")
         file.flush()
-        assert is_sealed(tmp_path / "a")
+        assert matches_checksum(tmp_path / "a")
         raise KeyError
     assert (tmp_path / "a").read_bytes() == b"first"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.sha256"]
     (tmp_path / "a").write_bytes(b"second")
-    assert not is_sealed(tmp_path / "a")
+    assert not matches_checksum(tmp_path / "a")
 
 
 def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
     value = {"a": [1, 2.5, None, "\u2028\ud800"], "b": {"c": {}, "d": float("nan")}}
-    whole = seal(value).encode()
-    same = repr(unseal(whole, "it"))
+    whole = json_with_checksum(value).encode()
+    same = repr(parse_with_checksum(whole, "it"))
     assert same == repr(value)
     deep = b'{"sha256": "0", "a": ' + b"[" * 900 + b"]" * 900 + b"}"
     for data in (*damages(whole, random.Random(0), 200), b"[]", b"{}", deep):
         try:
-            assert repr(unseal(data or b"", "it")) == same
+            assert repr(parse_with_checksum(data or b"", "it")) == same
         except SettingError as error:
             assert str(error).startswith("it ")
 

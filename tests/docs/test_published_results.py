@@ -19,7 +19,7 @@ from experiments.report.report import write_report
 from experiments.study.registry import REGISTRY, find, tables, twin
 from experiments.study.t5.scores import BASELINE_STD, COLUMNS
 from lm.config.base import SettingError
-from lm.files import unseal
+from lm.files import parse_with_checksum
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results/mini.json"
@@ -44,7 +44,7 @@ def test_the_values_of_every_example_that_a_published_score_is_made_of_are_publi
     assert ("t5/11-mixing/k19", "2") in wanted and len(wanted) == 119
     for row, seed in wanted:
         path = runs / "mini" / row / f"seed-{seed}" / "scores.json"
-        for name, task in unseal(path.read_bytes(), path)["tasks"].items():
+        for name, task in parse_with_checksum(path.read_bytes(), path)["tasks"].items():
             assert len(np.load(kept[task["examples"]])) == task["rows"], (path, name)
 
 

@@ -210,7 +210,7 @@ def test_a_mesh_answers_as_one_device(sizes):
     mesh = sharding.make_mesh(MeshConfig(**sizes))
     model, pairs = make("encoder-decoder"), asked(9, 11)
     steps = build(StepSpec(model.config), mesh)
-    places = sharding.parameters(model, mesh)
+    places = sharding.parameter_shardings(model, mesh)
     spread = jax.tree.unflatten(
         jax.tree.structure(model),
         [jax.device_put(leaf, places[name]) for name, leaf in sharding.named(model).items()],

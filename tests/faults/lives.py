@@ -22,7 +22,7 @@ from paths import ROOT
 from tiny import TINY
 
 from experiments.processes.exit_codes import EXIT_CODES
-from lm.files import SEAL
+from lm.files import CHECKSUM
 
 AGAIN, INTERRUPTED = EXIT_CODES["start again"], EXIT_CODES["interrupted"]
 ENVIRONMENT = {
@@ -178,7 +178,7 @@ def came_to(runs: Path) -> dict[str, object]:
     """All that is left of a run in the end: arrays, predictions, metrics and scores, but for what the clock
     told.
     """
-    found, clock = {}, CLOCK | {SEAL}  # of what it told, too
+    found, clock = {}, CLOCK | {CHECKSUM}  # of what it told, too
 
     for path in sorted((runs / "nano").rglob("*")):
         key = str(path.relative_to(runs))

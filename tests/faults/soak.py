@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from lm.files import SEAL
+from lm.files import CHECKSUM
 
 DONE, FAILED, STOPPED = 0, 1, (42, 130, -9)
 CHECKPOINTS, METRICS = "nano/**/checkpoints/[0-9]*/**/*", "nano/**/metrics.jsonl"
@@ -108,7 +108,7 @@ def scores(runs):
         str(path.relative_to(runs)): json.loads(path.read_text()) for path in runs.glob("nano/**/scores.json")
     }
     return {
-        name: {key: value for key, value in each.items() if key not in ("seconds", SEAL)}
+        name: {key: value for key, value in each.items() if key not in ("seconds", CHECKSUM)}
         for name, each in found.items()
     }
 

@@ -15,7 +15,7 @@ from lm import sharding
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import CheckpointConfig, OptimizerConfig
-from lm.files import seal
+from lm.files import json_with_checksum
 from lm.train.runtime import manifest
 from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.state import State
@@ -80,6 +80,6 @@ if __name__ == "__main__":
     folder = HERE / str(STEP)
     (folder / "commit_success.txt").write_text("orbax names the machine's folder here\n")
     sealed = manifest.read_manifest(folder, STEP) | {"files": manifest.checksums(folder)}
-    (folder / manifest.MANIFEST).write_text(seal(sealed))
+    (folder / manifest.MANIFEST).write_text(json_with_checksum(sealed))
     about = {"arrays": hashes(state), "next_loss": next_step(made, state)[1]}
     HERE.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")

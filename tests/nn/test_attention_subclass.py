@@ -9,7 +9,7 @@ from flax import nnx
 
 from experiments.plan import estimate
 from lm.config.attention import SparsityConfig
-from lm.config.base import SettingError, unread
+from lm.config.base import SettingError, unused_settings
 from lm.config.model import WITH_SCORES, LoraConfig, ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.layers import Linear
@@ -18,7 +18,7 @@ from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
 from lm.sharding import named
-from lm.train.flops import costs, step_flops
+from lm.train.flops import cache_bytes, costs, step_flops
 
 TINY = ModelConfig("decoder", 40, 2, 2, d_model=16, d_ff=24, d_kv=8, num_heads=2, dropout=0.0)
 
@@ -92,6 +92,60 @@ def test_a_matrix_that_a_subclass_adds_is_counted():
     assert more == 6 * 3 * 7 * TINY.num_decoder_layers * TINY.d_model**2
 
 
+class Convolution(nnx.Module):
+    """A mixer without attention that counts itself: length^2 FLOPs a row, and as many bytes as tokens."""
+
+    def __init__(self, config, rngs, bidirectional):
+        pass
+
+    def flops(self, length, visible):
+        return length * visible
+
+    def cache_bytes(self, length):
+        return length
+
+
+class Running(nnx.Module):
+    """A mixer with one matrix that says nothing of its costs."""
+
+    def __init__(self, config, rngs, bidirectional):
+        width = config.d_model
+        self.out = Linear(rngs, (width, width), ("embed", "mlp"), std=1.0, use_bias=True)
+
+    def init_carry(self, rows, length):
+        return jax.numpy.zeros((rows, 1, 16))
+
+
+def test_a_mixer_that_counts_its_own_costs_is_counted_by_that(monkeypatch):
+    monkeypatch.setitem(MIXERS, "convolution", Convolution)
+    none, own = (replace(TINY, mixer=name, positions="none") for name in ("none", "convolution"))
+    layers = TINY.num_decoder_layers
+    assert step_flops(own, 3, 0, 7) - step_flops(none, 3, 0, 7) == 3 * 3 * layers * 7 * 7
+    assert costs(own, 7).scores == 3 * layers * 7
+    assert cache_bytes(own, 7, 0) == 7 * layers
+
+
+def test_a_mixer_that_does_not_is_counted_by_its_matrices_and_its_carry(monkeypatch):
+    monkeypatch.setitem(MIXERS, "running", Running)
+    none, own = (replace(TINY, mixer=name, positions="none") for name in ("none", "running"))
+    layers = TINY.num_decoder_layers
+    assert step_flops(own, 3, 0, 7) - step_flops(none, 3, 0, 7) == 6 * 3 * 7 * layers * 16 * 16
+    assert costs(own, 7).scores == 0
+    assert cache_bytes(own, 7, 0) == cache_bytes(own, 1, 0) == layers * 16 * 4
+
+
+class Latent(Attention):
+    """Attention whose cache holds one narrow vector for each token."""
+
+    def init_carry(self, rows, length):
+        return jax.numpy.zeros((rows, 1, length, 3))
+
+
+def test_a_subclass_with_another_cache_needs_no_count_of_its_own(monkeypatch):
+    monkeypatch.setitem(MIXERS, "latent", Latent)
+    assert cache_bytes(replace(TINY, mixer="latent"), 5, 0) == TINY.num_decoder_layers * 5 * 3 * 4
+
+
 def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
     monkeypatch.setitem(MIXERS, "hidden", lambda config, rngs, bidirectional: Own(config, rngs))
     with pytest.raises(SettingError, match=r"MIXERS\['hidden'\] should say has_scores=True"):
@@ -101,5 +155,5 @@ def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
 def test_a_mixer_of_ones_own_may_read_what_any_mixer_reads():
     own = replace(TINY, mixer="own", mixer_width=8, mixer_window=2, scores="scaled-dot")
     paths = ("mixer_width", "mixer_window", "scores", "d_kv", "num_heads", "mask", "sparsity.window")
-    assert unread(own, paths) == {}
-    assert unread(replace(own, mixer="attention"), paths).keys() == {"mixer_width", "mixer_window"}
+    assert unused_settings(own, paths) == {}
+    assert unused_settings(replace(own, mixer="attention"), paths).keys() == {"mixer_width", "mixer_window"}

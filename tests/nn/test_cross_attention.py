@@ -28,7 +28,7 @@ from lm.nn.transformer import Transformer
 from lm.ops.attention import additive_attention, additive_scores
 from lm.ops.recurrence import CELLS, StateWeights, rnn_scan, segment_resets
 from lm.sharding import make_mesh
-from lm.train.flops import cache_bytes, step_flops
+from lm.train.flops import cache_bytes, costs, step_flops
 from lm.train.step import StepSpec, build
 
 STATES = ("dot", "multiplicative", "additive")  # kinds that read the encoder's states as they are
@@ -314,6 +314,12 @@ def test_a_step_counts_the_products_of_each_kind():
     assert {kind: flops(kind) - without for kind in expected} == {
         kind: 6 * layers * products for kind, products in expected.items()
     }
+
+
+def test_a_tokens_scores_are_those_of_its_kind():
+    layers, d, inputs = 2, 16, 10
+    scores = {kind: costs(config_of(kind), inputs).scores for kind in ("none", "dot", "additive")}
+    assert scores == {"none": 0, "dot": 3 * layers * inputs * 2 * d, "additive": 3 * layers * inputs * 2 * d}
 
 
 def test_what_writing_remembers_is_counted_from_the_arrays_that_it_does():

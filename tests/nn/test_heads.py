@@ -188,7 +188,7 @@ def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, mo
     }
 
     def learnt(few):
-        monkeypatch.setattr(losses, "FEW", few)
+        monkeypatch.setattr(losses, "MAX_PREDICTED_SHARE", few)
         loss = jax.value_and_grad(
             lambda model: losses.masked_lm(model, batch, None, LossConfig()), has_aux=True
         )

@@ -122,9 +122,9 @@ def fed(folder):
 
     from lm.config.mesh import MeshConfig
     from lm.data.batches import stream
-    from lm.sharding import make_mesh, rows_of_process
+    from lm.sharding import make_mesh, process_rows
 
-    rows = rows_of_process(make_mesh(MeshConfig(*PRESETS)), 8)
+    rows = process_rows(make_mesh(MeshConfig(*PRESETS)), 8)
     shards = Watched.several(8)
     numbers, found = np.concatenate([np.arange(8)[part] for part in rows]).tolist(), {}
     batches = rows_in_streams(shards, folder / f"tokens-{jax.process_count()}-{jax.process_index()}")

@@ -12,7 +12,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import EVERY_UPDATE, CheckpointConfig, LoopConfig, OptimizerConfig
 from lm.nn.layers import param
-from lm.sharding import constrain, make_mesh, named, rows_of_process
+from lm.sharding import constrain, make_mesh, named, process_rows
 from lm.train.loop import Run, train
 from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.runtime.log import Log
@@ -87,7 +87,7 @@ def run(
     processes. ``spec``: what else is given to ``steps``.
     """
     made = steps(*sizes, guard=guarding, **spec)
-    rows = rows_of_process(made.mesh, ROWS)
+    rows = process_rows(made.mesh, ROWS)
 
     def part(step):
         return {name: np.concatenate([x[each] for each in rows]) for name, x in batch(step, poison).items()}

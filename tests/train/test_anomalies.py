@@ -21,7 +21,7 @@ from lm import sharding
 from lm.config.base import SettingError
 from lm.config.training import GuardConfig
 from lm.train.runtime.log import NonFiniteLoss, records
-from lm.train.runtime.preemption import STUCK, Interrupted, Stopping
+from lm.train.runtime.preemption import STEP_TIMEOUT, Interrupted, PreemptionHandler
 from lm.train.state import check_update, new_guard
 
 SKIP = GuardConfig(non_finite="skip", in_a_row=3)
@@ -145,7 +145,7 @@ toy.run({str(tmp_path)!r}, 99, patience=15.0, evaluate=stuck)
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=90
     )
-    assert (done.returncode, time.monotonic() - before < 80) == (STUCK, True), done.stderr
+    assert (done.returncode, time.monotonic() - before < 80) == (STEP_TIMEOUT, True), done.stderr
     assert "nothing was done for 15 s" in done.stderr and str(tmp_path / "stuck-0.txt") in done.stderr
     assert "in stuck" in (tmp_path / "stuck-0.txt").read_text()
     assert (tmp_path / "checkpoints" / "4").is_dir()
@@ -176,7 +176,7 @@ def test_a_signal_during_the_last_save_is_not_lost(tmp_path):
 
 
 def test_a_signal_at_any_line_of_what_it_may_interrupt_is_taken_down_and_goes_no_further():
-    code, sent = Stopping.interruptible.__code__, []
+    code, sent = PreemptionHandler.interruptible.__code__, []
     for due in sorted({line for *_, line in code.co_lines() if line}):
 
         def trace(frame, event, _, due=due):
@@ -185,7 +185,7 @@ def test_a_signal_at_any_line_of_what_it_may_interrupt_is_taken_down_and_goes_no
                 signal.raise_signal(signal.SIGTERM)
             return trace
 
-        with Stopping(0.0, Path("stacks")) as stopping:
+        with PreemptionHandler(0.0, Path("stacks")) as stopping:
             before = sys.gettrace()
             sys.settrace(trace)
             try:

@@ -27,7 +27,7 @@ from experiments.runs.stages import save_settings, stages
 from experiments.study.registry import build
 from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig, GuardConfig, OptimizerConfig
-from lm.files import seal
+from lm.files import json_with_checksum
 from lm.train.loop import _scores_and_losses
 from lm.train.runtime import manifest
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints, SaveError
@@ -224,7 +224,7 @@ def test_a_kill_while_a_checkpoint_gets_its_scores_leaves_it_good_and_it_gets_th
             and toy.numbers(checkpoints.restore(toy.steps().abstract)) == numbers[2]
         )
         checkpoints.score(2, {"score": 1.0})
-        assert checkpoints.best() == 2 and manifest.fault(folder / "2", 2) is None
+        assert checkpoints.best() == 2 and manifest.find_damage(folder / "2", 2) is None
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
 
 
@@ -243,8 +243,8 @@ def kept_of(times, **settings):
     config, there = CheckpointConfig(**{"keep": 1} | settings), {}
     for step, minutes in enumerate(times):
         saved = 60.0 * minutes
-        there[step] = {"saved": saved, "hour": manifest.hour(there, saved, config), "scores": {}}
-        there = {step: there[step] for step in manifest.retain(there, config)}
+        there[step] = {"saved": saved, "hour": manifest.hour_start(there, saved, config), "scores": {}}
+        there = {step: there[step] for step in manifest.steps_to_keep(there, config)}
     return sorted(there)
 
 
@@ -312,7 +312,7 @@ def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(
         with failing(how, monkeypatch, tmp_path), pytest.raises(SaveError, match=said):
             checkpoints.save(at(state, 2))
             checkpoints.save(at(state, 3))
-        assert checkpoints.steps() == [1] and manifest.fault(tmp_path / "1", 1) is None
+        assert checkpoints.steps() == [1] and manifest.find_damage(tmp_path / "1", 1) is None
         checkpoints.save(at(state, 2))
     with opened(tmp_path, keep=3, failed_save="retry") as checkpoints:
         with failing(how, monkeypatch, tmp_path):
@@ -367,7 +367,7 @@ def test_a_kill_while_a_step_is_replaced_or_deleted_loses_none_and_halves_none(c
         checkpoints.wait()
     assert next(moments) == moment + 1
     with opened(folder, keep=1) as checkpoints:
-        assert all(manifest.fault(path, step) is None for step, path in manifest.steps(folder).items())
+        assert all(manifest.find_damage(path, step) is None for step, path in manifest.steps(folder).items())
         assert toy.numbers(checkpoints.restore(toy.steps().abstract)) == numbers[2]
         checkpoints.save(at(state, 3))
     assert [path.name for path in folder.iterdir()] == ["3"]
@@ -379,9 +379,9 @@ def written(folder, text=None, **changed):
     folder.mkdir(exist_ok=True)
     (folder / "data").write_bytes(b"numbers")
     about = {"files": manifest.checksums(folder)} | about
-    text = seal(about).encode() if text is None else text
+    text = json_with_checksum(about).encode() if text is None else text
     (folder / MANIFEST).write_bytes(text)
-    return manifest.fault(folder, 5)
+    return manifest.find_damage(folder, 5)
 
 
 JSON = st.recursive(
@@ -418,9 +418,9 @@ def test_what_is_no_step_or_not_all_there_is_told(tmp_path):
     for link in (at_five / "data", at_five / MANIFEST):
         moved = link.rename(tmp_path / "moved")
         link.symlink_to(moved)
-        assert manifest.fault(at_five, 5)
+        assert manifest.find_damage(at_five, 5)
         moved.rename(link)
-    assert manifest.fault(at_five, 5) is None
+    assert manifest.find_damage(at_five, 5) is None
     for name in ("007", "-1", "1e3", "²", "5.0", "unfinished-4", "99999999999999"):
         (tmp_path / name).mkdir()
     (tmp_path / "8").write_text("a file")

@@ -165,8 +165,8 @@ def test_a_tracker_that_fails_or_hangs_holds_nothing_up_and_is_said_once(
     tmp_path, monkeypatch, capsys, opened, room, said
 ):
     monkeypatch.setattr(log, "tensorboard", opened)
-    monkeypatch.setattr(log, "CLOSING", 0.2)
-    monkeypatch.setattr(log, "QUEUED", room)
+    monkeypatch.setattr(log, "CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setattr(log, "QUEUE_SIZE", room)
     begin = time.monotonic()
     with Log(tmp_path, {}) as made:
         made.start(0)

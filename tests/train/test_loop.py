@@ -21,7 +21,7 @@ from lm.config.model import ModelConfig
 from lm.config.training import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.sharding import named
 from lm.train.flops import step_flops
-from lm.train.loop import TRIES
+from lm.train.loop import MAX_EVALUATION_TRIES
 from lm.train.runtime import manifest
 from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.runtime.log import Log, NonFiniteLoss, records
@@ -226,11 +226,12 @@ def test_an_evaluation_that_ends_the_run_again_and_again_is_told_and_tried_anew_
         raise Killed
 
     for _ in range(2):
-        for _ in range(TRIES):
+        for _ in range(MAX_EVALUATION_TRIES):
             with pytest.raises(Killed):
                 toy.run(tmp_path, 12, evaluate=dies)
         with pytest.raises(
-            SettingError, match=rf"the evaluation of step 4 has ended this run {TRIES} times in a row"
+            SettingError,
+            match=rf"the evaluation of step 4 has ended this run {MAX_EVALUATION_TRIES} times in a row",
         ):
             toy.run(tmp_path, 12, evaluate=dies)
     assert int(toy.run(tmp_path, 12).step) == 12

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lm.config.base import DataError, SettingError, nearest, parse_json, read_object
-from lm.files import is_sealed, write_sealed
+from lm.files import matches_checksum, write_with_checksum
 
 Row = dict[str, Any]
 Corrupt = Literal["stop", "skip"]  # what becomes of records to train on that cannot be read
@@ -231,7 +231,7 @@ def corrupt_records(rows: "StoredRows", cache: Path) -> tuple[int, ...]:
     files = files_of(rows.folder, rows.split)
     key = repr([(file.filename, file.skip, file.take, stamp(file.filename)) for file in files])
     path = Path(cache) / "corrupt" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    if is_sealed(path):
+    if matches_checksum(path):
         return tuple(json.loads(path.read_bytes()))
     print(f"searching for corrupt records in {rows.folder}, once", file=sys.stderr, flush=True)
     corrupt: list[int] = []
@@ -241,7 +241,7 @@ def corrupt_records(rows: "StoredRows", cache: Path) -> tuple[int, ...]:
             rows.source.__getitems__([*numbers])
         except Exception:
             corrupt += [number for number in numbers if not _is_readable(rows, number)]
-    write_sealed(path, json.dumps(corrupt).encode())
+    write_with_checksum(path, json.dumps(corrupt).encode())
     return tuple(corrupt)
 
 

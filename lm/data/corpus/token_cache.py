@@ -22,7 +22,7 @@ import numpy as np
 from lm.config.base import DataError
 from lm.data.corpus.shards import Shard, Texts, deal, fingerprints_of, window_size
 from lm.data.corpus.tfds import Corrupt
-from lm.files import complete, naming
+from lm.files import atomic_file, name_file_in_errors
 from lm.tokenizers.tokenizer import Vocabulary
 
 ENCODED_AT_ONCE = 1 << 20  # text of one call of the tokenizer [characters]
@@ -206,7 +206,7 @@ def _save(path: Path, kept: _Kept) -> None:
     np.savez(
         contents, tokens=tokens.tokens, lengths=np.diff(tokens.offsets).astype(np.uint32), numbers=numbers
     )
-    with naming(path), complete(path) as file:
+    with name_file_in_errors(path), atomic_file(path) as file:
         file.write(contents.getbuffer())
 
 

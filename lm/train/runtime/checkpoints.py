@@ -28,14 +28,14 @@ from lm.train.runtime import manifest
 from lm.train.runtime.manifest import UNFINISHED, Manifest
 from lm.train.state import State
 
-GUARD = "guard."  # before the names of what the guard remembers
-NOTHING, ALL_BAD = -1, -2  # in place of a step
+GUARD = "guard."  # prefix of the names of the guard's arrays
+NOTHING, ALL_BAD = -1, -2  # stand for a step: there is no checkpoint, or no good one
 
 Scores = Mapping[str, float | None]
 
 
 class CheckpointError(RuntimeError):
-    """There are checkpoints and none can be used; the message lists them with what is wrong with each."""
+    """There are checkpoints and none can be used; the message says how each is damaged."""
 
 
 class SaveError(CheckpointError):
@@ -43,10 +43,10 @@ class SaveError(CheckpointError):
 
 
 class Checkpoints:
-    """The checkpoints of one run, in ``folder/<step>``; use as a context, which waits for the last save.
+    """Saves and restores a run's checkpoints in ``folder/<step>``; a context, which waits for the last save.
 
-    Without ``guard.failed_save="retry"``, a save that fails is a SaveError of whatever is called next; with
-    it, of ``wait`` alone if no other ``save`` came since, so that what is saved last is saved.
+    After a save that fails, the next call raises SaveError. With ``guard.failed_save="retry"`` only ``wait``
+    does, and only if no ``save`` has succeeded since: the last state is always saved, or an error is raised.
     """
 
     def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = EVERY_UPDATE):
@@ -56,10 +56,12 @@ class Checkpoints:
         # Parameters hardly get smaller: by a twelfth, for which saving takes twice the time of the processor.
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._saving: tuple[int, Future[Exception | None]] | None = None  # its step and this process's error
-        self._failed: SaveError | None = None  # of the last save, which the next one makes good
-        self._drafts = 0  # folders that were written into, in all processes alike
-        self._before: set[int] = set()  # steps that were there when the last save began
+        self._saving: tuple[int, Future[Exception | None]] | None = (
+            None  # the step, and the error of this process
+        )
+        self._failed: SaveError | None = None  # of the last save, until another one succeeds
+        self._drafts = 0  # number of temporary folders, equal in all processes
+        self._before: set[int] = set()  # steps in the folder when the last save began
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -75,12 +77,12 @@ class Checkpoints:
             self._orbax.close()
 
     def steps(self) -> list[int]:
-        """The steps that were saved completely, in order; they may have been damaged since."""
+        """Return the steps that were saved completely, in order; they may have been damaged since."""
         return [*manifest.steps(self.folder)]
 
     def save(self, state: State) -> None:
-        """Start saving; returns when the state may be changed."""
-        self.settle()
+        """Start saving, and return once the state may be changed."""
+        self.wait_until_finished()
         self._failed = None
         arrays, step = sharding.named(state), int(state.step)
         size = sum(array.nbytes for array in arrays.values())
@@ -88,10 +90,10 @@ class Checkpoints:
         header = {"step": step, "saved": time.time(), "scores": {}, "losses": {}, "arrays": shapes}
         error = None
         if jax.process_index() == 0:
-            error = _error(manifest.make_room, self.folder, size)
+            error = _error(manifest.prepare_folder, self.folder, size)
             self._before = set(self._steps_there())
         self._drafts += 1  # a save that failed may still be writing into its own
-        error, draft = self._agreed(error), self.folder / f"{UNFINISHED}{step}-{self._drafts}"
+        error, draft = self._any_process_error(error), self.folder / f"{UNFINISHED}{step}-{self._drafts}"
         if error is None:
             error = _error(self._orbax.save, draft, args=_orbax().args.PyTreeSave(arrays), force=True)
             if error is not None and jax.process_count() > 1:  # the others wait for this one, inside of orbax
@@ -101,33 +103,35 @@ class Checkpoints:
             self.wait()
 
     def score(self, step: int, scores: Scores, losses: Scores = MappingProxyType({})) -> None:
-        """Rank the checkpoint of ``step``, if it was saved, by those of these ``scores`` that are finite.
+        """Write finite ``scores``, which rank checkpoints, into that of ``step``, if it was saved.
 
-        ``losses``: by the name of the score, decide where it ties. SaveError if they cannot be written.
+        ``losses`` by the name of a score break its ties. Raises SaveError if the scores cannot be written.
         """
-        self.settle()
+        self.wait_until_finished()
         ranks = {} if jax.process_index() else {"scores": _finite(scores), "losses": _finite(losses)}
-        if (error := self._agreed(_error(manifest.rank, self.folder, step, ranks))) is not None:
+        if (
+            error := self._any_process_error(_error(manifest.write_scores, self.folder, step, ranks))
+        ) is not None:
             message = f"the scores of {self.folder / str(step)} could not be written: {error}"
             raise SaveError(message) from error
-        self.tidy(step)
+        self.garbage_collect(step)
 
-    def settle(self) -> None:
-        """Return when the last save is complete; SaveError if it failed and will not be retried."""
-        self._settle(self._stops)
+    def wait_until_finished(self) -> None:
+        """Wait until the last save is complete; raise SaveError if it failed and is not retried."""
+        self._wait_until_finished(self._stops)
 
     def wait(self) -> None:
-        """Return when the last save is complete and verified; SaveError if it failed."""
-        self._settle(stops=True)
+        """Wait until the last save is complete; raise SaveError if it failed, also with "retry"."""
+        self._wait_until_finished(stops=True)
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
 
     def restore(self, abstract: State, step: int | None = None) -> State | None:
-        """The newest good state, or that of ``step``, placed as ``abstract``; None if nothing was saved.
+        """Return the newest good state, or that of ``step``, sharded as ``abstract``; None if none was saved.
 
-        A bad checkpoint is skipped with a warning. CheckpointError where there are some and none is good.
-        The guard may differ from the one that it was saved with.
+        A damaged checkpoint is skipped with a warning. The guard's settings may differ from those at the time
+        of saving. Raises CheckpointError if all checkpoints are damaged.
         """
         step = self._good_step(step)
         if step is None:
@@ -143,9 +147,10 @@ class Checkpoints:
         source: Callable[[str], str | None] = str,
         weights: Weights = "scored",
     ) -> State:
-        """``state`` with only the parameters from here; CheckpointError if there is no checkpoint.
+        """Return ``state`` with the parameters of a checkpoint, and all else as it is.
 
-        ``source`` gives the name here of a parameter of ``state``, None for one that stays as it is.
+        ``source`` maps the name of a parameter of ``state`` to its name in the checkpoint, or to None if it
+        is not to be restored. Raises CheckpointError if there is no checkpoint.
         """
         step = self._good_step(step)
         if step is None:
@@ -156,32 +161,32 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder} keeps no average of the parameters (optimizer.ema=0)")
         kind = "average" if has_mean and weights != "last" else "params"
         sources = {name: f"{kind}.{saved}" for name in state.params if (saved := source(name)) is not None}
-        like = sharding.described(state.params)
+        like = sharding.abstract_arrays(state.params)
         arrays = self._read(step, {saved: like[name] for name, saved in sources.items()}, complete=False)
         params = state.params | {name: arrays[saved] for name, saved in sources.items()}
         return replace(state, params=params, average=None)
 
     def parameters(self, step: int) -> frozenset[str]:
-        """The names of the parameters that were saved after ``step``; CheckpointError if it is not there."""
+        """Return the names of the saved parameters of ``step``; raise CheckpointError if it was not saved."""
         if step not in self.steps():
             raise CheckpointError(f"there is no checkpoint {step} in {self.folder}")
         saved = manifest.read_manifest(self._path(step), step)["arrays"]
         return frozenset(name.removeprefix("params.") for name in saved if name.startswith("params."))
 
     def best(self, name: str = "score") -> int | None:
-        """The step with the best score of this name; None if no step has one."""
+        """Return the step with the best score of this name; None if no step has one."""
         return manifest.best(manifest.manifests(self.folder), name, self.config.best)
 
-    def tidy(self, last: int) -> None:
-        """Remove what is not retained now that ``last`` is the newest step; a warning where that fails."""
+    def garbage_collect(self, last: int) -> None:
+        """Delete checkpoints that are not kept once ``last`` is the newest step; warn where that fails."""
         if jax.process_index() == 0:
             try:
-                manifest.tidy(self.folder, last, self.config)
+                manifest.garbage_collect(self.folder, last, self.config)
             except OSError as error:
                 print(f"warning: old checkpoints in {self.folder} cannot be removed: {error}", flush=True)
 
     def _steps_there(self) -> list[int]:
-        """Return ``steps``, none where the folder cannot be read."""
+        """Return ``steps``, or none if the folder cannot be read."""
         try:
             return self.steps()
         except OSError:
@@ -191,14 +196,14 @@ class Checkpoints:
         return manifest.steps(self.folder).get(step, self.folder / str(step))
 
     def _good_step(self, step: int | None) -> int | None:
-        """The newest good step, or ``step`` if that is good; the first process looks and tells the others."""
+        """Return the newest good step, or ``step`` if that is good; process 0 looks and broadcasts it."""
         self.wait()
         good, faults = NOTHING, {}
         if jax.process_index() == 0:
             paths = manifest.steps(self.folder)
             for candidate in reversed(paths) if step is None else [step]:
                 path = self.folder / str(candidate)
-                fault = manifest.fault(paths.get(candidate, path), candidate)
+                fault = manifest.find_damage(paths.get(candidate, path), candidate)
                 if fault is None:
                     good = candidate
                     break
@@ -213,34 +218,40 @@ class Checkpoints:
         return None if good == NOTHING else good
 
     def _read(self, step: int, like: Mapping[str, Any], complete: bool) -> dict[str, jax.Array]:
-        """The arrays named in ``like``, bit for bit: orbax would cast another dtype without a word.
+        """Return the arrays named in ``like``, bit for bit: orbax would silently cast to another dtype.
 
-        Of a ``complete`` state the checkpoint may hold no others. What the guard remembers may be missing or
-        superfluous: it begins with zeros.
+        With ``complete`` the checkpoint may hold no other arrays. Those of the guard may be missing, and are
+        zeros then, or superfluous. Raises SettingError if a name, shape or dtype differs.
         """
         folder = self._path(step)
         saved = manifest.read_manifest(folder, step)["arrays"]
         missing = {name: leaf for name, leaf in like.items() if name.startswith(GUARD) and name not in saved}
         like = {name: leaf for name, leaf in like.items() if name not in missing}
         shapes = {name: _shape(leaf) for name, leaf in like.items()}
-        others = {name for name in saved if complete and not name.startswith(GUARD)}
-        pairs = {name: (saved.get(name), shapes.get(name)) for name in sorted(shapes.keys() | others)}
-        wrong = [f"\n  {name}: saved {old}, needed {new}" for name, (old, new) in pairs.items() if old != new]
-        if wrong:
-            raise SettingError(f"checkpoint {folder} is of another model or optimiser:{''.join(wrong[:10])}")
+        compared = set(shapes)
+        if complete:
+            compared |= {name for name in saved if not name.startswith(GUARD)}
+        differences = [
+            f"\n  {name}: saved {saved.get(name)}, needed {shapes.get(name)}"
+            for name in sorted(compared)
+            if saved.get(name) != shapes.get(name)
+        ]
+        if differences:
+            listed = "".join(differences[:10])
+            raise SettingError(f"checkpoint {folder} is of another model or optimiser:{listed}")
         ocp = _orbax()
         arguments = ocp.checkpoint_utils.construct_restore_args(like)
-        how = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
-        arrays = self._orbax.restore(folder, args=how)
+        restore = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
+        arrays = self._orbax.restore(folder, args=restore)
         for name, leaf in missing.items():
             zeros = partial(jnp.zeros, leaf.shape, leaf.dtype)
             arrays[name] = jax.jit(zeros, out_shardings=leaf.sharding)()
         return arrays
 
-    def _settle(self, stops: bool) -> None:
-        """Wait for the last save; if it failed, raise where that ``stops``, else warn; all alike."""
+    def _wait_until_finished(self, stops: bool) -> None:
+        """Wait for the last save; if it failed, all processes raise SaveError if ``stops``, or else warn."""
         saving, self._saving = self._saving, None
-        if saving is None or (error := self._agreed(saving[1].result())) is None:
+        if saving is None or (error := self._any_process_error(saving[1].result())) is None:
             return
         if jax.process_index() == 0:
             with suppress(OSError):
@@ -251,10 +262,10 @@ class Checkpoints:
         self._failed = SaveError(message)
         print(f"warning: {message}, or with the next save", flush=True)
 
-    def _agreed(self, error: Exception | None) -> Exception | None:
-        """The error of this process or, where all continue after one, that of another.
+    def _any_process_error(self, error: Exception | None) -> Exception | None:
+        """Return the error of this process or, where training continues after errors, that of another.
 
-        Where it stops, the process that failed ends at once, and so do the others, which may wait for it.
+        Where an error stops training, the process that failed ends at once, and the others with it.
         """
         if jax.process_count() == 1 or self._stops:
             return error
@@ -263,24 +274,29 @@ class Checkpoints:
         return error or (other if failed else None)
 
     def _message(self, step: int, error: Exception) -> str:
-        code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it, among much else
-        why = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or f"{error!r:.300}"
+        """Return why the step was not saved, which checkpoint is the newest good one, and what to do."""
+        code = re.search(r"os_error_code='(\d+)'", str(error))  # in tensorstore's long messages
+        if code is not None:
+            why = os.strerror(int(code[1]))
+        else:
+            why = getattr(error, "strerror", None) or f"{error!r:.300}"
         if not self.folder.exists() or self._before - set(self._steps_there()):
             why = "the folder was deleted while it was written"
         good = "no checkpoint is good"
         with suppress(OSError):
             paths = reversed(manifest.steps(self.folder).items())
-            newest = next((n for n, path in paths if manifest.fault(path, n) is None), None)
-            good = good if newest is None else f"the newest good checkpoint is {newest}"
+            newest = next((n for n, path in paths if manifest.find_damage(path, n) is None), None)
+            if newest is not None:
+                good = f"the newest good checkpoint is {newest}"
         failed = f"step {step} could not be saved in {self.folder}: {why}; {good}"
         return f"{failed}. Mend this and start again: training resumes from the newest"
 
     def _finish(self, draft: Path, header: Manifest, error: Exception | None) -> Exception | None:
-        """In the thread of each process: the error if the step was not saved."""
+        """Finish a save in the thread of each process; return the error if the step was not saved."""
         error = error or _error(self._orbax.wait_until_finished)
         if error is None and jax.process_index() == 0:
             error = _error(manifest.publish, draft, header, self.config)
-            error = error or _error(self.tidy, header["step"])
+            error = error or _error(self.garbage_collect, header["step"])
         return error
 
 
@@ -302,7 +318,7 @@ def _shape(array: Any) -> list:
 
 @cache
 def _orbax() -> Any:
-    """The package, imported when there is something to read or write: that takes a fifth of a second."""
+    """Return the package orbax.checkpoint, imported when first needed: that takes a fifth of a second."""
     import orbax.checkpoint
 
     return orbax.checkpoint
@@ -310,14 +326,16 @@ def _orbax() -> Any:
 
 @cache  # each hook calls the one before
 def _silence_orbax() -> None:
-    """Keep off the terminal what orbax's threads print of an error: it is raised here too."""
+    """Suppress what orbax's threads print of an error, since it is raised here too."""
     before = sys.unraisablehook
 
     def is_news(record: logging.LogRecord) -> bool:
         return not record.exc_info or not {"orbax", "asyncio"} & {*Path(record.pathname).parts}
 
     def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":  # others of its writes would have told that
+        if (
+            str(unraisable.exc_value) != "Event loop is closed"
+        ):  # a consequence of an error that is raised already
             before(unraisable)
 
     sys.unraisablehook = hook

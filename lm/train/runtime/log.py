@@ -1,4 +1,7 @@
-"""The records of a run: run.json, metrics.jsonl (the truth), TensorBoard. Written by the first process."""
+"""The records of a run: run.json, metrics.jsonl and TensorBoard, written by the first process.
+
+metrics.jsonl is authoritative: TensorBoard and Weights & Biases may lose records.
+"""
 
 import hashlib
 import json
@@ -22,36 +25,44 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lm.config.base import DataError, SettingError
-from lm.files import naming, seal, seal_line, unseal, unseal_lines, write
+from lm.files import (
+    json_with_checksum,
+    line_with_checksum,
+    name_file_in_errors,
+    parse_lines_with_checksum,
+    parse_with_checksum,
+    write,
+)
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
 PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain numpy scipy scikit-learn sentencepiece tokenizers
-    sacrebleu rouge-score""".split()  # those that numbers depend on
-QUEUED = 1_000  # records that may wait to be written to TensorBoard
-CLOSING = 5.0  # time that these have at the end [seconds]
+    sacrebleu rouge-score""".split()  # the packages that results depend on
+QUEUE_SIZE = 1_000  # records that may wait to be written by a tracker
+CLOSE_TIMEOUT = 5.0  # for writing the records that wait at the end [seconds]
 
 WriteScalars = Callable[[int, Mapping[str, float]], None]  # the values of a step, by name
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Loss or gradient is not finite, or was skipped too often; no state from this step on was saved."""
+    """Loss or gradient is not finite, or too many updates were skipped; nothing was saved since."""
 
     def __init__(self, step: int, why: str):
         super().__init__(f"step {step} {why}")
         self.step = step
 
     def add(self, message: str) -> None:
-        """Append to the message."""
+        """Append ``message`` to the error's own."""
         self.args = (f"{self}; {message}",)
 
 
 class Log:
-    """One run's records; ``settings`` go to ``run.json``. Use as a context: its end becomes the status.
+    """Writes the records of one run; use as a context, whose end becomes the status.
 
-    ``run.json`` describes this start of the run and, in "starts", all of them: one that did not end in order
-    "vanished". TensorBoard names a run after its folder, and after ``title`` where readers do not know the
-    folder; with a ``project`` the numbers go to Weights & Biases too. OSError, with the name of the file,
-    where a record cannot be written.
+    ``settings`` go to ``run.json``, which describes this start of the run and, in "starts", all of them: one
+    that was killed has the status "vanished". TensorBoard names a run after its folder, and after ``title``
+    where readers do not know the folder. With a ``project`` the numbers also go to Weights & Biases.
+
+    Raises OSError, with the name of the file, where a record cannot be written.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any], title: str = "", project: str = ""):
@@ -94,7 +105,7 @@ class Log:
                 _warn(str(fault))  # beside the error that came first
 
     def start(self, step: int) -> None:
-        """Resume after ``step``: forget all later records, which will come again."""
+        """Resume after ``step``: delete all later records, since training writes them again."""
         if not self._writes:
             return
         lines = [self._line(record) for record in records(self.folder) if record["step"] <= step]
@@ -108,14 +119,14 @@ class Log:
             self._trackers.append(Tracker("Weights & Biases", opened))
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Write one line of numbers after ``step`` updates; ``kind``: "train", "eval" or another."""
+        """Write one record of the values after ``step`` updates; ``kind`` is "train", "eval" or another."""
         if not self._writes:
             return
         assert self._file is not None, "start comes first"
         values = {name: value for name, value in values.items() if value is not None}
         if not self._path.exists():  # what is written into a file that has no name any more is lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
-        with naming(self._path):
+        with name_file_in_errors(self._path):
             line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
             self._file.write(line)
             self._file.flush()
@@ -127,13 +138,13 @@ class Log:
             tracker.write(step, {f"{kind}/{name}": value for name, value in numbers.items()})
 
     def _line(self, record: Mapping[str, Any]) -> str:
-        """``record`` as the line that follows those before, by whose checksum a lost one is noticed."""
-        line, self._checksum = seal_line(record, self._checksum)
+        """Return the line of a record; its checksum covers the line before, so a lost line is noticed."""
+        line, self._checksum = line_with_checksum(record, self._checksum)
         return line
 
     @contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
-        """run.json says that ``step`` is being evaluated in here, and still does if that ends the process."""
+        """Mark ``step`` as being evaluated in run.json; the mark stays if the evaluation ends the process."""
         self._set_evaluating(step)
         yield
         self._set_evaluating(None)
@@ -143,8 +154,8 @@ class Log:
             self._life["evaluating"] = step
             self._write_run()
 
-    def ended_evaluating(self, step: int) -> int:
-        """How many starts before this one, in a row, ended in the evaluation of ``step``."""
+    def evaluation_crashes(self, step: int) -> int:
+        """Return how many consecutive starts before this one ended during the evaluation of ``step``."""
         starts = self._run["starts"][-2::-1] if self._writes else []
         ended = next((n for n, life in enumerate(starts) if life.get("evaluating") != step), len(starts))
         return int(multihost_utils.broadcast_one_to_all(np.int32(ended)))
@@ -156,45 +167,52 @@ class Log:
     def _close(self) -> None:
         file, self._file = self._file, None  # once, whatever comes of it
         if file is not None:
-            with naming(self._path), file:
+            with name_file_in_errors(self._path), file:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def lacks(self, step: int, kind: str) -> bool:
-        """Whether there is no such record, as the first process sees it."""
+    def has_record(self, step: int, kind: str) -> bool:
+        """Return whether there is a record of this kind after ``step``, as the first process sees it."""
         exists = self._writes and (step, kind) in {(r["step"], r["kind"]) for r in records(self.folder)}
-        return not multihost_utils.broadcast_one_to_all(np.int32(exists))
+        return bool(multihost_utils.broadcast_one_to_all(np.int32(exists)))
 
-    def began(self, compiling: float) -> None:
-        """Note that the first step is done, for which compilation took so many seconds."""
+    def log_first_step(self, compiling: float) -> None:
+        """Record that the first step is done; ``compiling`` is the time of its compilation [seconds]."""
         if self._writes:
             since = time.perf_counter() - self._start
             self._run |= {"seconds_to_first_step": round(since, 3), "seconds_compiling": round(compiling, 3)}
             self._write_run()
 
     def _write_run(self) -> None:
-        write(self.folder / "run.json", seal(json.loads(json.dumps(self._life | self._run, default=str))))
+        write(
+            self.folder / "run.json",
+            json_with_checksum(json.loads(json.dumps(self._life | self._run, default=str))),
+        )
 
 
 class Tracker:
-    """Passes records to ``opened``'s function in a thread: training goes on while that is slow or fails."""
+    """Writes records to TensorBoard or W&B in a thread, so that training never waits for them.
+
+    ``opened`` is the context that returns the function to write with; after an error in it there is a
+    warning, and no more records are written.
+    """
 
     def __init__(self, name: str, opened: Callable[[], AbstractContextManager[WriteScalars]]):
         self.name, self._opened = name, opened
-        self._queue: queue.Queue = queue.Queue(QUEUED)
+        self._queue: queue.Queue = queue.Queue(QUEUE_SIZE)
         self._works, self._lost = True, 0
         self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
         self._thread.start()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Have a record written; where too many wait already it is dropped, and counted."""
+        """Queue a record; if the queue is full it is dropped and counted."""
         if self._works:
             self._put((step, values), wait=0.0)
 
     def close(self) -> None:
-        """Have the rest written, waiting for CLOSING seconds at most."""
-        end = time.monotonic() + CLOSING
-        if self._works and self._put(None, CLOSING):
+        """Write the queued records, waiting for CLOSE_TIMEOUT seconds at most."""
+        end = time.monotonic() + CLOSE_TIMEOUT
+        if self._works and self._put(None, CLOSE_TIMEOUT):
             self._thread.join(max(end - time.monotonic(), 0.0))
         lost = self._lost + self._queue.qsize()
         if self._works and lost:
@@ -222,9 +240,10 @@ class Tracker:
 
 @contextmanager
 def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
-    """Into ``folder`` for TensorBoard, which forgets what it had from step ``first`` on.
+    """Open a TensorBoard log in ``folder``; TensorBoard drops what it had from step ``first`` on.
 
-    Event by event: the library's own writer waits for its thread, which never ends if the disk is full.
+    Events are written one by one: the library's own writer waits for its thread, which never ends if the disk
+    is full.
     """
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -250,7 +269,7 @@ def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
 
 @contextmanager
 def weights_and_biases(project: str, folder: Path, settings: Mapping[str, Any]) -> Iterator[WriteScalars]:
-    """To a project of W&B: a run for each folder, which goes on where that does; WANDB_* hold as usual."""
+    """Open a W&B run of ``project``, one for each folder, which resumes with it; WANDB_* variables apply."""
     import wandb  # an optional dependency
 
     place = folder.resolve()
@@ -270,23 +289,29 @@ def weights_and_biases(project: str, folder: Path, settings: Mapping[str, Any]) 
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:
-    """All records of a run, without a last one cut short by a kill; DataError if any was changed or lost."""
+    """Return all records of a run, without a last one that a kill cut short.
+
+    Raises DataError if a record was changed or lost.
+    """
     path = Path(folder) / "metrics.jsonl"
     mend = f"put back a copy that is whole, or delete {folder} to train it anew"
-    lines = unseal_lines(path.read_bytes(), path, mend) if path.exists() else []
+    lines = parse_lines_with_checksum(path.read_bytes(), path, mend) if path.exists() else []
     if all(isinstance(line.get("step"), int) and isinstance(line.get("kind"), str) for line in lines):
         return lines
     raise DataError(f"{path} has a line that is no record of a run; {mend}")
 
 
 def status(folder: Path) -> str:
-    """The status of the last start: "running", "finished" or an error; DataError if run.json is damaged."""
+    """Return the status of the last start: "running", "finished" or an error; "not begun" without one.
+
+    Raises DataError if run.json is damaged.
+    """
     path = folder / "run.json"
-    return str(unseal(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
+    return str(parse_with_checksum(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
 
 
-def came_to_its_end(folder: Path) -> bool:
-    """Whether the last start did; not if run.json is damaged, which the log says when it starts a new one."""
+def is_finished(folder: Path) -> bool:
+    """Return whether the last start finished; False if run.json is damaged, of which the next start warns."""
     try:
         return status(folder) == "finished"
     except (SettingError, OSError):
@@ -295,7 +320,7 @@ def came_to_its_end(folder: Path) -> bool:
 
 def _earlier_starts(path: Path) -> list[dict[str, Any]]:
     try:
-        starts = [dict(life) for life in unseal(path.read_bytes(), path)["starts"]]
+        starts = [dict(life) for life in parse_with_checksum(path.read_bytes(), path)["starts"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -307,17 +332,17 @@ def _earlier_starts(path: Path) -> list[dict[str, Any]]:
 
 
 def packages() -> dict[str, str]:
-    """The versions of the packages that results depend on."""
+    """Return the version of each package that results depend on."""
     return {name: metadata.version(name) for name in PACKAGES}
 
 
 def now() -> str:
-    """Date, time and zone."""
+    """Return date, time and zone in ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def _commit() -> str | None:
-    """The commit of this code, marked where files differ from it; None where git does not track this file."""
+    """Return the commit of this code, with "-dirty" if files differ; None if git does not track it."""
     file = Path(__file__)
     git = partial(subprocess.run, cwd=file.parent, capture_output=True, text=True, timeout=10)
     try:

@@ -1,7 +1,7 @@
-"""Checkpoints as folders: a manifest with the checksum of every file, sealed by its own, and which ones stay.
+"""Checkpoints as folders: manifests with the checksums of all files, and which checkpoints are kept.
 
-A step is written under another name, then its manifest, then it is renamed: what has a step's name was
-complete. What is removed gets another name before it is deleted. Only the standard library, so that
+A step is written under a temporary name, then its manifest, then it is renamed: a folder with a step's name
+was complete. A folder is renamed before it is deleted. This module needs the standard library alone, so that
 checkpoints are listed and verified without jax.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.config.training import CheckpointConfig
-from lm.files import checksum, seal, write
+from lm.files import checksum, json_with_checksum, write
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished-"  # before the name of what is no step yet, or no longer
@@ -38,12 +38,12 @@ _FIELDS = {  # name -> type, and that of its values
 }
 
 
-class Fault(ValueError):
-    """What is wrong with a checkpoint."""
+class Damage(ValueError):
+    """A checkpoint is damaged; the message says how."""
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """The path of each step that was saved completely, in order; it may have been damaged since."""
+    """Return the path of each step that was saved completely, in order; it may have been damaged since."""
     paths = {}
     # In reverse order what is being replaced comes first, and what replaces it takes precedence.
     for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
@@ -53,11 +53,11 @@ def steps(folder: Path) -> dict[int, Path]:
     return dict(sorted(paths.items()))
 
 
-def fault(path: Path, step: int) -> str | None:
-    """What is wrong with the checkpoint of ``step`` in the folder ``path``, or None; every byte is read."""
+def find_damage(path: Path, step: int) -> str | None:
+    """Return how the checkpoint of ``step`` in the folder ``path`` is damaged, or None; reads every byte."""
     try:
         listed, actual = read_manifest(path, step)["files"], checksums(path)
-    except Fault as wrong:
+    except Damage as wrong:
         return str(wrong)
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
@@ -69,40 +69,40 @@ def fault(path: Path, step: int) -> str | None:
 
 
 def read_manifest(path: Path, step: int) -> Manifest:
-    """The manifest in the folder of ``step``, whose files may be damaged; Fault if it is not whole itself."""
+    """Return the manifest in the folder of ``step``; raise Damage if the manifest itself is damaged."""
     file = path / MANIFEST
     if not file.is_file():
-        raise Fault(f"{MANIFEST} is missing")
+        raise Damage(f"{MANIFEST} is missing")
     try:
         manifest = json.loads(file.read_bytes())
         seal_of_rest = checksum(manifest)
         manifest.setdefault("losses", {})  # older ones lack it
     except (OSError, ValueError, RecursionError, AttributeError) as error:
-        raise Fault(f"{MANIFEST} cannot be read ({type(error).__name__})") from error
+        raise Damage(f"{MANIFEST} cannot be read ({type(error).__name__})") from error
     for name, (kind, inner) in _FIELDS.items():
         value = manifest.get(name)
         values = value.values() if inner and type(value) is dict else ()
         if type(value) is not kind or not all(type(each) is inner for each in values):
-            raise Fault(f"{MANIFEST} is none of a checkpoint: its {name} is missing or of another type")
+            raise Damage(f"{MANIFEST} is none of a checkpoint: its {name} is missing or of another type")
     if manifest["sha256"] != seal_of_rest:
-        raise Fault(f"{MANIFEST} was changed")
+        raise Damage(f"{MANIFEST} was changed")
     if manifest["step"] != step:
-        raise Fault(f"{MANIFEST} is of step {manifest['step']}")
+        raise Damage(f"{MANIFEST} is of step {manifest['step']}")
     return manifest
 
 
 def manifests(folder: Path) -> dict[int, Manifest | None]:
-    """The manifest of each step, in order; None where it is damaged."""
+    """Return the manifest of each step, in order; None where it is damaged."""
     by_step: dict[int, Manifest | None] = {}
     for step, path in steps(folder).items():
         by_step[step] = None
-        with suppress(Fault):
+        with suppress(Damage):
             by_step[step] = read_manifest(path, step)
     return by_step
 
 
-def rank(folder: Path, step: int, ranks: Mapping[str, dict[str, float]]) -> None:
-    """Put ``ranks`` into the manifest of ``step``, if that was saved; Fault if it is damaged."""
+def write_scores(folder: Path, step: int, ranks: Mapping[str, dict[str, float]]) -> None:
+    """Put the members ``ranks`` into the manifest of ``step``, if that was saved; raise Damage if damaged."""
     path = steps(folder).get(step)
     if ranks and path is not None:
         draft = folder / f"{UNFINISHED}{step}-scores"  # in the step's own folder it would be an unknown file
@@ -110,8 +110,8 @@ def rank(folder: Path, step: int, ranks: Mapping[str, dict[str, float]]) -> None
         draft.replace(path / MANIFEST)
 
 
-def make_room(folder: Path, size: int) -> None:
-    """Make the folder of checkpoints; OSError if it cannot be written or ``size`` bytes do not fit."""
+def prepare_folder(folder: Path, size: int) -> None:
+    """Make the folder of checkpoints; raise OSError if it is not writable or ``size`` bytes do not fit."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
     disk = shutil.disk_usage(folder)
@@ -123,10 +123,10 @@ def make_room(folder: Path, size: int) -> None:
 
 
 def publish(draft: Path, manifest: Manifest, config: CheckpointConfig) -> None:
-    """Give the checkpoint in ``draft``, beside the others, the rest of its manifest, then its name."""
+    """Complete the manifest of the checkpoint in the folder ``draft``, and rename the folder to its step."""
     folder, step = draft.parent, manifest["step"]
     before = {n: each for n, each in manifests(folder).items() if n < step}
-    manifest |= {"hour": hour(before, manifest["saved"], config), "files": checksums(draft)}
+    manifest |= {"hour": hour_start(before, manifest["saved"], config), "files": checksums(draft)}
     write(draft / MANIFEST, _sealed(manifest))
     final = folder / str(step)
     if final.exists():
@@ -134,20 +134,20 @@ def publish(draft: Path, manifest: Manifest, config: CheckpointConfig) -> None:
     draft.rename(final)
 
 
-def tidy(folder: Path, last: int, config: CheckpointConfig) -> None:
-    """Remove what is not retained now that ``last`` is the newest step, and what a kill left of doing so.
+def garbage_collect(folder: Path, last: int, config: CheckpointConfig) -> None:
+    """Delete checkpoints that are not kept once ``last`` is the newest step, and what a kill left undone.
 
-    Later steps are of a course that was given up: this run began before them.
+    Steps after ``last`` are deleted: the run has resumed from an earlier one.
     """
     by_step, paths = manifests(folder), steps(folder)
-    retained = retain({step: each for step, each in by_step.items() if step <= last}, config)
+    retained = steps_to_keep({step: each for step, each in by_step.items() if step <= last}, config)
     for step in by_step.keys() - retained:
         _remove(paths[step])
     clear_leftovers(folder)
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Clear away what a kill or a failed save left; what it was about to replace gets its name back."""
+    """Delete what a kill or a failed save left; a step that it was to replace gets its name back."""
     for path in [*folder.iterdir()]:
         final = folder / path.name.removeprefix(REPLACED)
         if path.name.startswith(UNFINISHED):
@@ -170,17 +170,17 @@ def _delete_path(path: Path) -> None:
 
 
 def _sealed(manifest: Manifest) -> str:
-    """The text of the file: every byte of it counts."""
-    return seal(manifest).strip()
+    """Return the text of a manifest's file, with its checksum."""
+    return json_with_checksum(manifest).strip()
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """``{path below folder: sha256}`` of every file but the manifest; Fault at a link or a device."""
+    """Return {path below folder: sha256} of all files but the manifest; raise Damage at a link or device."""
 
     def files(below: Path) -> Iterator[Path]:
         for path in below.iterdir():
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise Fault(f"{str(path.relative_to(folder))!r} is neither a file nor a folder")
+                raise Damage(f"{str(path.relative_to(folder))!r} is neither a file nor a folder")
             yield from files(path) if path.is_dir() else [path]
 
     def sha256(path: Path) -> str:
@@ -188,7 +188,7 @@ def checksums(folder: Path) -> dict[str, str]:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     if folder.is_symlink():
-        raise Fault("is a symbolic link")
+        raise Damage("is a symbolic link")
     paths = {str(path.relative_to(folder)): path for path in files(folder)}
     paths.pop(MANIFEST, None)
     with ThreadPoolExecutor(8) as pool:
@@ -196,9 +196,9 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def best(manifests: Manifests, name: str, kind: str) -> int | None:
-    """The step with the "lowest" or "highest" (``kind``) score of this name; None without.
+    """Return the step with the "lowest" or "highest" (``kind``) score of this name; None if no step has one.
 
-    Of several with the same score the one with the lowest loss, else the last.
+    Of steps with equal scores it is the one with the lowest loss, or else the last.
     """
     sign = {"lowest": 1, "highest": -1}[kind]
     scored = {step: each for step, each in manifests.items() if each and name in each["scores"]}
@@ -206,20 +206,23 @@ def best(manifests: Manifests, name: str, kind: str) -> int | None:
     return min(ranks, key=ranks.__getitem__, default=None)
 
 
-def hour(manifests: Manifests, saved: float, config: CheckpointConfig) -> float:
-    """When the hour of a checkpoint ``saved`` after these began [unix seconds]; see ``retain``."""
+def hour_start(manifests: Manifests, saved: float, config: CheckpointConfig) -> float:
+    """Return when the hour of a checkpoint ``saved`` after these began [unix seconds].
+
+    ``steps_to_keep`` says what an hour is.
+    """
     last = next((each for _, each in sorted(manifests.items(), reverse=True) if each), None)
     if last is None:
         return saved
     return last["saved"] if _ends_hour(last, config) else last["hour"]
 
 
-def retain(manifests: Manifests, config: CheckpointConfig) -> set[int]:
-    """Which of these steps stay: the newest, the best by each score, those named, each that ended an hour.
+def steps_to_keep(manifests: Manifests, config: CheckpointConfig) -> set[int]:
+    """Return the steps to keep: the newest, the best by each score, those named, and one for each hour.
 
-    An hour begins with the first checkpoint, and with each that ends one: the first saved at least
-    ``config.hours`` after its begin. A clock that is put back or forward by more ends it once. (Orbax's own
-    preservation policies know neither ties nor clocks that jump, and would bring jax along.)
+    An hour begins with the first checkpoint, and again with each one that ends an hour: the first that is
+    saved at least ``config.hours`` after it began. A clock that is set back or forward by more ends it once.
+    (docs/choices.md says why these are not orbax's preservation policies.)
     """
     names = {name for each in manifests.values() if each for name in each["scores"]}
     bests = {step for name in names if (step := best(manifests, name, config.best)) is not None}

@@ -1,4 +1,4 @@
-"""What ends training early: a signal, after the step and its save; a watchdog, when nothing happens.
+"""Ends training early: after a signal, once the step is saved, or by a watchdog when no step is done.
 
 Imports no jax before training does: the parent process reads the exit code here.
 """
@@ -15,12 +15,14 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-STUCK = 43  # exit code of a process that the watchdog ended
-STACKS_WITHIN = 10.0  # for writing the stacks [seconds]
-TWICE = 2.0  # before this a second signal counts as the first: a launcher may send it to several [seconds]
+STEP_TIMEOUT = 43  # exit code of a process that the watchdog ended
+WRITE_STACKS_WITHIN = 10.0  # [seconds]
+SAME_SIGNAL_WITHIN = (
+    2.0  # before this a second signal counts as the first: a launcher may send it to several [seconds]
+)
 
-_sync_points = count(1)  # how often all processes looked for a signal: their common clock in all stages
-_active: "Stopping | None" = None  # the context we are in
+_sync_points = count(1)  # numbers the times at which all processes look for a signal, over all stages
+_active: "PreemptionHandler | None" = None  # the innermost context
 
 T = TypeVar("T")
 
@@ -34,21 +36,22 @@ class Interrupted(KeyboardInterrupt):
         self.signal, self.step = name, step
 
 
-class Stopping:
-    """In this context SIGINT and SIGTERM are remembered instead of obeyed, and a watchdog looks on.
+class PreemptionHandler:
+    """A context that defers SIGINT and SIGTERM to the end of a step, and runs a watchdog.
 
-    A second signal is obeyed where there is one process. With several, jax passes a SIGTERM on to all, and
-    they agree on the step to stop after. The watchdog ends a process that has not called ``beat`` for
-    ``patience`` seconds (0: never) with the code STUCK, having written the ``stacks`` of all its threads.
+    A second signal ends the process at once, if it is the only one. With several processes, jax passes a
+    SIGTERM on to all, and they agree on the step to stop after. The watchdog ends a process that has not
+    called ``heartbeat`` for ``patience`` seconds (0: never) with exit code STEP_TIMEOUT, having written the
+    stacks of all its threads to the file ``stacks``.
     """
 
     def __init__(self, patience: float, stacks: Path):
         self.patience, self.stacks = patience, stacks
         self.signal: str | None = None  # the name of the first
         self._interruptible = False
-        self._last_beat, self._ended = time.monotonic(), threading.Event()
+        self._last_heartbeat, self._ended = time.monotonic(), threading.Event()
 
-    def __enter__(self) -> "Stopping":
+    def __enter__(self) -> "PreemptionHandler":
         global _active
         import jax
 
@@ -70,7 +73,7 @@ class Stopping:
         self._restore_handlers()
 
     def requested(self) -> bool:
-        """Whether a signal asks to stop now; all processes have to ask at the same steps."""
+        """Return whether a signal asks to stop now; all processes must call this at the same steps."""
         if self.signal is None and self._processes > 1:
             from jax.experimental.multihost_utils import reached_preemption_sync_point
 
@@ -83,7 +86,10 @@ class Stopping:
             raise Interrupted(self.signal, step)
 
     def interruptible(self, work: Callable[[], T]) -> T | None:
-        """The result of ``work``; None if a signal ended it. Several processes end it in ``alive``."""
+        """Return the result of ``work``, or None if a signal ended it.
+
+        One process ends it at the signal, several end it at the next ``check_preemption``.
+        """
         with suppress(_Stop):  # around all of it: a signal may come while the last line here runs
             try:
                 self._interruptible = True
@@ -92,9 +98,9 @@ class Stopping:
                 self._interruptible = False
         return None
 
-    def beat(self) -> None:
-        """Tell the watchdog that the process is alive."""
-        self._last_beat = time.monotonic()
+    def heartbeat(self) -> None:
+        """Tell the watchdog that a step is done."""
+        self._last_heartbeat = time.monotonic()
 
     def _remember(self, number: int, _) -> None:
         if self.signal is None:
@@ -102,7 +108,7 @@ class Stopping:
             if self._interruptible:
                 self._interruptible = False
                 raise _Stop
-        elif time.monotonic() > self._received + TWICE:
+        elif time.monotonic() > self._received + SAME_SIGNAL_WITHIN:
             self._restore_handlers()
             signal.raise_signal(number)
 
@@ -111,10 +117,10 @@ class Stopping:
             signal.signal(number, handler)
 
     def _watch(self) -> None:
-        while (seconds := self._last_beat + self.patience - time.monotonic()) > 0:
+        while (seconds := self._last_heartbeat + self.patience - time.monotonic()) > 0:
             if self._ended.wait(seconds):
                 return
-        end_in(STACKS_WITHIN, STUCK)  # should the disk of the stacks be what hangs
+        exit_after(WRITE_STACKS_WITHIN, STEP_TIMEOUT)  # should the disk of the stacks be what hangs
         message = f"nothing was done for {self.patience:.0f} s (LM_STEP_TIMEOUT)"
         try:
             with self.stacks.open("w") as file:
@@ -126,26 +132,26 @@ class Stopping:
             message += f"; {self.stacks} cannot be written: {error.strerror}"
         message += "; ended, to be restarted from the newest checkpoint"
         print(f"lm: {message}", file=sys.stderr, flush=True)
-        os._exit(STUCK)
+        os._exit(STEP_TIMEOUT)
 
 
-def alive() -> None:
-    """Between two batches of an evaluation: tells the watchdog, and ends what is ``interruptible`` here.
+def check_preemption() -> None:
+    """Send a heartbeat and, after a signal, end the ``interruptible`` work that calls this in all processes.
 
-    In all of several processes at once, if a signal has come; one process ends it at the signal.
+    Evaluations call it between batches. A single process is ended at the signal itself, not here.
     """
     if _active is not None:
-        _active.beat()
+        _active.heartbeat()
         if _active._interruptible and _active._processes > 1 and _active.requested():
             raise _Stop
 
 
-def end_in(seconds: float, code: int) -> None:
-    """End the process with this exit code after so many seconds at the latest, whatever it does."""
+def exit_after(seconds: float, code: int) -> None:
+    """Exit with ``code`` after so many seconds, whatever the process does then."""
     end = threading.Timer(seconds, os._exit, [code])
     end.daemon = True
     end.start()
 
 
 class _Stop(BaseException):
-    """Leaves an evaluation at once."""
+    """Raised to leave an evaluation at once."""

@@ -25,7 +25,7 @@ from lm.config.base import SettingError, changes
 from lm.config.model import ModelConfig
 from lm.config.training import OPTIMIZERS, OptimizerConfig
 from lm.objectives.denoising import Lengths
-from lm.train.flops import PEAK
+from lm.train.flops import PEAK_FLOPS
 
 libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 MESH = {"slice": 1, "data": 2, "fsdp": 2, "sequence": 1, "tensor": 2}
@@ -139,7 +139,7 @@ def test_slices_go_up_to_full_pods_and_peaks_are_those_of_the_training_log(gener
     )
     assert find_slice(f"{generation}:{'x'.join(map(str, largest))}").chips == CHIPS[generation].pod
     kind = "TPU7x" if generation == "tpu7x" else f"TPU {generation}"
-    if found := [peak for name, peak in PEAK.items() if kind.startswith(name)]:
+    if found := [peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)]:
         assert found[0] == CHIPS[generation].peak / CHIPS[generation].devices
 
 

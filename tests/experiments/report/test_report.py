@@ -47,7 +47,7 @@ from experiments.study.registry import (
 from experiments.study.t5 import claims as paper
 from lm.config.base import SettingError, change, leaves
 from lm.data.tasks.benchmarks import TASKS
-from lm.files import seal, seal_lines, unseal
+from lm.files import json_with_checksum, lines_with_checksum, parse_with_checksum
 from lm.metrics import Undefined
 
 FIRST = "t5/1-baseline/baseline seed 0"
@@ -64,9 +64,9 @@ def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
     save_settings(folder, build(name, "nano", given | {"seed": seed}))
     origin.record(phase, RECORD)
     (phase / "metrics.jsonl").write_text(
-        seal_lines([{"step": 1, "kind": "eval", "score": 2}]) + '{"step": 2, "ki'
+        lines_with_checksum([{"step": 1, "kind": "eval", "score": 2}]) + '{"step": 2, "ki'
     )
-    answer = seal_lines([{"target": ["a"], "prediction": ATTACK}])
+    answer = lines_with_checksum([{"target": ["a"], "prediction": ATTACK}])
     (phase / "predictions" / "cloze" / "2.jsonl").write_text(answer + '{"ta')
     task = {
         "column": "SQuAD",
@@ -90,8 +90,8 @@ def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
 
 def rescore(folder: Path, **changed) -> None:
     """Another result of the run, sealed as its own."""
-    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
-    (folder / "scores.json").write_text(seal(scores | changed))
+    scores = parse_with_checksum((folder / "scores.json").read_bytes(), "scores.json")
+    (folder / "scores.json").write_text(json_with_checksum(scores | changed))
 
 
 def study(runs: Path, seeds: int = 2) -> Path:
@@ -139,7 +139,7 @@ def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each
     assert float(shown[0]["SQuAD ±"]) == pytest.approx(stdev(float(line["score"]) for line in squad))
     assert report.write_pictures(made, "svg")[0] == "t5-6-corruption-rate.svg"
     assert b"<svg" in (made.path.parent / "t5-6-corruption-rate.svg").read_bytes()
-    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")
+    data = parse_with_checksum((made.path.parent / "results.json").read_bytes(), "results.json")
     (claim,) = [x for x in data["tables"][RATES[0].name]["claims"] if x["conclusion"]]
     assert data["command"] == "lm report t5/6-corruption-rate"
     low, high = claim["equal"]["updates"]["interval"]
@@ -149,7 +149,7 @@ def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each
 
 def test_a_score_that_is_undefined_is_a_dash_with_its_reason_and_never_a_number(tmp_path):
     folder, reason = finish(study(tmp_path), NAMES[1], 2, 50.0), "pearson: all predictions are alike"
-    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
+    scores = parse_with_checksum((folder / "scores.json").read_bytes(), "scores.json")
     task = scores["tasks"]["cloze"] | {
         "measure": "score",
         "score": None,
@@ -166,7 +166,7 @@ def test_a_score_that_is_undefined_is_a_dash_with_its_reason_and_never_a_number(
     (line,) = [line for line in lines if (line["row"], line["seed"]) == (NAMES[1], "2")]
     assert (line["score"], line["undefined"]) == ("", f"cloze: {reason}")
     assert {other["undefined"] for other in lines if other is not line} == {""}
-    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")
+    data = parse_with_checksum((made.path.parent / "results.json").read_bytes(), "results.json")
     run = data["tables"][RATES[0].name]["rows"][NAMES[1]]["seeds"]["2"]
     assert (run["scores"], run["undefined"]) == ({"SQuAD": None}, {"SQuAD": {"cloze": reason}})
     cell = made.sheets[RATES[0].name][""]["SQuAD"][1]
@@ -176,7 +176,7 @@ def test_a_score_that_is_undefined_is_a_dash_with_its_reason_and_never_a_number(
 
 def test_a_value_is_missing_only_where_a_reason_is_given(tmp_path):
     folder = finish(tmp_path, NAMES[0], 0, 50.0)
-    scores = unseal((folder / "scores.json").read_bytes(), "scores.json")
+    scores = parse_with_checksum((folder / "scores.json").read_bytes(), "scores.json")
     rescore(folder, tasks={"cloze": scores["tasks"]["cloze"] | {"score": None}})
     with pytest.raises(SettingError, match="score of cloze None should be a number"):
         read_result(folder)
@@ -189,7 +189,7 @@ def test_the_records_of_a_task_tell_undefined_metrics_and_its_best_checkpoint_ha
 
     def recorded(*evaluations):
         lines = [{"step": k, "kind": "eval", **score_values(task, x)} for k, x in enumerate(evaluations, 1)]
-        (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+        (tmp_path / "metrics.jsonl").write_text(lines_with_checksum(lines))
         assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
         return best_of(task, tmp_path)
 
@@ -318,7 +318,9 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(own_tables, tmp_pa
     for text, between in zip(differences[1:4], (-0.5, 0.5, 0.0), strict=True):
         mean, low, high = map(float, re.findall(r"[+-]\d\.\d+", text))
         assert low < mean < high and abs(mean - between) < 0.05 and low - 0.01 < between < high + 0.01
-    data = unseal((made.path.parent / "results.json").read_bytes(), "results.json")["tables"]["own"]
+    data = parse_with_checksum((made.path.parent / "results.json").read_bytes(), "results.json")["tables"][
+        "own"
+    ]
     assert data["rows"]["own/better"]["less the baseline's"]["held-out loss"]["interval"][1] < 0
     assert "own" in made.figures and "combined" not in sheet
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
@@ -344,15 +346,15 @@ def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_
     folder = finish(tmp_path, NAMES[0], 0, 1.0)
     (folder / "finetuning/cloze/member-0").mkdir()
     points = [{"step": step, "kind": "eval", "score": 2} for step in (1, 2)]
-    (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(seal_lines(points))
+    (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(lines_with_checksum(points))
     (folder / "finetuning/cloze/predictions/cloze/ensemble.jsonl").write_text(
-        seal_lines([{"prediction": "together"}])
+        lines_with_checksum([{"prediction": "together"}])
     )
     path = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0"
     rescore(folder, phases={"cloze/member-0": path})
     found = results(REGISTRY[NAMES[0]], "nano", tmp_path)
     assert curves(found, pytest.fail) == {"cloze: mean of scores": [[(1, 2), (2, 2)]]}
-    (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(seal_lines(points[:1]))
+    (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(lines_with_checksum(points[:1]))
     assert curves(found, pytest.fail) == {}, "one point is no line"
     assert "together" in samples("cloze", 2, found[0])
 
@@ -488,8 +490,8 @@ def test_a_run_that_is_damaged_diverged_or_anothers_is_left_out_alone_and_its_fi
     damages = [(path, data) for path in whole for data in HOSTILE]
     other = run_folder(tmp_path, "nano", NAMES[0], 0, {})
     damages += [(path, (other / path.name).read_bytes()) for path in whole]
-    scores = unseal(whole[bad / "scores.json"], "")
-    damages += [(bad / "scores.json", seal(scores | wrong).encode()) for wrong in WRONG]
+    scores = parse_with_checksum(whole[bad / "scores.json"], "")
+    damages += [(bad / "scores.json", json_with_checksum(scores | wrong).encode()) for wrong in WRONG]
     damages += [(bad / "scores.json", whole[bad / "scores.json"].replace(b"80.0", b"90.0"))]
     damages += [(bad / "scores.json", json.dumps(scores).encode())]
     for path, data in damages:

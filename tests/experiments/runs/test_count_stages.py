@@ -25,7 +25,7 @@ from lm.classical.ngram import count_ngrams, kneser_ney, token_log_probs
 from lm.config.base import DataError, SettingError
 from lm.data.documentation import corpus
 from lm.data.tasks.labelled import find_labelled
-from lm.files import is_sealed
+from lm.files import matches_checksum
 from lm.tokenizers.tokenizer import EOS
 from lm.train.runtime.log import records
 
@@ -224,7 +224,7 @@ def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
     with pytest.raises(DataError, match="damaged"):
         counted.counts_of(stage)
     finish(runs, BIGRAM, "damaged")  # counts again
-    assert is_sealed(file) and verify([path]) == 0
+    assert matches_checksum(file) and verify([path]) == 0
 
 
 @pytest.mark.parametrize(

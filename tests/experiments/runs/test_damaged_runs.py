@@ -24,7 +24,7 @@ from experiments.study.registry import REGISTRY, build, run_folder
 from lm.config.base import SettingError
 from lm.data.tasks.task import Scored
 from lm.evaluate.evaluator import write_predictions
-from lm.files import seal, seal_line, unseal, unseal_lines
+from lm.files import json_with_checksum, line_with_checksum, parse_lines_with_checksum, parse_with_checksum
 from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
 from lm.train.runtime import manifest
 from lm.train.runtime.log import status
@@ -52,7 +52,7 @@ HOSTILE = [
 def lines(count: int) -> list[bytes]:
     made, before = [], ""
     for step in range(count):
-        line, before = seal_line({"step": step, "loss": step / 7}, before)
+        line, before = line_with_checksum({"step": step, "loss": step / 7}, before)
         made.append(line.encode())
     return made
 
@@ -69,44 +69,48 @@ def damaged(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def test_what_is_sealed_comes_back_and_no_change_of_it_passes():
-    text = seal(VALUE).encode()
+    text = json_with_checksum(VALUE).encode()
     whole = json.loads(json.dumps(VALUE))
-    assert unseal(text, PATH) == whole
-    assert unseal(json.dumps(json.loads(text)).encode(), PATH) == whole, "laid out otherwise it says the same"
+    assert parse_with_checksum(text, PATH) == whole
+    assert parse_with_checksum(json.dumps(json.loads(text)).encode(), PATH) == whole, (
+        "laid out otherwise it says the same"
+    )
     rng = np.random.default_rng(0)
     for _ in range(500):
         try:
-            assert json.dumps(unseal(damaged(text, rng), PATH)) == json.dumps(whole)
+            assert json.dumps(parse_with_checksum(damaged(text, rng), PATH)) == json.dumps(whole)
         except SettingError as error:
             assert str(PATH) in str(error) and "put back" in str(error)
 
 
 @pytest.mark.parametrize("data", HOSTILE, ids=lambda data: repr(data[:8]))
 def test_a_hostile_file_is_one_error_that_names_it(data):
-    for read in (unseal, unseal_lines):
-        if data not in (b"", b"\0") or read is unseal:
+    for read in (parse_with_checksum, parse_lines_with_checksum):
+        if data not in (b"", b"\0") or read is parse_with_checksum:
             with pytest.raises(SettingError, match="folder/file.json"):
-                read(data if read is unseal else data + b"\n", PATH)
+                read(data if read is parse_with_checksum else data + b"\n", PATH)
 
 
 def test_of_lines_a_lost_one_a_moved_one_and_a_changed_one_are_named():
     made = lines(5)
-    assert [each["step"] for each in unseal_lines(b"".join(made), PATH)] == [0, 1, 2, 3, 4]
+    assert [each["step"] for each in parse_lines_with_checksum(b"".join(made), PATH)] == [0, 1, 2, 3, 4]
     for place in range(4):
         with pytest.raises(SettingError, match=rf"line {place + 1} of 4"):
-            unseal_lines(b"".join(made[:place] + made[place + 1 :]), PATH)
+            parse_lines_with_checksum(b"".join(made[:place] + made[place + 1 :]), PATH)
         with pytest.raises(SettingError, match=rf"line {place + 1} of 5"):
-            unseal_lines(b"".join([*made[:place], made[place + 1], made[place], *made[place + 2 :]]), PATH)
+            parse_lines_with_checksum(
+                b"".join([*made[:place], made[place + 1], made[place], *made[place + 2 :]]), PATH
+            )
 
 
 def test_a_last_line_that_a_kill_cut_short_is_legal_and_one_that_was_changed_is_not():
     *whole, last = lines(3)
     for end in range(len(last)):
-        found = unseal_lines(b"".join(whole) + last[:end] + b"\0" * (end % 3), PATH)
+        found = parse_lines_with_checksum(b"".join(whole) + last[:end] + b"\0" * (end % 3), PATH)
         assert len(found) == (3 if end == len(last) - 1 else 2)
     for wrong in (last[:-1] + b"\x0b", last[:-3] + b'0"}\n', last[:40] + b"\n"):
         with pytest.raises(SettingError, match="line 3 of 3"):
-            unseal_lines(b"".join(whole) + wrong, PATH)
+            parse_lines_with_checksum(b"".join(whole) + wrong, PATH)
 
 
 STEPS, TASK = 4, Scored("cloze", "", "SQuAD", None, {"em": None})
@@ -161,7 +165,7 @@ def seen(folder: Path) -> tuple[list, list[str]]:
     def look(at):
         try:
             shown.append(at())
-        except (SettingError, OSError, manifest.Fault) as error:
+        except (SettingError, OSError, manifest.Damage) as error:
             said.append(str(error))
 
     found = results(REGISTRY[NAMES[0]], "nano", folder.parents[4], said.append)
@@ -177,7 +181,7 @@ def seen(folder: Path) -> tuple[list, list[str]]:
     look(lambda: stored_vocabulary(phase, experiment).fingerprint)
     look(lambda: manifest.best(manifest.manifests(phase / "checkpoints"), "loss", "lowest"))
     faults = {
-        step: manifest.fault(path, step) for step, path in manifest.steps(phase / "checkpoints").items()
+        step: manifest.find_damage(path, step) for step, path in manifest.steps(phase / "checkpoints").items()
     }
     look(lambda: faults)
     return shown, [

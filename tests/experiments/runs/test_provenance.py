@@ -34,7 +34,7 @@ from experiments.study.experiment import BASELINE, result_settings
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError, change
-from lm.files import seal
+from lm.files import json_with_checksum
 from lm.tokenizers.huggingface import find_tokenizer
 from lm.tokenizers.sentencepiece import train_sentencepiece
 from lm.train.runtime.log import records
@@ -147,7 +147,7 @@ def test_of_what_is_finished_code_and_packages_may_be_others_and_what_it_was_tra
     assert (tmp_path / "origin.json").read_text() == text
 
 
-EDITED = seal({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.11")
+EDITED = json_with_checksum({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.11")
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,15 @@ EDITED = seal({**NOW, "allowed": []}).replace('"w"', '"v"').replace("0.10", "0.1
         ("[]", "has no checksum"),
         (json.dumps({**NOW, "allowed": []}), "has no checksum"),
         (EDITED, "was edited or damaged"),
-        (seal({"settings": {}, "allowed": {}}), "lacks vocabulary, data, code, packages, allowed"),
         (
-            seal({**NOW, "vocabulary": {}, "data": {"": "f"}, "allowed": []}),
+            json_with_checksum({"settings": {}, "allowed": {}}),
+            "lacks vocabulary, data, code, packages, allowed",
+        ),
+        (
+            json_with_checksum({**NOW, "vocabulary": {}, "data": {"": "f"}, "allowed": []}),
             "lacks vocabulary, data:",
         ),
-        (seal({**NOW, "code": {"lm/files.py": 1}, "allowed": [{}]}), "lacks code, allowed"),
+        (json_with_checksum({**NOW, "code": {"lm/files.py": 1}, "allowed": [{}]}), "lacks code, allowed"),
     ],
 )
 def test_a_record_that_is_missing_edited_or_damaged_is_not_taken_for_the_same(tmp_path, text, said):
@@ -184,7 +187,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 def test_a_run_goes_on_on_another_mesh_and_with_settings_that_came_since(tmp_path):
     settings = asdict(BASELINE)
     del settings["generator_share"]
-    (tmp_path / "settings.json").write_text(seal(settings))
+    (tmp_path / "settings.json").write_text(json_with_checksum(settings))
     check_settings(change(change(BASELINE, "mesh.fsdp", 4), "data.workers", 2), tmp_path)
     with pytest.raises(SettingError, match="generator_share: 0.25 -> 0.5"):
         check_settings(replace(BASELINE, generator_share=0.5), tmp_path)

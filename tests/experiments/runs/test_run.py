@@ -34,7 +34,7 @@ from lm.config.decoding import Decoding
 from lm.config.mesh import MeshConfig
 from lm.config.training import CheckpointConfig
 from lm.data.tasks.task import Scored
-from lm.files import seal_lines
+from lm.files import lines_with_checksum
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import lengths_of
 from lm.train.runtime.checkpoints import Checkpoints
@@ -136,7 +136,7 @@ def test_the_best_checkpoint_of_each_task_counts(tmp_path):
         {"step": 1, "kind": "eval", "a/score": 3.0, "a/em": 3.0, "b/score": 1.0, "b/em": 1.0},
         {"step": 2, "kind": "eval", "a/score": 2.0, "a/em": 2.0, "b/score": 5.0, "b/em": 5.0},
     ]
-    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+    (tmp_path / "metrics.jsonl").write_text(lines_with_checksum(lines))
 
     task = Scored("", "", "GLUE", None, {"em": None})
     best = {name: best_of(replace(task, name=name), tmp_path) for name in "ab"}
@@ -153,11 +153,11 @@ def test_of_checkpoints_that_score_alike_the_one_with_the_likeliest_answers_is_t
         {"step": n, "kind": "eval", "a/score": 0.0, "a/bits_per_byte": loss}
         for n, loss in enumerate(losses, 1)
     ]
-    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+    (tmp_path / "metrics.jsonl").write_text(lines_with_checksum(lines))
     assert best_of(task, tmp_path)["step"] == 4
     for line in lines:
         del line["a/bits_per_byte"]
-    (tmp_path / "metrics.jsonl").write_text(seal_lines(lines))
+    (tmp_path / "metrics.jsonl").write_text(lines_with_checksum(lines))
     assert best_of(task, tmp_path)["step"] == 5
 
 

@@ -16,14 +16,14 @@ from lm.config.base import (
     GIVEN,
     SettingError,
     change,
-    check_read,
+    check_used,
     conditions,
     from_json,
     leaves,
     set_choices,
     setting,
     to_json,
-    unread,
+    unused_settings,
 )
 from lm.config.model import ModelConfig
 from lm.nn.presets import PRESETS
@@ -150,7 +150,7 @@ def test_each_setting_changed_alone_in_each_row_changes_what_is_computed_or_is_r
 def test_what_is_refused_would_have_changed_nothing(row, cache):
     experiment = built(row)
     before = computed(experiment, cache)
-    for path in unread(experiment, PATHS):
+    for path in unused_settings(experiment, PATHS):
         for value in others(path, dict(leaves(experiment))[path])[:1]:
             try:
                 changed = computed(apply(experiment, {path: value}), cache)
@@ -168,7 +168,7 @@ IDLE = {  # of HOW, in these rows: what they are of is not there
 @pytest.mark.parametrize("row", ROWS)
 def test_a_setting_of_how_a_run_is_done_is_there_and_is_taken_wherever_it_is_done_so(row, cache):
     assert {*HOW, *GIVEN_OTHERWISE} <= {path for path, _ in leaves(Experiment())}
-    assert unread(built(row), HOW).keys() == IDLE.get(row, set())
+    assert unused_settings(built(row), HOW).keys() == IDLE.get(row, set())
 
 
 # ---- rows
@@ -191,7 +191,7 @@ def test_a_family_sets_nothing_that_its_models_do_not_read(name):
     from experiments.study.families import family
 
     paths = [path.removeprefix("model.") for path in family(name)]
-    assert unread(PRESETS[name], paths) == {}
+    assert unused_settings(PRESETS[name], paths) == {}
 
 
 @pytest.mark.parametrize(
@@ -337,16 +337,16 @@ class Outer:
 
 
 def test_a_setting_is_read_if_it_and_the_groups_around_it_are():
-    assert {*unread(Outer(), ["inner"])} == {"inner.of_a", "inner.of_b", "inner.of_both"}
-    assert unread(Outer(outer=1), ["inner"]) == {
+    assert {*unused_settings(Outer(), ["inner"])} == {"inner.of_a", "inner.of_b", "inner.of_both"}
+    assert unused_settings(Outer(outer=1), ["inner"]) == {
         "inner.of_b": "inner.of_b is read by b, not by a: leave it out, or set inner.kind=b"
     }
-    assert {*unread(Outer(name="x"), ["named", "outer", "name"])} == set()
-    assert unread(Outer(), ["named"]) == {
+    assert {*unused_settings(Outer(name="x"), ["named", "outer", "name"])} == set()
+    assert unused_settings(Outer(), ["named"]) == {
         "named": "named is read with name, not with name='': leave it out, or set name"
     }
     with pytest.raises(SettingError, match="inner.of_b is read by b"):
-        check_read(Outer(outer=1), ["inner.of_b"])
+        check_used(Outer(outer=1), ["inner.of_b"])
 
 
 def test_a_declaration_can_be_printed():
@@ -371,7 +371,7 @@ def test_a_choice_that_is_added_reads_all_but_what_it_ignores():
         ignores = ("of_a",)
 
     set_choices(Config, "kind", {"a": None, "b": None, "mine": Entry})
-    assert unread(Config("mine"), ["of_a", "of_b"]).keys() == {"of_a"}
+    assert unused_settings(Config("mine"), ["of_a", "of_b"]).keys() == {"of_a"}
 
 
 def test_the_paths_of_a_declaration_are_those_of_settings():
