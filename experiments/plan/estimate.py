@@ -24,7 +24,7 @@ from lm.data.packing import row_length
 from lm.nn.attention_dispatch import SHORT, fits_short_rows
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
-from lm.objectives.denoising import Lengths, lengths_of
+from lm.objectives.denoising import Lengths, compute_lengths
 from lm.ops.recurrence import CELLS
 from lm.train.flops import cache_bytes
 from lm.train.optimizers import optimizer_state_size
@@ -95,7 +95,7 @@ def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
     for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
         training, lengths = stage.training, Lengths(tuning.inputs_length, tuning.inputs_length, 0)
         if stage.is_start:
-            lengths = lengths_of(stage.settings.objective, stage.settings.data.inputs_length)
+            lengths = compute_lengths(stage.settings.objective, stage.settings.data.inputs_length)
         elif stage.kind == "pretrain":
             lengths = step.lengths
         elif stage.kind == "text":

@@ -37,7 +37,7 @@ from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Scored, Task
 from lm.files import write
 from lm.metrics import Likelihood
-from lm.objectives.denoising import Lengths, lengths_of
+from lm.objectives.denoising import Lengths, compute_lengths
 from lm.special_tokens import check_special, text_frame
 from lm.tokenizers.huggingface import open_vocabulary
 from lm.tokenizers.tokenizer import Vocabulary
@@ -274,7 +274,7 @@ def pretraining_batches(
 def training_batches(experiment: Experiment, prepared: Prepared) -> Batches:
     """The batches of pre-training that it is trained on, whose rows may last several steps."""
     data, phase = experiment.data, experiment.pretraining
-    tbptt, lengths = phase.tbptt, lengths_of(experiment.objective, data.inputs_length)
+    tbptt, lengths = phase.tbptt, compute_lengths(experiment.objective, data.inputs_length)
     if tbptt is None:
         return pretraining_batches(experiment, prepared, "train")
     long = replace(

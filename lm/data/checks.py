@@ -51,7 +51,7 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
     if objective.eos == "between-documents" and objective.pairs == "none" and not objective.concatenates:
         apart = f"objective.noise={objective.noise!r}, which keeps documents apart"
         raise SettingError(f"objective.eos='between-documents' should be 'each-example' with {apart}")
-    if objective.in_place != (architecture == "encoder"):
+    if objective.is_mlm != (architecture == "encoder"):
         raise SettingError(
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "
             f"encoder, and only that, predicts tokens in their places ({' or '.join(map(repr, IN_PLACE))})"

@@ -15,7 +15,7 @@ from lm.data.batches import Batch, uniforms
 from lm.data.segments import SEGMENTS, Corpus, CorpusReading, WindowRows
 from lm.objectives.corruption import Drawn, length_mask
 from lm.objectives.denoising import Lengths
-from lm.objectives.formatting import INPUTS, cuts
+from lm.objectives.formatting import INPUTS, split_points
 from lm.tokenizers.tokenizer import PAD
 
 CHANGED = 0.5  # share of pairs that are not as in the text [Devlin et al. 2019, 3.1; Lan et al. 2020, 3.1]
@@ -81,12 +81,12 @@ class Masked:
         objective, vocabulary, starts = self.reading.objective, self.reading.vocabulary, None
         text = shown.text
         between = text == vocabulary.sep
-        if objective.falls.on_words:  # and a piece or a document begins one, whatever came before it
+        if objective.corruption.on_words:  # and a piece or a document begins one, whatever came before it
             second = np.arange(self.lengths.raw) == shown.lengths[:, :1]
             starts = vocabulary.word_starts[text] | second | between
             starts[:, 1:] |= between[:, :-1]
         lengths = shown.lengths.sum(1)
-        mask = objective.falls.mask(objective, Drawn(lengths, u, 0, starts))
+        mask = objective.corruption.mask(objective, Drawn(lengths, u, 0, starts))
         return mask & length_mask(lengths, self.lengths.raw) & ~between
 
     def _features(self, shown: Shown, u: np.ndarray) -> Batch:
@@ -137,9 +137,9 @@ class Pieces:
             first = np.where(positions < pair.lengths[:, :1], first, second)
         return self.corpus.text.read(first + positions)
 
-    def _cuts(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
+    def _split_points(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
         lengths = self.corpus.segments.lengths[segments]
-        return cuts(self.read(self.alone(segments)[0]), lengths, u, self.corpus.vocabulary)
+        return split_points(self.read(self.alone(segments)[0]), lengths, u, self.corpus.vocabulary)
 
     def of(self, segments: np.ndarray, u: np.ndarray) -> tuple[Pair, np.ndarray]:
         """Segments [B], uniforms [B,4 or more] -> their pieces, and which pairs are not as in the text.
@@ -148,7 +148,7 @@ class Pieces:
         pairs is 1: of next-sentence as in the code of BERT, where 0 is "is next".
         """
         begin, length = self.corpus.segments.starts[segments], self.corpus.segments.lengths[segments]
-        cut, changed = self._cuts(segments, u[:, 0]), u[:, 1] < CHANGED
+        cut, changed = self._split_points(segments, u[:, 0]), u[:, 1] < CHANGED
         starts, lengths = np.stack([begin, begin + cut], axis=1), np.stack([cut, length - cut], axis=1)
         if self.corpus.objective.pairs == "sentence-order":
             swap = np.where(changed[:, None], [1, 0], [0, 1])
@@ -166,5 +166,5 @@ class Pieces:
         low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
         other = (u[:, 0] * (len(documents) - high + low)).astype(np.int64)
         other += (other >= low) * (high - low)
-        start = self.corpus.segments.starts[other] + self._cuts(other, u[:, 1])
+        start = self.corpus.segments.starts[other] + self._split_points(other, u[:, 1])
         return start, self.corpus.tokens.offsets[documents[other] + 1] - start

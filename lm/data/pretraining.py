@@ -17,8 +17,8 @@ from lm.data.corpus.sampler import Streams, WindowPlace
 from lm.data.masked_lm import Masked
 from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room, with_start
 from lm.data.segments import KEPT, SEGMENTS, CorpusReading, WindowRows
-from lm.objectives.corruption import Drawn, length_mask, limit_runs, limit_targets
-from lm.objectives.denoising import Lengths, Objective, lengths_of, sizes
+from lm.objectives.corruption import Drawn, cap_sentinels, length_mask, trim_targets
+from lm.objectives.denoising import Lengths, Objective, compute_lengths, sizes
 from lm.objectives.formatting import INPUTS, TARGETS, permutation
 from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame, Vocabulary
 
@@ -35,7 +35,7 @@ def pretraining_rows(
     """The rows of a corpus under an objective, of encoders ``Masked``; checks every setting first."""
     check_architecture(architecture, streams.seed or 0)
     check_objective(objective, architecture, streams.corpus.vocabulary)
-    lengths = lengths_of(objective, inputs_length)
+    lengths = compute_lengths(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         # A prefix LM puts inputs and targets into one row, both with an EOS: one raw token less makes room.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
@@ -46,12 +46,12 @@ def pretraining_rows(
 def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
     """bool [B,L], True on noise, whose targets take at most ``room`` tokens, EOS included."""
     inside = length_mask(text.lengths, text.u.shape[2])
-    mask = objective.falls.mask(objective, text) & inside
-    if not objective.falls.bounded:
+    mask = objective.corruption.mask(objective, text) & inside
+    if not objective.corruption.bounded:
         if "sentinels" in (objective.inputs, objective.targets):
-            mask = limit_runs(mask, inside, text.u[:, 0], text.num_sentinels)
+            mask = cap_sentinels(mask, inside, text.u[:, 0], text.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
-            mask = limit_targets(mask, inside, objective.targets == "sentinels", room)
+            mask = trim_targets(mask, inside, objective.targets == "sentinels", room)
     return mask
 
 
@@ -65,22 +65,22 @@ def denoise(
     they show of the text, content of the targets what they do not show of it.
     """
     tokens, lengths, words = text
-    eos, inside, order = None if objective.separates else vocabulary.eos, text.mask, None
+    eos, inside, order = None if objective.eos_between_documents else vocabulary.eos, text.mask, None
     if objective.sentences == "permuted":
         order, u = permutation(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
         tokens, words = (np.take_along_axis(side, order, axis=1) for side in (tokens, words))
-    if objective.falls.infill:
-        source, keep, noise = objective.falls.infill(objective, lengths, u)
+    if objective.corruption.infill:
+        source, keep, noise = objective.corruption.infill(objective, lengths, u)
         shown = np.where(source < 0, vocabulary.mask, np.take_along_axis(tokens, source, axis=1))
         inputs = _gather(shown, keep, (source >= 0) & np.take_along_axis(words, source, axis=1), eos)
     else:
-        starts = vocabulary.word_starts[tokens] if objective.falls.on_words else None
+        starts = vocabulary.word_starts[tokens] if objective.corruption.on_words else None
         noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
         shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], vocabulary)
         inputs = _gather(shown, keep & inside, words & ~noise, eos if objective.has_inputs else None)
     if order is not None:  # targets keep the order of the text
         noise[np.arange(len(order))[:, None], order] = noise.copy()
-    targets = TARGETS["everything" if objective.falls.infill else objective.targets]
+    targets = TARGETS["everything" if objective.corruption.infill else objective.targets]
     predicted, keep = targets.show(text.tokens, noise, u[:, -1], vocabulary)
     return inputs, _gather(predicted, keep & inside, text.content & noise, eos)
 

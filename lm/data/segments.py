@@ -95,10 +95,10 @@ class Corpus(Uncached):
 
     @functools.cached_property
     def text(self) -> RunningText:
-        in_place, tokens = self.objective.in_place, self.tokens
-        separator = self.vocabulary.sep if in_place else self.vocabulary.eos
-        separator = separator if self.objective.separates else None
-        behind_last = not in_place and not tokens.goes_on
+        is_mlm, tokens = self.objective.is_mlm, self.tokens
+        separator = self.vocabulary.sep if is_mlm else self.vocabulary.eos
+        separator = separator if self.objective.eos_between_documents else None
+        behind_last = not is_mlm and not tokens.goes_on
         return running(tokens.tokens, tokens.offsets, separator, behind_last=behind_last)
 
     @functools.cached_property

@@ -31,7 +31,7 @@ class Unsupervised(Sequence[Example]):
     source: Denoised
 
     def __post_init__(self) -> None:
-        if self.source.objective.separates:
+        if self.source.objective.eos_between_documents:
             why = "where mixing.pretraining reads tasks too: an example of a mixture ends with EOS"
             raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")
 

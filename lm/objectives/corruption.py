@@ -122,8 +122,11 @@ def _compose(u: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
     return np.flatnonzero(ends) % len(columns) + 1
 
 
-def _spans(amount: Amount, text: Drawn) -> np.ndarray:
-    """Text, noise, text, ..., noise: both kinds of length are random compositions of fixed totals."""
+def random_spans_noise_mask(amount: Amount, text: Drawn) -> np.ndarray:
+    """Return the mask of T5's span corruption, bool [B,L]: text, noise, text, ..., noise.
+
+    The lengths of text and of noise are random compositions of fixed totals.
+    """
     u = text.u[:, 0]
     batch, width = u.shape
     if width < 2:  # a single token is never noise
@@ -237,7 +240,7 @@ def _poisson(mean: float) -> np.ndarray:
 NOISES: dict[str, Noise] = {
     "iid": Noise(lambda amount, text: text.u[:, 0] < amount.rate, ignores=("mean_span_length",)),
     "whole-words": Noise(_whole_words, on_words=True, ignores=("mean_span_length",)),
-    "spans": Noise(_spans, counts=span_counts),
+    "spans": Noise(random_spans_noise_mask, counts=span_counts),
     "geometric-spans": Noise(_geometric_spans, draws=2, on_words=True, ignores=("mean_span_length",)),
     "poisson-spans": Noise(
         lambda amount, text: _infill(amount, text.lengths, text.u).noise, infill=_infill, draws=2
@@ -260,7 +263,7 @@ NOISES: dict[str, Noise] = {
 # --- noise that is left out where there is no room for it
 
 
-def limit_runs(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sentinels: int) -> np.ndarray:
+def cap_sentinels(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sentinels: int) -> np.ndarray:
     """Noise of rows with enough sentinels; elsewhere random runs of it, one fewer than there are sentinels.
 
     Among noise tokens u is uniform whatever the mask, so it can choose; k runs leave at most k + 1 of text.
@@ -274,7 +277,7 @@ def limit_runs(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sentine
     return noise
 
 
-def limit_targets(noise: np.ndarray, inside: np.ndarray, sentinels: bool, room: int) -> np.ndarray:
+def trim_targets(noise: np.ndarray, inside: np.ndarray, sentinels: bool, room: int) -> np.ndarray:
     """Drop the noise that does not fit in ``room``, less one sentinel for the text after it and one EOS."""
     targets = noise | runs_of(inside & ~noise) if sentinels else noise
     over = targets.sum(1) > room - 1

@@ -10,7 +10,7 @@ points, both because nothing may be cut and inputs and targets must together giv
 * *Too few sentinels.* T5 let them run over into word pieces. Here "spans" draws at most as many spans as
   there are sentinels (fewer and longer; the number of noise tokens stays), and noise by chance loses runs,
   chosen uniformly, until those that stay can be told apart on both sides.
-* *Too long targets.* T5 cut them. Here ``lengths_of`` leaves room for all but about 1 in 30,000 draws of
+* *Too long targets.* T5 cut them. Here ``compute_lengths`` leaves room for all but about 1 in 30,000 draws of
   noise by chance, and such a draw loses the noise that does not fit.
 """
 
@@ -78,12 +78,12 @@ class Objective:
             raise SettingError(f"objective.mean_span_length={length} {due}")
 
     @property
-    def falls(self) -> Noise:
+    def corruption(self) -> Noise:
         """The kind of noise: which tokens it takes, and whether their number is fixed."""
         return NOISES[self.noise]
 
     @property
-    def in_place(self) -> bool:
+    def is_mlm(self) -> bool:
         """Whether targets stand where the inputs hide them, as encoders predict them."""
         return self.targets in IN_PLACE
 
@@ -98,17 +98,17 @@ class Objective:
 
         Not for pairs of sentences, nor where the split of a document is what is learnt (prefix LM).
         """
-        return self.pairs == "none" and not (self.falls.per_document and self.has_inputs)
+        return self.pairs == "none" and not (self.corruption.per_document and self.has_inputs)
 
     @property
-    def separates(self) -> bool:
+    def eos_between_documents(self) -> bool:
         """Whether EOS stands between concatenated documents, and not at the end of examples."""
         return self.concatenates and self.eos == "between-documents"
 
     @property
     def draws(self) -> int:
         """Random numbers per token: for the noise, for what inputs show of it, for the order of sentences."""
-        return self.falls.draws + INPUTS[self.inputs].draws + (self.sentences == "permuted")
+        return self.corruption.draws + INPUTS[self.inputs].draws + (self.sentences == "permuted")
 
 
 _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
@@ -147,25 +147,25 @@ def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.
 
     Not for noise whose amount is left to chance. A run costs a sentinel, in inputs and in targets.
     """
-    assert objective.falls.counts is not None, "the amount of noise is left to chance"
-    noise, runs = objective.falls.counts(objective, lengths, u)
+    assert objective.corruption.counts is not None, "the amount of noise is left to chance"
+    noise, runs = objective.corruption.counts(objective, lengths, u)
     inputs = INPUTS[objective.inputs].size(lengths, noise, np.where(noise, runs, 0)) + 1
     targets = TARGETS[objective.targets].size(lengths, noise, np.where(noise < lengths, runs, 0)) + 1
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
 
 
-def lengths_of(objective: Objective, inputs_length: int) -> Lengths:
+def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
     """The most raw tokens whose inputs fit in ``inputs_length``, and the room for their targets."""
-    shortest = SHORTEST_MASKED if objective.in_place else SHORTEST_INPUTS
+    shortest = SHORTEST_MASKED if objective.is_mlm else SHORTEST_INPUTS
     if inputs_length < shortest:
         raise SettingError(f"data.inputs_length={inputs_length} should be at least {shortest}, such as 512")
-    if objective.in_place:  # all but [CLS] and the [SEP] behind each piece is text
+    if objective.is_mlm:  # all but [CLS] and the [SEP] behind each piece is text
         return Lengths(inputs_length - (2 if objective.pairs == "none" else 3), inputs_length, 0)
-    if objective.falls.counts and not objective.falls.per_document:
+    if objective.corruption.counts and not objective.corruption.per_document:
         return _fixed_lengths(objective, inputs_length)
-    raw = inputs_length - (not objective.separates)  # one token less, for EOS at the end
+    raw = inputs_length - (not objective.eos_between_documents)  # one token less, for EOS at the end
     targets = inputs_length
-    if not objective.falls.bounded and objective.targets != "everything":
+    if not objective.corruption.bounded and objective.targets != "everything":
         targets = min(targets, _room_by_chance(objective, raw))
     return Lengths(raw, inputs_length if objective.has_inputs else 0, targets)
 

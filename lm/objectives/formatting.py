@@ -103,7 +103,9 @@ def permutation(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabula
     return np.argsort(order, axis=1, kind="stable")
 
 
-def cuts(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+def split_points(
+    tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary
+) -> np.ndarray:
     """[B]: where a second part begins, one or more tokens from either end; uniforms [B].
 
     Any sentence is as likely, any word where there is one sentence only, any token where there is one word.

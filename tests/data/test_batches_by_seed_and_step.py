@@ -24,7 +24,7 @@ VOCABULARY = Bytes(100)
 PAIRS = [
     (name, architecture)
     for name, architecture in itertools.product(sorted(OBJECTIVES), ("encoder-decoder", "prefix-decoder"))
-    if (OBJECTIVES[name].has_inputs or architecture != "encoder-decoder") and not OBJECTIVES[name].in_place
+    if (OBJECTIVES[name].has_inputs or architecture != "encoder-decoder") and not OBJECTIVES[name].is_mlm
 ]
 LIMITS = Lengths(0, 8, 5)
 
@@ -103,7 +103,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
     )
     ids, segments = batch["decoder_target_tokens"], batch["decoder_segment_ids"]
     ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
-    assert (ids[ends] == EOS).all() != made.rows.reading.objective.separates
+    assert (ids[ends] == EOS).all() != made.rows.reading.objective.eos_between_documents
     if architecture in ENCODER_DECODERS:
         assert (batch["encoder_segment_ids"].max(1) == segments.max(1)).all()
         assert batch["encoder_input_tokens"].shape == (8, inputs)
@@ -346,7 +346,7 @@ def test_one_core_makes_millions_of_tokens_a_second(batches, tmp_path, name, rat
     texts = text.replace("z", " ").replace("x ", ". ").split("ab")
     objective = OBJECTIVES[name]
     architecture = "encoder-decoder" if objective.has_inputs else "decoder"
-    architecture = "encoder" if objective.in_place else architecture
+    architecture = "encoder" if objective.is_mlm else architecture
     read = encode_texts(texts, VOCABULARY, tmp_path, 16)
     made = batches(name, architecture, read, inputs_length=512, batch_size=128)
     made(0, slice(None))

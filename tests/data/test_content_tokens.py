@@ -20,7 +20,7 @@ from lm.files import lines_with_checksum
 from lm.objectives.denoising import OBJECTIVES, Lengths
 
 SENTINELS = VOCABULARY.size - VOCABULARY.num_sentinels
-DENOISING = [name for name, one in OBJECTIVES.items() if not one.in_place and one.has_inputs]
+DENOISING = [name for name, one in OBJECTIVES.items() if not one.is_mlm and one.has_inputs]
 
 
 def text_of(tokens):
@@ -86,7 +86,7 @@ def test_of_a_causal_decoder_every_word_is_content_once_and_a_prefix_decoder_cop
         assert (content == ((tokens > 1) & (tokens < SENTINELS))).all()
     elif name == "deshuffling":
         assert not (content & prefix).any()
-    if paired is not None and not objective.falls.per_document:
+    if paired is not None and not objective.corruption.per_document:
         of_targets = (content & ~prefix).sum(1)
         assert of_targets.tolist() == paired["decoder_content"].sum(1).tolist()
 

@@ -18,7 +18,7 @@ from lm.data.corpus.token_cache import Tokens
 from lm.data.packing import Ragged
 from lm.data.pretraining import denoise, pretraining_rows
 from lm.objectives.corruption import geometric
-from lm.objectives.denoising import OBJECTIVES, lengths_of
+from lm.objectives.denoising import OBJECTIVES, compute_lengths
 from lm.objectives.formatting import permutation, sentence_starts
 from lm.tokenizers.sentencepiece import Bytes
 from lm.tokenizers.tokenizer import EOS
@@ -196,7 +196,7 @@ def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
     nothing.
     """
     objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), Bytes(100)
-    count, limits = 300, lengths_of(objective, 300)
+    count, limits = 300, compute_lengths(objective, 300)
     tokens = np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1))
     text = Ragged(tokens, np.full(200, count, np.int32), np.ones_like(tokens, bool))
     inputs, targets = denoise(objective, text, uniforms(0, np.arange(200), 2, count), vocabulary, limits)
@@ -219,7 +219,7 @@ def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
 def test_infilled_spans_hide_exactly_their_share_and_all_but_the_last_are_as_drawn(rate, length):
     amount = replace(OBJECTIVES["text-infilling"], rate=rate)
     u = uniforms(0, np.arange(300), 2, length)
-    source, keep, noise = amount.falls.infill(amount, np.full(300, length), u)
+    source, keep, noise = amount.corruption.infill(amount, np.full(300, length), u)
     share = np.clip(np.round(length * rate), 1, length - 1)
     assert (noise.sum(1) == share).all()
     drawn = poisson(3.0).ppf(u[:, 1].astype(np.float64)).astype(int)

@@ -166,7 +166,9 @@ def variants(objective: Objective) -> dict[str, tuple[Objective, dict]]:
     """An objective, and with other settings of the amount of noise, of EOS, of lengths and of sentinels."""
 
     def amount(**settings: float) -> Objective:
-        return replace(objective, **{k: v for k, v in settings.items() if k not in objective.falls.ignores})
+        return replace(
+            objective, **{k: v for k, v in settings.items() if k not in objective.corruption.ignores}
+        )
 
     return {
         "": (objective, {}),

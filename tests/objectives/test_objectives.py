@@ -14,7 +14,7 @@ from lm.data.batches import uniforms
 from lm.data.packing import Ragged
 from lm.data.pretraining import denoise, noise_mask
 from lm.objectives.corruption import NOISES, Drawn, NoiseName, length_mask, prefix_lengths
-from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, lengths_of, sizes
+from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, compute_lengths, sizes
 from lm.objectives.formatting import INPUTS, InputsName
 from lm.tokenizers.tokenizer import EOS, UNK
 
@@ -72,7 +72,7 @@ def restore(inputs, targets, first_sentinel):
 )
 def test_span_corruption_fills_inputs_and_targets_exactly(mean, raw, targets):
     objective = Objective(noise="spans", mean_span_length=mean)
-    limits = lengths_of(objective, 512)
+    limits = compute_lengths(objective, 512)
     assert limits == (raw, 512, targets)
     given_text = text(np.random.default_rng(0), [raw] * 20)
     inputs, said = denoise(objective, given_text, uniforms(1, np.arange(20), 1, raw), VOCABULARY, limits)
@@ -93,7 +93,7 @@ def test_span_lengths_are_uniform_compositions():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    name=st.sampled_from(sorted(name for name, one in OBJECTIVES.items() if not one.in_place)),
+    name=st.sampled_from(sorted(name for name, one in OBJECTIVES.items() if not one.is_mlm)),
     counts=st.lists(st.integers(1, 62), min_size=1, max_size=6),
     rate=st.sampled_from([0.05, 0.15, 0.5, 0.9]),
     sentinels=st.sampled_from([1, 2, 5, 100]),
@@ -104,7 +104,7 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
     name, counts, rate, sentinels, seed, room
 ):
     objective = Objective(**{**vars(OBJECTIVES[name]), "rate": rate})
-    limits = lengths_of(objective, room)
+    limits = compute_lengths(objective, room)
     counts = np.minimum(counts, limits.raw)
     given_text = text(np.random.default_rng(seed), counts, limits.raw)
     vocabulary = symbols(num_sentinels=sentinels)
@@ -113,7 +113,7 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
     assert (inputs.lengths <= limits.inputs).all()
     assert (targets.lengths <= limits.targets).all()
     for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
-        if not objective.separates:  # else EOS is part of the text
+        if not objective.eos_between_documents:  # else EOS is part of the text
             assert said.pop() == EOS
             assert not objective.has_inputs or shown.pop() == EOS
         assert all(token < 880 or token >= 1000 - sentinels for token in said)
@@ -147,7 +147,7 @@ def test_with_too_few_sentinels_iid_noise_stays_uniform_and_spans_are_fewer_and_
 @pytest.mark.parametrize("rate", [0.1, 0.15, 0.25, 0.5])
 def test_iid_noise_has_its_rate_and_its_targets_their_room(rate):
     objective = Objective(rate=rate)
-    limits = lengths_of(objective, 512)
+    limits = compute_lengths(objective, 512)
     u = uniforms(0, np.arange(2000), 1, limits.raw)
     given_text = text(np.random.default_rng(0), [limits.raw] * 2000)
     plenty = symbols(num_sentinels=300)
@@ -163,7 +163,7 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
     given_text = text(np.random.default_rng(0), [40] * 30)
     u = uniforms(0, np.arange(30), 1, 40)
     inputs, targets = denoise(
-        objective, given_text, u, VOCABULARY, lengths_of(objective, 41)._replace(targets=20)
+        objective, given_text, u, VOCABULARY, compute_lengths(objective, 41)._replace(targets=20)
     )
     assert targets.lengths.max() <= 20
     for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
@@ -171,7 +171,7 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
 
 
 def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
-    objective, limits = OBJECTIVES["bert-style"], lengths_of(OBJECTIVES["bert-style"], 512)
+    objective, limits = OBJECTIVES["bert-style"], compute_lengths(OBJECTIVES["bert-style"], 512)
     given_text = whole(np.full((400, limits.raw), 5, np.int32), np.full(400, limits.raw, np.int32))
     shown = denoise(objective, given_text, uniforms(0, np.arange(400), 2, limits.raw), VOCABULARY, limits)[
         0
@@ -213,9 +213,9 @@ def test_sizes_are_those_of_the_examples():
         *OBJECTIVES.values(),
         Objective(noise="suffix", inputs="sentinels", targets="sentinels"),
     ):
-        if not objective.falls.counts or objective.separates:
+        if not objective.corruption.counts or objective.eos_between_documents:
             continue
-        limits = lengths_of(objective, 64)
+        limits = compute_lengths(objective, 64)
         u = uniforms(2, np.arange(5), objective.draws, limits.raw)
         made = denoise(objective, text(np.random.default_rng(0), counts, limits.raw), u, VOCABULARY, limits)
         inputs, targets = sizes(objective, counts, u[:, 0, 0])
@@ -233,7 +233,7 @@ def test_sizes_are_those_of_the_examples():
 @pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if not noise.infill])
 def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_other_rows(name):
     objective, room, counts = Objective(noise=name, rate=0.5), 20, np.array([1, 2, 7, 30, 40])
-    if objective.falls.bounded:
+    if objective.corruption.bounded:
         room = 42
     u, starts = uniforms(0, np.arange(5), objective.draws, 40), np.arange(200).reshape(5, 40) % 3 == 0
     mask = noise_mask(objective, Drawn(counts, u, 100, starts), room)
@@ -275,7 +275,7 @@ def test_only_prefix_lm_and_deshuffling_keep_documents_apart():
         (lambda: Objective(rate=0.0), "objective.rate"),
         (lambda: Objective(rate=1.0), "objective.rate"),
         (lambda: Objective(mean_span_length=0.5), "objective.mean_span_length"),
-        (lambda: lengths_of(Objective(), 2), "data.inputs_length"),
+        (lambda: compute_lengths(Objective(), 2), "data.inputs_length"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(make, field):

@@ -25,7 +25,7 @@ from lm.data.tasks.benchmarks import TASKS, classification
 from lm.nn.attention_inputs import make_attention_inputs
 from lm.nn.layers import make_norm
 from lm.objectives.corruption import Drawn
-from lm.objectives.denoising import Lengths, Objective, lengths_of
+from lm.objectives.denoising import Lengths, Objective, compute_lengths
 from lm.objectives.formatting import INPUTS, TARGETS
 from lm.ops.attention import AttentionOptions
 from lm.ops.kernels.xla import xla_attention
@@ -236,7 +236,7 @@ def span_counts(length, **given):
 
 
 def span_lengths(inputs_length, **given):
-    found = lengths_of(span_objective(**given), inputs_length)
+    found = compute_lengths(span_objective(**given), inputs_length)
     return [found.raw, found.targets]
 
 

@@ -36,7 +36,7 @@ from lm.config.training import CheckpointConfig
 from lm.data.tasks.task import Scored
 from lm.files import lines_with_checksum
 from lm.nn.transformer import Transformer
-from lm.objectives.denoising import lengths_of
+from lm.objectives.denoising import compute_lengths
 from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.runtime.log import records
 from lm.train.step import StepSpec, check_mesh
@@ -73,7 +73,9 @@ def test_every_row_builds_at_every_scale_without_allocating(scale):
         for phase in (e.pretraining, e.finetuning):
             check_mesh(e.model, MeshConfig(fsdp=2).sizes(8), phase.batch_size)
         if e.model.has_decoder:
-            assert 0 < lengths_of(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, name
+            assert 0 < compute_lengths(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, (
+                name
+            )
         if e.model not in shapes:
             shapes[e.model] = jax.eval_shape(
                 lambda key, m=e.model: Transformer(m, nnx.Rngs(params=key)), jax.random.key(0)

@@ -317,7 +317,8 @@ def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_pat
     sent = [build("hidden/even", "nano").objective, *mixture("words"), *mixture("words-backwards")]
     (tmp_path / "sent").write_bytes(pickle.dumps(sent))
     code = (
-        "import pickle; one, *tasks = pickle.load(open('sent', 'rb')); print(one.falls.bounded, len(tasks))"
+        "import pickle; one, *tasks = pickle.load(open('sent', 'rb')); "
+        "print(one.corruption.bounded, len(tasks))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
