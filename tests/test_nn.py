@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 
 import jax
@@ -12,7 +13,8 @@ import pytest
 from flax import nnx
 
 from lm.config.attention import RotaryConfig, SparsityConfig
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
+from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.evaluate.generate import greedy
@@ -31,25 +33,22 @@ TINY = ModelConfig(
     num_encoder_layers=2,
     num_decoder_layers=2,
     d_model=16,
-    d_ff=24,
-    d_kv=8,
-    num_heads=4,
+    mlp=MlpConfig(d_ff=24),
+    attention=AttentionConfig(d_kv=8, num_heads=4),
     dropout=0.1,
-    relative_buckets=8,
-    relative_max_distance=6,
-    max_length=16,
+    positions=PositionsConfig(relative_buckets=8, relative_max_distance=6, max_length=16),
 )
 SHAPE = {
-    name: getattr(TINY, name)
-    for name in (
+    path: attrgetter(path)(TINY)
+    for path in (
         "vocab_size",
         "num_encoder_layers",
         "num_decoder_layers",
         "d_model",
-        "d_ff",
-        "d_kv",
-        "num_heads",
-        "max_length",
+        "mlp.d_ff",
+        "attention.d_kv",
+        "attention.num_heads",
+        "positions.max_length",
     )
 }
 BASE = PRESETS["t5-base"]
@@ -62,12 +61,16 @@ BLOCKS = {"sparsity": SparsityConfig(window=0, global_tokens=1, block=2, random_
 
 def tiny(size, **new):
     """The family of a published size, as small as TINY."""
-    return replace(PRESETS[size], **SHAPE | {"d_embed": 8 if PRESETS[size].d_embed else None} | new)
+    return changes(
+        PRESETS[size], SHAPE | {"embedding.d_embed": 8 if PRESETS[size].embedding.d_embed else None} | new
+    )
 
 
 CONFIGS = {a: replace(TINY, architecture=a) for a in ARCHITECTURES}
 CONFIGS |= {
-    f"{a}, {p}": replace(TINY, architecture=a, positions=p, rotary=RotaryConfig(fraction=0.5))
+    f"{a}, {p}": changes(
+        TINY, {"architecture": a, "positions.kind": p, "positions.rotary": RotaryConfig(fraction=0.5)}
+    )
     for a in ("encoder-decoder", "decoder", "encoder")
     for p in POSITIONS
 }
@@ -90,29 +93,32 @@ CONFIGS |= {
     )
 }
 CONFIGS |= {
-    "llama-3.1-8b": tiny("llama-3.1-8b", num_key_value_heads=2),
-    "santacoder": tiny("santacoder", num_key_value_heads=1),
+    "llama-3.1-8b": tiny("llama-3.1-8b", **{"attention.num_key_value_heads": 2}),
+    "santacoder": tiny("santacoder", **{"attention.num_key_value_heads": 1}),
     "longformer-base": tiny("longformer-base", **WINDOW),
-    "sparse decoder": replace(TINY, architecture="decoder", **BLOCKS),
+    "sparse decoder": changes(TINY, {"architecture": "decoder", **BLOCKS}),
     "windowed decoder": replace(TINY, architecture="decoder", sparsity=SparsityConfig(window=1, dilation=2)),
-    "bilinear": replace(TINY, scores="bilinear"),
-    "adapters": replace(TINY, adapter_width=4),
-    "no mask": replace(TINY, architecture="decoder", mask="none"),
-    "no feed-forward": replace(TINY, mlp="none"),
+    "bilinear": changes(TINY, {"attention.scores": "bilinear"}),
+    "adapters": changes(TINY, {"mlp.adapter_width": 4}),
+    "no mask": changes(TINY, {"architecture": "decoder", "attention.mask": "none"}),
+    "no feed-forward": changes(TINY, {"mlp.activation": "none"}),
     "no residual": replace(TINY, residual="none"),
-    "no norm": replace(TINY, norm="none", adapter_width=4),
+    "no norm": changes(TINY, {"norm.kind": "none", "mlp.adapter_width": 4}),
 }
 CONFIGS |= {
-    f"{mixer} encoder-decoder": replace(TINY, mixer=mixer, mixer_width=12, positions="none")
+    f"{mixer} encoder-decoder": changes(
+        TINY, {"mixer.kind": mixer, "mixer.width": 12, "positions.kind": "none"}
+    )
     for mixer in ("rnn", "gru", "lstm", "window", "none")
 }
 CONFIGS |= {
-    f"{mixer} decoder, {cross} cross-attention": replace(
-        TINY, mixer=mixer, mixer_width=12, positions="none", cross_attention=cross
+    f"{mixer} decoder, {cross} cross-attention": changes(
+        TINY,
+        {"mixer.kind": mixer, "mixer.width": 12, "positions.kind": "none", "cross_attention.kind": cross},
     )
     for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
 }
-CONFIGS |= {"multiplicative cross-attention": replace(TINY, cross_attention="multiplicative")}
+CONFIGS |= {"multiplicative cross-attention": changes(TINY, {"cross_attention.kind": "multiplicative"})}
 DECODERS = [name for name, config in CONFIGS.items() if config.has_decoder]
 
 
@@ -123,7 +129,7 @@ def made(config):
 
 def make(name, **settings):
     """The same parameters for all ``settings``, none of which changes their shapes."""
-    config = replace(CONFIGS[name], **settings)
+    config = changes(CONFIGS[name], settings)
     structure = jax.tree.structure(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
     return jax.tree.unflatten(structure, jax.tree.leaves(made(CONFIGS[name])))
 
@@ -186,13 +192,13 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
 
 @pytest.mark.parametrize(
     "name",
-    but_for(PUBLISHED | LIKE_OTHERS, (name for name in DECODERS if CONFIGS[name].mask == "causal")),
+    but_for(PUBLISHED | LIKE_OTHERS, (name for name in DECODERS if CONFIGS[name].attention.mask == "causal")),
 )
 def test_a_step_over_the_cache_gives_what_the_whole_row_gives(name):
     model, batch = make(name), example(3, 5, 9)
     del batch["decoder_causal_attention"]
     batch |= {"decoder_causal_attention": np.zeros((1, 9), int)} if "prefix" in name else {}
-    if model.config.logits == "none":
+    if model.config.output.logits == "none":
         pytest.skip("no logits")
     full = run(model, batch)
     prompt = {key: value[:, :4] if key.startswith("decoder") else value for key, value in batch.items()}
@@ -270,7 +276,7 @@ def loss_and_gradients(model, batch, key):
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients(architecture):
     batch, key = example(4, 5, 6, prefix=2), jax.random.key(7)
     expected = loss_and_gradients(make(architecture), batch, key)
-    for settings in ({"remat": "full"}, {"remat": "dots", "layers": "unroll"}):
+    for settings in ({"compile.remat": "full"}, {"compile.remat": "dots", "compile.layers": "unroll"}):
         found = loss_and_gradients(make(architecture, **settings), batch, key)
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{settings} {name}")
@@ -281,7 +287,7 @@ def test_remat_recomputes():
 
     def products(remat):
         gradient = jax.jit(jax.grad(lambda m: m(batch).sum()))
-        return gradient.lower(make("decoder", remat=remat)).as_text().count("dot_general")
+        return gradient.lower(make("decoder", **{"compile.remat": remat})).as_text().count("dot_general")
 
     assert products("none") <= products("dots") < products("full")
 
@@ -309,15 +315,17 @@ def test_dropout_keeps_the_mean_and_one_mask_for_the_whole_length():
 
 
 def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
-    config = replace(
+    config = changes(
         TINY,
-        vocab_size=2_000,
-        d_model=64,
-        d_ff=128,
-        d_kv=16,
-        relative_buckets=64,
-        mlp="gated-gelu",
-        logits="separate",
+        {
+            "vocab_size": 2_000,
+            "d_model": 64,
+            "mlp.d_ff": 128,
+            "attention.d_kv": 16,
+            "positions.relative_buckets": 64,
+            "mlp.activation": "gated-gelu",
+            "output.logits": "separate",
+        },
     )
     model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
     attention = {"query": (64 * 16) ** -0.5, "key": 64**-0.5, "value": 64**-0.5, "out": (4 * 16) ** -0.5}
@@ -339,7 +347,7 @@ def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
 @pytest.mark.parametrize("name", ["encoder-decoder", "gpt-neox-20b", "bart-base"])
 def test_a_new_adapter_changes_next_to_nothing_and_no_other_parameter(name):
     plain, batch = make(name), example(14, 5, 6)
-    adapted = made(replace(CONFIGS[name], adapter_width=4))
+    adapted = made(changes(CONFIGS[name], {"mlp.adapter_width": 4}))
     for parameter, value in named(plain).items():
         np.testing.assert_array_equal(named(adapted)[parameter], value)
     before, after = features(plain, batch), features(adapted, batch)
@@ -352,7 +360,11 @@ def test_adapters_are_as_large_as_the_papers():
     due = json.loads(SETUP.read_text())["finetune_methods"]["adapters"]["value"]
     for width, more in due["computed_new_params_24_adapters_incl_norm"].items():
         plain, adapted = (
-            count(jax.eval_shape(partial(Transformer, replace(BASE, adapter_width=each)), nnx.Rngs(params=0)))
+            count(
+                jax.eval_shape(
+                    partial(Transformer, changes(BASE, {"mlp.adapter_width": each})), nnx.Rngs(params=0)
+                )
+            )
             for each in (0, int(width))
         )
         assert adapted - plain == more
@@ -376,9 +388,12 @@ def test_the_bias_laid_out_along_diagonals_is_the_bias_of_each_distance(bidirect
 @pytest.mark.parametrize("positions", ["relative", "relative-per-layer"])
 def test_a_start_with_slopes_is_alibis_bias_but_for_the_buckets(architecture, positions):
     """In each bucket the mean of ALiBi's bias, with slopes from 1 down; all other parameters are as ever."""
-    new = {"architecture": architecture, "positions": positions, "relative_max_distance": 12}
-    config = replace(TINY, **new, relative_bias_start="slopes")
-    start, normal = named(made(config)), named(made(replace(config, relative_bias_start="normal")))
+    new = {"architecture": architecture, "positions.kind": positions, "positions.relative_max_distance": 12}
+    config = changes(TINY, {**new, "positions.relative_bias_start": "slopes"})
+    start, normal = (
+        named(made(config)),
+        named(made(changes(config, {"positions.relative_bias_start": "normal"}))),
+    )
     tables = {name: value for name, value in start.items() if "relative" in name}
     assert tables and all((start[name] == normal[name]).all() for name in start.keys() - tables.keys())
     alibi = AlibiBias(jnp.array([1, 1 / 2, 1 / 4, 1 / 8])).materialize(13, 13)[0]
@@ -399,11 +414,11 @@ def test_a_start_with_slopes_is_alibis_bias_but_for_the_buckets(architecture, po
             )
 
 
-@pytest.mark.parametrize("new", [{}, {"scores": "scaled-dot", "num_key_value_heads": 2}])
+@pytest.mark.parametrize("new", [{}, {"attention.scores": "scaled-dot", "attention.num_key_value_heads": 2}])
 def test_a_mimetic_start_lets_cross_attention_look_at_the_same_feature(new):
     """Query times key kernel of each head is about a multiple of the unit matrix, and all else as ever."""
-    config = replace(TINY, d_model=256, d_kv=64, cross_attention_start="mimetic", **new)
-    start, normal = named(made(config)), named(made(replace(config, cross_attention_start="normal")))
+    config = changes(TINY, {"d_model": 256, "attention.d_kv": 64, "cross_attention.start": "mimetic", **new})
+    start, normal = named(made(config)), named(made(changes(config, {"cross_attention.start": "normal"})))
     changed = {name for name, value in start.items() if not (value == normal[name]).all()}
     assert changed == {"decoder.blocks.cross.query.kernel"}
     query, key = (start[f"decoder.blocks.cross.{side}.kernel"] for side in ("query", "key"))
@@ -453,7 +468,7 @@ def test_rows_longer_than_positions_are_learned_are_refused_before_anything_is_c
         return jax.eval_shape(lambda: model(batch)).shape
 
     assert shapes(16) == (1, 16, 40)
-    with pytest.raises(SettingError, match="rows of 17 tokens are longer than model.max_length=16"):
+    with pytest.raises(SettingError, match="rows of 17 tokens are longer than model.positions.max_length=16"):
         shapes(17)
     with pytest.raises(SettingError, match="rows of 17 tokens"):
         shapes(17, decoder_segment_ids=jnp.ones((1, 17), jnp.int32))
@@ -520,25 +535,28 @@ def test_flax_is_told_where_parameters_live(name):
 @pytest.mark.parametrize(
     ("settings", "named_setting"),
     [
-        ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"num_key_value_heads": -4}, "num_key_value_heads"),
-        ({"type_vocab_size": -1}, "type_vocab_size"),
+        ({"attention.num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"attention.num_key_value_heads": -4}, "num_key_value_heads"),
+        ({"embedding.type_vocab_size": -1}, "type_vocab_size"),
         ({"heads": ("next-sentence",)}, "heads"),
-        ({"adapter_width": -1}, "adapter_width"),
-        ({"positions": "rotary", "rotary": RotaryConfig(fraction=1.5)}, "rotary.fraction"),
-        ({"positions": "sinusoidal", "d_model": 15}, "d_model"),
-        ({"logits": "tied", "d_embed": 8}, "logits_transform"),
+        ({"mlp.adapter_width": -1}, "adapter_width"),
+        ({"positions.kind": "rotary", "positions.rotary": RotaryConfig(fraction=1.5)}, "rotary.fraction"),
+        ({"positions.kind": "sinusoidal", "d_model": 15}, "d_model"),
+        ({"output.logits": "tied", "embedding.d_embed": 8}, "output.transform"),
         ({"sparsity": SparsityConfig(window=1, projections="separate")}, "sparsity.projections"),
-        ({"mask": "none", "architecture": "encoder"}, "mask='none' is of decoders"),
-        ({"mask": "none", "mixer": "lstm", "positions": "none"}, "mixer='lstm' has no mask"),
-        ({"residual": "none", "mixer": "none", "positions": "none"}, "residual='none'"),
-        ({"mlp": "none", "logits_transform": True}, "mlp='none'"),
-        ({"mlp": "none", "heads": ("replaced-token",)}, "mlp='none'"),
+        ({"attention.mask": "none", "architecture": "encoder"}, "mask='none' is of decoders"),
+        (
+            {"attention.mask": "none", "mixer.kind": "lstm", "positions.kind": "none"},
+            "mixer.kind='lstm' has no mask",
+        ),
+        ({"residual": "none", "mixer.kind": "none", "positions.kind": "none"}, "residual='none'"),
+        ({"mlp.activation": "none", "output.transform": True}, "mlp.activation='none'"),
+        ({"mlp.activation": "none", "heads": ("replaced-token",)}, "mlp.activation='none'"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_by_the_name_of_its_setting(settings, named_setting):
     with pytest.raises(SettingError, match=named_setting):
-        replace(TINY, **settings)
+        changes(TINY, settings)
 
 
 def test_global_tokens_and_random_blocks_need_a_window():
@@ -548,9 +566,11 @@ def test_global_tokens_and_random_blocks_need_a_window():
 
 @pytest.mark.parametrize("name", ["bert-base", "electra-small", "gpt2", "t5-base", "t5-1.1-base", "llama-7b"])
 def test_first_logits_are_of_the_size_of_one(name):
-    model = Transformer(tiny(name, d_model=64, d_embed=None), nnx.Rngs(params=jax.random.key(0)))
+    model = Transformer(
+        tiny(name, d_model=64, **{"embedding.d_embed": None}), nnx.Rngs(params=jax.random.key(0))
+    )
     x = jax.random.normal(jax.random.key(1), (1, 4, 64))
-    scale = 64**-0.5 if model.config.logits == "tied-scaled" else 1.0
+    scale = 64**-0.5 if model.config.output.logits == "tied-scaled" else 1.0
     logits = model.embed.logits(x * scale) if model.head is None else model.logits(x)
     assert 0.5 < logits.std() < 2
 

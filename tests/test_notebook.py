@@ -9,6 +9,7 @@ import pytest
 
 from lm import convert
 from lm.config.base import SettingError
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import OptimizerConfig
 from lm.notebook import PairTraining, load_model, make_model, text_model, train_model
@@ -20,7 +21,14 @@ ROOT = Path(__file__).parents[1]
 DOCS = (ROOT / "docs" / "notebook.md").read_text("utf-8")
 GOLDEN = Path(__file__).parent / "golden"
 FAST = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.01)
-SMALL = ModelConfig(vocab_size=384, num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, d_kv=4)
+SMALL = ModelConfig(
+    vocab_size=384,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    d_model=8,
+    mlp=MlpConfig(d_ff=8),
+    attention=AttentionConfig(d_kv=4),
+)
 
 
 def test_the_example_of_the_docs_learns_its_pairs_and_leaves_the_first_model_as_it_was(capsys):

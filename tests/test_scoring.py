@@ -42,7 +42,7 @@ from lm.train.runtime.checkpoints import Checkpoints
 
 SMALL = TINY | {
     "data.vocabulary": "bytes",
-    "model.logits": "separate",  # tied ones of a new model repeat what was read: padding
+    "model.output.logits": "separate",  # tied ones of a new model repeat what was read: padding
     "tuning.inputs_length": 36,  # cuts the first translation, not the second
 }
 TEXTS = {"tuning.mixtures": ("xquad_enro",)}
@@ -348,7 +348,7 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
 
 
 def test_a_model_without_an_output_matrix_is_refused_before_a_corpus_is_made(tmp_path, capsys):
-    bare = {"model.architecture": "encoder", "model.logits": "none", "model.logits_bias": False}
+    bare = {"model.architecture": "encoder", "model.output.logits": "none", "model.output.bias": False}
     save_settings(tmp_path, changes(Experiment(), SMALL | HEADS | bare | {"pretraining.steps": 0}))
     with pytest.raises(SettingError, match="no output matrix"):
         likelihood(tmp_path, "documentation")

@@ -11,6 +11,7 @@ from test_nn import TINY
 from test_sharding import transformer_batch
 
 from lm import sharding
+from lm.config.base import changes
 from lm.config.mesh import MeshConfig
 from lm.config.model import HeadConfig
 from lm.config.training import CheckpointConfig, OptimizerConfig
@@ -20,7 +21,7 @@ from lm.train.optimizers import GradualUnfreezing, freeze_body, train_adapters
 from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.step import StepSpec, build
 
-MODEL = replace(TINY, num_encoder_layers=3, adapter_width=4, dropout=0.0)
+MODEL = changes(TINY, {"num_encoder_layers": 3, "mlp.adapter_width": 4, "dropout": 0.0})
 DECAYING = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.1, weight_decay=0.5)
 HEAD = HeadConfig("classes", classes=2)
 
@@ -44,7 +45,7 @@ def layers(name, value):
     return [bool(row.any()) for row in rows]
 
 
-DECODER = replace(MODEL, architecture="decoder", logits_bias=True)
+DECODER = changes(MODEL, {"architecture": "decoder", "output.bias": True})
 
 
 @pytest.mark.parametrize("tune", [train_adapters, GradualUnfreezing(DECODER, 6)])
@@ -85,7 +86,9 @@ def test_layers_thaw_from_the_top_of_both_stacks_and_the_softmax_is_never_frozen
 
 
 def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():
-    bert = replace(MODEL, architecture="encoder", positions="learned", logits="separate")
+    bert = changes(
+        MODEL, {"architecture": "encoder", "positions.kind": "learned", "output.logits": "separate"}
+    )
     found = trained(GradualUnfreezing(bert, 30), 19, lambda rngs: Transformer(bert, rngs))
     assert {name for name, which in found.items() if not any(which)} == {
         "embed.table",
@@ -107,7 +110,7 @@ def test_a_new_head_is_always_trained(tune):
 
 
 def test_a_checkpoint_without_adapters_starts_a_model_with_them(tmp_path):
-    plain, new = built(replace(DECODER, adapter_width=0)), built(DECODER)
+    plain, new = built(changes(DECODER, {"mlp.adapter_width": 0})), built(DECODER)
     saved, fresh = plain.init(0), new.init(1)
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.save(saved)

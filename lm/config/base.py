@@ -1,9 +1,10 @@
 """Settings as values: change, compare, print and store nested frozen dataclasses.
 
-A setting is addressed by its dotted path (``"model.d_ff"``). Its meaning, with its unit in square brackets,
-stands once, in the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for
-``--help``. On which other settings it depends is declared there too, by ``setting``: one that is given by
-hand where nothing reads it is refused (``check_read``): it would be another experiment with equal numbers.
+A setting is addressed by its dotted path (``"model.mlp.d_ff"``). Its meaning, with its unit in square
+brackets, stands once, in the comment behind its field or above it: ``comments`` reads it for ``lm show``, and
+tyro for ``--help``. On which other settings it depends is declared there too, by ``setting``: one that is
+given by hand where nothing reads it is refused (``check_read``): it would be another experiment with equal
+numbers.
 """
 
 import dataclasses

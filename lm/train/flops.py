@@ -45,14 +45,15 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     """
 
     def attention(side, queries, keys):  # query and output are as many, and key and value
-        width = side.d_kv + side.value_width  # of a head's key and value
-        heads, groups = side.num_heads * width, side.key_value_heads * width
+        sizes = side.attention
+        width = sizes.d_kv + sizes.value_width  # of a head's key and value
+        heads, groups = sizes.num_heads * width, sizes.key_value_heads * width
         products = side.d_model * (heads * queries + groups * keys) + _low_rank(side, queries, keys)
         return products + heads * queries * keys
 
     # Of one head as wide as the model: its matrices, scores, and the mean of values.
     def crossing(queries, keys):
-        square, kind = config.d_model**2, config.cross_attention
+        square, kind = config.d_model**2, config.cross_attention.kind
         if kind == "heads":
             return attention(config, queries, keys)
         matrices = {
@@ -71,12 +72,14 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         return attention(side, positions, positions) + positions * more
 
     def mlp(side):
-        matrices = 0 if side.mlp == "none" else 3 if side.mlp.startswith("gated") else 2
+        matrices = 3 if side.mlp.activation.startswith("gated") else 2
+        matrices = 0 if side.mlp.activation == "none" else matrices
         rank = matrices * side.lora.rank * ("mlp" in side.lora.matrices)
-        return side.d_model * (side.d_ff * matrices + 2 * side.adapter_width + rank) + side.d_ff * rank
+        width = side.mlp.d_ff
+        return side.d_model * (width * matrices + 2 * side.mlp.adapter_width + rank) + width * rank
 
     encoder = config.encoder_side
-    words = 0 if config.logits == "none" else config.vocab_size
+    words = 0 if config.output.logits == "none" else config.vocab_size
     products = (targets if config.has_decoder else inputs) * config.embed_width * words
     if config.has_decoder:
         products += config.num_decoder_layers * (mixing(config, targets, False) + targets * mlp(config))
@@ -92,8 +95,14 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
 def _low_rank(side: ModelConfig, queries: int, keys: int) -> int:
     """The products with low-rank updates of an attention's matrices."""
     positions = {"query": queries, "key": keys, "value": keys, "out": queries}
-    widths = {"key": side.key_value_heads * side.d_kv, "value": side.key_value_heads * side.value_width}
-    widths |= {"query": side.num_heads * side.d_kv, "out": side.num_heads * side.value_width}
+    widths = {
+        "key": side.attention.key_value_heads * side.attention.d_kv,
+        "value": side.attention.key_value_heads * side.attention.value_width,
+    }
+    widths |= {
+        "query": side.attention.num_heads * side.attention.d_kv,
+        "out": side.attention.num_heads * side.attention.value_width,
+    }
     updated = [name for name in side.lora.matrices if name in positions]
     return side.lora.rank * sum(positions[name] * (side.d_model + widths[name]) for name in updated)
 
@@ -110,7 +119,7 @@ class Costs(NamedTuple):
 
 def longest_row(config: ModelConfig, length: int) -> int:
     """``length``, or as many tokens as a row can have where positions are learned and end before [tokens]."""
-    return min(length, config.max_length) if config.positions == "learned" else length
+    return min(length, config.positions.max_length) if config.positions.kind == "learned" else length
 
 
 def costs(config: ModelConfig, length: int) -> Costs:
@@ -125,8 +134,8 @@ def costs(config: ModelConfig, length: int) -> Costs:
     """
     if length > longest_row(config, length):
         raise SettingError(
-            f"rows of {length} tokens are longer than model.max_length={config.max_length}, up to which "
-            "positions are learned"
+            f"rows of {length} tokens are longer than model.positions.max_length="
+            f"{config.positions.max_length}, up to which positions are learned"
         )
     key = jax.eval_shape(lambda: jax.random.key(0))
     model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
@@ -135,7 +144,12 @@ def costs(config: ModelConfig, length: int) -> Costs:
     encoder = _scores(config.encoder_side, config.num_encoder_layers, length) if config.has_encoder else 0
     decoder = _scores(config, config.num_decoder_layers, length) if config.has_decoder else 0
     if sides == 2:  # to all of the encoder's output
-        decoder += config.num_decoder_layers * length * config.num_heads * (config.d_kv + config.value_width)
+        decoder += (
+            config.num_decoder_layers
+            * length
+            * config.attention.num_heads
+            * (config.attention.d_kv + config.attention.value_width)
+        )
     scores = (encoder + decoder) / sides
     read = parameters - (count(model.encoder) if config.architecture == "encoder-decoder" else 0)
     return Costs(
@@ -155,7 +169,7 @@ def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
 
     def held(model: Transformer) -> object:
         carry = model.decoder.init_carry(1, length)
-        if not config.has_encoder or config.cross_attention == "none":
+        if not config.has_encoder or config.cross_attention.kind == "none":
             return carry
         return carry, model.decoder.encoder_key_value(jnp.zeros((1, inputs, config.d_model), config.dtype))
 
@@ -171,7 +185,7 @@ def _scores(config: ModelConfig, layers: int, length: int) -> int:
         sides = 1 if config.has_decoder else 2  # on which a window lies
         blocks = 0 if window is None else 1 + sides * window + sparsity.random_blocks + sparsity.global_tokens
         each += length if window is None else min(length, blocks * sparsity.block)
-    heads = config.num_heads * (config.d_kv + config.value_width)
+    heads = config.attention.num_heads * (config.attention.d_kv + config.attention.value_width)
     return each * heads if config.has_scores else 0
 
 

@@ -199,7 +199,7 @@ class GradualUnfreezing:
 
         def needed(name: str, ndim: int) -> int | np.ndarray:  # unfrozen layers before this is trained
             module, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
-            if module == "embed" and not model.logits.startswith("tied"):
+            if module == "embed" and not model.output.logits.startswith("tied"):
                 return episodes
             if module not in depths or rest.startswith("norm."):
                 return 1
