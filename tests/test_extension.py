@@ -118,8 +118,8 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ("\n\nnonsense\n", r"my\.py:3: NameError: name 'nonsense' is not defined"),
         ("x = (\n", r"my\.py:1: SyntaxError: '\(' was never closed"),
         (
-            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.d_fff': 1}})\n",
-            r"my\.py:2: row 'a/b': ModelConfig has no setting 'd_fff'; did you mean 'd_ff'",
+            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.mlp.d_fff': 1}})\n",
+            r"my\.py:2: row 'a/b': MlpConfig has no setting 'd_fff'; did you mean 'd_ff'",
         ),
         (
             "from experiments.study.families import BERT\nfrom experiments.study.registry import add_rows\n"

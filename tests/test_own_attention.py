@@ -1,5 +1,7 @@
 """Attention of one's own: a subclass of ``Attention`` under another name can do and costs what that does."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from flax import nnx
 from experiments.plan import estimate
 from lm.config.attention import SparsityConfig
 from lm.config.base import SettingError, changes, unread
-from lm.config.layers import AttentionConfig, MlpConfig
+from lm.config.layers import AttentionConfig, MixerConfig, MlpConfig
 from lm.config.model import WITH_SCORES, LoraConfig, ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.layers import Linear
@@ -29,6 +31,11 @@ TINY = ModelConfig(
     attention=AttentionConfig(d_kv=8, num_heads=2),
     dropout=0.0,
 )
+
+
+def with_mixer(config, kind, **new):
+    """The settings with a mixer that ``changes`` does not know as a choice."""
+    return replace(config, mixer=MixerConfig(kind, **new))
 
 
 class Own(Attention):
@@ -53,8 +60,8 @@ def registered(monkeypatch):
 def test_classes_and_settings_agree_on_which_mixers_have_scores():
     said = {name for name, make in MIXERS.items() if getattr(make, "has_scores", False)}
     assert said - {"own", "wider"} == set(WITH_SCORES)
-    monkey = changes(TINY, {"mixer.kind": "own"})
-    assert monkey.has_scores and changes(TINY, {"mixer.kind": "wider"}).has_scores
+    monkey = with_mixer(TINY, "own")
+    assert monkey.has_scores and with_mixer(TINY, "wider").has_scores
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_classes_and_settings_agree_on_which_mixers_have_scores():
 )
 def test_a_subclass_takes_what_attention_takes_and_computes_and_costs_the_same(new):
     config = changes(TINY, new)
-    own = changes(config, {"mixer.kind": "own"})
+    own = with_mixer(config, "own")
     models = [Transformer(each, nnx.Rngs(params=jax.random.key(0))) for each in (config, own)]
     batch = {"decoder_causal_attention": np.ones((2, 6), np.int32)}
     batch |= {f"{side}_input_tokens": np.arange(12).reshape(2, 6) for side in ("encoder", "decoder")}
@@ -89,13 +96,13 @@ def test_a_subclass_takes_what_attention_takes_and_computes_and_costs_the_same(n
 
 def test_a_plan_of_ones_own_attention_is_that_of_attention():
     gpt, lengths = PRESETS["gpt2"], Lengths(512, 512, 512)
-    own = changes(gpt, {"mixer.kind": "own"})
+    own = with_mixer(gpt, "own")
     assert estimate._mixed_features(own, 2) == estimate._mixed_features(gpt, 2)
     assert estimate._stacks(own, lengths) == estimate._stacks(gpt, lengths)
 
 
 def test_a_matrix_that_a_subclass_adds_is_counted():
-    plain, wider = changes(TINY, {"mixer.kind": "own"}), changes(TINY, {"mixer.kind": "wider"})
+    plain, wider = with_mixer(TINY, "own"), with_mixer(TINY, "wider")
     more = step_flops(wider, 3, 0, 7) - step_flops(plain, 3, 0, 7)
     assert more == 6 * 3 * 7 * TINY.num_decoder_layers * TINY.d_model**2
 
@@ -103,14 +110,12 @@ def test_a_matrix_that_a_subclass_adds_is_counted():
 def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
     monkeypatch.setitem(MIXERS, "hidden", lambda config, rngs, bidirectional: Own(config, rngs))
     with pytest.raises(SettingError, match=r"MIXERS\['hidden'\] should say has_scores=True"):
-        Transformer(changes(TINY, {"mixer.kind": "hidden", "positions.kind": "none"}), nnx.Rngs(params=0))
+        Transformer(with_mixer(changes(TINY, {"positions.kind": "none"}), "hidden"), nnx.Rngs(params=0))
 
 
 def test_a_mixer_of_ones_own_may_read_what_any_mixer_reads():
-    own = changes(
-        TINY, {"mixer.kind": "own", "mixer.width": 8, "mixer.window": 2, "attention.scores": "scaled-dot"}
-    )
+    own = with_mixer(changes(TINY, {"attention.scores": "scaled-dot"}), "own", width=8, window=2)
     paths = ("mixer.width", "mixer.window", "attention.scores", "attention.d_kv")
     paths += ("attention.num_heads", "attention.mask", "sparsity.window")
     assert unread(own, paths) == {}
-    assert unread(changes(own, {"mixer.kind": "attention"}), paths).keys() == {"mixer.width", "mixer.window"}
+    assert unread(with_mixer(own, "attention"), paths).keys() == {"mixer.width", "mixer.window"}
